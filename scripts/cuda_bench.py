@@ -28,7 +28,7 @@ from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.select import resolve_model
-from realizar.batch import OpenedRow, ScheduledRow, StepOutput, StepRows
+from realizar.batch import OpenedRow, StepOutput, StepRows
 from realizar.bench.throughput import by_chance, measure, next_tokens
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
@@ -86,7 +86,9 @@ def decodes(capacity: Capacity, rows: int, context: int) -> ForwardInput:
     tables = np.arange(rows * per_row, dtype=np.int32).reshape(rows, per_row) % capacity.num_blocks[0]
     slots = tables[:, -1] * block_size + (context - 1) % block_size
     return ForwardInput(
-        columns=StepRows.of([ScheduledRow(row, row, (5 + row,), context - 1, True) for row in range(rows)]),
+        columns=StepRows.of_decodes(
+            np.arange(rows), np.arange(rows), np.full(rows, context - 1, np.int32), 5 + np.arange(rows, dtype=np.int32)
+        ),
         positions=np.full(rows, context - 1, np.int32),
         slot_mapping=(slots.astype(np.int32),),
         block_tables=(tables,),

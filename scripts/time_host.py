@@ -108,7 +108,7 @@ class AtOnce:
             self._pending.start_sampling()
         wanted, tiles = wanted_tokens(step), len(tiles_of(step, TILE))
         decodes = padded_rows(count_decodes(step), self._sizes.rows)
-        kind = StepKind(len(step.token_ids) if tiles else decodes, decodes, tiles)
+        kind = StepKind(len(step.columns.token_ids) if tiles else decodes, decodes, tiles)
         if step.columns.only_decodes:
             self._arrays.send(step, kind, step.columns.starts[:-1], step.columns.numbers)
         else:

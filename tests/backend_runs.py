@@ -19,7 +19,7 @@ from realizar.models.spec import ModelSpec
 from realizar.outputs import TokenLogprobs
 from realizar.request import Pooling
 from resolving import resolved
-from step_inputs import scheduled_row, step_input
+from step_inputs import results_of, scheduled_row, step_input
 
 LOGITS_AT_ONCE = 32
 
@@ -103,10 +103,10 @@ class BackendRunner(ABC, Generic[B]):
         joined = [np.concatenate(part).astype(np.int32) for part in slots]
         step = step_input(rows, joined, tables)
         found = self.backend.submit(step).result()
-        for start, (request, count) in zip(step.query_starts, parts, strict=False):
+        for start, (request, count) in zip(step.columns.starts, parts, strict=False):
             request.computed += count
             request.logits.append(self._logits(start, count))
-        return [token_id for each in found.rows for token_id in each.token_ids]
+        return [token_id for each in results_of(found) for token_id in each.token_ids]
 
     def _logits(self, first: int, count: int) -> NDArray[np.float32]:
         tokens = list(range(first, first + count))
@@ -119,7 +119,7 @@ class BackendRunner(ABC, Generic[B]):
         table = np.arange(-(-len(token_ids) // self.config.block_size), dtype=np.int32)[None]
         row = scheduled_row(0, token_ids, logprob_queries=queries)
         step = step_input([row], (positions,) * self.groups, (table,) * self.groups)
-        return self.backend.submit(step).result().rows[0].queried
+        return results_of(self.backend.submit(step).result())[0].queried
 
     def pooled(self, token_ids: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
         """The pooled hidden state of a prompt that is read in one step: float32 [hidden_size]."""
@@ -127,7 +127,7 @@ class BackendRunner(ABC, Generic[B]):
         table = np.arange(-(-len(token_ids) // self.config.block_size), dtype=np.int32)[None]
         row = scheduled_row(0, token_ids, pooling=pooling)
         step = step_input([row], (positions,) * self.groups, (table,) * self.groups)
-        found = self.backend.submit(step).result().rows[0].pooled
+        found = results_of(self.backend.submit(step).result())[0].pooled
         assert found is not None
         return found
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kv_cache.scripted_states import ScriptedStates, states_of
 from realizar.backends.base import Capacity, DeviceMemory, ForwardInput
-from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, RowOutput, ScheduledRow, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, StepOutput
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.mixers import ShortConvolution
@@ -25,6 +25,7 @@ from realizar.models.spec import Attention, FeedForward, Layer, ModelSpec
 from realizar.outputs import TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
+from step_inputs import RowOutput, ScheduledRow, results_of, rows_of, step_output
 
 VOCAB_SIZE = 97
 _MASK = (1 << 64) - 1
@@ -152,7 +153,7 @@ class ScriptedStep:
 
     def result(self) -> StepOutput:
         if self._output is None:
-            output = StepOutput.of([self._row_output(row, states) for row, states in self._rows])
+            output = step_output([self._row_output(row, states) for row, states in self._rows])
             self._output = replace(output, drafts=self._backend.propose(self._input, output))
         return self._output
 
@@ -267,16 +268,16 @@ class ScriptedBackend:
         if self._last is not None:
             self._last.result()  # the device runs one step after the other
         self.num_steps += 1
-        self.num_tokens += len(forward_input.token_ids)
+        self.num_tokens += len(forward_input.columns.token_ids)
         if self.num_steps == self.fail_at:
             raise RuntimeError("the device fell off the bus")
         self._check(forward_input)
-        self.most_rows = max(self.most_rows, len(forward_input.rows))
+        self.most_rows = max(self.most_rows, len(rows_of(forward_input)))
         if self._states is not None:
             self._states.restore(forward_input.state_moves)
-        rows = [(row, self._run_row(place, row, forward_input)) for place, row in enumerate(forward_input.rows)]
+        rows = [(row, self._run_row(place, row, forward_input)) for place, row in enumerate(rows_of(forward_input))]
         if self._states is not None:
-            self._states.take(forward_input.state_moves, forward_input.rows)
+            self._states.take(forward_input.state_moves, rows_of(forward_input))
         self._last = ScriptedStep(self, rows, forward_input)
         return self._last
 
@@ -295,8 +296,8 @@ class ScriptedBackend:
         )
         if lookahead is None:
             return None
-        drafts = np.full((len(step.rows), self.limits.num_drafts), NOT_SAMPLED, np.int32)
-        for place, (row, made) in enumerate(zip(step.rows, output.rows, strict=True)):
+        drafts = np.full((len(rows_of(step)), self.limits.num_drafts), NOT_SAMPLED, np.int32)
+        for place, (row, made) in enumerate(zip(rows_of(step), results_of(output), strict=True)):
             require(0 <= row.lookahead <= self.limits.num_drafts, "too many drafts are wanted")
             if not made.token_ids or made.error is not None:
                 continue
@@ -318,10 +319,13 @@ class ScriptedBackend:
             self._values[group][slot], self._positions[group][slot] = 0, -1
 
     def _check(self, step: ForwardInput) -> None:
-        tokens = len(step.token_ids)
+        tokens = len(step.columns.token_ids)
         require(0 < tokens <= self.limits.max_step_tokens, f"{tokens} tokens in a step")
-        require(len({row.row for row in step.rows}) == len(step.rows), "a row is twice in a step")
-        require(sum(row.num_tokens for row in step.rows) == tokens == len(step.positions), "tokens do not add up")
+        require(len({row.row for row in rows_of(step)}) == len(rows_of(step)), "a row is twice in a step")
+        require(
+            sum(row.num_tokens for row in rows_of(step)) == tokens == len(step.positions),
+            "tokens do not add up",
+        )
         for slots in step.slot_mapping:
             require(len(set(slots.tolist())) == tokens, "two tokens share a slot")
 
@@ -330,9 +334,9 @@ class ScriptedBackend:
         require(row.num_context_tokens <= self.limits.context_length, "past the context")
         states, token_ids = [], []
         for index in range(row.num_tokens):
-            at, position = step.query_starts[place] + index, row.num_computed_tokens + index
+            at, position = step.columns.starts[place] + index, row.num_computed_tokens + index
             require(int(step.positions[at]) == position, "a position is wrong")
-            token_id = int(step.token_ids[at])
+            token_id = int(step.columns.token_ids[at])
             if token_id == FROM_PREVIOUS_STEP:
                 token_id = open_row.tokens[-1]
                 require(position == len(open_row.tokens) - 1, "the token sampled before is not the token here")

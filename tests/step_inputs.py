@@ -1,19 +1,141 @@
-"""Records by hand: rows that open, rows that are scheduled, the arrays that a backend reads, given embeddings."""
+"""Records by hand: rows that open, rows of a step and their results one by one, the arrays that a backend reads."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput
-from realizar.batch import OpenedRow, ScheduledRow, StepRows
+from realizar.batch import (
+    NOT_SAMPLED,
+    GivenEmbeddings,
+    LogprobQuery,
+    OpenedRow,
+    ScheduledBatch,
+    StepOutput,
+    StepRows,
+)
 from realizar.engine.llm_prompts import prompt_embeddings
-from realizar.request import Request
+from realizar.outputs import RowError, TokenLogprobs
+from realizar.request import Pooling, Request
 from realizar.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class ScheduledRow:
+    """One row's share of a step; `StepRows` says what the fields mean."""
+
+    sequence_id: int
+    row: int
+    token_ids: tuple[int, ...]
+    num_computed_tokens: int
+    sample: bool
+    logprob_queries: tuple[LogprobQuery, ...] = ()
+    num_drafts: int = 0
+    pooling: Pooling | None = None
+    num_uncertain: int = 0
+    lookahead: int = 0
+    embeddings: tuple[GivenEmbeddings, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens of the row after this step, drafts included."""
+        return self.num_computed_tokens + len(self.token_ids)
+
+    @property
+    def draft_ids(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+
+@dataclass(frozen=True)
+class RowOutput:
+    """One row's results; `StepOutput` says what the fields mean."""
+
+    row: int
+    token_ids: tuple[int, ...]
+    logprobs: Sequence[TokenLogprobs] = ()
+    queried: Sequence[TokenLogprobs] = ()
+    pooled: NDArray[np.float32] | None = None
+    error: RowError | None = None
+
+
+def step_rows(rows: Sequence[ScheduledRow]) -> StepRows:
+    """The columns of some rows."""
+    return StepRows(
+        sequence_ids=np.array([row.sequence_id for row in rows], np.int64),
+        numbers=np.array([row.row for row in rows], np.intp),
+        num_computed_tokens=np.array([row.num_computed_tokens for row in rows], np.int32),
+        token_ids=np.array([token_id for row in rows for token_id in row.token_ids], np.int32),
+        starts=np.array([0, *itertools.accumulate(row.num_tokens for row in rows)], np.int32),
+        samples=np.array([row.sample for row in rows], np.bool_),
+        num_drafts=np.array([row.num_drafts for row in rows], np.int32),
+        num_uncertain=np.array([row.num_uncertain for row in rows], np.int32),
+        logprob_queries={index: row.logprob_queries for index, row in enumerate(rows) if row.logprob_queries},
+        pooling={index: row.pooling for index, row in enumerate(rows) if row.pooling is not None},
+        lookahead=np.array([row.lookahead for row in rows], np.int32) if any(row.lookahead for row in rows) else None,
+        embeddings={index: row.embeddings for index, row in enumerate(rows) if row.embeddings},
+    )
+
+
+def rows_of(step: StepRows | ScheduledBatch | ForwardInput) -> tuple[ScheduledRow, ...]:
+    """The rows of a step, in the order of their tokens."""
+    columns = step if isinstance(step, StepRows) else step.columns
+    return tuple(
+        ScheduledRow(
+            sequence_id=int(columns.sequence_ids[index]),
+            row=int(columns.numbers[index]),
+            token_ids=tuple(columns.token_ids[columns.starts[index] : columns.starts[index + 1]].tolist()),
+            num_computed_tokens=int(columns.num_computed_tokens[index]),
+            sample=bool(columns.samples[index]),
+            logprob_queries=columns.logprob_queries.get(index, ()),
+            num_drafts=int(columns.num_drafts[index]),
+            pooling=columns.pooling.get(index),
+            num_uncertain=int(columns.num_uncertain[index]),
+            lookahead=0 if columns.lookahead is None else int(columns.lookahead[index]),
+            embeddings=columns.embeddings.get(index, ()),
+        )
+        for index in range(len(columns))
+    )
+
+
+def step_output(rows: Iterable[RowOutput]) -> StepOutput:
+    """The columns of some rows' results."""
+    outputs = list(rows)
+    sampled = np.full((len(outputs), max([1, *[len(row.token_ids) for row in outputs]])), NOT_SAMPLED, np.int32)
+    for index, row in enumerate(outputs):
+        sampled[index, : len(row.token_ids)] = row.token_ids
+    return StepOutput(
+        np.array([row.row for row in outputs], np.intp),
+        sampled,
+        logprobs={index: row.logprobs for index, row in enumerate(outputs) if row.logprobs},
+        queried={index: row.queried for index, row in enumerate(outputs) if row.queried},
+        pooled={index: row.pooled for index, row in enumerate(outputs) if row.pooled is not None},
+        errors={index: row.error for index, row in enumerate(outputs) if row.error is not None},
+    )
+
+
+def results_of(output: StepOutput) -> tuple[RowOutput, ...]:
+    """The results of a step's rows."""
+    return tuple(
+        RowOutput(
+            row=int(output.numbers[index]),
+            token_ids=tuple(output.sampled[index, : output.num_sampled[index]].tolist()),
+            logprobs=output.logprobs.get(index, ()),
+            queried=output.queried.get(index, ()),
+            pooled=output.pooled.get(index),
+            error=output.errors.get(index),
+        )
+        for index in range(len(output.numbers))
+    )
 
 
 def opened_row(
@@ -46,7 +168,7 @@ def step_input(
 ) -> ForwardInput:
     """A step over these rows, with slots and block tables per cache group."""
     places = [row.num_computed_tokens + index for row in rows for index in range(row.num_tokens)]
-    return ForwardInput(StepRows.of(rows), np.array(places, np.int32), tuple(slots), tuple(tables))
+    return ForwardInput(step_rows(rows), np.array(places, np.int32), tuple(slots), tuple(tables))
 
 
 def with_given(

@@ -13,7 +13,9 @@ import argparse
 import random
 import sys
 
-from realizar.batch import RowOutput, ScheduledBatch, StepOutput
+import numpy as np
+
+from realizar.batch import NOT_SAMPLED, ScheduledBatch, StepOutput
 from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import Client, Request
@@ -67,7 +69,8 @@ def simulate(num_snapshots: int, on_host: int, block_tokens: int, users: int, re
 
 
 def _answered(batch: ScheduledBatch) -> StepOutput:
-    return StepOutput.of([RowOutput(row.row, (5,) if row.sample else ()) for row in batch.rows])
+    sampled = np.where(batch.columns.samples, np.int32(5), np.int32(NOT_SAMPLED))
+    return StepOutput(batch.columns.numbers, sampled[:, None])
 
 
 def main() -> int:

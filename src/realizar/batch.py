@@ -2,20 +2,18 @@
 
 The scheduler makes `StepRows`, the engine hands it to the backend inside `ForwardInput`, and the scheduler takes in the
 `StepOutput` that the backend made. Both hold one column for each fact of a row, because a record for each row would
-cost more time than the device needs for a step. `ScheduledRow` and `RowOutput` are the facts of one row.
+cost more time than the device needs for a step.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.logprob_columns import StepEntry
 from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
@@ -69,42 +67,6 @@ class OpenedRow:
     choice: int
 
 
-@dataclass(slots=True)  # frozen it would take four times as long to make
-class ScheduledRow:
-    """One row's share of a step by itself: `StepRows` has the same facts as columns, and says what they mean.
-
-    Attributes:
-        token_ids: none for a dead or padded row.
-        logprob_queries: positions at which log-probabilities are wanted (prompt scoring).
-        embeddings: that the request brings for some of the tokens, ascending.
-    """
-
-    sequence_id: int
-    row: int
-    token_ids: tuple[int, ...]
-    num_computed_tokens: int
-    sample: bool
-    logprob_queries: tuple[LogprobQuery, ...] = ()
-    num_drafts: int = 0
-    pooling: Pooling | None = None
-    num_uncertain: int = 0
-    lookahead: int = 0
-    embeddings: tuple[GivenEmbeddings, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def num_context_tokens(self) -> int:
-        """Tokens of the row after this step, drafts included."""
-        return self.num_computed_tokens + len(self.token_ids)
-
-    @property
-    def draft_ids(self) -> tuple[int, ...]:
-        return self.token_ids[len(self.token_ids) - self.num_drafts :]
-
-
 @dataclass(frozen=True, eq=False)
 class StepRows:
     """The rows of a step in the order of their tokens, one column for each fact. Nothing changes it once it is made.
@@ -142,28 +104,6 @@ class StepRows:
     only_decodes: bool = False
     lookahead: NDArray[np.int32] | None = None
     embeddings: Mapping[int, tuple[GivenEmbeddings, ...]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, rows: Sequence[ScheduledRow]) -> StepRows:
-        counts = [len(row.token_ids) for row in rows]
-        made = cls(
-            sequence_ids=np.array([row.sequence_id for row in rows], np.int64),
-            numbers=np.array([row.row for row in rows], np.intp),
-            num_computed_tokens=np.array([row.num_computed_tokens for row in rows], np.int32),
-            token_ids=np.array([token_id for row in rows for token_id in row.token_ids], np.int32),
-            starts=np.array([0, *itertools.accumulate(counts)], np.int32),
-            samples=np.array([row.sample for row in rows], np.bool_),
-            num_drafts=np.array([row.num_drafts for row in rows], np.int32),
-            num_uncertain=np.array([row.num_uncertain for row in rows], np.int32),
-            logprob_queries={index: row.logprob_queries for index, row in enumerate(rows) if row.logprob_queries},
-            pooling={index: row.pooling for index, row in enumerate(rows) if row.pooling is not None},
-            lookahead=np.array([row.lookahead for row in rows], np.int32)
-            if any(row.lookahead for row in rows)
-            else None,
-            embeddings={index: row.embeddings for index, row in enumerate(rows) if row.embeddings},
-        )
-        made.__dict__["rows"] = tuple(rows)  # the property need not make them again
-        return made
 
     @classmethod
     def of_decodes(
@@ -213,33 +153,6 @@ class StepRows:
             for run in runs:
                 yield int(self.starts[index]) + run.index, run.values
 
-    @cached_property
-    def query_starts(self) -> tuple[int, ...]:
-        return tuple(self.starts.tolist())
-
-    @cached_property
-    def rows(self) -> tuple[ScheduledRow, ...]:
-        return tuple([self._new_row(index) for index in range(len(self.numbers))])
-
-    def row(self, index: int) -> ScheduledRow:
-        rows: tuple[ScheduledRow, ...] | None = self.__dict__.get("rows")
-        return self._new_row(index) if rows is None else rows[index]
-
-    def _new_row(self, index: int) -> ScheduledRow:
-        return ScheduledRow(
-            sequence_id=int(self.sequence_ids[index]),
-            row=int(self.numbers[index]),
-            token_ids=tuple(self.token_ids[self.starts[index] : self.starts[index + 1]].tolist()),
-            num_computed_tokens=int(self.num_computed_tokens[index]),
-            sample=bool(self.samples[index]),
-            logprob_queries=self.logprob_queries.get(index, ()),
-            num_drafts=int(self.num_drafts[index]),
-            pooling=self.pooling.get(index),
-            num_uncertain=int(self.num_uncertain[index]),
-            lookahead=0 if self.lookahead is None else int(self.lookahead[index]),
-            embeddings=self.embeddings.get(index, ()),
-        )
-
     def without_sampling(self, numbers: Collection[int]) -> StepRows:
         """The same tokens with nothing sampled of some rows; what else is wanted of them stays."""
         kept = ~np.isin(self.numbers, list(numbers))
@@ -249,16 +162,11 @@ class StepRows:
     def without_results(self, numbers: Collection[int]) -> StepRows:
         """The same tokens with no result wanted of some rows, which can't give one."""
         kept = ~np.isin(self.numbers, list(numbers))
-        return StepRows(
-            self.sequence_ids, self.numbers, self.num_computed_tokens, self.token_ids, self.starts,
-            samples=self.samples & kept,
-            num_drafts=np.where(kept, self.num_drafts, np.int32(0)),
-            num_uncertain=self.num_uncertain,
+        return replace(
+            self.without_sampling(numbers),
             logprob_queries={index: queries for index, queries in self.logprob_queries.items() if kept[index]},
             pooling={index: pooling for index, pooling in self.pooling.items() if kept[index]},
-            lookahead=self.lookahead,
-            embeddings=self.embeddings,
-        )  # fmt: skip
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -274,10 +182,6 @@ class ScheduledBatch:
     columns: StepRows
     opened: tuple[OpenedRow, ...] = ()
     state_moves: StateMoves = NO_MOVES
-
-    @property
-    def rows(self) -> tuple[ScheduledRow, ...]:
-        return self.columns.rows
 
     @property
     def num_rows(self) -> int:
@@ -307,87 +211,35 @@ class ScheduledBatch:
         return replace(self, columns=self.columns.without_results(numbers))
 
 
-NO_STEP = ScheduledBatch(StepRows.of(()))
-"""A step without rows, which is never submitted."""
-
-
-@dataclass(slots=True)  # frozen it would take four times as long to make
-class RowOutput:
-    """One row's results by themselves.
-
-    Attributes:
-        row: its number.
-        token_ids: sampled in this step: one, more with accepted drafts, none when not sampling or held. None follows
-            one of the row's `stop_token_ids`.
-        logprobs: per sampled token, where the row's sampling parameters ask for them: those of the model's own
-            distribution, before bias, penalties and temperature.
-        queried: per `logprob_queries` entry. An entry whose target is None reports the most probable id.
-        pooled: float32 [hidden_size], after the model's final norm and not normalised further; or None.
-        error: why this row gets nothing more: its request is to be ended. All else is then empty, and what later steps
-            on their way give the row means nothing; other rows are what they would have been without it.
-    """
-
-    row: int
-    token_ids: tuple[int, ...]
-    logprobs: Sequence[TokenLogprobs] = ()
-    queried: Sequence[TokenLogprobs] = ()
-    pooled: NDArray[np.float32] | None = None
-    error: RowError | None = None
-
-    @property
-    def has_more(self) -> bool:
-        wanted = self.logprobs or self.queried or self.pooled is not None
-        return bool(wanted) or self.error is not None
-
-
 @dataclass(frozen=True, eq=False)
 class StepOutput:
-    """A step's results: its rows in the order of the input.
+    """A step's results: its rows in the order of the input, and by a row's index what not every row has.
 
     Attributes:
         numbers: intp [rows], the number of each row.
         sampled: int32 [rows, 1 + drafts], the sampled tokens of each row, accepted drafts among them; as wide as the
             row with the most drafts needs. NOT_SAMPLED follows a row's last one, and stands for all of a row with an
-            error.
-        others: by index, rows that have more than sampled tokens: log-probabilities, a pooled state or an error.
-        logprobs: by index, the log-probability of rows that have one sampled token with it, and are not among `others`.
+            error. None follows one of the row's `stop_token_ids`.
+        logprobs: per sampled token, where the row's sampling parameters ask for them: those of the model's own
+            distribution, before bias, penalties and temperature.
+        queried: per `logprob_queries` entry. An entry whose target is None reports the most probable id.
+        pooled: float32 [hidden_size], after the model's final norm and not normalised further.
+        errors: why a row gets nothing more: its request is to be ended. The row has nothing else, and what later steps
+            on their way give it means nothing; other rows are what they would have been without it.
         drafts: int32 [rows, most], what the backend proposes to follow each row's last sampled token, NOT_SAMPLED after
             a row's last draft; at most the row's lookahead. None where it proposes nothing.
     """
 
     numbers: NDArray[np.intp]
     sampled: NDArray[np.int32]
-    others: Mapping[int, RowOutput] = field(default_factory=dict)
-    logprobs: Mapping[int, StepEntry] = field(default_factory=dict)
+    logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    queried: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    pooled: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+    errors: Mapping[int, RowError] = field(default_factory=dict)
     drafts: NDArray[np.int32] | None = None
-
-    @classmethod
-    def of(cls, rows: Iterable[RowOutput]) -> StepOutput:
-        outputs = dict(enumerate(rows))
-        numbers = np.array([row.row for row in outputs.values()], np.intp)
-        width = max((len(row.token_ids) for row in outputs.values()), default=0)
-        return cls.merged(numbers, np.full((len(outputs), max(width, 1)), NOT_SAMPLED, np.int32), outputs)
-
-    @classmethod
-    def merged(cls, numbers: NDArray[np.intp], sampled: NDArray[np.int32], rows: Mapping[int, RowOutput]) -> StepOutput:
-        """Sampled tokens, to which those of rows that were made by themselves are added, by their index."""
-        for index, row in rows.items():
-            sampled[index, : len(row.token_ids)] = row.token_ids
-        return cls(numbers, sampled, {index: row for index, row in rows.items() if row.has_more})
 
     @cached_property
     def num_sampled(self) -> NDArray[np.intp]:
         """intp [rows], the number of sampled tokens of each row."""
         counts: NDArray[np.intp] = np.count_nonzero(self.sampled != NOT_SAMPLED, axis=1)
         return counts
-
-    @cached_property
-    def rows(self) -> tuple[RowOutput, ...]:
-        return tuple([self.row(index) for index in range(len(self.numbers))])
-
-    def row(self, index: int) -> RowOutput:
-        found = self.others.get(index)
-        if found is not None:
-            return found
-        token_ids = self.sampled[index, : self.num_sampled[index]]
-        return RowOutput(int(self.numbers[index]), tuple(token_ids.tolist()), self.logprobs.get(index, ()))

@@ -17,10 +17,10 @@ from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
 from realizar.backends.cpu.sampling.step_sampler import StepSampler
 from realizar.backends.cpu.threads import ThreadTeam
-from realizar.batch import LogprobQuery, OpenedRow, StepRows
+from realizar.batch import LogprobQuery, OpenedRow
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import RowError, TokenLogprobs
-from step_inputs import scheduled_row
+from step_inputs import scheduled_row, step_rows
 
 CONTEXT = 4096
 
@@ -45,7 +45,7 @@ def raised(error: RowError) -> RealizarError:
 def kernel_logprobs(logits: NDArray[np.float32], token_id: int | None, top_n: int) -> TokenLogprobs:
     """`token_logprobs` by the kernel, as of a prompt's token."""
     row = scheduled_row(0, (0,), 0, logprob_queries=(LogprobQuery(0, token_id, top_n),))
-    step = StepSampler(sampling_kernel(logits.size), SamplingRows(1, logits.size, 1), StepRows.of([row]), {})
+    step = StepSampler(sampling_kernel(logits.size), SamplingRows(1, logits.size, 1), step_rows([row]), {})
     step.read(0, logits[None])
     if (error := step.error(0)) is not None:
         raise raised(error)
@@ -121,7 +121,7 @@ class KernelSampler:
         return self._rows.table[self._row]
 
     def _run(self, logits: NDArray[np.float32], position: int, mask: NDArray[np.uint32] | None) -> StepSampler:
-        columns = StepRows.of([scheduled_row(self._row, (0,), position - 1, True)])
+        columns = step_rows([scheduled_row(self._row, (0,), position - 1, True)])
         step = StepSampler(self._kernel, self._rows, columns, {} if mask is None else {self._row: mask})
         step.read(0, np.ascontiguousarray(logits)[None])
         return step

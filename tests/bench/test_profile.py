@@ -29,7 +29,7 @@ from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 from resolving import resolved
-from step_inputs import opened_row
+from step_inputs import opened_row, rows_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 RECIPE = Recipe(64, 4, 2, weights="Q4_0", windows=(None, 40), parts=("token_norm",))
@@ -41,9 +41,9 @@ def capacity(*num_blocks: int) -> Capacity:
 
 def test_rows_of_a_step_lie_side_by_side() -> None:
     step = one_step(capacity(100, 5), StepWork(batch=2, tokens=40, context=50))
-    assert [(row.num_tokens, row.num_computed_tokens) for row in step.rows] == [(40, 50)] * 2
-    assert step.query_starts == (0, 40, 80)
-    assert step.token_ids.tolist() == [token_id for row in step.rows for token_id in row.token_ids]
+    assert [(row.num_tokens, row.num_computed_tokens) for row in rows_of(step)] == [(40, 50)] * 2
+    assert step.columns.starts.tolist() == [0, 40, 80]
+    assert step.columns.token_ids.tolist() == [token_id for row in rows_of(step) for token_id in row.token_ids]
     assert step.positions.tolist() == [*range(50, 90)] * 2
     assert step.slot_mapping[0].tolist() == [*range(50, 90), *range(3 * 32 + 50, 3 * 32 + 90)]
     assert step.block_tables[1].tolist() == [[0, 1, 2], [3, 4, 0]]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from realizar.batch import ScheduledRow
 from realizar.state_moves import StateMoves
+from step_inputs import ScheduledRow
 
 START = 0x5EED
 _MASK = (1 << 64) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from realizar.batch import FROM_PREVIOUS_STEP, RowOutput, ScheduledBatch, ScheduledRow, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP, ScheduledBatch
 from realizar.cache_kinds import attention_cache
 from realizar.errors import CapacityError, QueueFullError
 from realizar.kv_cache.manager import KVCacheManager
@@ -15,6 +15,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import Drafting, PromptLookup
 from realizar.scheduler.pace import Pace, Policy
 from realizar.scheduler.scheduler import Scheduler
+from step_inputs import RowOutput, ScheduledRow, rows_of, step_output
 
 CONTEXT = 40
 IDS = 5
@@ -106,24 +107,24 @@ class Traffic:
     def _step(self) -> None:
         self.scheduler.take_closed_rows()
         batch = self.scheduler.schedule()
-        for row in batch.rows:
+        for row in rows_of(batch):
             self._check_row(row)
-        if batch.rows:
+        if rows_of(batch):
             self.in_flight.append(batch)
         most = self.most_in_flight - 1
-        if not batch.rows:
+        if not rows_of(batch):
             most = max(len(self.in_flight) - 1, 0)
         elif most and self.scheduler.awaits(batch):
             most = 0
-        if batch.rows and self.rng.random() < 0.02:
+        if rows_of(batch) and self.rng.random() < 0.02:
             steps = list(self.in_flight)
             self.in_flight.clear()
             self.rng.choice([self.scheduler.lose, self.scheduler.try_smaller])(steps, RowError("lost"))
         while len(self.in_flight) > most:
             done = self.in_flight.popleft()
-            results = [self._output(row) for row in done.rows]
+            results = [self._output(row) for row in rows_of(done)]
             expected = self._expected(done, results)
-            outputs = self.scheduler.update(done, StepOutput.of(results))
+            outputs = self.scheduler.update(done, step_output(results))
             failed = {output.request_id for output in outputs if output.error is not None}
             assert failed == {name for (name, _), gain in expected.items() if gain is None}
             found = {(each.request_id, each.choice): each for each in outputs if each.error is None}
@@ -159,7 +160,7 @@ class Traffic:
     ) -> dict[tuple[str, int], tuple[tuple[int, ...], str | None] | None]:
         """What each row's choice gains, and why it ends; None where its request fails."""
         expected: dict[tuple[str, int], tuple[tuple[int, ...], str | None] | None] = {}
-        for row, result in zip(done.rows, results, strict=True):
+        for row, result in zip(rows_of(done), results, strict=True):
             key = self._key(row)
             if key is None:
                 continue

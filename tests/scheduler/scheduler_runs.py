@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from realizar.batch import RowOutput, ScheduledBatch, StepOutput
+from realizar.batch import ScheduledBatch
 from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import TokenOutput
@@ -11,6 +11,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import Drafting, PromptLookup
 from realizar.scheduler.pace import Policy
 from realizar.scheduler.scheduler import Scheduler
+from step_inputs import RowOutput, rows_of, step_output
 
 
 class Clock:
@@ -81,13 +82,13 @@ def request(
 
 def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, bool]]:
     """Per row: its number, tokens before, tokens now, whether it is sampled."""
-    return [(row.row, row.num_computed_tokens, row.num_tokens, row.sample) for row in batch.rows]
+    return [(row.row, row.num_computed_tokens, row.num_tokens, row.sample) for row in rows_of(batch)]
 
 
 def answer(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = 50) -> list[TokenOutput]:
     """Every row that is sampled chooses `token_id`."""
-    rows = [RowOutput(row.row, (token_id,) if row.sample else ()) for row in batch.rows]
-    return scheduler.update(batch, StepOutput.of(rows))
+    rows = [RowOutput(row.row, (token_id,) if row.sample else ()) for row in rows_of(batch)]
+    return scheduler.update(batch, step_output(rows))
 
 
 def step(scheduler: Scheduler) -> list[tuple[int, int, int, bool]]:

@@ -8,9 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, RowOutput, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED
 from realizar.scheduler.drafts import DraftLookup
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape
+from step_inputs import RowOutput, rows_of, step_output
 
 
 def looked_up(tokens: list[int], count: int, longest: int, shortest: int) -> tuple[int, ...]:
@@ -59,11 +60,11 @@ def test_right_drafts_count_as_computed_and_wrong_ones_do_not() -> None:
     scheduler.add(request("a", (5, 6, 7, 8, 5)))
     answer(scheduler, scheduler.schedule(), 6)
     batch = scheduler.schedule()
-    assert [(row.token_ids, row.draft_ids) for row in batch.rows] == [((6, 7, 8, 5), (7, 8, 5))]
-    (output,) = scheduler.update(batch, StepOutput.of([RowOutput(0, (7, 9))]))
+    assert [(row.token_ids, row.draft_ids) for row in rows_of(batch)] == [((6, 7, 8, 5), (7, 8, 5))]
+    (output,) = scheduler.update(batch, step_output([RowOutput(0, (7, 9))]))
     assert output.token_ids == (7, 9)
     batch = scheduler.schedule()  # 9 is new: nothing stood after it
-    assert [(row.num_computed_tokens, row.token_ids) for row in batch.rows] == [(7, (9,))]
+    assert [(row.num_computed_tokens, row.token_ids) for row in rows_of(batch)] == [(7, (9,))]
     assert (scheduler.counts.draft_tokens, scheduler.counts.accepted_tokens) == (3, 1)
     scheduler.audit()
 
@@ -74,9 +75,9 @@ def test_a_stop_or_the_end_within_accepted_drafts_ends_the_row() -> None:
         scheduler.add(request("a", (5, 6, 7, 8, 5), max_tokens=most, stop=stop))
         answer(scheduler, scheduler.schedule(), 6)
         batch = scheduler.schedule()
-        assert len(batch.rows[0].draft_ids) == min(3, most - 2)  # a sampled token follows the last draft
-        made = RowOutput(0, (7, 8, 5, 1)[: len(batch.rows[0].draft_ids) + 1])
-        (output,) = scheduler.update(batch, StepOutput.of([made]))
+        assert len(rows_of(batch)[0].draft_ids) == min(3, most - 2)  # a sampled token follows the last draft
+        made = RowOutput(0, (7, 8, 5, 1)[: len(rows_of(batch)[0].draft_ids) + 1])
+        (output,) = scheduler.update(batch, step_output([made]))
         assert (output.token_ids, output.finish_reason) == wanted
         assert not scheduler.has_work
 
@@ -104,10 +105,10 @@ def test_a_row_with_drafts_on_their_way_waits_for_them() -> None:
     scheduler.add(request("a", (1, 2, 1, 2, 1), max_tokens=9))
     answer(scheduler, scheduler.schedule(), 2)
     drafted = scheduler.schedule()
-    assert drafted.rows[0].draft_ids == (1, 2)
-    assert scheduler.schedule().rows == ()
-    scheduler.update(drafted, StepOutput.of([RowOutput(0, (1, 2, 1))]))
-    assert scheduler.schedule().rows[0].num_computed_tokens == 8
+    assert rows_of(drafted)[0].draft_ids == (1, 2)
+    assert rows_of(scheduler.schedule()) == ()
+    scheduler.update(drafted, step_output([RowOutput(0, (1, 2, 1))]))
+    assert rows_of(scheduler.schedule())[0].num_computed_tokens == 8
 
 
 def test_nothing_is_drafted_after_a_token_that_is_not_known() -> None:
@@ -115,7 +116,7 @@ def test_nothing_is_drafted_after_a_token_that_is_not_known() -> None:
     scheduler.add(request("a", (1, 2, 1, 2, 1), max_tokens=9))
     scheduler.schedule()
     ahead = scheduler.schedule()
-    assert [(row.token_ids, row.draft_ids) for row in ahead.rows] == [((FROM_PREVIOUS_STEP,), ())]
+    assert [(row.token_ids, row.draft_ids) for row in rows_of(ahead)] == [((FROM_PREVIOUS_STEP,), ())]
 
 
 def test_rows_that_sample_have_blocks_for_the_backends_drafts_if_any_are_free() -> None:
@@ -124,14 +125,14 @@ def test_rows_that_sample_have_blocks_for_the_backends_drafts_if_any_are_free() 
     scheduler.add(request("a", (1, 2, 3), max_tokens=7))
     scheduler.add(request("b", (4,), max_tokens=7))
     batch = scheduler.schedule()
-    assert [(row.num_context_tokens, row.lookahead) for row in batch.rows] == [(3, 4), (1, 1)]
+    assert [(row.num_context_tokens, row.lookahead) for row in rows_of(batch)] == [(3, 4), (1, 1)]
     drafts = np.array([[5, 6, 7, NOT_SAMPLED], [NOT_SAMPLED] * 4], np.int32)
-    output = StepOutput.of([RowOutput(row.row, (9,)) for row in batch.rows])
+    output = step_output([RowOutput(row.row, (9,)) for row in rows_of(batch)])
     scheduler.update(batch, replace(output, drafts=drafts))
     batch = scheduler.schedule()
-    assert [(row.token_ids, row.draft_ids) for row in batch.rows] == [((9, 5, 6, 7), (5, 6, 7)), ((9,), ())]
+    assert [(row.token_ids, row.draft_ids) for row in rows_of(batch)] == [((9, 5, 6, 7), (5, 6, 7)), ((9,), ())]
     assert scheduler.counts.preemptions == 0
-    scheduler.update(batch, StepOutput.of([RowOutput(row.row, (5, 8)[: row.num_tokens]) for row in batch.rows]))
+    scheduler.update(batch, step_output([RowOutput(row.row, (5, 8)[: row.num_tokens]) for row in rows_of(batch)]))
     assert (scheduler.counts.draft_tokens, scheduler.counts.accepted_tokens) == (3, 1)
     scheduler.audit()
 
@@ -139,5 +140,5 @@ def test_rows_that_sample_have_blocks_for_the_backends_drafts_if_any_are_free() 
 def test_a_chunk_of_a_prompt_wants_no_drafts() -> None:
     scheduler = make_scheduler(drafts=2, proposed=2, max_step_tokens=4)
     scheduler.add(request("a", (1, 2, 3, 4, 5, 6), max_tokens=9))
-    assert [(row.num_tokens, row.lookahead) for row in scheduler.schedule().rows] == [(4, 0)]
-    assert [(row.num_tokens, row.lookahead) for row in scheduler.schedule().rows] == [(2, 2)]
+    assert [(row.num_tokens, row.lookahead) for row in rows_of(scheduler.schedule())] == [(4, 0)]
+    assert [(row.num_tokens, row.lookahead) for row in rows_of(scheduler.schedule())] == [(2, 2)]

@@ -7,9 +7,10 @@ import statistics
 
 import pytest
 
-from realizar.batch import ScheduledBatch, ScheduledRow, StepRows
+from realizar.batch import ScheduledBatch
 from realizar.scheduler.pace import Pace
 from scheduler.timed_runs import Run, ids
+from step_inputs import ScheduledRow, step_rows
 
 SIZES = (16, 32, *range(64, 513, 64))
 PADDED_TOKEN_S = 1e-4
@@ -98,6 +99,6 @@ def test_a_chunk_of_one_token_is_a_prompt_all_the_same() -> None:
     """If it counted as a decode, steps of decodes would seem longer than they are."""
     row = ScheduledRow(0, 0, (5,), 100, sample=False)
     decode = ScheduledRow(1, 1, (6,), 40, sample=True)
-    batch = ScheduledBatch(StepRows.of([decode, row, ScheduledRow(2, 2, (1, 2, 3), 200, sample=True)]))
+    batch = ScheduledBatch(step_rows([decode, row, ScheduledRow(2, 2, (1, 2, 3), 200, sample=True)]))
     assert (batch.num_decode_tokens, batch.num_tokens, batch.prompt_position) == (1, 5, 175)
-    assert ScheduledBatch(StepRows.of([decode])).prompt_position == 0
+    assert ScheduledBatch(step_rows([decode])).prompt_position == 0

@@ -8,6 +8,7 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.scheduler import Scheduler
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape, step
+from step_inputs import rows_of
 
 
 def used(scheduler: Scheduler) -> int:
@@ -135,7 +136,7 @@ def test_means_and_scores_compute_every_token_they_need() -> None:
     assert step(scheduler) == [(0, 8, 1, False)]
     scheduler.add(Request("scored", ids, SamplingParams(prompt_logprobs=0, n=2), 3))
     batch = scheduler.schedule()
-    assert [(row.num_computed_tokens, len(row.logprob_queries)) for row in batch.rows] == [(0, 8), (8, 0)]
+    assert [(row.num_computed_tokens, len(row.logprob_queries)) for row in rows_of(batch)] == [(0, 8), (8, 0)]
 
 
 def test_pooling_is_asked_of_the_last_tokens_and_for_a_mean_of_all() -> None:
@@ -145,6 +146,6 @@ def test_pooling_is_asked_of_the_last_tokens_and_for_a_mean_of_all() -> None:
         asked = []
         while scheduler.has_work:
             batch = scheduler.schedule()
-            asked.append(batch.rows[0].pooling)
+            asked.append(rows_of(batch)[0].pooling)
             answer(scheduler, batch)
         assert asked == wanted

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from realizar.batch import FROM_PREVIOUS_STEP, GivenEmbeddings, RowOutput, ScheduledRow, StepOutput, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, GivenEmbeddings, StepOutput
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
@@ -15,6 +15,7 @@ from realizar.scheduler.row_table import RowTable
 from realizar.stop_rule import FEW_STOP_IDS
 from scheduler.random_traffic import Traffic
 from scheduler.scheduler_runs import answer, make_scheduler, request
+from step_inputs import RowOutput, ScheduledRow, results_of, rows_of, step_output, step_rows
 
 
 @pytest.mark.parametrize("first", range(0, 24, 6))
@@ -36,29 +37,29 @@ def test_columns_and_rows_say_the_same() -> None:
         ScheduledRow(9, 1, (4, 5, 6), 11, True, num_drafts=2, num_uncertain=3),
         ScheduledRow(10, 2, (1, 2), 0, False, pooling="mean", embeddings=(given,)),
     )
-    assert StepRows.of(rows).lookahead is None
+    assert step_rows(rows).lookahead is None
     rows = (rows[0], rows[1], replace(rows[2], lookahead=2), rows[3])
-    columns = StepRows.of(rows)
-    assert columns.rows == rows
-    assert columns.query_starts == (0, 1, 1, 4, 6)
+    columns = step_rows(rows)
+    assert rows_of(columns) == rows
+    assert columns.starts.tolist() == [0, 1, 1, 4, 6]
     assert columns.num_context_tokens.tolist() == [21, 9, 14, 2]
     assert columns.most_context_tokens == 21
     assert columns.are_decodes.tolist() == [True, False, True, False]
     unwanted = columns.without_results([1, 2])
-    assert [row.sample for row in unwanted.rows] == [True, False, False, False]
-    assert unwanted.rows[2] == ScheduledRow(9, 1, (4, 5, 6), 11, False, num_uncertain=3, lookahead=2)
-    assert unwanted.rows[3] == ScheduledRow(10, 2, (1, 2), 0, False, embeddings=(given,))
+    assert [row.sample for row in rows_of(unwanted)] == [True, False, False, False]
+    assert rows_of(unwanted)[2] == ScheduledRow(9, 1, (4, 5, 6), 11, False, num_uncertain=3, lookahead=2)
+    assert rows_of(unwanted)[3] == ScheduledRow(10, 2, (1, 2), 0, False, embeddings=(given,))
     assert [(first, values is given.values) for first, values in columns.given] == [(5, True)]
 
 
 def test_results_as_columns_and_by_row() -> None:
     rows = (RowOutput(4, (9,)), RowOutput(2, ()), RowOutput(3, (1, 2)), RowOutput(0, (), pooled=np.ones(2, np.float32)))
-    output = StepOutput.of(rows)
+    output = step_output(rows)
     assert output.sampled.tolist() == [[9, -1], [-1, -1], [1, 2], [-1, -1]]
     assert output.num_sampled.tolist() == [1, 0, 2, 0]
-    assert sorted(output.others) == [3]
-    assert output.rows == rows
-    assert StepOutput.of(rows[:2]).sampled.tolist() == [[9], [-1]]
+    assert sorted(output.pooled) == [3]
+    assert results_of(output) == rows
+    assert step_output(rows[:2]).sampled.tolist() == [[9], [-1]]
 
 
 def test_any_number_of_stop_ids() -> None:
@@ -93,8 +94,7 @@ def test_tokens_after_drafts_are_appended_up_to_the_end() -> None:
     assert table.num_pending.tolist() == [1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside a row with its own result"])
-def test_log_probabilities_of_a_step_reach_their_rows(others: bool) -> None:
+def test_log_probabilities_of_a_step_reach_their_rows() -> None:
     """Those of some rows come in the columns of the step, whatever else the step has."""
     scheduler = make_scheduler()
     for name, logprobs in (("a", 1), ("b", None), ("c", 1)):
@@ -104,8 +104,7 @@ def test_log_probabilities_of_a_step_reach_their_rows(others: bool) -> None:
     batch = scheduler.schedule()
     columns = LogprobColumns.of([TokenLogprobs(50, -0.5, 1, ((50, -0.5),)), TokenLogprobs(51, -1.5, 2, ((50, -0.5),))])
     first, last = columns.apart()
-    alone = {1: RowOutput(int(batch.columns.numbers[1]), (52,))} if others else {}
-    output = StepOutput(batch.columns.numbers, np.array([[50], [52], [51]], np.int32), alone, {0: first, 2: last})
+    output = StepOutput(batch.columns.numbers, np.array([[50], [52], [51]], np.int32), {0: first, 2: last})
     found = {each.request_id: each for each in scheduler.update(batch, output)}
     assert [found[name].token_ids for name in "abc"] == [(50,), (52,), (51,)]
     assert [list(found[name].logprobs) for name in "abc"] == [list(first), [], list(last)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from realizar.batch import FROM_PREVIOUS_STEP, RowOutput, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
 from realizar.scheduler.scheduler import SchedulerCounts
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape, step
+from step_inputs import RowOutput, rows_of, step_output
 
 
 def test_decodes_come_first_then_chunks_then_those_that_wait() -> None:
@@ -81,13 +82,13 @@ def test_a_step_ahead_takes_the_token_from_the_step_before() -> None:
     scheduler.add(request("a", 3, max_tokens=3))
     first = scheduler.schedule()
     second = scheduler.schedule()
-    assert [row.token_ids for row in second.rows] == [(FROM_PREVIOUS_STEP,)]
+    assert [row.token_ids for row in rows_of(second)] == [(FROM_PREVIOUS_STEP,)]
     assert second.opened == ()
     answer(scheduler, first, 40)
     third = scheduler.schedule()
-    assert [row.token_ids for row in third.rows] == [(FROM_PREVIOUS_STEP,)]
+    assert [row.token_ids for row in rows_of(third)] == [(FROM_PREVIOUS_STEP,)]
     answer(scheduler, second, 41)
-    assert scheduler.schedule().rows == ()  # the third token is the last, and on its way
+    assert rows_of(scheduler.schedule()) == ()  # the third token is the last, and on its way
     (last,) = answer(scheduler, third, 42)
     assert last.finish_reason == "length"
     assert not scheduler.has_work
@@ -101,7 +102,7 @@ def test_a_step_ahead_of_a_stop_is_dropped_and_its_row_stays_taken() -> None:
     (output,) = answer(scheduler, first, 40)
     assert (output.finish_reason, output.stop_token_id, output.token_ids) == ("stop", 40, (40,))
     assert scheduler.take_closed_rows() == []
-    assert scheduler.schedule().rows == ()
+    assert rows_of(scheduler.schedule()) == ()
     assert answer(scheduler, second, 41) == []
     assert scheduler.take_closed_rows() == [0]
     assert [opened.history for opened in scheduler.schedule().opened] == [(1, 2)]
@@ -150,7 +151,7 @@ def test_a_preempted_sequence_waits_for_its_token_before_it_starts_again() -> No
     fourth = scheduler.schedule()  # no fourth block for the first: the second gives way
     assert shape(fourth) == [(0, 6, 1, True)]
     scheduler.abort("a")
-    assert scheduler.schedule().rows == ()
+    assert rows_of(scheduler.schedule()) == ()
     answer(scheduler, third)
     assert shape(scheduler.schedule()) == [(1, 4, 3, True)]
 
@@ -178,7 +179,7 @@ def test_an_answer_for_another_row_is_refused() -> None:
     scheduler.add(request("a", 3))
     batch = scheduler.schedule()
     with pytest.raises(RuntimeError, match="answered for row 3 in place of row 0"):
-        scheduler.update(batch, StepOutput.of([RowOutput(3, (1,))]))
+        scheduler.update(batch, step_output([RowOutput(3, (1,))]))
 
 
 def test_accepted_drafts_end_at_the_stop() -> None:
@@ -186,5 +187,5 @@ def test_accepted_drafts_end_at_the_stop() -> None:
     scheduler = make_scheduler()
     scheduler.add(request("a", 3, stop=(9,)))
     batch = scheduler.schedule()
-    (output,) = scheduler.update(batch, StepOutput.of([RowOutput(0, (7, 9, 8))]))
+    (output,) = scheduler.update(batch, step_output([RowOutput(0, (7, 9, 8))]))
     assert (output.token_ids, output.finish_reason) == ((7, 9), "stop")

@@ -9,6 +9,7 @@ import pytest
 from realizar.sampling_params import StructuredOutput
 from realizar.scheduler.scheduler import Scheduler
 from scheduler.scheduler_runs import answer, make_scheduler, request
+from step_inputs import rows_of
 
 REGEX = StructuredOutput("regex", "[a-z]+")
 
@@ -26,19 +27,19 @@ def test_drafts_and_the_token_before_a_sampled_one_that_a_grammar_may_hold(has_s
     add(scheduler, "held", (5, 6, 7, 8, 5), REGEX)
     held = int(has_state)
     batch = scheduler.schedule()
-    assert [(row.num_tokens, row.num_uncertain) for row in batch.rows] == [(5, 0), (5, held)]
+    assert [(row.num_tokens, row.num_uncertain) for row in rows_of(batch)] == [(5, 0), (5, held)]
     answer(scheduler, batch, 6)
     batch = scheduler.schedule()
-    assert [(row.num_tokens, row.num_uncertain) for row in batch.rows] == [(3, 2), (3, 2 + held)]
+    assert [(row.num_tokens, row.num_uncertain) for row in rows_of(batch)] == [(3, 2), (3, 2 + held)]
     answer(scheduler, batch, 50)
     batch = scheduler.schedule()
     assert batch.columns.only_decodes
-    assert [(row.num_tokens, row.num_uncertain) for row in batch.rows] == [(1, 0), (1, held)]
+    assert [(row.num_tokens, row.num_uncertain) for row in rows_of(batch)] == [(1, 0), (1, held)]
     answer(scheduler, batch, 51)
     add(scheduler, "long", tuple(range(60, 80)), REGEX)
     batch = scheduler.schedule()
-    assert [row.num_uncertain for row in batch.rows] == [0, held, 0]
-    assert batch.rows[2].num_tokens < 20
+    assert [row.num_uncertain for row in rows_of(batch)] == [0, held, 0]
+    assert rows_of(batch)[2].num_tokens < 20
 
 
 def test_a_model_with_a_state_starts_from_no_cached_blocks_and_waits_for_none() -> None:
@@ -49,6 +50,6 @@ def test_a_model_with_a_state_starts_from_no_cached_blocks_and_waits_for_none() 
         for name in "ab":
             scheduler.add(request(name, shared, max_tokens=1, salt=None))
             batch = scheduler.schedule()
-            found += [(len(found), row.num_computed_tokens, row.num_tokens) for row in batch.rows]
+            found += [(len(found), row.num_computed_tokens, row.num_tokens) for row in rows_of(batch)]
             answer(scheduler, batch)
         assert found == wanted

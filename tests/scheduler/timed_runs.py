@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from realizar.batch import RowOutput, ScheduledBatch, ScheduledRow, StepOutput
+from realizar.batch import ScheduledBatch
 from realizar.cache_kinds import FullCache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import NO_CLIENT, Client, Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.scheduler import Scheduler
+from step_inputs import RowOutput, ScheduledRow, rows_of, step_output
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
 def step_s(batch: ScheduledBatch) -> float:
     """The seconds of a step of SmolLM2: a share for the step, and one for each token that grows with its position."""
-    return 2.8e-3 + sum(row.num_tokens * (5.5e-4 + 7e-7 * row.num_computed_tokens) for row in batch.rows)
+    return 2.8e-3 + sum(row.num_tokens * (5.5e-4 + 7e-7 * row.num_computed_tokens) for row in rows_of(batch))
 
 
 class Run:
@@ -59,11 +60,11 @@ class Run:
         batch = self.scheduler.schedule()
         self.now_s += self._seconds(batch)
         for output in self.scheduler.update(
-            batch, StepOutput.of([RowOutput(row.row, (7,) if row.sample else ()) for row in batch.rows])
+            batch, step_output([RowOutput(row.row, (7,) if row.sample else ()) for row in rows_of(batch)])
         ):
             self.tokens_s[output.request_id].append(self.now_s)
         self.scheduler.take_closed_rows()
-        return batch.rows
+        return rows_of(batch)
 
     def started(self, streams: int) -> Run:
         """Start `streams` streams and run them until each has 30 tokens."""

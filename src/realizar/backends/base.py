@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import OpenedRow, ScheduledRow, StepOutput, StepRows
+from realizar.batch import OpenedRow, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec
 from realizar.state_moves import NO_MOVES, StateMoves
@@ -40,21 +40,6 @@ class ForwardInput:
     slot_mapping: tuple[NDArray[np.int32], ...]
     block_tables: tuple[NDArray[np.int32], ...]
     state_moves: StateMoves = NO_MOVES
-
-    @property
-    def token_ids(self) -> NDArray[np.int32]:
-        """int32 [tokens]; FROM_PREVIOUS_STEP where only the device knows."""
-        return self.columns.token_ids
-
-    @property
-    def rows(self) -> tuple[ScheduledRow, ...]:
-        """Each row by itself, in the order of their tokens."""
-        return self.columns.rows
-
-    @property
-    def query_starts(self) -> tuple[int, ...]:
-        """Index of each row's first token, and the number of tokens at the end: rows + 1 numbers."""
-        return self.columns.query_starts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""Parts of a layer, by the names that profiles give them on every backend. Standard library and the spec."""
+"""Parts of a layer, by the names that profiles give them on every backend. numpy and the spec."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.program import (
@@ -76,10 +78,8 @@ def join_part(block: Block) -> str:
 
 def cached_tokens_read(attention: Attention | SharedAttention, step: ForwardInput) -> int:
     """Tokens whose keys and values a layer's attention reads at least once, over all rows of a step."""
-    total = 0
-    for row in step.rows:
-        seen = row.num_context_tokens
-        if attention.window is not None:
-            seen = min(seen, attention.window + row.num_tokens - 1)
-        total += seen if row.num_tokens else 0
-    return total
+    columns = step.columns
+    seen = columns.num_context_tokens
+    if attention.window is not None:
+        seen = np.minimum(seen, attention.window + columns.num_tokens - 1)
+    return int(seen[columns.num_tokens > 0].sum())

@@ -17,7 +17,7 @@ from realizar.backends.load_progress import LoadProgress
 from realizar.backends.parts import PartTime
 from realizar.backends.select import make_inspected_backend, resolve_model
 from realizar.backends.step_values import StageValues
-from realizar.batch import OpenedRow, ScheduledRow, StepRows
+from realizar.batch import OpenedRow, StepRows
 from realizar.bench.picture import bar, legend, svg, text
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
@@ -137,11 +137,11 @@ def one_step(capacity: Capacity, work: StepWork, token_ids: NDArray[np.int32] | 
         tables.append(table)
         slots.append((table[of_row, places // size] * size + places % size).astype(np.int32))
     ids = np.arange(len(places), dtype=np.int32) % 100 if token_ids is None else token_ids
-    rows = [
-        ScheduledRow(row, row, tuple(ids[row * work.tokens :][: work.tokens].tolist()), work.context, sample=True)
-        for row in range(work.batch)
-    ]
-    return ForwardInput(StepRows.of(rows), places, tuple(slots), tuple(tables))
+    numbers, none = np.arange(work.batch), np.zeros(work.batch, np.int32)
+    starts = np.arange(work.batch + 1, dtype=np.int32) * np.int32(work.tokens)
+    samples, computed = np.ones(work.batch, np.bool_), np.full(work.batch, work.context, np.int32)
+    columns = StepRows(numbers, numbers, computed, ids, starts, samples, none, none)
+    return ForwardInput(columns, places, tuple(slots), tuple(tables))
 
 
 def summarise(
@@ -198,10 +198,9 @@ def coverage(profile: StepProfile) -> str:
 
 def open_rows(backend: Backend, step: ForwardInput) -> None:
     """Start the step's rows anew: none has sampled anything."""
-    for row in step.rows:
-        backend.close(row.row)
-        history = (0,) * row.num_context_tokens
-        backend.open(OpenedRow(row.sequence_id, row.row, _GREEDY, history, len(history), 0))
+    for row, count in zip(step.columns.numbers.tolist(), step.columns.num_context_tokens.tolist(), strict=True):
+        backend.close(row)
+        backend.open(OpenedRow(row, row, _GREEDY, (0,) * count, count, 0))
 
 
 def time_steps(backend: Backend, step: ForwardInput, work: StepWork, in_flight: int) -> float:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.batch import NOT_SAMPLED, LogprobQuery, RowOutput, ScheduledBatch, StepOutput, StepRows
+from realizar.batch import NOT_SAMPLED, LogprobQuery, ScheduledBatch, StepOutput, StepRows
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError, QueueFullError
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.outputs import FinishReason, PromptProgress, RowError, TokenLogprobs, TokenOutput
@@ -191,27 +191,24 @@ class Scheduler:
         self._forget(steps)
         return []
 
-    def hold(self, step: ScheduledBatch, rows: Collection[int], following: ScheduledBatch) -> ScheduledBatch:
+    def hold(self, step: ScheduledBatch, rows: Collection[int]) -> None:
         """Let rows of the oldest submitted step, whose masks are late, sample nothing in it, and try again in the next.
 
         A row that is held computes its last token once more: the same keys and values at the same place, so that
         nothing else is undone. It keeps the blocks that this token sees (`kv_cache/manager.py`), also where the next
         one leaves some out of its window. Without it a step would wait for its slowest grammar.
 
-        Rows whose sequences have ended pass. It returns `following`, the step scheduled after it and not submitted yet,
-        which may have no rows: these rows compute their last token again in it, in place of one that they have not
-        sampled.
+        Rows whose sequences have ended pass.
         """
-        are_held = np.zeros(len(self._table.sequence_ids), np.bool_)
-        are_held[list(rows)] = True
-        held = are_held[step.columns.numbers] & self._are_open(step.columns)
-        self._table.hold(step.columns, held)
-        are_held[:] = False
-        are_held[step.columns.numbers[held]] = True  # those that were preempted start again anyway
-        again = are_held[following.columns.numbers] & self._table.is_running[following.columns.numbers]
-        if not again.any():
-            return following
-        return replace(following, columns=self._table.computed_again(following.columns, again))
+        self._table.hold(step.columns, np.isin(step.columns.numbers, list(rows)) & self._are_open(step.columns))
+
+    def computed_again(self, step: ScheduledBatch, rows: Collection[int]) -> ScheduledBatch:
+        """The step that was scheduled before rows were held and is not submitted yet, in which they compute their last
+        token again, in place of one that they have not sampled. Those that were preempted start again anyway.
+        """
+        numbers = step.columns.numbers
+        again = np.isin(numbers, list(rows)) & self._table.is_running[numbers]
+        return replace(step, columns=self._table.computed_again(step.columns, again)) if again.any() else step
 
     def take_closed_rows(self) -> list[int]:
         """Return the rows to close in the backend: they have ended, and no submitted step names them any more."""
@@ -514,9 +511,9 @@ class Scheduler:
         _check_rows(step, output)
         table, in_rows, rows, is_open = self._table, self._open.in_rows, step.numbers, self._are_open(step)
         failed: list[TokenOutput | None] = []
-        if output.others:
-            errors = {int(step.sequence_ids[at]): row.error for at, row in output.others.items() if is_open[at]}
-            failed = [self.fail(number, error) for number, error in errors.items() if error is not None]
+        if output.errors:
+            ids = step.sequence_ids.tolist()
+            failed = [self.fail(ids[at], error) for at, error in output.errors.items() if is_open[at]]
             is_open = self._are_open(step)
         samples = is_open & step.samples & (output.sampled[:, 0] != NOT_SAMPLED)  # else held, or in a prompt
         at = samples.nonzero()[0]
@@ -525,16 +522,16 @@ class Scheduler:
         if not step.only_decodes:
             self._settle_drafts(step, at, output)
         outputs = {
-            index: _output(owner, ids, now_s, output.logprobs.get(index, ()))
+            index: _output(owner, ids, now_s, _first(output.logprobs.get(index, ()), len(ids)))
             for index, row, ids in zip(at.tolist(), numbers.tolist(), _gained(token_ids, added), strict=True)
             if (owner := in_rows[row]) is not None
         }
         need_care = added.stopped | added.full
         if self._cache.prefix_cache:
             need_care |= self._cache.have_new_blocks(numbers, table.num_known[numbers], table.num_computed[numbers])
-        if len(at) == len(rows) and not output.others and not np.count_nonzero(need_care):
+        if len(at) == len(rows) and not output.queried and not np.count_nonzero(need_care):
             return list(outputs.values())  # nearly every step
-        care = {*at[need_care].tolist(), *[index for index in output.others if is_open[index]]}
+        care = {*at[need_care].tolist(), *[index for index in output.queried if is_open[index]]}
         reasons: dict[int, FinishReason] = dict.fromkeys(at[added.full].tolist(), "length")
         reasons |= dict.fromkeys(at[added.stopped].tolist(), "stop")
         if len(at) < len(rows):  # the last tokens of prompts after which nothing is wanted
@@ -543,9 +540,9 @@ class Scheduler:
         for index in sorted(care | reasons.keys()):
             if (owner := in_rows[rows[index]]) is not None:  # else its request failed with an earlier row
                 try:
-                    found = self._settle(owner, outputs.get(index), output.others.get(index), reasons.get(index), now_s)
-                    if found is not None:
-                        outputs[index] = found
+                    given = outputs.setdefault(index, _output(owner, (), now_s))
+                    given.prompt_logprobs = output.queried.get(index, ())
+                    self._settle(owner, given, reasons.get(index), output.pooled.get(index))
                 except Exception as error:  # noqa: BLE001 - one request's tokens are not the others' trouble
                     _LOG.exception("the tokens of %s could not be taken in", owner.request.request_id)
                     failed.append(self.fail(owner.sequence_id, RowError.of(error, "tokens")))
@@ -564,28 +561,16 @@ class Scheduler:
         self._drafting.verified(sequences, step.num_drafts[drafted].tolist(), (num_sampled - 1).tolist())
 
     def _settle(
-        self, sequence: Sequence, output: TokenOutput | None, result: RowOutput | None, reason: FinishReason | None,
-        now_s: float,
-    ) -> TokenOutput | None:  # fmt: skip
-        """Complete the output of one row, None where it has gained no token, and end its sequence if that is a reason.
-
-        It returns None for a chunk of a prompt of which nothing is wanted.
-        """
-        if output is not None:
+        self, sequence: Sequence, output: TokenOutput, reason: FinishReason | None, pooled: NDArray[np.float32] | None
+    ) -> None:
+        """Let others find what a row has computed, and end its sequence where there is a reason."""
+        if output.token_ids:
             self._register(sequence)
-        elif reason is None and (result is None or not result.queried):
-            return None
-        else:
-            output = _output(sequence, (), now_s)
-        if result is not None:
-            output.logprobs, output.prompt_logprobs = result.logprobs[: len(output.token_ids)], result.queried
         if reason is not None:
             output.finish_reason, output.stop_token_id = reason, output.token_ids[-1] if reason == "stop" else None
-            if result is not None and result.pooled is not None:
-                output.pooled = tuple(result.pooled.tolist())
+            output.pooled = None if pooled is None else tuple(pooled.tolist())
             self._remove(sequence)
-            self._ended_s.append(now_s)
-        return output
+            self._ended_s.append(output.produced_s)
 
     def _register(self, sequence: Sequence) -> None:
         if sequence.running:
@@ -646,6 +631,10 @@ def _gained(token_ids: NDArray[np.int32], added: Appended) -> list[tuple[int, ..
     if token_ids.shape[1] == 1:
         return [(token_id,) for token_id in token_ids[:, 0].tolist()]
     return [tuple(ids[:count]) for ids, count in zip(token_ids.tolist(), added.counts.tolist(), strict=True)]
+
+
+def _first(entries: ListOf[TokenLogprobs], count: int) -> ListOf[TokenLogprobs]:
+    return entries if len(entries) <= count else entries[:count]
 
 
 def _check_rows(rows: StepRows, output: StepOutput) -> None:

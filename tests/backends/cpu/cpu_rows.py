@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from cpu_runs import Runner
 from realizar.backends.base import ForwardInput
-from realizar.batch import LogprobQuery, RowOutput
+from realizar.batch import LogprobQuery
 from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
-from step_inputs import opened_row, scheduled_row, step_input
+from step_inputs import RowOutput, opened_row, results_of, scheduled_row, step_input
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def run_step(
     step = runner.backend.submit(forward_input(runner, parts, blocks))
     if masks:
         step.set_masks(masks)
-    return step.result().rows
+    return results_of(step.result())
 
 
 def mask_of(ids: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:

@@ -17,7 +17,7 @@ from realizar.config import EngineConfig
 from realizar.errors import CheckpointError
 from realizar.sampling_params import SamplingParams
 from resolving import resolved
-from step_inputs import opened_row, scheduled_row, step_input
+from step_inputs import opened_row, results_of, scheduled_row, step_input
 
 RECIPE = Recipe()
 CONFIG = EngineConfig(threads=2, max_running=4, max_step_tokens=256, kv_cache_bytes=32 << 20)
@@ -48,7 +48,7 @@ def forward(runner: Runner, *parts: Part) -> ForwardInput:
 
 def step(runner: Runner, *parts: Part) -> list[tuple[int, ...]]:
     """Ids that each part got."""
-    return [row.token_ids for row in runner.backend.submit(forward(runner, *parts)).result().rows]
+    return [row.token_ids for row in results_of(runner.backend.submit(forward(runner, *parts)).result())]
 
 
 def greedy(runner: Runner, prompt: Sequence[int], count: int) -> list[int]:
@@ -89,7 +89,7 @@ def test_queries_beyond_one_run_of_logits(runner: Runner) -> None:
     queries = tuple(LogprobQuery(index, ids[index + 1], 3) for index in range(74))
     other_queries = (LogprobQuery(4, None, 0), LogprobQuery(8, 7, 2))
     taken = forward(runner, (0, ids, 0, True, queries), (3, others, 0, False, other_queries))
-    first, second = runner.backend.submit(taken).result().rows
+    first, second = results_of(runner.backend.submit(taken).result())
     assert first.token_ids == (int(logits[-1].argmax()),)
     assert second.token_ids == ()
     for values, query, found in [
@@ -119,7 +119,7 @@ def test_a_mask_that_comes_after_launch_is_kept(runner: Runner) -> None:
     for allowed in ranked[[5, 9]]:
         mask[allowed // 32] |= np.uint32(1 << (allowed % 32))
     pending.set_masks({0: mask})
-    assert pending.result().rows[0].token_ids == (int(ranked[5]),)
+    assert results_of(pending.result())[0].token_ids == (int(ranked[5]),)
     runner.backend.close(0)
 
 
@@ -129,8 +129,8 @@ def test_a_result_is_the_same_however_late_and_often_it_is_asked_for(runner: Run
     runner.backend.open(opened_row(0, GREEDY, ids))
     first = runner.backend.submit(forward(runner, (0, ids, 0, True, ())))
     second = runner.backend.submit(forward(runner, (0, [FROM_PREVIOUS_STEP], len(ids), True, ())))
-    assert second.result().rows[0].token_ids == (expected[1],)
-    assert first.result().rows[0].token_ids == (expected[0],)
+    assert results_of(second.result())[0].token_ids == (expected[1],)
+    assert results_of(first.result())[0].token_ids == (expected[0],)
     assert first.result() is first.result()
     runner.backend.close(0)
 

@@ -18,7 +18,7 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from resolving import new_core, resolved
-from step_inputs import opened_row
+from step_inputs import opened_row, results_of
 
 RECIPE = Recipe(vocab_size=90)  # no multiple of 32
 PROMPT = random_tokens(RECIPE, 12, 8)
@@ -116,7 +116,7 @@ def test_a_held_row_keeps_its_state(runner: Runner) -> None:
             if holds:
                 step = runner.backend.submit(forward_input(runner, [Part(0, tokens, computed)], 6))
                 step.hold([0])
-                (output,) = step.result().rows
+                (output,) = results_of(step.result())
                 assert (output.token_ids, output.logprobs) == ((), ())
             mask = mask_of(range(number % 2, 90, 2), 90)
             (output,) = run_step(runner, [Part(0, tokens, computed)], masks={0: mask})

@@ -12,11 +12,11 @@ from backends.cpu.cpu_rows import Part, mask_of, run_step
 from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cpu.runner import MeanPool
-from realizar.batch import LogprobQuery, RowOutput
+from realizar.batch import LogprobQuery
 from realizar.config import EngineConfig
 from realizar.outputs import RowError
 from realizar.sampling_params import SamplingParams
-from step_inputs import opened_row
+from step_inputs import RowOutput, opened_row, results_of
 
 RECIPE = Recipe(vocab_size=96)
 PROMPTS = {row: random_tokens(RECIPE, 9 + row, row) for row in range(3)}
@@ -122,7 +122,7 @@ def test_a_step_that_follows_a_row_without_a_token(runner: Runner) -> None:
         first = runner.backend.submit(forward_input(runner, [Part(row, PROMPTS[row]) for row in samplings], 6))
         parts = [Part(row, [FROM_PREVIOUS_STEP], len(PROMPTS[row])) for row in samplings]
         second = runner.backend.submit(forward_input(runner, parts, 6))
-        found = [first.result().rows, second.result().rows]
+        found = [results_of(first.result()), results_of(second.result())]
         for row in samplings:
             runner.backend.close(row)
         return found

@@ -15,11 +15,10 @@ from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cpu.inspection.backend import InspectedCPUBackend
 from realizar.backends.cpu.state.memory import StateMemory
 from realizar.backends.cpu.state.sizes import LayerState, StateSizes
-from realizar.batch import StepRows
 from realizar.config import EngineConfig
 from realizar.state_moves import StateMoves
 from resolving import resolved
-from step_inputs import scheduled_row
+from step_inputs import scheduled_row, step_rows
 
 RECIPES = {
     "delta": Recipe(vocab_size=96, windows=(None,) * 3, recurrent=("delta", None, "delta")),
@@ -135,9 +134,9 @@ def test_every_layer_has_memory_of_its_own() -> None:
     assert memory.size_bytes == 7 * 320 + 2 * 3 * 192
     assert memory.state_address(4) - memory.state_address(1) == 128
     assert memory.replay_address(4) - memory.replay_address(1) == 3 * 64
-    memory.begin(StepRows.of([scheduled_row(1, (5, 6, 7)), scheduled_row(0, (1, 2), drafts=(3,))]), StateMoves())
+    memory.begin(step_rows([scheduled_row(1, (5, 6, 7)), scheduled_row(0, (1, 2), drafts=(3,))]), StateMoves())
     assert memory.rows.tolist() == [[0, 3, 1, 1, 0, 0], [3, 3, 0, 1, 0, 1]]
-    memory.begin(StepRows.of([scheduled_row(0, (7,), 3), scheduled_row(1, (), 3)]), StateMoves())
+    memory.begin(step_rows([scheduled_row(0, (7,), 3), scheduled_row(1, (), 3)]), StateMoves())
     assert memory.rows.tolist() == [[0, 1, 0, 0, 1, 0], [1, 0, 1, 0, 0, 0]]
 
 

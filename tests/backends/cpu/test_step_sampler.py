@@ -17,10 +17,10 @@ from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
 from realizar.backends.cpu.sampling.step_sampler import StepSampler
 from realizar.backends.cpu.threads import ThreadTeam
-from realizar.batch import LogprobQuery, ScheduledRow, StepRows
+from realizar.batch import LogprobQuery, StepRows
 from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
-from step_inputs import opened_row, scheduled_row
+from step_inputs import ScheduledRow, opened_row, rows_of, scheduled_row, step_rows
 
 VOCAB = 40
 KINDS = (
@@ -63,7 +63,7 @@ def random_logits(rng: np.random.Generator, tokens: int) -> np.ndarray:
 def test_the_same_as_row_by_row(seed: int, threads: int) -> None:
     """Rows of all kinds, with drafts, queries and masks, and logits that come in parts which cut rows."""
     rng = np.random.default_rng(seed)
-    columns = StepRows.of([random_row(rng, number) for number in rng.permutation(9).tolist()])
+    columns = step_rows([random_row(rng, number) for number in rng.permutation(9).tolist()])
     logits = random_logits(rng, len(columns.token_ids))
     opened = [opened_row(row, KINDS[rng.integers(len(KINDS))], [1, 2, 9, 9]) for row in range(9)]
     ours, theirs = SamplingRows(9, VOCAB, 64), {each.row: RowSampler(each, VOCAB) for each in opened}
@@ -75,10 +75,8 @@ def test_the_same_as_row_by_row(seed: int, threads: int) -> None:
     step = StepSampler(kernel_of(threads), ours, columns, masks)
     for first in range(0, len(step.tokens), 4):
         step.read(first, logits[step.tokens[first : first + 4]])
-    for index, row in enumerate(columns.rows):
-        alone = LogitReader(
-            row, columns.query_starts[index], theirs[row.row] if row.sample else None, masks.get(row.row)
-        )
+    for index, row in enumerate(rows_of(columns)):
+        alone = LogitReader(row, columns.starts[index], theirs[row.row] if row.sample else None, masks.get(row.row))
         for token in alone.tokens:
             alone.read(logits[token])
         wanted = alone.output()
@@ -104,7 +102,7 @@ def test_decodes_are_as_any_rows(seed: int, threads: int) -> None:
         chosen = np.sort(rng.permutation(9)[: rng.choice([2, 5, 5, 9])])
         tokens, computed = np.ones(len(chosen), np.int32), np.full(len(chosen), 4 + number, np.int32)
         decodes = StepRows.of_decodes(chosen, chosen, computed, tokens)
-        others = StepRows.of([scheduled_row(row, (1,), 4 + number, True) for row in chosen.tolist()])
+        others = step_rows([scheduled_row(row, (1,), 4 + number, True) for row in chosen.tolist()])
         logits = random_logits(rng, len(chosen))
         masked = chosen[rng.random(len(chosen)) < 0.4] if number % 3 else ()  # none now and then, after some
         masks = {int(row): rng.integers(0, 2**32, 2, np.uint32) for row in masked}
@@ -167,7 +165,7 @@ def test_a_row_that_closed_before_its_step_was_read_is_plain() -> None:
     rows = SamplingRows(2, VOCAB, 64)
     for row in range(2):
         rows.open(opened_row(row, SamplingParams(temperature=0, logit_bias={7: 50.0}, dry_multiplier=1.0), [7, 7, 7]))
-    columns = StepRows.of([scheduled_row(row, (1,), 3, True) for row in range(2)])
+    columns = step_rows([scheduled_row(row, (1,), 3, True) for row in range(2)])
     rows.close(1)
     step = StepSampler(kernel_of(1), rows, columns, {})
     step.read(0, np.eye(2, VOCAB, 5, np.float32))
@@ -177,7 +175,7 @@ def test_a_row_that_closed_before_its_step_was_read_is_plain() -> None:
 def test_a_mask_that_is_too_small_is_refused() -> None:
     rows = SamplingRows(1, VOCAB, 64)
     rows.open(opened_row(0, SamplingParams(), [1]))
-    columns = StepRows.of([scheduled_row(0, (1,), 1, True, drafts=(5,))])
+    columns = step_rows([scheduled_row(0, (1,), 1, True, drafts=(5,))])
     for shape in ((1,), (2, 1), (1, 2)):
         with pytest.raises(ValueError, match="a mask of shape"):
             StepSampler(kernel_of(1), rows, columns, {0: np.ones(shape, np.uint32)})

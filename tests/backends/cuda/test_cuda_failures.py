@@ -33,7 +33,12 @@ from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, Ker
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from resolving import new_core, resolved  # noqa: E402
-from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
+from step_inputs import (  # noqa: E402
+    opened_row,
+    results_of,
+    scheduled_row,
+    step_input,
+)
 
 RECIPE = Recipe(32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="Q8_0", windows=(None,))
 CONFIG = EngineConfig(max_running=2, max_step_tokens=16, context_length=64, kv_cache_dtype="f16")
@@ -147,7 +152,7 @@ def test_a_step_that_could_not_be_sampled_does_not_stop_the_next(
     backend.close(0)
     backend.close(1)
     backend.open(opened_row(1, GREEDY, ids))
-    assert len(backend.submit(step_of(1, ids)).result().rows[0].token_ids) == 1
+    assert len(results_of(backend.submit(step_of(1, ids)).result())[0].token_ids) == 1
     backend.close(1)
 
 

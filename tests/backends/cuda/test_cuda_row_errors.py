@@ -19,12 +19,12 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.base import ForwardInput  # noqa: E402
-from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, RowOutput  # noqa: E402
+from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CapacityError  # noqa: E402
 from realizar.outputs import RowError  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
-from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
+from step_inputs import RowOutput, opened_row, results_of, scheduled_row, step_input  # noqa: E402  # noqa: E402
 
 RECIPE = Recipe(32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="Q8_0", windows=(None,))
 CONFIG = EngineConfig(max_running=4, max_step_tokens=48, context_length=64, kv_cache_dtype="f16")
@@ -65,7 +65,7 @@ def run(
     try:
         step = backend.submit(step_of(list(samplings), **middle))
         step.set_masks(masks or {})
-        return step.result().rows
+        return results_of(step.result())
     finally:
         for row in samplings:
             backend.close(row)
@@ -194,7 +194,7 @@ def two_steps(runner: GPURunner, samplings: dict[int, SamplingParams]) -> list[R
     inputs = [scheduled_row(row, (FROM_PREVIOUS_STEP,), LENGTHS[row], True) for row in rows]
     slots = np.array(rows, np.int32) * CONFIG.block_size + places
     tables = np.array([[row] for row in rows], np.int32)
-    found = backend.submit(step_input(inputs, (slots,), (tables,))).result().rows
+    found = results_of(backend.submit(step_input(inputs, (slots,), (tables,))).result())
     for row in rows:
         backend.close(row)
     return [output for output in found if output.row != 1]

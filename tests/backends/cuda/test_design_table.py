@@ -46,6 +46,7 @@ from realizar.sampling_params import SamplingParams  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from resolving import resolved  # noqa: E402
+from step_inputs import rows_of  # noqa: E402
 
 CPU = torch.device("cpu")
 DEVICE = open_device() if torch.cuda.is_available() else interpreter_device()
@@ -177,7 +178,7 @@ def every_part_of_a_layer_has_its_time(runner: GPURunner) -> None:
     open_rows(runner.backend, step)
     counts = Counter(each.part for each in time_launches(runner.backend, step, 1))
     assert {part for part, count in counts.items() if count == len(runner.spec.layers)} >= {"qkv", "attention", "down"}
-    for row in step.rows:
+    for row in rows_of(step):
         runner.backend.close(row.row)
 
 

@@ -19,7 +19,7 @@ from realizar.config import EngineConfig
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
-from step_inputs import opened_row, scheduled_row, step_input
+from step_inputs import opened_row, results_of, scheduled_row, step_input
 from wider import wider
 
 SMALL = {
@@ -116,8 +116,8 @@ def test_two_steps_in_flight(runner: GPURunner) -> None:
     runner.backend.open(opened_row(0, GREEDY, ids))
     first = runner.backend.submit(one_row(ids, 0, sample=True))
     second = runner.backend.submit(one_row([FROM_PREVIOUS_STEP], 4, sample=True))
-    (token,) = second.result().rows[0].token_ids
-    (before,) = first.result().rows[0].token_ids
+    (token,) = results_of(second.result())[0].token_ids
+    (before,) = results_of(first.result())[0].token_ids
     assert first.result() is first.result()
     runner.backend.submit(one_row([*ids, before], 0)).result()
     logits = runner.backend.logits([3, 4]).cpu().numpy()
@@ -129,14 +129,14 @@ def test_drafts_give_what_steps_give(runner: GPURunner) -> None:
     """Two of three drafts are right: the step gives three tokens, and the next step continues from the last."""
     ids = random_tokens(RECIPES["q4_0-sinks"][0], 4, 6)
     runner.backend.open(opened_row(0, GREEDY, ids))
-    plain = list(runner.backend.submit(one_row(ids, 0, sample=True)).result().rows[0].token_ids)
+    plain = list(results_of(runner.backend.submit(one_row(ids, 0, sample=True)).result())[0].token_ids)
     for computed in (4, 5, 6):
-        plain += runner.backend.submit(one_row(plain[-1:], computed, sample=True)).result().rows[0].token_ids
+        plain += results_of(runner.backend.submit(one_row(plain[-1:], computed, sample=True)).result())[0].token_ids
     runner.backend.close(0)
     runner.backend.open(opened_row(0, GREEDY, [*ids, plain[0]], 4))
     drafts = (plain[1], plain[2], (plain[3] + 1) % 48)
     step = runner.backend.submit(one_row(plain[:1], 4, sample=True, drafts=drafts))
-    assert list(step.result().rows[0].token_ids) == plain[1:]
+    assert list(results_of(step.result())[0].token_ids) == plain[1:]
     runner.backend.close(0)
 
 
@@ -146,7 +146,7 @@ def test_a_step_samples_at_once_unless_a_mask_may_come(runner: GPURunner, gramma
     runner.backend.open(opened_row(0, SamplingParams(temperature=0, structured=grammar), ids))
     step = runner.backend.submit(one_row(ids, 0, sample=True))
     assert (step._finished is None) == (grammar is not None)
-    assert len(step.result().rows[0].token_ids) == 1
+    assert len(results_of(step.result())[0].token_ids) == 1
     runner.backend.close(0)
 
 
@@ -159,7 +159,7 @@ def test_masks_queries_and_pooling(runner: GPURunner) -> None:
     mask = np.zeros(2, np.uint32)
     mask[0] = 1 << 9 | 1 << 21
     step.set_masks({0: mask})
-    (found,) = step.result().rows
+    (found,) = results_of(step.result())
     logits = runner.backend.logits(range(5)).cpu().numpy().astype(np.float64)
     logprobs = logits - logits.max(axis=1, keepdims=True)
     logprobs -= np.log(np.exp(logprobs).sum(axis=1, keepdims=True))

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from backends.reference_sampler.logprobs import token_logprobs
 from backends.reference_sampler.sampler import RowSampler
-from realizar.batch import RowOutput, ScheduledRow
 from realizar.errors import RealizarError
 from realizar.outputs import RowError, TokenLogprobs
+from step_inputs import RowOutput, ScheduledRow
 
 _LOG = logging.getLogger(__name__)
 

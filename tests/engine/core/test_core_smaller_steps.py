@@ -20,6 +20,7 @@ from realizar.scheduler.plan import StepLimit
 from realizar.structured.grammar_tokens import GrammarTokens
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
+from step_inputs import rows_of
 
 GREEDY = SamplingParams(temperature=0.0)
 POISON = 91  # a token that no step fits with
@@ -34,9 +35,9 @@ class SmallBackend(ScriptedBackend):
         self.sizes: list[tuple[int, int]] = []
 
     def fits(self, step: ForwardInput) -> bool:
-        opened = [self.rows[row.row] for row in step.rows]
+        opened = [self.rows[row.row] for row in rows_of(step)]
         poisoned = any(POISON in row.tokens[: row.num_prompt_tokens] for row in opened)
-        return len(step.rows) <= self.room[0] and len(step.token_ids) <= self.room[1] and not poisoned
+        return len(rows_of(step)) <= self.room[0] and len(step.columns.token_ids) <= self.room[1] and not poisoned
 
     def close(self, row: int) -> None:
         self.rows.pop(row, None)
@@ -50,7 +51,7 @@ class SmallBackend(ScriptedBackend):
             self.num_steps += 1
             self._last = LateStep(self, forward_input)
             return self._last
-        self.sizes.append((len(forward_input.rows), len(forward_input.token_ids)))
+        self.sizes.append((len(rows_of(forward_input)), len(forward_input.columns.token_ids)))
         return super().submit(forward_input)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from number_text import NumberText
-from realizar.batch import OpenedRow, RowOutput, ScheduledRow
+from realizar.batch import OpenedRow
 from realizar.config import EngineConfig
 from realizar.engine.clients.engine_client import EngineClient
 from realizar.engine.clients.prepare import prepare_request
@@ -33,6 +33,7 @@ from realizar.scheduler.scheduler import Scheduler
 from realizar.scheduler.sequence import Sequence as ScheduledSequence
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
+from step_inputs import RowOutput, ScheduledRow
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = {name: tuple(range(start, start + 9)) for name, start in (("a", 1), ("b", 20), ("c", 40))}

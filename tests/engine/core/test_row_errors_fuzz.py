@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from realizar.batch import OpenedRow, RowOutput, ScheduledRow
+from realizar.batch import OpenedRow
 from realizar.config import EngineConfig
 from realizar.errors import StepError
 from realizar.outputs import RowError
@@ -16,6 +16,7 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
+from step_inputs import RowOutput, ScheduledRow
 
 FAILS = 90  # the first token of requests whose rows may fail
 NUM_IDS = 7  # few, so that drafts come true

@@ -15,6 +15,7 @@ from realizar.outputs import SnapshotUse, TokenOutput
 from realizar.request import Request
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, choose, history_states, logprobs_of, make_spec
+from step_inputs import rows_of
 from wider import diagonal, wider
 
 # Snapshots in the host's memory or none, drafts or none, steps in flight.
@@ -63,7 +64,7 @@ class FaultyBackend(ScriptedBackend):
     """Lacks memory for some steps of several rows, of which nothing is written: neither tokens nor states."""
 
     def submit(self, forward_input: ForwardInput) -> ScriptedStep:
-        if self.num_steps % 29 == 28 and len(forward_input.rows) > 1:
+        if self.num_steps % 29 == 28 and len(rows_of(forward_input)) > 1:
             self.num_steps += 1
             raise CapacityError("the GPU is out of memory: tried 2 GiB")
         return super().submit(forward_input)

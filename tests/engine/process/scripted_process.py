@@ -34,6 +34,7 @@ from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, make_spec
+from step_inputs import rows_of
 
 
 def hold(file: str) -> None:
@@ -53,7 +54,7 @@ class FaultyBackend(ScriptedBackend):
     def submit(self, forward_input: ForwardInput) -> ScriptedStep:
         if self.slow and Path(self.slow).exists():
             time.sleep(0.1)
-        if self.holds and len(forward_input.rows) >= self.hold_rows:
+        if self.holds and len(rows_of(forward_input)) >= self.hold_rows:
             hold(self.holds)
             self.holds = ""
         if self.num_steps >= 10 and self.dies == "hangs":

@@ -32,7 +32,7 @@ from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
-from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, ScheduledRow, StepOutput, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import RealizarError, StepError
 from realizar.models.check_tensors import check_tensors
@@ -196,8 +196,8 @@ class CPUBackend:
 
     def begin(self, forward_input: ForwardInput) -> None:
         """Write the step's arrays where kernels read them, and the embeddings of its tokens."""
-        space, tokens = self.model.workspace, len(forward_input.token_ids)
-        columns, ids = forward_input.columns, forward_input.token_ids
+        space, columns = self.model.workspace, forward_input.columns
+        ids, tokens = columns.token_ids, len(columns.token_ids)
         follows = (ids == FROM_PREVIOUS_STEP).nonzero()[0]
         if len(follows):
             ids = ids.copy()
@@ -257,7 +257,7 @@ class CPUBackend:
 
     def _pooled(self, columns: StepRows, index: int) -> Pooled:
         try:
-            return self._pool(columns.row(index), int(columns.starts[index]))
+            return self._pool(columns, index)
         except StepError:
             raise  # a kernel's: the step's
         except Exception as reason:  # noqa: BLE001 - one row's numbers are not the others' trouble
@@ -265,15 +265,15 @@ class CPUBackend:
                 _LOG.error("pooling of a row failed", exc_info=reason)
             return RowError.of(reason, "pooling")
 
-    def _pool(self, row: ScheduledRow, start: int) -> NDArray[np.float32] | None:
-        """The pooled hidden state that a row wants, float32 [hidden_size]; its first token is at `start`."""
-        if row.pooling is None or not row.num_tokens:
+    def _pool(self, columns: StepRows, index: int) -> NDArray[np.float32] | None:
+        """The pooled hidden state that a row wants, float32 [hidden_size]."""
+        start, end = columns.starts[index : index + 2].tolist()
+        if start == end:
             return None
-        end = start + row.num_tokens
-        if row.pooling == "last":
+        if columns.pooling[index] == "last":
             return finite_vector(self.hidden_states([end - 1])[0])
-        pool = self._pools.setdefault(row.row, MeanPool(self.model.spec.hidden_size))
-        pool.restart_at(row.num_computed_tokens)
+        pool = self._pools.setdefault(int(columns.numbers[index]), MeanPool(self.model.spec.hidden_size))
+        pool.restart_at(int(columns.num_computed_tokens[index]))
         pool.add(self.hidden_states(range(start, end)))
         return finite_vector(pool.mean())
 

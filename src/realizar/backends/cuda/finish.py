@@ -13,7 +13,7 @@ from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import padded_rows, row_counts
 from realizar.backends.cuda.step import CUDAStep, Finished
 from realizar.backends.cuda.workspace import Workspace
-from realizar.batch import ScheduledRow
+from realizar.batch import StepRows
 from realizar.outputs import RowError
 from realizar.request import Pooling
 
@@ -71,32 +71,32 @@ class StepFinisher:
         pooled: dict[int, torch.Tensor | RowError] = {}
         columns = step.forward_input.columns
         for index, pooling in columns.pooling.items():
-            row = columns.row(index)
-            if not row.num_tokens:
+            if not columns.num_tokens[index]:
                 continue
             try:
-                vector = self._pooled(row, pooling, int(columns.starts[index]))
+                vector = self._pooled(columns, index, pooling)
             except Exception as error:  # noqa: BLE001 - one row's numbers are not the others' trouble
                 pooled[index] = row_error(error, "pooling")
             else:
                 pooled[index] = vector.to("cpu", non_blocking=True)
         return pooled
 
-    def _pooled(self, row: ScheduledRow, pooling: Pooling, start: int) -> torch.Tensor:
-        """The pooled hidden state that a row wants, float32 [hidden_size]; its first token is at `start`."""
-        end = start + row.num_tokens
+    def _pooled(self, columns: StepRows, index: int, pooling: Pooling) -> torch.Tensor:
+        """The pooled hidden state that a row wants, float32 [hidden_size]."""
+        start, end = columns.starts[index : index + 2].tolist()
         if pooling == "last":
             (state,) = self.final_states([end - 1])
             return state[0].clone()
-        total, count = self._means.get(row.row, (None, 0)) if row.num_computed_tokens else (None, 0)
-        if count != row.num_computed_tokens:
-            raise RuntimeError(f"a mean over {row.num_computed_tokens} earlier tokens is wanted, and {count} were seen")
+        row, computed = int(columns.numbers[index]), int(columns.num_computed_tokens[index])
+        total, count = self._means.get(row, (None, 0)) if computed else (None, 0)
+        if count != computed:
+            raise RuntimeError(f"a mean over {computed} earlier tokens is wanted, and {count} were seen")
         for states in self.final_states(range(start, end)):
             part = states.sum(dim=0, dtype=torch.float64)
             total = part if total is None else total + part
         assert total is not None
-        count += row.num_tokens
-        self._means[row.row] = total, count
+        count += end - start
+        self._means[row] = total, count
         return (total / count).float()
 
     def final_states(self, tokens: Sequence[int]) -> Iterator[torch.Tensor]:

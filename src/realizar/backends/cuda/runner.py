@@ -185,7 +185,8 @@ class CUDABackend:
         if not tiles:
             longest = int(step.columns.num_context_tokens.max(initial=0))
             return StepKind(decodes, decodes, 0, self.model.attention.is_long(decodes, longest), embeds)
-        kind = self.model.graphs.padded(StepKind(padded_tokens(len(step.token_ids), sizes.tokens), decodes, tiles))
+        tokens = padded_tokens(len(step.columns.token_ids), sizes.tokens)
+        kind = self.model.graphs.padded(StepKind(tokens, decodes, tiles))
         return replace(kind, embeds=True) if embeds else kind
 
     def _send(self, step: ForwardInput, kind: StepKind, wanted: WantedTokens) -> None:
@@ -216,7 +217,7 @@ class CUDABackend:
 
     def _bytes_read(self, launch: Launch, step: ForwardInput) -> int:
         if launch.attention is None:
-            return int(launch.weight_bytes * min(1.0, launch.share_of_token * len(step.token_ids)))
+            return int(launch.weight_bytes * min(1.0, launch.share_of_token * len(step.columns.token_ids)))
         return cached_tokens_read(launch.attention, step) * self.model.kv.token_bytes(launch.attention)
 
     @property

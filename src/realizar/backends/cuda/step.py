@@ -42,7 +42,7 @@ def wanted_tokens(step: ForwardInput) -> WantedTokens:
     columns = step.columns
     if columns.only_decodes:
         return _wanted_of_decodes(len(columns))
-    starts = step.query_starts
+    starts = columns.starts.tolist()
     sampled_rows = (columns.samples & (columns.num_tokens > 0)).nonzero()[0].tolist()
     drafts = columns.num_drafts.tolist()
     num_drafts = max([drafts[index] for index in sampled_rows], default=0)

@@ -145,10 +145,10 @@ class StepArrays:
             views[name][:size] = values
             views[name][size:padded] = nothing
 
-        put("ids", step.token_ids, kind.tokens, 0)
+        put("ids", step.columns.token_ids, kind.tokens, 0)
         if kind.embeds:  # as `kernels.embed` knows them
             for first, values in columns.given:
-                views["ids"][first : first + len(values)] = -2 - step.token_ids[first : first + len(values)]
+                views["ids"][first : first + len(values)] = -2 - step.columns.token_ids[first : first + len(values)]
         put("positions", step.positions, kind.tokens, 0)
         views["token_rows"][: kind.tokens] = 0
         follows = (columns.token_ids == FROM_PREVIOUS_STEP).nonzero()[0]  # each is its row's first

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import Backend, ForwardInput
-from realizar.batch import LogprobQuery, OpenedRow, RowOutput, ScheduledRow, StepRows
+from realizar.batch import LogprobQuery, OpenedRow, StepRows
 from realizar.config import EngineConfig
 from realizar.errors import RequestFailedError
 from realizar.outputs import TokenLogprobs
@@ -56,23 +56,23 @@ def run_small_steps(backend: Backend, vocab: int) -> Seen:
     greedy: list[tuple[int, int]] = []
     drawn: list[int] = []
     for parts in STEPS:
-        rows = []
+        firsts = [computed[row] for row, _ in parts]
         for row, count in parts:
-            first = computed[row]
-            if not first:
+            if not computed[row]:
                 history = tuple(tokens[row, :count].tolist())
                 backend.open(OpenedRow(row, row, _sampling(row, vocab), history, count, 0))
             computed[row] += count
-            queries = tuple(LogprobQuery(index, None, vocab) for index in range(count)) if count > 1 else ()
-            ids = tuple(tokens[row, first : computed[row]].tolist())
-            rows.append(ScheduledRow(row, row, ids, first, True, queries))
-        found = backend.submit(_step(backend, rows)).result()
-        for (row, _), output in zip(parts, found.rows, strict=True):
-            lines.extend(_distribution(each, vocab) for each in _logprobs(output))
+        found = backend.submit(_step(backend, tokens, parts, firsts, vocab)).result()
+        if found.errors:
+            raise RequestFailedError(next(iter(found.errors.values())).message)
+        for index, (row, _) in enumerate(parts):
+            listed = found.queried.get(index) or found.logprobs[index]
+            lines.extend(_distribution(each, vocab) for each in listed)
+            token_id = int(found.sampled[index, 0])
             if row < _GREEDY_ROWS:
-                greedy.append((len(lines) - 1, output.token_ids[0]))
+                greedy.append((len(lines) - 1, token_id))
             else:
-                drawn.append(output.token_ids[0])
+                drawn.append(token_id)
     for row in range(_ROWS):
         backend.close(row)
     return Seen(np.stack(lines), np.array(greedy, np.int64), np.array(drawn, np.int64))
@@ -94,12 +94,6 @@ def _sampling(row: int, vocab: int) -> SamplingParams:
     )  # fmt: skip
 
 
-def _logprobs(output: RowOutput) -> Sequence[TokenLogprobs]:
-    if output.error is not None:
-        raise RequestFailedError(output.error.message)
-    return output.queried or output.logprobs
-
-
 def _distribution(found: TokenLogprobs, vocab: int) -> NDArray[np.float64]:
     values = np.full(vocab, np.nan)
     ids, logprobs = zip(*found.top, strict=True)
@@ -107,15 +101,29 @@ def _distribution(found: TokenLogprobs, vocab: int) -> NDArray[np.float64]:
     return values
 
 
-def _step(backend: Backend, rows: Sequence[ScheduledRow]) -> ForwardInput:
+def _step(
+    backend: Backend, tokens: NDArray[np.int64], parts: Sequence[tuple[int, int]], firsts: Sequence[int], vocab: int
+) -> ForwardInput:
+    """A step over rows and numbers of their tokens, from the first of each on; of several the row wants queries."""
     capacity = backend.capacity()
     size, per_row = capacity.block_size, -(-_ROW_TOKENS // capacity.block_size)
     if min(capacity.num_blocks) < _ROWS * per_row:
         raise RuntimeError(f"{min(capacity.num_blocks)} blocks for {_ROWS} rows of {per_row}")
-    table = np.array([[row.row * per_row + place for place in range(per_row)] for row in rows], np.int32)
-    places = [np.arange(row.num_computed_tokens, row.num_context_tokens, dtype=np.int32) for row in rows]
-    slots = np.concatenate(
-        [blocks[each // size] * size + each % size for blocks, each in zip(table, places, strict=True)]
-    ).astype(np.int32)
+    numbers, counts = np.array(parts, np.int64).T
+    none = np.zeros(len(parts), np.int32)
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    owners = np.repeat(numbers, counts)
+    positions = (np.arange(starts[-1]) + np.repeat(np.array(firsts) - starts[:-1], counts)).astype(np.int32)
+    columns = StepRows(
+        numbers, numbers.astype(np.intp), np.array(firsts, np.int32), tokens[owners, positions].astype(np.int32),
+        starts, np.ones(len(parts), np.bool_), none, none,
+        logprob_queries={
+            index: tuple(LogprobQuery(place, None, vocab) for place in range(count))
+            for index, (_, count) in enumerate(parts)
+            if count > 1
+        },
+    )  # fmt: skip
+    table = (numbers[:, None] * per_row + np.arange(per_row)).astype(np.int32)
+    slots = ((owners * per_row + positions // size) * size + positions % size).astype(np.int32)
     groups = len(capacity.num_blocks)
-    return ForwardInput(StepRows.of(rows), np.concatenate(places), (slots,) * groups, (table,) * groups)
+    return ForwardInput(columns, positions, (slots,) * groups, (table,) * groups)

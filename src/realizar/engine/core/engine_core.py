@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as ListOf
 from contextlib import suppress
 
@@ -22,7 +22,7 @@ from realizar.backends.base import (
 )
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import NO_STEP, ScheduledBatch
+from realizar.batch import ScheduledBatch
 from realizar.engine.core.row_grammars import RowGrammars
 from realizar.errors import (
     CapacityError,
@@ -305,11 +305,10 @@ class EngineCore:
         batch = self._open_rows(self._scheduler.schedule())
         try:
             if batch.num_rows:
-                self._submit(self._give_masks(batch))
+                self._submit(batch)
             elif not self._in_flight and self._scheduler.has_work:
                 raise RuntimeError("nothing can be scheduled and sequences are open")
             for _ in range(self._num_awaited(batch)):
-                self._give_masks(NO_STEP)
                 self._finish_oldest()
         except (CapacityError, StepError) as error:
             self._give_up(batch, error)
@@ -333,24 +332,25 @@ class EngineCore:
                 self._failing[opened.sequence_id] = RowError.of(error, "sampler")
         return batch.without_results(failed) if failed else batch
 
-    def _give_masks(self, following: ScheduledBatch) -> ScheduledBatch:
-        """Give the oldest step in flight its masks, unless it has them. Rows whose masks are late are held.
-
-        It returns `following`, the step submitted next, in which held rows compute their last token again.
-        """
-        if not self._in_flight:
-            return following
-        batch, step = self._in_flight[0]
-        given = self._grammars.give(step)
-        self._failing.update(given.stuck)
-        return self._scheduler.hold(batch, given.held, following) if given.held else following
-
     def _submit(self, batch: ScheduledBatch) -> None:
         """Submit a step; the backend samples the one before, at the latest now."""
         if not self._in_flight:
             self._grammars.start(batch.columns)  # else its rows' last tokens are not known yet
+        elif held := self._give_masks():
+            batch = self._scheduler.computed_again(batch, held)
         self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self._cache))))
         self._end_failing()
+
+    def _give_masks(self) -> Collection[int]:
+        """Give the oldest step in flight its masks, unless it has them. Returns the rows that it holds, as theirs are
+        late.
+        """
+        batch, step = self._in_flight[0]
+        given = self._grammars.give(step)
+        self._failing.update(given.stuck)
+        if given.held:
+            self._scheduler.hold(batch, given.held)
+        return given.held
 
     def _num_awaited(self, batch: ScheduledBatch) -> int:
         """Steps in flight, the last one submitted among them, that must be done before the next is scheduled."""
@@ -360,6 +360,7 @@ class EngineCore:
         return len(self._in_flight) - (0 if most and self._scheduler.awaits(batch) else most)
 
     def _finish_oldest(self) -> None:
+        self._give_masks()
         done, step = self._in_flight[0]
         output = step.result()
         self._in_flight.popleft()

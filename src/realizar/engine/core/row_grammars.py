@@ -163,7 +163,8 @@ class RowGrammars:
         new: dict[int, tuple[int, ...]] = {}
         for at in asking.num_drafts.nonzero()[0].tolist():
             number, slot = int(asking.numbers[at]), int(asking.slots[at])
-            drafts = asking.step.row(int(asking.index[at])).draft_ids
+            end = int(asking.step.starts[asking.index[at] + 1])
+            drafts = tuple(asking.step.token_ids[end - int(asking.num_drafts[at]) : end].tolist())
             if not masks.wanted[slot] or self._drafts.get(number, ())[: len(drafts)] != drafts:
                 masks.wanted[slot] = False
                 self._drafts[number] = new[slot] = drafts

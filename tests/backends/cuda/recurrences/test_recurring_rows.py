@@ -16,9 +16,8 @@ from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.recurrences.rows import RecurringRows, num_recurring, num_tiles
 from realizar.backends.cuda.shapes import chunk_kinds, mixed_kinds
 from realizar.backends.cuda.step_arrays import StepSizes, recurrence_counts, tiles_of
-from realizar.batch import ScheduledRow
 from realizar.state_moves import StateMoves
-from step_inputs import scheduled_row, step_input
+from step_inputs import ScheduledRow, scheduled_row, step_input
 
 SIZES = StepSizes(512, 8, 32, 8 + 512 // 16 + 1, 1, 16, 16, recurrences=True)
 FIELDS = ("slot", "start", "count", "replay", "certain", "position", "scanned")
@@ -48,7 +47,7 @@ def forward(*rows: ScheduledRow) -> ForwardInput:
 def shape_of(step: ForwardInput) -> StepKind:
     """Without any padding: the least room that a step has."""
     decodes = int(np.count_nonzero(step.columns.num_tokens == 1))
-    return StepKind(len(step.token_ids), decodes, len(tiles_of(step, SIZES.tile_tokens)))
+    return StepKind(len(step.columns.token_ids), decodes, len(tiles_of(step, SIZES.tile_tokens)))
 
 
 def test_drafts_and_held_rows() -> None:

@@ -18,9 +18,9 @@ from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.step import CUDAStep, Finished, WantedTokens, wanted_tokens
 from realizar.backends.cuda.workspace import LOGIT_BLOCK
 from realizar.backends.host_sampler import HostSampler
-from realizar.batch import RowOutput, ScheduledRow, StepRows
+from realizar.batch import StepRows
 from realizar.sampling_params import SamplingParams
-from step_inputs import opened_row, step_input
+from step_inputs import RowOutput, ScheduledRow, opened_row, results_of, step_input
 
 CONTEXT = 160
 
@@ -96,7 +96,7 @@ class SampledSteps:
         step = CUDAStep(given, wanted, finish, self.device)
         step.set_masks(masks)
         step.hold(held)
-        return list(step.result().rows)
+        return list(results_of(step.result()))
 
     def _send(self, given: ForwardInput, wanted: WantedTokens) -> None:
         """Write the step's arrays, as a runner does."""
@@ -104,7 +104,7 @@ class SampledSteps:
         owners = np.where(columns.num_drafts > 0, -1, columns.numbers)[wanted.rows[: wanted.num_sampled]]
         arrays["selected_rows"].fill_(-1)
         for name, values in (
-            ("ids", given.token_ids), ("selected_rows", owners), ("contexts", columns.num_context_tokens),
+            ("ids", given.columns.token_ids), ("selected_rows", owners), ("contexts", columns.num_context_tokens),
         ):  # fmt: skip
             arrays[name][: len(values)] = torch.from_numpy(values.astype(np.int32)).to(self.device)
 

@@ -20,7 +20,11 @@ from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSample
 from realizar.backends.cuda.step import wanted_tokens  # noqa: E402
 from realizar.batch import LogprobQuery, StepRows  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
-from step_inputs import opened_row, scheduled_row  # noqa: E402
+from step_inputs import (  # noqa: E402
+    opened_row,
+    scheduled_row,
+    step_rows,
+)
 
 ROWS, VOCAB = 8, 9000
 
@@ -146,7 +150,7 @@ def test_queries_beside_choices() -> None:
         scheduled_row(2, (1, 2, 3), 0, False, logprob_queries=queries),
     )  # fmt: skip
     expected = {0: (0, -1, 2), 1: (1, -1, 1), 2: (2, 77, 4), 3: (3, -1, 0)}
-    assert asking.asked(StepRows.of(rows)) == expected
+    assert asking.asked(step_rows(rows)) == expected
     assert asking.replayed == [4]
 
 

@@ -19,6 +19,7 @@ from realizar.backends.cuda.sampling.native_step_sampler import (  # noqa: E402
 )
 from realizar.backends.cuda.step import CUDAStep, wanted_tokens  # noqa: E402
 from realizar.batch import StepRows  # noqa: E402
+from step_inputs import results_of  # noqa: E402
 
 ROWS = 3
 
@@ -77,7 +78,7 @@ def test_results_stay_what_they_were_while_other_steps_run() -> None:
     assert len(sampler._free) == 1  # with that of the step in flight two, and a third that is lost
     for number, output in enumerate(outputs, start=2):
         assert output.sampled.tolist() == [[number]] * ROWS
-        for row in output.rows:
+        for row in results_of(output):
             (entry,) = row.logprobs
             assert (entry.token_id, entry.logprob, entry.top) == (number, -number, ((number, -number),))
     assert lost.result().sampled.tolist() == [[1]] * ROWS

@@ -16,7 +16,11 @@ from realizar.backends.cuda.sampling.results import PendingResult  # noqa: E402
 from realizar.backends.cuda.step import CUDAStep, wanted_tokens  # noqa: E402
 from realizar.batch import StepOutput, StepRows  # noqa: E402
 from realizar.outputs import RowError  # noqa: E402
-from step_inputs import scheduled_row  # noqa: E402
+from step_inputs import (  # noqa: E402
+    results_of,
+    scheduled_row,
+    step_rows,
+)
 
 ROWS, LISTED = 6, 3
 FAILED, NOT_FINITE, PLAIN = (
@@ -52,19 +56,17 @@ def test_steps_of_decodes_alone_give_what_others_give(errors: dict[int, RowError
     numbers, tokens = np.arange(ROWS)[::-1].copy(), np.ones(ROWS, np.int32)
     decodes = StepRows.of_decodes(np.arange(ROWS), numbers, tokens * 7, tokens)
     assert decodes.only_decodes
-    mixed = StepRows.of([scheduled_row(int(number), (1,), 7, True) for number in numbers])
+    mixed = step_rows([scheduled_row(int(number), (1,), 7, True) for number in numbers])
     assert not mixed.only_decodes
     found, wanted = (result_of(columns, errors) for columns in (decodes, mixed))
     failed = -1 if errors else 23
     assert found.sampled.tolist() == wanted.sampled.tolist() == [[20], [-1], [-1], [failed], [24], [25]]
-    assert dict(found.others) == dict(wanted.others)
+    assert dict(found.errors) == dict(wanted.errors)
     assert sorted(found.logprobs) == sorted(wanted.logprobs) == sorted({0, 3, 5} - errors.keys())
-    assert found.rows == wanted.rows
-    assert found.rows[0].token_ids == (20,)
-    assert found.rows[0].logprobs[0].top == ()
-    assert len(found.rows[5].logprobs[0].top) == 2
+    assert results_of(found) == results_of(wanted)
+    assert results_of(found)[0].token_ids == (20,)
+    assert results_of(found)[0].logprobs[0].top == ()
+    assert len(results_of(found)[5].logprobs[0].top) == 2
     for index in (FAILED, NOT_FINITE):
-        error = found.others[index].error
-        assert error is not None
-        assert "not finite" in error.message
-    assert found.rows[3].error == errors.get(3)
+        assert "not finite" in found.errors[index].message
+    assert results_of(found)[3].error == errors.get(3)

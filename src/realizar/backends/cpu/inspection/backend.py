@@ -59,7 +59,7 @@ def time_operations(backend: CPUBackend, spec: ModelSpec, step: ForwardInput, re
     The step's rows are open. Raises InvalidRequestError where more rows are sampled than there is room for logits.
     """
     most = backend.model.workspace.max_selected
-    if sum(row.sample for row in step.rows) > most:
+    if np.count_nonzero(step.columns.samples) > most:
         raise InvalidRequestError(f"at most {most} rows can be profiled at once on the CPU", "batch")
     backend.submit(step).result()
     operations = [operation for bound in backend.programs for operation in bound.operations]
@@ -116,8 +116,8 @@ def read_values(backend: CPUBackend, spec: ModelSpec, step: ForwardInput) -> lis
     stages, found = iter(stage_names(spec)), []
     for operation in backend.programs[0].operations:
         if operation.begins_block:
-            found.append(describe_values(next(stages), backend.stream(len(step.token_ids))))
+            found.append(describe_values(next(stages), backend.stream(len(step.columns.token_ids))))
         backend.walk(walkable([operation]))
-    found.append(describe_values(next(stages), backend.stream(len(step.token_ids))))
-    logits = backend.logits([len(step.token_ids) - 1])
+    found.append(describe_values(next(stages), backend.stream(len(step.columns.token_ids))))
+    logits = backend.logits([len(step.columns.token_ids) - 1])
     return [*found, describe_values("logits", np.asarray(logits, np.float32))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -15,10 +15,10 @@ from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
 from realizar.backends.cpu.sampling.runs import ALL, DecodeRuns, StepRuns
 from realizar.backends.row_faults import nothing_allowed, unusable_logit, unusable_logits
-from realizar.batch import NOT_SAMPLED, RowOutput, StepOutput, StepRows
+from realizar.batch import NOT_SAMPLED, StepOutput, StepRows
 from realizar.errors import RealizarError
 from realizar.logprob_columns import LogprobColumns, StepEntry
-from realizar.outputs import RowError
+from realizar.outputs import RowError, TokenLogprobs
 
 Integers = NDArray[np.integer]
 Pooled: TypeAlias = NDArray[np.float32] | RowError | None
@@ -133,26 +133,25 @@ class StepSampler:
     def output(self, pool: Callable[[int], Pooled]) -> StepOutput:
         """Once all logits were read; `pool` is called for the index of each row that wants a state and has no error."""
         columns = self._columns
+        have_logprobs = (self._rows.logprobs[columns.numbers] >= 0) & self.wants_logprobs
         if self._all_decoded:
-            if not self.wants_logprobs:
-                return StepOutput(columns.numbers, self.sampled)
-            listed = (self._rows.logprobs[columns.numbers] >= 0).nonzero()[0]
-            return StepOutput(columns.numbers, self.sampled, {}, self.single_logprobs(listed))
+            return StepOutput(columns.numbers, self.sampled, self.single_logprobs(have_logprobs.nonzero()[0]))
         faulty = self._step.owners[self._step.faults != record.NO_FAULT]
-        by_themselves = {*faulty.tolist(), *columns.logprob_queries, *columns.pooling}
-        logprobs: dict[int, StepEntry] = {}
-        if self.wants_logprobs:
-            have_logprobs = (self._rows.logprobs[columns.numbers] >= 0) & (self.made > 0)
-            alone = have_logprobs & (self.made == 1)
-            alone[list(by_themselves)] = False
-            by_themselves |= set((have_logprobs & ~alone).nonzero()[0].tolist())
-            logprobs = self.single_logprobs(alone.nonzero()[0])
-        others: dict[int, RowOutput] = {}
-        for index in sorted(by_themselves):
-            others[index] = self._row_alone(index, pool)
-            if others[index].error is not None:
-                self.sampled[index] = NOT_SAMPLED
-        return StepOutput(columns.numbers, self.sampled, others, logprobs)
+        errors = {index: error for index in {*faulty.tolist()} if (error := self.error(index)) is not None}
+        pooled: dict[int, NDArray[np.float32]] = {}
+        for index in [each for each in columns.pooling if each not in errors]:
+            found = pool(index)
+            if isinstance(found, RowError):
+                errors[index] = found
+            elif found is not None:
+                pooled[index] = found
+        self.sampled[list(errors)] = NOT_SAMPLED
+        have_logprobs[list(errors)] = False
+        logprobs: dict[int, Sequence[TokenLogprobs]] = {}
+        logprobs |= self.single_logprobs((have_logprobs & (self.made == 1)).nonzero()[0])
+        logprobs |= {index: self.logprobs(index) for index in (have_logprobs & (self.made > 1)).nonzero()[0].tolist()}
+        queried = {index: self.queried(index) for index in columns.logprob_queries if index not in errors}
+        return StepOutput(columns.numbers, self.sampled, logprobs, queried, pooled, errors)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -162,16 +161,6 @@ class StepSampler:
     def _all_decoded(self) -> bool:
         """True if each row decodes and sampled its token, so that none has an error."""
         return self._decodes is not None and int(np.count_nonzero(self.made)) == len(self.made)
-
-    def _row_alone(self, index: int, pool: Callable[[int], Pooled]) -> RowOutput:
-        number, vector, error = int(self._columns.numbers[index]), None, self.error(index)
-        if error is None and index in self._columns.pooling:
-            pooled = pool(index)
-            error, vector = (pooled, None) if isinstance(pooled, RowError) else (None, pooled)
-        if error is not None:
-            return RowOutput(number, (), error=error)
-        token_ids = tuple(self.sampled[index, : self.made[index]].tolist())
-        return RowOutput(number, token_ids, self.logprobs(index), self.queried(index), vector)
 
     def error(self, index: int) -> RowError | None:
         """The reason why the row of this index gets nothing: of several the one that comes first in the row."""

@@ -39,7 +39,7 @@ def read_values(backend: CUDABackend, spec: ModelSpec, step: ForwardInput) -> li
     step is on its way.
     """
     stages, found = iter(stage_names(spec)), []
-    tokens = len(step.token_ids)
+    tokens = len(step.columns.token_ids)
     with device_errors(backend.device.torch_device):
         for launch in backend.launches(step):
             launch.start()

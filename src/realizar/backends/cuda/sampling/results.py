@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
-from realizar.backends.cuda.step import CUDAStep, WantedTokens
+from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.row_faults import finite_vector, nothing_allowed, unusable_logit, unusable_logits
-from realizar.batch import NOT_SAMPLED, RowOutput, StepOutput
+from realizar.batch import NOT_SAMPLED, StepOutput
 from realizar.errors import RealizarError
 from realizar.logprob_columns import StepEntry
 from realizar.outputs import RowError, TokenLogprobs
@@ -53,19 +53,33 @@ class PendingResult:
     release: Callable[[], None] = _nothing
 
     def read(self, step: CUDAStep) -> StepOutput:
-        """The step's columns, and by themselves the rows that have more than sampled tokens, or that failed."""
+        """The step's columns. A row whose numbers can't be used gets an error, and the others are unharmed."""
         self.wait()
         columns = step.forward_input.columns
         sampled, faults = self._standing(step)
-        others: dict[int, RowOutput] = {}
-        plain, found = self._take_logprobs(step, sampled)
-        logprobs_of = _by_rows(step.wanted, found) if found else {}
-        for index in sorted({*self.pooled, *logprobs_of, *faults}):
-            others[index] = self._row_alone(step, index, sampled, faults, logprobs_of.get(index, ((), ())))
-            if others[index].error is not None:
-                sampled[index] = NOT_SAMPLED
+        errors = {index: each for index, each in self.pooled.items() if isinstance(each, RowError)}
+        pooled: dict[int, NDArray[np.float32]] = {}
+        queried: dict[int, Sequence[TokenLogprobs]] = {}
+        logprobs, found = self._take_logprobs(step, sampled)
+        for index in sorted({*self.pooled, *found, *faults} - errors.keys()):
+            try:
+                if index in faults:
+                    masked = int(columns.numbers[index]) in step.masks
+                    raise nothing_allowed(masked) if faults[index] == NONE_ALLOWED else unusable_logit()
+                made, asked = found.get(index, ([], []))
+                made = made[: int(np.count_nonzero(sampled[index] != NOT_SAMPLED))]
+                if any(math.isnan(each.logprob) for each in (*made, *asked)):
+                    raise unusable_logits()
+                if isinstance(vector := self.pooled.get(index), torch.Tensor):
+                    pooled[index] = finite_vector(vector.numpy())
+            except RealizarError as raised:
+                errors[index] = RowError.of(raised, "sampling")
+            else:
+                logprobs |= {index: made} if made else {}
+                queried |= {index: asked} if asked else {}
+        sampled[list(errors)] = NOT_SAMPLED
         self.release()
-        return StepOutput(columns.numbers, sampled, others, plain)
+        return StepOutput(columns.numbers, sampled, logprobs, queried, pooled, errors)
 
     def _standing(self, step: CUDAStep) -> tuple[NDArray[np.int32], dict[int, int]]:
         columns, made = step.forward_input.columns, self.sampled.numpy()
@@ -92,12 +106,14 @@ class PendingResult:
 
     def _take_logprobs(
         self, step: CUDAStep, sampled: NDArray[np.int32]
-    ) -> tuple[dict[int, StepEntry], dict[int, StepEntry]]:
-        """Log-probabilities of rows with one sampled token and nothing else, by row; all others, by wanted token."""
-        plain: dict[int, StepEntry] = {}
+    ) -> tuple[dict[int, Sequence[TokenLogprobs]], dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]]]:
+        """Log-probabilities by row: of those with one sampled token and nothing else, and of the others' sampled tokens
+        and queries.
+        """
+        plain: dict[int, Sequence[TokenLogprobs]] = {}
         found: dict[int, StepEntry] = {}
         if not self.logprobs:
-            return plain, found
+            return plain, {}
         columns, wanted = step.forward_input.columns, step.wanted
         alone = sampled[:, 0] >= 0
         if wanted.num_drafts:
@@ -115,42 +131,8 @@ class PendingResult:
                         plain[row] = entry
                     else:
                         found[int(indices[places[place]])] = entry
-        return plain, found
-
-    def _row_alone(
-        self, step: CUDAStep, index: int, sampled: NDArray[np.int32], faults: Mapping[int, int],
-        logprobs: tuple[Sequence[TokenLogprobs], Sequence[TokenLogprobs]],
-    ) -> RowOutput:  # fmt: skip
-        """One row's output. A row whose numbers can't be used gets an error, and the others are unharmed."""
-        number, pooled = int(step.forward_input.columns.numbers[index]), self.pooled.get(index)
-        if isinstance(pooled, RowError):
-            return RowOutput(number, (), error=pooled)
-        try:
-            if index in faults:
-                raise nothing_allowed(number in step.masks) if faults[index] == NONE_ALLOWED else unusable_logit()
-            token_ids = tuple([token_id for token_id in sampled[index].tolist() if token_id != NOT_SAMPLED])
-            return _row_output(number, token_ids, *logprobs, pooled)
-        except RealizarError as raised:
-            return RowOutput(number, (), error=RowError.of(raised, "sampling"))
-
-
-def _by_rows(
-    wanted: WantedTokens, found: Mapping[int, StepEntry]
-) -> dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]]:
-    by_rows: dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]] = {}
-    for index in sorted(found):
-        pair = by_rows.setdefault(wanted.rows[index], ([], []))
-        pair[index >= wanted.num_sampled].append(found[index][0])
-    return by_rows
-
-
-def _row_output(
-    number: int, token_ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs], queried: Sequence[TokenLogprobs],
-    vector: torch.Tensor | None,
-) -> RowOutput:  # fmt: skip
-    """Without log-probabilities of sampled tokens that do not stand; RealizarError where a number is not finite."""
-    logprobs = logprobs[: len(token_ids)]
-    if (logprobs or queried) and any(math.isnan(each.logprob) for each in (*logprobs, *queried)):
-        raise unusable_logits()
-    pooled = None if vector is None else finite_vector(vector.numpy())
-    return RowOutput(number, token_ids, tuple(logprobs), tuple(queried), pooled)
+        by_rows: dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]] = {}
+        for index in sorted(found):
+            pair = by_rows.setdefault(wanted.rows[index], ([], []))
+            pair[index >= wanted.num_sampled].append(found[index][0])
+        return plain, by_rows
