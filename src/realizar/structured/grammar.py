@@ -191,18 +191,6 @@ class GrammarFactory:
         elif not out[0].any():
             row.error = "no token can follow"
 
-    def certain_ids(self, row: GrammarMatcher, most: int) -> list[int]:
-        """The next tokens of a row that its grammar forces, before the end of its output. The row stays as it is."""
-        row, found, mask = row.copy(), list[int](), np.empty((1, self.num_words), np.uint32)
-        while len(found) < most:
-            self.fill(row, (), mask)
-            token_id = only_id(mask[0])
-            if token_id is None or token_id in self.end_ids:
-                break
-            found.append(token_id)
-            row.advance((token_id,))
-        return found
-
 
 def only_id(mask: NDArray[np.uint32]) -> int | None:
     """The id that a mask, uint32 [words], allows if it allows one alone, else None."""

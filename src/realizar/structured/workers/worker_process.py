@@ -7,7 +7,6 @@ import resource
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -78,35 +77,33 @@ class _Row:
     """A row that is followed.
 
     Attributes:
-        ahead: certain tokens that the matcher has taken in and that were not sampled yet.
-        mask: of the token after those; None where it has not been computed.
-        next_id: the only token of that mask, or None.
+        forced: tokens after the last answer that are certain, as the grammar allows no others.
+        ahead: a matcher that has taken in the first of these. goes_on: it is to take in the last one too.
+        mask: of the token after them all; None where it has not been computed.
         number: of the last request.
         last_s: seconds of the last answer.
-        is_certain: the last mask has one token, and those after it have not been looked for.
     """
 
     key: int
     slot: int
     loaded: _Loaded
     matcher: GrammarMatcher
-    ahead: deque[int] = field(default_factory=deque)
+    forced: list[int] = field(default_factory=list)
+    ahead: GrammarMatcher | None = None
+    goes_on: bool = False
     mask: NDArray[np.uint32] | None = None
-    next_id: int | None = None
     number: int = 0
     last_s: float = 0.0
-    is_certain: bool = False
 
-    def take_in(self, token_ids: Sequence[int]) -> None:
-        """Take in sampled ids, of which the first may be ahead."""
-        while self.ahead and token_ids:
-            if token_ids[0] != self.ahead.popleft():
-                self.matcher.error = "a token is not the one that the grammar allows"
-                self.ahead.clear()
-            token_ids = token_ids[1:]
-        if token_ids:
+    def take_in(self, token_ids: Sequence[int]) -> NDArray[np.uint32] | None:
+        """Take in sampled ids; returns the mask after them if it is known, as they are those that were forced."""
+        mask = self.mask if token_ids == self.forced else None
+        if mask is not None and self.ahead is not None:
+            self.matcher = self.ahead
+        else:
             _advance(self.matcher, token_ids)
-            self.mask = self.next_id = None
+        self.forced, self.ahead, self.goes_on, self.mask = [], None, False, None
+        return mask
 
 
 class WorkerProcess:
@@ -122,6 +119,7 @@ class WorkerProcess:
         self._channel, self._factory, self._memory, self._place = channel, factory, memory, place
         self._grammars: dict[int, _Loaded] = {}
         self._rows: dict[int, _Row] = {}  # by slot
+        self._most_forced = min(memory.most_drafts + 1, MOST_TOKENS) if memory.most_drafts else MOST_TOKENS
         limit_process(memory_bytes)
 
     def run(self) -> None:
@@ -222,84 +220,58 @@ class WorkerProcess:
             self._channel.send(Heavy(loaded.number, loaded.used_bytes))
 
     def _answer(self, row: _Row) -> None:
-        memory, slot, matcher, states = self._memory, row.slot, row.matcher, row.loaded.states
+        memory, slot, states = self._memory, row.slot, row.loaded.states
         number = memory.asked[slot]
         fence()
         if memory.keys[slot] != row.key:
             memory.working[self._place] = 0
             return  # the slot is another row's
         row.number = int(number)
-        if (num_tokens := int(memory.num_tokens[slot])) > 0:
-            row.take_in(memory.tokens[slot, :num_tokens].tolist())
+        known_mask = row.take_in(memory.tokens[slot, : memory.num_tokens[slot]].tolist())
+        matcher = row.matcher
         if (num_drafts := int(memory.num_drafts[slot])) > 0:
             masks = np.empty((num_drafts + 1, self._factory.num_words), np.uint32)
             self._factory.fill(matcher, memory.drafts[slot, :num_drafts].tolist(), masks)
             memory.masks[slot], memory.masks_after_drafts[slot, :num_drafts] = masks[0], masks[1:]
+        elif known_mask is not None:
+            memory.masks[slot] = known_mask
         else:
-            self._write_mask(row)
-        row.is_certain = memory.most_drafts > 0 and only_id(memory.masks[slot]) is not None
-        state = GOES_ON
-        if not row.ahead:
-            state = STUCK if matcher.error is not None else ENDED if matcher.ended else GOES_ON
+            self._factory.fill(matcher, (), memory.masks[slot : slot + 1])
+        self._find_forced(row, matcher, memory.masks[slot])
+        state = STUCK if matcher.error is not None else ENDED if matcher.ended else GOES_ON
         if state == STUCK:
             self._channel.send(Stuck(row.key, str(matcher.error)))
         memory.states[slot] = state
-        known = UNKNOWN if states is None or row.ahead else states.find(matcher)
+        known = UNKNOWN if states is None else states.find(matcher)
         memory.known[slot] = 0 if known == UNKNOWN else entries_of(row.number, row.loaded.first_line + known)
         memory.working[self._place] = 0
         fence()
         memory.answered[slot] = number
 
-    def _write_mask(self, row: _Row) -> None:
-        """Write the mask of a row's next token, and the tokens that are certain from there on."""
-        memory, slot = self._memory, row.slot
-        if row.ahead:
-            memory.masks[slot] = 0
-            memory.masks[slot, row.ahead[0] >> 5] = 1 << (row.ahead[0] & 31)
-        elif row.mask is not None:
-            memory.masks[slot] = row.mask
-        else:
-            self._factory.fill(row.matcher, (), memory.masks[slot : slot + 1])
-            row.next_id = self._certain(row, memory.masks[slot])
-        forced = [*row.ahead] if row.next_id is None else [*row.ahead, row.next_id]
-        memory.forced[slot, : len(forced)] = entries_of(row.number, np.array(forced, np.int64))
-
-    def _certain(self, row: _Row, mask: NDArray[np.uint32]) -> int | None:
-        """The id that a row's mask allows if there is only one, and rows need not be taken back for drafts."""
-        if self._memory.most_drafts or row.matcher.ended or row.matcher.error is not None:
-            return None
-        return only_id(mask)
+    def _find_forced(self, row: _Row, matcher: GrammarMatcher, mask: NDArray[np.uint32]) -> bool:
+        """Write the next token of a row, after the forced ones, if its mask has no other; true if so."""
+        token_id = None if matcher.ended or matcher.error is not None else only_id(mask)
+        is_end, row.goes_on = token_id in self._factory.end_ids, False
+        if token_id is None or len(row.forced) >= self._most_forced or (is_end and self._memory.most_drafts > 0):
+            return False  # the end is no draft
+        row.goes_on = not is_end
+        self._memory.forced[row.slot, len(row.forced)] = entries_of(row.number, token_id)
+        row.forced.append(token_id)
+        return True
 
     def _go_ahead(self) -> int:
-        """Take in one more token of a row that can have no other, to the end of its output; returns how many rows."""
-        if self._memory.most_drafts:
-            return self._look_ahead()
-        for row in self._rows.values():
-            token_id = row.next_id
-            if token_id is None or token_id in self._factory.end_ids or len(row.ahead) >= MOST_TOKENS - 2:
-                continue
-            self._work_on(row.key)
-            row.matcher.advance((token_id,))
-            row.ahead.append(token_id)
-            if row.mask is None:
-                row.mask = np.empty(self._factory.num_words, np.uint32)
-            self._factory.fill(row.matcher, (), row.mask.reshape(1, -1))
-            row.next_id = self._certain(row, row.mask)
-            if row.next_id is not None:
-                self._memory.forced[row.slot, len(row.ahead)] = entries_of(row.number, row.next_id)
-            self._work_on(0)
-            return 1
-        return 0
-
-    def _look_ahead(self) -> int:
-        """Write the certain tokens of one row, which takes none in, as drafts may be others; returns how many rows."""
-        row = next((each for each in self._rows.values() if each.is_certain), None)
+        """Find one more token of a row that can have no other, to the end of its output; returns how many rows."""
+        row = next((each for each in self._rows.values() if each.goes_on), None)
         if row is None:
             return 0
-        row.is_certain = False
         self._work_on(row.key)
-        found = self._factory.certain_ids(row.matcher, min(self._memory.most_drafts + 1, MOST_TOKENS))
-        self._memory.forced[row.slot, : len(found)] = entries_of(row.number, np.array(found, np.int64))
+        if row.ahead is None:
+            row.ahead = row.matcher.copy()
+        row.ahead.advance(row.forced[-1:])
+        mask = np.empty((1, self._factory.num_words), np.uint32)
+        self._factory.fill(row.ahead, (), mask)
+        if not self._find_forced(row, row.ahead, mask[0]):
+            row.mask = mask[0]
         self._work_on(0)
         return 1
 
