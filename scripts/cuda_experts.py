@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from realizar.backends.cuda.matmul.grouped import GroupedConfig, GroupedMatmuls
-from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
+from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
 from realizar.backends.cuda.tuning.measure import buffers_of, random_choices, random_experts, step_of
@@ -63,7 +64,7 @@ class Layers:
         )
         self.chosen = random_choices(rows, self.per_token, self.experts, self.count, options.skew)
         x = torch.randn(rows, options.hidden, device="cuda")
-        self.x: HalfActivations = self.matmuls.to_half(x, 64 if rows >= 64 else 16)
+        self.x: ActivationBuffer = self.matmuls.written(x, InputFormat("half", 64 if rows >= 64 else 16))
         self.buffers = buffers_of(self.step, self.experts, options.width, options.hidden)
         self.out = torch.zeros(self.step.pairs, options.hidden, device="cuda")
         self.weights = torch.rand(self.step.pairs, device="cuda")
@@ -87,7 +88,9 @@ class Layers:
     def dense(self, stacks: list[PackedExperts]) -> Callable[[int], None]:
         """A matmul of the same bytes as one matrix, of as many tokens as a tile has places."""
         tokens, out_features = self.step.tokens, stacks[0].count * stacks[0].out_features
-        source = self.matmuls.to_half(torch.randn(tokens, stacks[0].in_features, device="cuda"), tokens)
+        source = self.matmuls.written(
+            torch.randn(tokens, stacks[0].in_features, device="cuda"), InputFormat("half", tokens)
+        )
         matrices = [
             PackedMatrix(out_features, s.in_features, s.format, s.weights, s.block_scales, s.table) for s in stacks
         ]

@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 import torch
 
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
-from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, MatmulConfig, MatmulKernels
+from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels
 from realizar.backends.cuda.matmul.tuning_table import best_lines, write_table
 from realizar.backends.cuda.native.sources import MatvecTiles
-from realizar.backends.cuda.tuning.measure import DeviceMeter, copies, replay_ms, written
+from realizar.backends.cuda.tuning.measure import DeviceMeter, copies, replay_ms
 from realizar.backends.cuda.tuning.sweep import TOKEN_COUNTS, Shape, sweep
 from realizar.backends.cuda.weights.pack_raw import Packer
 from realizar.checkpoint.ggml_types import GGMLType
@@ -59,13 +60,13 @@ class Bench:
     def __init__(self, matmuls: MatmulKernels, layout: WeightLayout, compact: bool, count: int = LAYERS) -> None:
         self.matmuls = matmuls
         self.stacks = {n: copies(r, c, count, layout, compact) for n, (r, c) in SHAPES.items()}
-        self.inputs: dict[tuple[int, int, ActivationFormat], Activations] = {}
+        self.inputs: dict[tuple[int, int, InputFormat], ActivationBuffer] = {}
         self.partials = torch.empty(3 << 26, device="cuda")
 
-    def input(self, tokens: int, cols: int, activation_format: ActivationFormat) -> Activations:
+    def input(self, tokens: int, cols: int, activation_format: InputFormat) -> ActivationBuffer:
         key = (tokens, cols, activation_format)
         if key not in self.inputs:
-            self.inputs[key] = written(self.matmuls, torch.randn(tokens, cols, device="cuda"), activation_format)
+            self.inputs[key] = self.matmuls.written(torch.randn(tokens, cols, device="cuda"), activation_format)
         return self.inputs[key]
 
     def run(self, name: str, layer: int, tokens: int, config: MatmulConfig) -> None:
@@ -118,13 +119,13 @@ def time_mixed(matmuls: MatmulKernels) -> None:
     whole = copies(6144, 4096, LAYERS, Q4_K, False)
     partials = torch.empty((12, 64, 6144), device="cuda")
     for tokens in (1, 8, 64):
-        x = written(matmuls, torch.randn(tokens, 4096, device="cuda"), matmuls.activation_format(tokens))
-        configs = matmuls.route_merged(tokens, [stack[0] for stack in stacks])
+        x = matmuls.written(torch.randn(tokens, 4096, device="cuda"), matmuls.activation_format(tokens))
+        config = matmuls.route_merged(tokens, [stack[0] for stack in stacks])
         one = matmuls.route(tokens, whole[0])
 
         def mixed() -> None:
             for pair in zip(*stacks, strict=True):
-                matmuls.launch_merged(pair, x, partials, tokens, configs[0])  # noqa: B023
+                matmuls.launch_merged(pair, x, partials, tokens, config)  # noqa: B023
 
         def alone() -> None:
             for matrix in whole:
@@ -144,7 +145,7 @@ def time_gated(matmuls: MatmulKernels, layout: WeightLayout, compact: bool) -> N
         if gated is None:
             continue
         matmuls.prepare([(matrices[0].format, config) for config in (gated, plain)])
-        x, target = (written(matmuls, torch.randn(tokens, cols, device="cuda"), gated.format) for cols in (4096, 14336))
+        x, target = (matmuls.written(torch.randn(tokens, cols, device="cuda"), gated.format) for cols in (4096, 14336))
         partials = torch.empty((plain.splits, tokens, 28672), device="cuda")
 
         def all_gated(config: MatmulConfig) -> None:
@@ -174,7 +175,7 @@ def time_all(matmuls: MatmulKernels, layout: WeightLayout, compact: bool) -> Non
     partials = torch.empty((1, 64, 128256), device="cuda")
     for tokens in (1, 8, 64):
         config = dataclasses.replace(matmuls.route(tokens, heads[0]), splits=1)
-        x = written(matmuls, torch.randn(tokens, 4096, device="cuda"), config.format)
+        x = matmuls.written(torch.randn(tokens, 4096, device="cuda"), config.format)
 
         def run() -> None:
             for head in heads:

@@ -17,9 +17,9 @@ from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
 from realizar.backends.cuda.launch import StepKind  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
-from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
-from realizar.backends.cuda.matmul.quantized import ActivationFormat, MatmulConfig  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import MatmulConfig  # noqa: E402
 from realizar.backends.cuda.presence import gpu_listed  # noqa: E402
 from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts, token_counts  # noqa: E402
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes, tiles_of  # noqa: E402
@@ -37,14 +37,14 @@ class ScriptedMatmuls:
 
     launched: list[Any] = field(default_factory=list)
 
-    def activation_format(self, tokens: int, floats: bool = False) -> ActivationFormat:
-        return ActivationFormat("int8", 1) if tokens < 8 else ActivationFormat("half", 8)
+    def activation_format(self, tokens: int, floats: bool = False) -> InputFormat:
+        return InputFormat("int8") if tokens < 8 else InputFormat("half", 8)
 
-    def route_merged(self, tokens: int, matrices: list[PackedMatrix]) -> list[MatmulConfig]:
-        return [MatmulConfig(None, self.activation_format(tokens), 2) for _ in matrices]  # type: ignore[arg-type]
+    def route_merged(self, tokens: int, matrices: list[PackedMatrix]) -> MatmulConfig:
+        return MatmulConfig(None, self.activation_format(tokens), 2)  # type: ignore[arg-type]
 
     def launch_merged(self, matrices: Any, activations: Any, partials: Any, tokens: int, config: Any) -> None:
-        self.launched.append((len(matrices), type(activations).__name__, tuple(partials.shape), tokens))
+        self.launched.append((len(matrices), activations.format.kind, tuple(partials.shape), tokens))
 
     def launch(self, matrix: Any, activations: Any, partials: Any, tokens: int, config: Any, column: int) -> None:
         self.launched.append((matrix.out_features, column, tokens))
@@ -55,12 +55,12 @@ def packed(rows: int, cols: int) -> PackedMatrix:
     return PackedMatrix(rows, cols, fragment_format(Q8_0), torch.zeros(1), torch.zeros(1), None)
 
 
-@pytest.mark.parametrize(("rows", "kind"), [(3, "Int8Activations"), (9, "HalfActivations")])
+@pytest.mark.parametrize(("rows", "kind"), [(3, "int8"), (9, "half")])
 def test_packed_matrices_run_in_one_grid(rows: int, kind: str) -> None:
     matmuls, buffers = ScriptedMatmuls(), ActivationBuffers(16, CPU)
     linear = MergedLinear([packed(64, 128), packed(32, 128)], None, interpreter_device(), matmuls)  # type: ignore[arg-type]
     partials = torch.zeros(linear.splits(StepKind(rows)), rows, linear.width)
-    linear.launch(StepKind(rows), lambda form: buffers.get(form, 128), partials)
+    linear.launch(StepKind(rows), buffers.get, partials)
     assert matmuls.launched == [(2, kind, (2, rows, 96), rows)]
     assert len(linear.input_formats(StepKind(rows))) == 1
 
@@ -73,7 +73,7 @@ def test_floats_beside_packed_matrices_fill_the_first_split() -> None:
     x = buffers.get(linear.input_formats(StepKind(2))[1], 128)
     x.values.copy_(torch.randn(x.values.shape, generator=torch.Generator().manual_seed(2)))
     partials = torch.full((linear.splits(StepKind(2)), 2, 32), float("nan"))
-    linear.launch(StepKind(2), lambda form: buffers.get(form, 128), partials)
+    linear.launch(StepKind(2), buffers.get, partials)
     assert matmuls.launched == [(8, 0, 2)]
     expected = x.values[:2].float() @ weights.float().T
     assert torch.equal(partials.sum(dim=0)[:, 8:], expected)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TypeAlias
 
 import torch
 
 from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, whole_width
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.launch import StepKind
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
-from realizar.backends.cuda.matmul.linears import MergedLinear
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer
+from realizar.backends.cuda.matmul.linears import Buffers, MergedLinear
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.norms import Folded, ResidualAdd, Run
 from realizar.backends.cuda.workspace import Workspace
 from realizar.models.parts import Activation
 from realizar.models.spec import FeedForward
-
-Target: TypeAlias = Callable[[InputFormat, int], ActivationBuffer]
-"""The buffer of a format and a number of columns: of `ActivationBuffers`."""
 
 
 class DenseBinder:
@@ -32,11 +27,11 @@ class DenseBinder:
     def project(
         self,
         linear: MergedLinear,
-        source: Target,
+        source: Buffers,
         *,
         folded: Folded | None = None,
         consumer: MergedLinear | None = None,
-        target: Target | None = None,
+        target: Buffers | None = None,
         residual: ResidualAdd | None = None,
         sums: Callable[[StepKind], torch.Tensor] | None = None,
     ) -> Run:
@@ -48,24 +43,24 @@ class DenseBinder:
             residual: operands of the residual-add epilogue, by number of tokens, if the matmul adds to the stream.
             sums: where its partial sums go; None for the beginning of their memory.
         """
-        space, inputs = self._space, partial(_of_columns, source, linear.cols)
+        space = self._space
 
         def run(kind: StepKind) -> None:
             norm = folded(kind) if folded else None
             if consumer is not None and target is not None and linear.is_gated(kind):
                 (input_format,) = consumer.input_formats(kind)
-                linear.launch_gated(kind, inputs, target(input_format, consumer.cols), norm)
+                linear.launch_gated(kind, source, target(input_format, consumer.cols), norm)
             elif residual is not None and linear.adds_residual(kind):
-                linear.launch_residual(kind, inputs, residual(kind))
+                linear.launch_residual(kind, source, residual(kind))
             else:
                 partials = (
                     space.partials(linear.splits(kind), kind.tokens, linear.width) if sums is None else sums(kind)
                 )
-                linear.launch(kind, inputs, partials, norm)
+                linear.launch(kind, source, partials, norm)
 
         return run
 
-    def activate(self, part: FeedForward, first: MergedLinear, last: MergedLinear, target: Target) -> Run:
+    def activate(self, part: FeedForward, first: MergedLinear, last: MergedLinear, target: Buffers) -> Run:
         """Return a function that writes the input of `last` from the sums of `first`, where that has not done so."""
         space, width, gated = self._space, part.up.out_features, part.gate is not None
         up_at = 64 if first.interleaved else width if gated else 0
@@ -99,7 +94,3 @@ class DenseBinder:
             INTERLEAVED=interleaved, BLOCK=cut.block, num_warps=cut.warps, **target.constants(),
             **self._space.launching(kind),
         )  # fmt: skip
-
-
-def _of_columns(source: Target, cols: int, input_format: InputFormat) -> ActivationBuffer:
-    return source(input_format, cols)

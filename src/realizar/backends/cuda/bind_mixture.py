@@ -16,7 +16,7 @@ from functools import partial
 import torch
 import triton
 
-from realizar.backends.cuda.bind_dense import DenseBinder, Target
+from realizar.backends.cuda.bind_dense import DenseBinder
 from realizar.backends.cuda.kernel_sizes import whole_width
 from realizar.backends.cuda.kernels.experts import choose_experts
 from realizar.backends.cuda.kernels.shared_expert import add_shared
@@ -32,7 +32,7 @@ from realizar.backends.cuda.matmul.experts import (
 )
 from realizar.backends.cuda.matmul.grouped import GroupedExperts
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
-from realizar.backends.cuda.matmul.linears import MergedLinear, Merger, partial_floats
+from realizar.backends.cuda.matmul.linears import Buffers, MergedLinear, Merger, partial_floats
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels
 from realizar.backends.cuda.norms import (
     Branch,
@@ -294,7 +294,7 @@ class MixtureBinder:
 
         return run
 
-    def _inputs_of(self, one: _Mixture) -> Target:
+    def _inputs_of(self, one: _Mixture) -> Buffers:
         return self._space.activations.beside if one.input.apart else self._space.activations.normed
 
     def _gate_or_up(self, one: _Mixture, part: int) -> Run:

@@ -369,7 +369,8 @@ def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> I
 
 def _way(linear: MergedLinear, kind: StepKind) -> str:
     input_kinds = "+".join(input_format.kind for input_format in linear.input_formats(kind))
-    kernels = "+".join(dict.fromkeys(str(config.tiles) for _, config in linear.routes(kind))) or "Triton or cuBLAS"
+    config = linear.route(kind)
+    kernels = "Triton or cuBLAS" if config is None else config.tiles
     epilogue = ""
     if linear.is_gated(kind):
         epilogue = " with the activation epilogue"

@@ -15,9 +15,8 @@ from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
 from realizar.backends.cuda.kernels.normalize_beside import normalize_beside, normalize_twice
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertsInput, ExpertsOutput
-from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer, InputFormat
+from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
-from realizar.backends.cuda.matmul.quantized import FoldedNorm, Int8Activations
 from realizar.backends.cuda.matmul.residual import Residual
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
@@ -135,7 +134,7 @@ class NormBinder:
             if consumer is None or norm_weight is None or not _applies_scale(branch, consumer, kind):
                 return adds
             target = space.activations.normed(consumer.input_formats(kind)[0], self._cols)
-            return replace(adds, norm_weight=norm_weight, target=Int8Activations(target.codes, target.terms))
+            return replace(adds, norm_weight=norm_weight, target=target)
 
         return residual
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
-from realizar.backends.cuda.matmul.quantized import Activations, MatmulConfig, MatmulKernels
+from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
 from realizar.checkpoint.ggml_types import GGMLType
@@ -48,8 +49,9 @@ def down_projection(width: int) -> tuple[PackedMatrix, torch.Tensor]:
 
 
 def check_chain(
-    matmuls: MatmulKernels, tokens: int, made: Callable[[MatmulConfig, int], tuple[Activations, torch.Tensor]],
-    poisoned: Callable[[MatmulConfig, int], Activations], poison: Callable[[Activations], object], tolerance: float,
+    matmuls: MatmulKernels, tokens: int, made: Callable[[MatmulConfig, int], tuple[ActivationBuffer, torch.Tensor]],
+    poisoned: Callable[[MatmulConfig, int], ActivationBuffer], poison: Callable[[ActivationBuffer], object],
+    tolerance: float,
 ) -> MatmulConfig:  # fmt: skip
     """Gate, up and down as of an 8B model, in a graph of dependent launches: as float64 has it, each time the same.
 

@@ -16,8 +16,7 @@ from realizar.backends.cuda import load
 from realizar.backends.cuda.matmul import grouped as grouped_matmuls
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, step_tiles
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer
-from realizar.backends.cuda.matmul.quantized import FoldedNorm, HalfActivations, Int8Activations, input_addresses
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm
 from realizar.backends.cuda.matmul.residual import Residual
 from realizar.backends.cuda.matmul.routing import ExpertsRead, Router, RouterKernels
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
@@ -58,7 +57,7 @@ class HostExpertMatmuls(ExpertMatmuls):
     ) -> None:  # fmt: skip
         launched[f"pairs {'folded' if norm else 'whole'}"] += 1
         count = tokens * pairs.per_token
-        x = decoded(Int8Activations(source.codes, source.terms, norm), count // per_input, stack.in_features)
+        x = decoded(source.with_norm(norm), count // per_input, stack.in_features)
         out, terms, factors = target
         if factors:
             self.experts_read.counts[stack.shared] += torch.tensor([_num_experts(pairs.chosen[:count].tolist()), 1])
@@ -81,13 +80,13 @@ class HostExpertMatmuls(ExpertMatmuls):
         assert residual.bias is None
         chosen = pairs.chosen[: tokens * pairs.per_token].tolist()
         self.experts_read.counts[stack.shared] += torch.tensor([_num_experts(chosen), 1])
-        x = decoded(Int8Activations(source.codes, source.terms), len(chosen), stack.in_features)
+        x = decoded(source, len(chosen), stack.in_features)
         sums = np.zeros((tokens, stack.out_features), np.float32)
         for pair, expert in enumerate(chosen):
             if expert >= 0:
                 own = x[pair] @ _matrix(stack, expert).T + _bias(bias, expert)
                 sums[pair // pairs.per_token] += pairs.weights[pair].item() * own
-        addresses = (0, 0) if residual.target is None else input_addresses(residual.target)
+        addresses = (0, 0) if residual.target is None else residual.target.addresses
         weight, square_sums = residual.norm_weight, residual.square_sums
         _join(
             sums, residual.hidden.data_ptr(), 0, residual.scale, 0 if weight is None else weight.data_ptr(), *addresses,
@@ -165,7 +164,7 @@ class HostGrouped:
         self._experts_read.counts[int(step.shared > 0)] += torch.tensor([_num_experts(self._chosen), 1])
 
     def launch_gated(
-        self, stack: PackedExperts, x: HalfActivations, per_token: int, step: StepTiles, buffers: object, config: Any,
+        self, stack: PackedExperts, x: ActivationBuffer, per_token: int, step: StepTiles, buffers: object, config: Any,
         bias: torch.Tensor | None,
     ) -> None:  # fmt: skip
         launched["grouped"] += 1

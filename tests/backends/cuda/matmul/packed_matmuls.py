@@ -22,7 +22,8 @@ from realizar.backends.cuda.attention import decode as attention_decode
 from realizar.backends.cuda.device import DeviceProfile, Family, interpreter_device
 from realizar.backends.cuda.layouts.activations import int8_activations
 from realizar.backends.cuda.matmul import quantized as matmuls
-from realizar.backends.cuda.matmul.quantized import Activations, Int8Activations, MatmulKernels, input_addresses
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer
+from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.weights import load as weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
@@ -120,10 +121,10 @@ class HostKernel:
                     to[:] = sums[token]
 
 
-def decoded(activations: Activations, tokens: int, cols: int) -> NDArray[np.float32]:
+def decoded(activations: ActivationBuffer, tokens: int, cols: int) -> NDArray[np.float32]:
     """[tokens, cols] that a matmul multiplies by, its folded norm finished."""
-    addresses = input_addresses(activations)
-    if isinstance(activations, Int8Activations):
+    addresses = activations.addresses
+    if activations.format.kind == "int8":
         x = _read_int8(*addresses, tokens, activations.codes.shape[1])
     else:
         blocks, chunks, _, eights = activations.values.shape[:4]

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.cuda.matmul.experts import FLOATS, INTEGERS
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 
 DEVICE = torch.device("cuda")
@@ -21,9 +21,18 @@ def stored(values: Array, kind: str) -> tuple[ActivationBuffer, Array]:
         buffer = ActivationBuffers(len(values), DEVICE).get(FLOATS, values.shape[1])
         buffer.values[:] = x
         return buffer, x.double().cpu().numpy()
-    made, none = MatmulKernels(DEVICE).to_int8(x), torch.zeros(1, device=DEVICE)
-    buffer = ActivationBuffer(INTEGERS, values.shape[1], none, none, made.codes, made.terms)
-    return buffer, read_integers(buffer)
+    made = MatmulKernels(DEVICE).written(x, INTEGERS)
+    return made, read_integers(made)
+
+
+def integers(codes: torch.Tensor, terms: torch.Tensor, norm: FoldedNorm | None = None) -> ActivationBuffer:
+    none = torch.zeros(1, device=codes.device)
+    return ActivationBuffer(INTEGERS, codes.shape[1], none, none, codes, terms, norm)
+
+
+def halves(values: torch.Tensor, scales: torch.Tensor, norm: FoldedNorm | None = None) -> ActivationBuffer:
+    none, (_, chunks, _, eights, _, _) = torch.zeros(1, device=values.device), values.shape
+    return ActivationBuffer(InputFormat("half", 8 * eights), 64 * chunks, values, scales, none, none, norm)
 
 
 def read_integers(buffer: ActivationBuffer) -> Array:

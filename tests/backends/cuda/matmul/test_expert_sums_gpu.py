@@ -14,7 +14,7 @@ from backends.cuda.matmul.stored_inputs import DEVICE, near, read_integers, stor
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda.matmul import experts as expert_matmuls  # noqa: E402
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs  # noqa: E402
-from realizar.backends.cuda.matmul.quantized import Int8Activations, MatmulKernels  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.backends.cuda.matmul.residual import Residual, epilogue_square_parts  # noqa: E402
 from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertsPlan, PackedExperts  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import Packer  # noqa: E402
@@ -65,7 +65,7 @@ def test_sums(
         target, _ = stored(np.zeros((rows, hidden)), "int8")
         residual = Residual(
             torch.from_numpy(stream).cuda(), None, 0.7, torch.from_numpy(gain).cuda() if has_norm else None,
-            Int8Activations(target.codes, target.terms) if has_norm else None,
+            target if has_norm else None,
             torch.zeros((rows, epilogue_square_parts(hidden)), device=DEVICE),
         )  # fmt: skip
         matmuls.experts_read.forget()

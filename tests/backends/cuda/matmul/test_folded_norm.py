@@ -12,13 +12,7 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import decoded, run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block  # noqa: E402
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers, InputFormat  # noqa: E402
-from realizar.backends.cuda.matmul.quantized import (  # noqa: E402
-    Activations,
-    FoldedNorm,
-    HalfActivations,
-    Int8Activations,
-)
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers, FoldedNorm, InputFormat  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
@@ -45,12 +39,6 @@ def poisoned(input_format: InputFormat) -> ActivationBuffer:
     return buffer
 
 
-def activations(buffer: ActivationBuffer, norm: FoldedNorm | None) -> Activations:
-    if buffer.format.kind == "int8":
-        return Int8Activations(buffer.codes, buffer.terms, norm)
-    return HalfActivations(buffer.values, buffer.scales, norm)
-
-
 class Chain:
     """A residual stream and the norms between its matmuls, as the backend starts them."""
 
@@ -71,7 +59,7 @@ class Chain:
             BRANCH_BIAS=False, NORM=1, NORM_BIAS=False, GATHER=False, DEPENDENT=False, PARTS=PARTS, BLOCK=1024,
             **buffer.constants(),
         )  # fmt: skip
-        return decoded(activations(buffer, None), ROWS, COLS).astype(np.float64)
+        return decoded(buffer, ROWS, COLS).astype(np.float64)
 
     def add(self, parts: np.ndarray, bias: np.ndarray, scale: float) -> np.ndarray:
         """Add splits of a matmul, leave the norm scale to the consumer, and return what it makes of it: float64."""
@@ -83,7 +71,7 @@ class Chain:
             self.weight, *buffer.pointers(), COLS, square_sums, before, SPLITS=len(parts), MATMUL_BIAS=True,
             DEPENDENT=False, PARTS=PARTS, BLOCK=BLOCK, **buffer.constants(),
         )  # fmt: skip
-        return decoded(activations(buffer, FoldedNorm(square_sums, COLS, EPS)), ROWS, COLS).astype(np.float64)
+        return decoded(buffer.with_norm(FoldedNorm(square_sums, COLS, EPS)), ROWS, COLS).astype(np.float64)
 
 
 def normed(hidden: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -14,11 +14,8 @@ if not torch.cuda.is_available():
 
 from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize_block  # noqa: E402
-from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers, FoldedNorm  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import (  # noqa: E402
-    FoldedNorm,
-    HalfActivations,
-    Int8Activations,
     MatmulKernels,
 )
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix  # noqa: E402
@@ -50,10 +47,8 @@ class Model:
         """The same by kernels, in buffers full of NaN."""
         tokens, cols = start.shape
         config = replace(self.matmuls.route(tokens, self.matrix), dependent=dependent)
-        activation_format, cut, parts = config.format, norm_blocks(cols), norm_square_parts(cols)
-        buffer = ActivationBuffers(tokens, torch.device("cuda")).get(
-            InputFormat(activation_format.kind, activation_format.block_tokens), cols
-        )
+        cut, parts = norm_blocks(cols), norm_square_parts(cols)
+        buffer = ActivationBuffers(tokens, torch.device("cuda")).get(config.format, cols)
         for tensor in (buffer.values, buffer.scales, buffer.terms):
             tensor.fill_(torch.nan)
         hidden, none = start.clone(), torch.zeros(1, device="cuda")
@@ -71,12 +66,7 @@ class Model:
                 *buffer.pointers(), cols, after, before, SPLITS=len(sums), MATMUL_BIAS=False, PARTS=parts,
                 BLOCK=cut.block, num_warps=cut.warps, **buffer.constants(), **launching,
             )  # fmt: skip
-            norm = FoldedNorm(after, cols, EPS)
-            x = (
-                Int8Activations(buffer.codes, buffer.terms, norm)
-                if activation_format.kind == "int8"
-                else HalfActivations(buffer.values, buffer.scales, norm)
-            )
+            x = buffer.with_norm(FoldedNorm(after, cols, EPS))
             self.matmuls.launch(self.matrix, x, partials, tokens, config)
             sums = partials
         return hidden

@@ -12,13 +12,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from backends.cuda.matmul.gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_chain, expected, pair
+from backends.cuda.matmul.stored_inputs import integers
 from realizar.backends.cuda.layouts.activations import int8_activations
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.linears import launch_gated
 from realizar.backends.cuda.matmul.quantized import (
-    ActivationFormat,
-    Activations,
-    FoldedNorm,
-    Int8Activations,
     MatmulConfig,
     MatmulKernels,
 )
@@ -42,36 +40,36 @@ def matmuls() -> MatmulKernels:
 
 
 def config(matmuls: MatmulKernels, tiles: MatvecTiles, activation: GatedActivation) -> MatmulConfig:
-    return MatmulConfig(tiles, ActivationFormat("int8", 1), 1, matmuls.capability >= (9, 0), activation)
+    return MatmulConfig(tiles, InputFormat("int8"), 1, matmuls.capability >= (9, 0), activation)
 
 
-def poisoned(tokens: int, cols: int) -> Int8Activations:
+def poisoned(tokens: int, cols: int) -> ActivationBuffer:
     """A poisoned buffer with one token more than needed; nothing may be written there."""
     codes = torch.full((tokens + 1, cols), _POISON, dtype=torch.int8, device="cuda")
-    return Int8Activations(codes, torch.full((tokens + 1, cols // 16, 2), torch.nan, device="cuda"))
+    return integers(codes, torch.full((tokens + 1, cols // 16, 2), torch.nan, device="cuda"))
 
 
-def values_of(x: Int8Activations) -> torch.Tensor:
+def values_of(x: ActivationBuffer) -> torch.Tensor:
     """float64 [tokens, cols] of what codes and scales mean."""
     tokens, cols = x.codes.shape
     return (x.codes.reshape(tokens, -1, 16).double() * x.terms[..., :1].double()).reshape(tokens, cols)
 
 
-def written(target: Int8Activations) -> torch.Tensor:
+def written(target: ActivationBuffer) -> torch.Tensor:
     """The same without the row beyond; that and the second terms are checked."""
     assert bool((target.codes[-1] == _POISON).all())
     assert bool(target.terms[-1].isnan().all())
     codes, terms = target.codes[:-1], target.terms[:-1]
     sums = codes.reshape(len(codes), -1, 16).double().sum(2) * terms[..., 0].double()
     assert torch.allclose(terms[..., 1].double(), sums, rtol=1e-6, atol=0)
-    return values_of(Int8Activations(codes, terms))
+    return values_of(integers(codes, terms))
 
 
-def with_squares(matmuls: MatmulKernels, x: torch.Tensor) -> Int8Activations:
+def with_squares(matmuls: MatmulKernels, x: torch.Tensor) -> ActivationBuffer:
     """Rows whose norm is left to the matmul, their squares in 40 parts."""
     square_sums = torch.zeros(len(x), 40, device="cuda")
     square_sums[:, 0], square_sums[:, 37] = x[:, :100].square().sum(1), x[:, 100:].square().sum(1)
-    return replace(matmuls.to_int8(x), norm=FoldedNorm(square_sums, x.shape[1], _EPS))
+    return replace(matmuls.written(x, InputFormat("int8")), norm=FoldedNorm(square_sums, x.shape[1], _EPS))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -84,7 +82,7 @@ def test_few_rows(matmuls: MatmulKernels, ggml_type: GGMLType, activation: Gated
     for tiles, each in zip(TILES, configs, strict=True):
         for folded in (False, True):
             x = (30 if folded else 2) * torch.randn(tiles.tokens, COLS, device="cuda")
-            source = with_squares(matmuls, x) if folded else matmuls.to_int8(x)
+            source = with_squares(matmuls, x) if folded else matmuls.written(x, InputFormat("int8"))
             target = poisoned(tiles.tokens, WIDTH)
             launch_gated(matmuls, matrix, source, target, tiles.tokens, each)
             read = values_of(source)  # the input's own rounding is not this matmul's
@@ -106,7 +104,7 @@ def test_zeros_and_what_is_not_a_number(matmuls: MatmulKernels) -> None:
     x = torch.randn(3, COLS, device="cuda")
     x[0] = 0.0
     x[2] = torch.nan
-    source, target = matmuls.to_int8(x), poisoned(3, WIDTH)
+    source, target = matmuls.written(x, InputFormat("int8")), poisoned(3, WIDTH)
     launch_gated(matmuls, matrix, source, target, 3, each)
     assert not bool(target.codes[0].any())
     assert not bool(target.terms[0].any())
@@ -117,15 +115,15 @@ def test_zeros_and_what_is_not_a_number(matmuls: MatmulKernels) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_what_is_routed_feeds_the_next_matmul(matmuls: MatmulKernels, tokens: int) -> None:
-    def made(_: MatmulConfig, cols: int) -> tuple[Int8Activations, torch.Tensor]:
+    def made(_: MatmulConfig, cols: int) -> tuple[ActivationBuffer, torch.Tensor]:
         source = with_squares(matmuls, torch.randn(tokens, cols, device="cuda"))
         assert source.norm is not None
         return source, values_of(source) / (source.norm.square_sums.double().sum(1, keepdim=True) / cols + _EPS).sqrt()
 
-    def poison(target: Activations) -> None:
-        assert isinstance(target, Int8Activations)
+    def poison(target: ActivationBuffer) -> None:
+        assert target.format.kind == "int8"
         target.codes.fill_(_POISON)
         target.terms.fill_(torch.nan)
 
     routed = check_chain(matmuls, tokens, made, lambda _, width: poisoned(tokens, width), poison, _TOLERANCE)
-    assert routed.format == ActivationFormat("int8", 1)
+    assert routed.format == InputFormat("int8")

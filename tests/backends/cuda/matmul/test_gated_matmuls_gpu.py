@@ -11,12 +11,10 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from backends.cuda.matmul.gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_chain, expected, pair, raw_pair
+from backends.cuda.matmul.stored_inputs import halves
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.linears import launch_gated
 from realizar.backends.cuda.matmul.quantized import (
-    ActivationFormat,
-    Activations,
-    FoldedNorm,
-    HalfActivations,
     MatmulConfig,
     MatmulKernels,
 )
@@ -38,21 +36,21 @@ def matmuls() -> MatmulKernels:
     return MatmulKernels("cuda")
 
 
-def poisoned(tokens: int, block_tokens: int, cols: int) -> HalfActivations:
+def poisoned(tokens: int, block_tokens: int, cols: int) -> ActivationBuffer:
     """A poisoned buffer with one block more than the tokens need; nothing may be written there."""
     blocks = -(-tokens // block_tokens) + 1
     values = torch.full((blocks, cols // 64, 8, block_tokens // 8, 8, 8), torch.nan, device="cuda", dtype=torch.float16)
-    return HalfActivations(values, torch.full((blocks * block_tokens,), torch.nan, device="cuda"))
+    return halves(values, torch.full((blocks * block_tokens,), torch.nan, device="cuda"))
 
 
-def tokens_of(target: HalfActivations, tokens: int) -> torch.Tensor:
+def tokens_of(target: ActivationBuffer, tokens: int) -> torch.Tensor:
     """float64 [tokens, cols] of what was written; the block beyond is checked."""
     blocks, chunks, _, eights, _, _ = target.values.shape
     assert bool(target.values[-1].isnan().all())
-    assert bool(target.token_scales[-eights * 8 :].isnan().all())
+    assert bool(target.scales[-eights * 8 :].isnan().all())
     split = target.values.reshape(blocks, chunks, 4, 2, eights, 8, 4, 2)  # as half_activations orders them
     values = split.permute(0, 4, 5, 1, 6, 2, 7, 3).reshape(blocks * eights * 8, chunks * 64)
-    return (values.double() * target.token_scales.double()[:, None])[:tokens]
+    return (values.double() * target.scales.double()[:, None])[:tokens]
 
 
 def tiles_for(tokens: int) -> list[WgmmaTiles]:
@@ -62,7 +60,7 @@ def tiles_for(tokens: int) -> list[WgmmaTiles]:
 
 
 def configs(tokens: int, activation: GatedActivation) -> list[MatmulConfig]:
-    activation_format = ActivationFormat("half", tiles_for(tokens)[0].tokens)
+    activation_format = InputFormat("half", tiles_for(tokens)[0].tokens)
     return [MatmulConfig(tiles, activation_format, 1, tokens % 2 == 0, activation) for tiles in tiles_for(tokens)]
 
 
@@ -75,7 +73,7 @@ def test_every_number_of_rows(matmuls: MatmulKernels, ggml_type: GGMLType, activ
     for tokens, config in wanted:
         x = 2 * torch.randn(tokens, COLS, device="cuda")
         target = poisoned(tokens, config.format.block_tokens, WIDTH)
-        activations = matmuls.to_half(x, config.format.block_tokens)
+        activations = matmuls.written(x, config.format)
         launch_gated(matmuls, matrix, activations, target, tokens, config)
         reference = expected(x, exact, activation)
         error = (tokens_of(target, tokens) - reference).norm(dim=1) / reference.norm(dim=1)
@@ -91,9 +89,9 @@ def test_rows_beyond_the_steps_hold_anything(matmuls: MatmulKernels, tokens: int
         block = config.format.block_tokens
         x = torch.randn(tokens, COLS, device="cuda")
         few = tokens - 3
-        activations = matmuls.to_half(x, block)
+        activations = matmuls.written(x, InputFormat("half", block))
         target = poisoned(tokens, block, WIDTH)
-        spoilt = matmuls.to_half(torch.cat([x[:few], torch.full_like(x[few:], torch.nan)]), block)
+        spoilt = matmuls.written(torch.cat([x[:few], torch.full_like(x[few:], torch.nan)]), InputFormat("half", block))
         launch_gated(matmuls, matrix, activations, target, few, config)
         clean = tokens_of(target, few)
         launch_gated(matmuls, matrix, spoilt, target, few, config)
@@ -110,7 +108,7 @@ def test_large_values_stop_and_small_ones_keep_a_step(matmuls: MatmulKernels) ->
     x[1] *= 1e-2
     x[2] = torch.nan
     target = poisoned(8, config.format.block_tokens, WIDTH)
-    launch_gated(matmuls, matrix, matmuls.to_half(x, 8), target, 8, config)
+    launch_gated(matmuls, matrix, matmuls.written(x, InputFormat("half", 8)), target, 8, config)
     found, reference = tokens_of(target, 8), expected(x, exact, "silu")
     most = 65504.0 * 64
     assert bool((reference[0].abs() > most).any())
@@ -132,7 +130,7 @@ def test_a_norm_is_finished_before_the_activation(matmuls: MatmulKernels, tokens
     square_sums[:, 0], square_sums[:, 5] = x[:, :100].square().sum(1), x[:, 100:].square().sum(1)
     root = (x.double().square().mean(1, keepdim=True) + 1e-5).sqrt()
     for config in configs(tokens, "silu"):
-        activations = matmuls.to_half(x, config.format.block_tokens)
+        activations = matmuls.written(x, config.format)
         target = poisoned(tokens, config.format.block_tokens, WIDTH)
         unfinished = replace(activations, norm=FoldedNorm(square_sums, COLS, 1e-5))
         launch_gated(matmuls, matrix, unfinished, target, tokens, config)
@@ -143,15 +141,15 @@ def test_a_norm_is_finished_before_the_activation(matmuls: MatmulKernels, tokens
 
 @pytest.mark.parametrize("tokens", [8, 48, 64, 128, 512, 700])
 def test_what_is_routed_feeds_the_next_matmul(matmuls: MatmulKernels, tokens: int) -> None:
-    def made(config: MatmulConfig, cols: int) -> tuple[HalfActivations, torch.Tensor]:
+    def made(config: MatmulConfig, cols: int) -> tuple[ActivationBuffer, torch.Tensor]:
         x = torch.randn(tokens, cols, device="cuda")
-        return matmuls.to_half(x, config.format.block_tokens), x
+        return matmuls.written(x, config.format), x
 
-    def poison(target: Activations) -> None:
-        assert isinstance(target, HalfActivations)
+    def poison(target: ActivationBuffer) -> None:
+        assert target.format.kind == "half"
         target.values.fill_(torch.nan)
 
-    def empty(config: MatmulConfig, width: int) -> HalfActivations:
+    def empty(config: MatmulConfig, width: int) -> ActivationBuffer:
         return poisoned(tokens, config.format.block_tokens, width)
 
     check_chain(matmuls, tokens, made, empty, poison, _TOLERANCE)
@@ -164,11 +162,7 @@ def test_plain_launches_of_interleaved_matrices(matmuls: MatmulKernels) -> None:
         x = torch.randn(tokens, COLS, device="cuda")
         config = replace(matmuls.route(tokens, matrix), splits=2)
         activation_format = config.format
-        activations = (
-            matmuls.to_int8(x)
-            if activation_format.kind == "int8"
-            else matmuls.to_half(x, activation_format.block_tokens)
-        )
+        activations = matmuls.written(x, activation_format)
         partials = torch.full((2, tokens, 2 * WIDTH), torch.nan, device="cuda")
         matmuls.launch(matrix, activations, partials, tokens, config)
         both = partials.double().sum(0).reshape(tokens, -1, 2, 64)

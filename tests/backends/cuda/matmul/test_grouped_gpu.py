@@ -24,7 +24,8 @@ from realizar.backends.cuda.matmul.grouped_tiles import (
     fitted,
     most_tiles,
 )
-from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
+from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.routing import ExpertsRead
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.native.grouped.source import AnyTiles, DirectTiles, GroupedTiles
@@ -224,7 +225,7 @@ def test_pairs_are_sorted_by_expert(matmuls: MatmulKernels, case: str, tokens: i
 
 
 def run_pairs(
-    grouped: GroupedMatmuls, stack: PackedExperts, x: HalfActivations, chosen: NDArray[np.int32], step: StepTiles,
+    grouped: GroupedMatmuls, stack: PackedExperts, x: ActivationBuffer, chosen: NDArray[np.int32], step: StepTiles,
     weights: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Products of pairs, written over poison."""
@@ -254,7 +255,15 @@ def test_rows_of_pairs(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_typ
             if weights is not None:
                 wanted *= weights.double()[:, None]
             step = tiles_of(grouped, rows, tokens)
-            found = run_pairs(grouped, stack, matmuls.to_half(x, 64 if rows > 9 else 8), chosen, step, weights, bias)
+            found = run_pairs(
+                grouped,
+                stack,
+                matmuls.written(x, InputFormat("half", 64 if rows > 9 else 8)),
+                chosen,
+                step,
+                weights,
+                bias,
+            )
             check(found, wanted)
 
 
@@ -275,7 +284,7 @@ def gated_values(
 
 
 def chain(
-    grouped: GroupedMatmuls, stacks: tuple[PackedExperts, PackedExperts], x: HalfActivations, chosen: torch.Tensor,
+    grouped: GroupedMatmuls, stacks: tuple[PackedExperts, PackedExperts], x: ActivationBuffer, chosen: torch.Tensor,
     step: StepTiles, activation: GatedActivation, out: torch.Tensor, weights: torch.Tensor,
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> Callable[[], None]:  # fmt: skip
@@ -310,7 +319,7 @@ def test_feed_forwards(matmuls: MatmulKernels, chained: GroupedMatmuls, ggml_typ
         weights = torch.rand(chosen.size, device="cuda") + 0.5
         out = torch.full((chosen.size, 300), torch.nan, device="cuda")
         step = tiles_of(chained, rows, tokens)
-        half = matmuls.to_half(x, 32)
+        half = matmuls.written(x, InputFormat("half", 32))
         biases = interleaved, bias_down
         chain(chained, (gate_up, down), half, on_device(chosen), step, activation, out, weights, biases)()
         inner = gated_values(x, exact, chosen, activation, bias)
@@ -332,7 +341,9 @@ def test_a_graph_serves_other_counts(matmuls: MatmulKernels, chained: GroupedMat
     chosen = on_device(random_choices(rows, per_token, experts))
     x, weights = torch.randn(rows, cols, device="cuda"), torch.rand(rows * per_token, device="cuda")
     out = torch.empty(rows * per_token, 256, device="cuda")
-    run = chain(chained, (gate_up, down), matmuls.to_half(x, 64), chosen, step, "silu", out, weights)
+    run = chain(
+        chained, (gate_up, down), matmuls.written(x, InputFormat("half", 64)), chosen, step, "silu", out, weights
+    )
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(3):
@@ -358,7 +369,7 @@ def test_rows_do_not_depend_on_the_batch(matmuls: MatmulKernels, grouped: Groupe
     seen: torch.Tensor | None = None
     for tokens in sizes(grouped):
         for rows in (150, 9, 1):
-            half = matmuls.to_half(x[:rows].contiguous(), 16)
+            half = matmuls.written(x[:rows].contiguous(), InputFormat("half", 16))
             found = run_pairs(grouped, stack, half, chosen[:rows], tiles_of(grouped, rows, tokens))
             seen = found if seen is None else seen
             assert torch.equal(found, seen[: rows * PER_TOKEN]), (tokens, rows)
@@ -373,7 +384,7 @@ def test_rows_are_laid_in_tiles(matmuls: MatmulKernels, tokens: int, block_token
     chosen, step = some_choices(rows, tokens), tiles_of(grouped, rows, tokens)
     buffers = buffers_for(step, EXPERTS, 64, padded)
     stack, _ = random_stack(GGMLType.Q8_0, EXPERTS, 128, padded, gated=True)
-    x = matmuls.to_half(torch.randn(rows, cols, device="cuda"), block_tokens)
+    x = matmuls.written(torch.randn(rows, cols, device="cuda"), InputFormat("half", block_tokens))
     config = grouped.route(step, stack, "silu")
     grouped.sort(on_device(chosen), step, EXPERTS, buffers)
     grouped.launch_gated(stack, x, PER_TOKEN, step, buffers, config)

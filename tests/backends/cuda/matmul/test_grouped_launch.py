@@ -13,10 +13,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from backends.cuda.matmul.recorded_launches import STREAM, RecordingKernel, matmuls_on
+from backends.cuda.matmul.stored_inputs import halves
 from realizar.backends.cuda.layouts.fragments import fragment_format
 from realizar.backends.cuda.matmul import grouped as grouped_module
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
-from realizar.backends.cuda.matmul.quantized import HalfActivations
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.routing import ExpertsRead
 from realizar.backends.cuda.matmul.tuning_table import ExpertLine, ExpertShape
 from realizar.backends.cuda.native.compiler import Source
@@ -52,9 +53,9 @@ def stack(out_features: int, cols: int, ggml_type: GGMLType = GGMLType.Q8_0) -> 
     return PackedExperts(EXPERTS, out_features, cols, weight_format, weights, scales, None, True)
 
 
-def half(rows: int, cols: int) -> HalfActivations:
+def half(rows: int, cols: int) -> ActivationBuffer:
     values = torch.zeros((-(-rows // 32), cols // 64, 8, 4, 8, 8), dtype=torch.float16)
-    return HalfActivations(values, torch.ones(rows))
+    return halves(values, torch.ones(rows))
 
 
 def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +82,7 @@ def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch:
     assert arguments == [chosen.data_ptr(), *lists, buffers.starts.data_ptr(), counts, 24, 8]
     assert (stream, dependent) == (STREAM, True)
     addresses = gate_up.weights.data_ptr(), gate_up.block_scales.data_ptr(), gate_up.weights.data_ptr(), 0
-    inputs = x.values.data_ptr(), x.token_scales.data_ptr()
+    inputs = x.values.data_ptr(), x.scales.data_ptr()
     assert first[1] == (min(132 * configs[0].tiles.blocks, 17 * 5), 1, 1)  # items of a gate's and an up's strip
     assert first[3] == [
         *addresses, buffers.gated.data_ptr(), 0, *inputs, *lists, gate_up.stride, 640, 8, PER_TOKEN, 32
@@ -120,7 +121,7 @@ def test_rows_that_are_laid_in_tiles(kernel: type[RecordingKernel], monkeypatch:
     assert (name, grid, threads, sizes, stream, dependent) == ("lay_rows", (22, 2, 1), 24 * 8, "ppppiii", STREAM, True)
     lists = buffers.slots.data_ptr(), buffers.work.data_ptr()
     assert arguments == [x.values.data_ptr(), buffers.laid.data_ptr(), *lists, 8, PER_TOKEN, 32]
-    assert last[3][6:8] == [buffers.laid.data_ptr(), x.token_scales.data_ptr()]
+    assert last[3][6:8] == [buffers.laid.data_ptr(), x.scales.data_ptr()]
     assert last[3][-2:] == [PER_TOKEN, 32]
 
 

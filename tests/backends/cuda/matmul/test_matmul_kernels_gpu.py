@@ -14,10 +14,8 @@ import torch
 
 from backends.grouped_source import exact_weights, grouped_source
 from realizar.backends.cuda.layouts.activations import half_activations, int8_activations
+from realizar.backends.cuda.matmul.inputs import FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.quantized import (
-    ActivationFormat,
-    Activations,
-    FoldedNorm,
     MatmulConfig,
     MatmulKernels,
 )
@@ -62,10 +60,10 @@ def random_matrix(
 def kernels(matmuls: MatmulKernels, tokens: int) -> Iterator[MatmulConfig]:
     """Every kernel that takes so many rows, with one split and several."""
     block = next((size for size in (8, 16, 32, 64, 128) if tokens <= size), 128)
-    half = ActivationFormat("half", block)
-    found: list[tuple[Tiles, ActivationFormat]] = [(MmaSyncTiles(block, 1 + tokens % 2, 3, 1), half)]
+    half = InputFormat("half", block)
+    found: list[tuple[Tiles, InputFormat]] = [(MmaSyncTiles(block, 1 + tokens % 2, 3, 1), half)]
     if tokens <= 7:
-        found.append((MatvecTiles(tokens, 4, 2, 1 + tokens % 2, 1), ActivationFormat("int8", 1)))
+        found.append((MatvecTiles(tokens, 4, 2, 1 + tokens % 2, 1), InputFormat("int8")))
     if matmuls.capability == (9, 0):
         found.append((WgmmaTiles(block, 1, 1 + tokens % 2, 3, 1 + tokens // 8 % 2, 1), half))
         if tokens in (1, 6, 9, 31):  # in turn; also more warpgroups than a split has stages
@@ -75,12 +73,6 @@ def kernels(matmuls: MatmulKernels, tokens: int) -> Iterator[MatmulConfig]:
             yield MatmulConfig(
                 tiles, activation_format, splits, dependent=tokens % 2 == 0 and matmuls.capability >= (9, 0)
             )
-
-
-def written(matmuls: MatmulKernels, x: torch.Tensor, activation_format: ActivationFormat) -> Activations:
-    return (
-        matmuls.to_int8(x) if activation_format.kind == "int8" else matmuls.to_half(x, activation_format.block_tokens)
-    )
 
 
 def random_norm(tokens: int, parts: int) -> FoldedNorm:
@@ -100,7 +92,7 @@ def relative_error(
     beside = 4 if tokens % 2 else 1  # output rows that begin at 16 bytes, and others
     place = slice(beside, beside + matrix.out_features)
     partials = torch.full((config.splits, tokens + 1, matrix.out_features + 2 * beside), torch.nan, device="cuda")
-    activations = replace(written(matmuls, x, config.format), norm=norm)
+    activations = replace(matmuls.written(x, config.format), norm=norm)
     matmuls.launch(matrix, activations, partials, tokens, config, column=beside)
     inside = partials[:, :tokens, place].clone()
     partials[:, :tokens, place] = torch.nan
@@ -145,9 +137,9 @@ def test_every_kernel_applies_a_folded_norm(matmuls: MatmulKernels, ggml_type: G
     """Each row's own factor; also by fewer warps than rows, and where outputs leave through shared memory."""
     matrix, exact = random_matrix(ggml_type, 256, 512, 9, False)
     wanted = [(tokens, config) for tokens in NORM_TOKENS for config in kernels(matmuls, tokens)]
-    wanted.append((7, MatmulConfig(MatvecTiles(7, 4, 1, 1, 1), ActivationFormat("int8", 1), 2)))
+    wanted.append((7, MatmulConfig(MatvecTiles(7, 4, 1, 1, 1), InputFormat("int8"), 2)))
     if matmuls.capability == (9, 0):
-        half, tiles = ActivationFormat("half", 128), (WgmmaTiles(128, 2, 2, 4, 1, 1), WgmmaTiles(128, 1, 1, 3, 2, 1))
+        half, tiles = InputFormat("half", 128), (WgmmaTiles(128, 2, 2, 4, 1, 1), WgmmaTiles(128, 1, 1, 3, 2, 1))
         wanted += [(tokens, MatmulConfig(tile, half, 1, True)) for tokens in (128, 131) for tile in tiles]
     matmuls.prepare([(matrix.format, config) for _, config in wanted])
     for tokens, config in wanted:
@@ -171,7 +163,7 @@ def test_blocks_that_add_parts_give_the_bits_of_splits_added_later(matmuls: Matm
     """By tiles of many tokens and of few, with outputs that leave through shared memory and such that do not."""
     if matmuls.capability != (9, 0):
         pytest.skip("the Hopper kernel runs on compute capability 9.0 alone")
-    half = ActivationFormat("half", 128)
+    half = InputFormat("half", 128)
     for rows, parts, chunks in ((640, 4, 6), (152, 3, 4), (256, 2, 12)):
         matrix, exact = random_matrix(ggml_type, rows, 64 * parts * chunks, parts, False)
         tiles = WgmmaTiles(128, 2, 2, 3, 1, 1, 1, parts)
@@ -181,7 +173,7 @@ def test_blocks_that_add_parts_give_the_bits_of_splits_added_later(matmuls: Matm
         for tokens in (1, 128, 300):
             assert relative_error(matmuls, matrix, exact, tokens, summing, random_norm(tokens, 8)) < _TOLERANCE
             x = torch.randn(tokens, matrix.in_features, device="cuda")
-            activations = replace(written(matmuls, x, half), norm=random_norm(tokens, 8))
+            activations = replace(matmuls.written(x, half), norm=random_norm(tokens, 8))
             sums = torch.full((1, tokens, rows), torch.nan, device="cuda")
             matmuls.launch(matrix, activations, sums, tokens, summing)
             splits = torch.full((parts, tokens, rows), torch.nan, device="cuda")
@@ -200,14 +192,13 @@ def test_matrices_of_two_formats_share_a_grid(matmuls: MatmulKernels, second: GG
     matrices, exact = [pair[0] for pair in pairs], torch.cat([pair[1] for pair in pairs])
     for tokens in (1, 2, 8, 40, 128, 300):
         x = torch.randn(tokens, cols, device="cuda")
-        configs = matmuls.route_merged(tokens, matrices)
-        assert len(set(configs)) == 1
-        partials = torch.full((configs[0].splits, tokens, 520), torch.nan, device="cuda")
-        activations = written(matmuls, x, configs[0].format)
-        matmuls.launch_merged(matrices, activations, partials, tokens, configs[0])
+        config = matmuls.route_merged(tokens, matrices)
+        partials = torch.full((config.splits, tokens, 520), torch.nan, device="cuda")
+        activations = matmuls.written(x, config.format)
+        matmuls.launch_merged(matrices, activations, partials, tokens, config)
         alone = torch.full_like(partials, torch.nan)
         for matrix, column in zip(matrices, (0, 320), strict=True):
-            matmuls.launch(matrix, activations, alone, tokens, configs[0], column=column)
+            matmuls.launch(matrix, activations, alone, tokens, config, column=column)
         assert torch.equal(partials, alone)
         reference = x.double() @ exact.T
         assert float((partials.double().sum(0) - reference).norm() / reference.norm()) < 2e-2  # int8's rounding too
@@ -226,7 +217,7 @@ def test_tokens_do_not_depend_on_the_batch(ggml_type: GGMLType, cols: int) -> No
         for tokens in (600, 256, 200, 128, 65, 64, 33, 24, 9, 8, 2, 1):
             config = matmuls.route(tokens, matrix)
             partials = torch.full((config.splits, tokens, out_features), torch.nan, device="cuda")
-            matmuls.launch(matrix, written(matmuls, x[:tokens].contiguous(), config.format), partials, tokens, config)
+            matmuls.launch(matrix, matmuls.written(x[:tokens].contiguous(), config.format), partials, tokens, config)
             sums = partials[0]
             for split in partials[1:]:  # as the kernel after it adds them, where a block has not
                 sums = sums + split
@@ -243,7 +234,7 @@ def test_one_massive_channel(matmuls: MatmulKernels, ggml_type: GGMLType) -> Non
         x[tokens // 2, 77] = 3e5
         config = matmuls.route(tokens, matrix)
         partials = torch.full((config.splits, tokens, 640), torch.nan, device="cuda")
-        matmuls.launch(matrix, written(matmuls, x, config.format), partials, tokens, config)
+        matmuls.launch(matrix, matmuls.written(x, config.format), partials, tokens, config)
         expected = x.double() @ exact.T
         errors = (partials.double().sum(0) - expected).norm(dim=1) / expected.norm(dim=1)
         assert float(errors.max()) < 2e-2, (tokens, config)  # int8's rounding too
@@ -253,7 +244,7 @@ def test_results_repeat_and_the_splits_sum_in_any_launch(matmuls: MatmulKernels)
     matrix, _ = random_matrix(GGMLType.Q6_K, 640, 2048, 7, False)
     for tokens in (1, 16):
         config = matmuls.route(tokens, matrix)
-        activations = written(matmuls, torch.randn(tokens, 2048, device="cuda"), config.format)
+        activations = matmuls.written(torch.randn(tokens, 2048, device="cuda"), config.format)
         seen = []
         for _ in range(5):
             partials = torch.full((config.splits, tokens, matrix.out_features), torch.nan, device="cuda")
@@ -272,7 +263,7 @@ def test_dependent_launches_in_a_graph_equal_plain_ones(matmuls: MatmulKernels) 
         x = start
         for _ in range(8):
             partials = torch.empty((config.splits, 1, 2048), device="cuda")
-            matmuls.launch(matrix, written(matmuls, x, config.format), partials, 1, config)
+            matmuls.launch(matrix, matmuls.written(x, config.format), partials, 1, config)
             x = partials.sum(0)
         return x
 
@@ -292,12 +283,12 @@ def test_written_activations_equal_the_reference(matmuls: MatmulKernels, tokens:
     x[0] *= 1e6
     device = torch.from_numpy(x).cuda()
     codes, terms = int8_activations(x)
-    int8 = matmuls.to_int8(device)
+    int8 = matmuls.written(device, InputFormat("int8"))
     assert int(np.abs(int8.codes.cpu().numpy().astype(int) - codes).max()) <= 1  # a division's last bit
     np.testing.assert_allclose(int8.terms[..., 0].cpu().numpy(), terms[..., 0], rtol=1e-6)
     values, scales = half_activations(x, 16)
-    half = matmuls.to_half(device, 16)
-    assert np.array_equal(half.token_scales.cpu().numpy(), scales)
+    half = matmuls.written(device, InputFormat("half", 16))
+    assert np.array_equal(half.scales.cpu().numpy(), scales)
     assert np.array_equal(half.values.cpu().numpy().view(np.uint16), values.view(np.uint16))
 
 

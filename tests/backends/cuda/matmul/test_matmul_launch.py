@@ -14,10 +14,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from backends.cuda.matmul.recorded_launches import STREAM, RecordingKernel, matmuls_on
+from backends.cuda.matmul.stored_inputs import halves, integers
 from realizar.backends.cuda.device import Family
 from realizar.backends.cuda.matmul import quantized as matmul_module
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm
 from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
-from realizar.backends.cuda.matmul.quantized import FoldedNorm, HalfActivations, Int8Activations
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
@@ -46,13 +47,13 @@ def matrix(ggml_type: GGMLType, rows: int, cols: int = 1024) -> PackedMatrix:
     return pack_matrix(block_source(ggml_type, data, rows, cols), "cpu")
 
 
-def int8(tokens: int, cols: int) -> Int8Activations:
-    return Int8Activations(torch.zeros((tokens, cols), dtype=torch.int8), torch.zeros((tokens, cols // 16, 2)))
+def int8(tokens: int, cols: int) -> ActivationBuffer:
+    return integers(torch.zeros((tokens, cols), dtype=torch.int8), torch.zeros((tokens, cols // 16, 2)))
 
 
-def half(blocks: int, block_tokens: int, cols: int) -> HalfActivations:
+def half(blocks: int, block_tokens: int, cols: int) -> ActivationBuffer:
     values = torch.zeros((blocks, cols // 64, 8, block_tokens // 8, 8, 8), dtype=torch.float16)
-    return HalfActivations(values, torch.ones(blocks * block_tokens))
+    return halves(values, torch.ones(blocks * block_tokens))
 
 
 def test_few_tokens_take_integers_and_more_take_halves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +71,6 @@ def test_few_tokens_take_integers_and_more_take_halves(monkeypatch: pytest.Monke
         128,
         128,
     ]
-    assert kinds[129].padded_tokens(129) == 256
     assert matmuls_on(monkeypatch, invariant=True).activation_format(1).kind == "half"
 
 
@@ -108,17 +108,16 @@ def test_a_folded_norm_goes_with_its_tokens(kernel: type[RecordingKernel], monke
 def test_two_formats_share_one_grid(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
     matmuls = matmuls_on(monkeypatch)
     pair = [matrix(GGMLType.Q4_K, 640), matrix(GGMLType.Q6_K, 200)]
-    configs = matmuls.route_merged(200, pair)
-    assert configs[0] == configs[1]
-    tiles = configs[0].tiles
+    config = matmuls.route_merged(200, pair)
+    tiles = config.tiles
     assert isinstance(tiles, WgmmaTiles)
-    partials = torch.empty((configs[0].splits, 200, 840))
-    matmuls.launch_merged(pair, half(2, 128, 1024), partials, 200, configs[0])
+    partials = torch.empty((config.splits, 200, 840))
+    matmuls.launch_merged(pair, half(2, 128, 1024), partials, 200, config)
     (name, grid, _, arguments, sizes, *_) = kernel.launches[0]
     assert name == "wgmma_q4_f16_q6_f16_tokens128"
     per_block = 64 * tiles.strips * tiles.groups
     first, second = -(-640 // per_block), -(-200 // per_block)
-    assert grid == (first + second, configs[0].splits, 2)
+    assert grid == (first + second, config.splits, 2)
     assert isinstance(arguments, list)
     assert arguments[3:6] == [partials.data_ptr(), 640, 0]
     assert arguments[9:12] == [partials.data_ptr() + 4 * 640, 200, first]
@@ -145,9 +144,9 @@ def test_arguments_of_a_matmul_with_an_activation_epilogue(
     assert (threads, stream, dependent) == (config.tiles.threads, STREAM, True)
     assert arguments == [
         weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.weights.data_ptr(),
-        target.values.data_ptr(), 28672, 0, x.values.data_ptr(), x.token_scales.data_ptr(), 0, 0, 0.0, 0.0, 200, 64,
+        target.values.data_ptr(), 28672, 0, x.values.data_ptr(), x.scales.data_ptr(), 0, 0, 0.0, 0.0, 200, 64,
         1, 0, 0,
-        target.token_scales.data_ptr(),
+        target.scales.data_ptr(),
     ]  # fmt: skip
     assert sizes == "ppppii" + "pp" + "piff" + "iiiii" + "p"
 

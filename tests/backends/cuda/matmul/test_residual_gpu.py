@@ -12,11 +12,10 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from backends.cuda.matmul.gated_pairs import TYPES, check_replays
+from backends.cuda.matmul.stored_inputs import integers
 from realizar.backends.cuda.layouts.activations import int8_activations
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.quantized import (
-    ActivationFormat,
-    FoldedNorm,
-    Int8Activations,
     MatmulConfig,
     MatmulKernels,
 )
@@ -51,7 +50,7 @@ class Stream:
         square_sums = torch.zeros(tokens + 1, epilogue_square_parts(WIDTH), device="cuda")
         square_sums[:, : WIDTH // 16] = torch.nan
         vectors = [torch.randn(WIDTH, device="cuda") if there else None for there in (bias, norm)]
-        target = Int8Activations(codes, terms) if norm else None
+        target = integers(codes, terms) if norm else None
         return Stream(hidden.clone(), Residual(hidden, vectors[0], SCALE, vectors[1], target, square_sums))
 
     def check(self, added: torch.Tensor) -> None:
@@ -100,10 +99,10 @@ def matrix_of(ggml_type: GGMLType, tokens: int = WIDTH, cols: int = COLS) -> tup
 
 
 def config(matmuls: MatmulKernels, tiles: MatvecTiles) -> MatmulConfig:
-    return MatmulConfig(tiles, ActivationFormat("int8", 1), 1, matmuls.capability >= (9, 0), "residual")
+    return MatmulConfig(tiles, InputFormat("int8"), 1, matmuls.capability >= (9, 0), "residual")
 
 
-def values_of(x: Int8Activations, cols: int) -> torch.Tensor:
+def values_of(x: ActivationBuffer, cols: int) -> torch.Tensor:
     """float64 [tokens, cols] of what codes and scales mean."""
     tokens, padded = x.codes.shape
     return (x.codes.reshape(tokens, -1, 16).double() * x.terms[..., :1].double()).reshape(tokens, padded)[:, :cols]
@@ -118,7 +117,7 @@ def test_stream_codes_and_square_sums(matmuls: MatmulKernels, ggml_type: GGMLTyp
     for tiles, each in zip(TILES, configs, strict=True):
         for bias, norm in ((True, True), (False, True), (True, False)):
             x, stream = (
-                matmuls.to_int8(torch.randn(tiles.tokens, COLS, device="cuda")),
+                matmuls.written(torch.randn(tiles.tokens, COLS, device="cuda"), InputFormat("int8")),
                 Stream.make(tiles.tokens, bias, norm),
             )
             launch_residual(matmuls, matrix, x, stream.residual, tiles.tokens, each)
@@ -127,7 +126,7 @@ def test_stream_codes_and_square_sums(matmuls: MatmulKernels, ggml_type: GGMLTyp
 
 def test_what_is_not_a_number_stays_in_its_row(matmuls: MatmulKernels) -> None:
     matrix, exact = matrix_of(GGMLType.Q4_K)
-    x, stream = matmuls.to_int8(torch.randn(2, COLS, device="cuda")), Stream.make(2, False, True)
+    x, stream = matmuls.written(torch.randn(2, COLS, device="cuda"), InputFormat("int8")), Stream.make(2, False, True)
     stream.residual.hidden[1, 5] = torch.nan
     launch_residual(matmuls, matrix, x, stream.residual, 2, config(matmuls, MatvecTiles(2, 1, 8, 2, 2)))
     target = stream.residual.target
@@ -144,11 +143,11 @@ def test_next_matmul_applies_the_norm_scale(matmuls: MatmulKernels, tokens: int,
     """Two matmuls in turn, the second's input from the first, whose shares are more than a warp asks for at once."""
     (first, exact), (second, exact_second) = matrix_of(GGMLType.Q4_K, width, 512), matrix_of(GGMLType.Q6_K, 256, width)
     hidden, norm_weight = (torch.randn(size, device="cuda") for size in ((tokens, width), (width,)))
-    target = matmuls.to_int8(torch.zeros(tokens, width, device="cuda"))
+    target = matmuls.written(torch.zeros(tokens, width, device="cuda"), InputFormat("int8"))
     square_sums = torch.zeros(tokens, epilogue_square_parts(width), device="cuda")
     residual = Residual(hidden, None, SCALE, norm_weight, target, square_sums)
     x, before, after = (
-        matmuls.to_int8(torch.randn(tokens, 512, device="cuda")),
+        matmuls.written(torch.randn(tokens, 512, device="cuda"), InputFormat("int8")),
         hidden.clone(),
         matmuls.route(tokens, second),
     )

@@ -29,7 +29,8 @@ def _packed(rows: int, cols: int, interleaved: bool = False) -> PackedMatrix:
 
 def _way(linear: MergedLinear, kind: StepKind) -> str:
     (form,) = linear.input_formats(kind)
-    ((_, config), *_) = linear.routes(kind)
+    config = linear.route(kind)
+    assert config is not None
     epilogue = "gated" if linear.is_gated(kind) else "residual" if linear.adds_residual(kind) else "none"
     assert (config.epilogue is None) is (epilogue == "none")
     return f"{form.kind} {config.tiles.kind} {config.tiles.tokens} {linear.splits(kind)} {epilogue}"

@@ -15,9 +15,9 @@ import torch
 from realizar.backends.cuda.kernels.experts import multiply_float_pairs, multiply_plain_pairs
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
+from realizar.backends.cuda.matmul.inputs import NO_NORM, ActivationBuffer, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
-from realizar.backends.cuda.matmul.quantized import NO_NORM, FoldedNorm, MatmulKernels, input_addresses
+from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.residual import EPILOGUE_COLUMNS, Residual
 from realizar.backends.cuda.matmul.routing import ExpertsRead, Router
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape, measured_tiles
@@ -317,7 +317,7 @@ class ExpertMatmuls:
             source.codes.data_ptr(), source.terms.data_ptr(), self.experts_read.address(stack.shared),
             stack.stride, stack.strips, stack.out_features, stack.format.chunks(stack.in_features), blocks,
             residual.scale, 0 if weight is None else weight.data_ptr(),
-            *((0, 0) if target is None else input_addresses(target)),
+            *((0, 0) if target is None else target.addresses),
             residual.square_sums.data_ptr(), int(residual.square_sums.shape[1]),
         ]  # fmt: skip
         dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream

@@ -20,8 +20,8 @@ import torch
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.layouts.activations import CHUNK, half_activations
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
-from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulConfig, MatmulKernels
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat, make_buffer
+from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels
 from realizar.backends.cuda.weights.load import Matrix
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.errors import InvalidRequestError, UnsupportedModelError
@@ -137,18 +137,16 @@ def _unpacking(matmuls: MatmulKernels, matrix: PackedMatrix) -> MatmulConfig:
 
 def _dequantized(matmuls: MatmulKernels, matrix: PackedMatrix) -> Iterator[tuple[int, torch.Tensor]]:
     """First column, and float32 [columns, out_features]: matmuls with rows of the identity, which every format has."""
-    config, chunks = _unpacking(matmuls, matrix), matrix.format.chunks(matrix.in_features)
-    block_tokens, device = config.format.block_tokens, matmuls.device
-    identity, _ = half_activations(np.eye(_COLUMNS, dtype=np.float32), block_tokens)
-    ones = torch.from_numpy(identity).to(device)
-    values = torch.zeros((len(ones), chunks, *ones.shape[2:]), dtype=ones.dtype, device=device)
-    token_scales = torch.ones(len(ones) * block_tokens, device=device)
-    sums = torch.empty((config.splits, _COLUMNS, matrix.out_features), device=device)
+    config, cols = _unpacking(matmuls, matrix), matrix.format.chunks(matrix.in_features) * CHUNK
+    identity, _ = half_activations(np.eye(_COLUMNS, dtype=np.float32), config.format.block_tokens)
+    ones = torch.from_numpy(identity).to(matmuls.device)
+    source = make_buffer(config.format, cols, _COLUMNS, matmuls.device)
+    sums = torch.empty((config.splits, _COLUMNS, matrix.out_features), device=matmuls.device)
     step = _COLUMNS // CHUNK
     for chunk in range(0, -(-matrix.in_features // CHUNK), step):
-        place = values[:, chunk : chunk + step]
+        place = source.values[:, chunk : chunk + step]
         place.copy_(ones[:, : place.shape[1]])
-        matmuls.launch(matrix, HalfActivations(values, token_scales), sums, _COLUMNS, config)
+        matmuls.launch(matrix, source, sums, _COLUMNS, config)
         place.zero_()
         first = chunk * CHUNK
         yield first, sums.sum(dim=0)[: matrix.in_features - first]

@@ -44,7 +44,7 @@ from realizar.backends.cuda.matmul.grouped_tiles import (
     step_tiles,
 )
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
-from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
+from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.routing import ExpertsRead
 from realizar.backends.cuda.matmul.tuning_table import (
     ExpertLine,
@@ -224,7 +224,7 @@ class GroupedMatmuls:
         self._start(self._sorts[experts], (1, 1, 1), route_warps(experts) * 32, arguments, _SORT_SIZES)
 
     def launch_gated(
-        self, stack: PackedExperts, x: HalfActivations, per_token: int, step: StepTiles, buffers: GroupedBuffers,
+        self, stack: PackedExperts, x: ActivationBuffer, per_token: int, step: StepTiles, buffers: GroupedBuffers,
         config: GroupedConfig, bias: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Start buffers.gated = activation(gate) * up of each pair, in the order of tiles.
@@ -241,11 +241,11 @@ class GroupedMatmuls:
         if is_laid(config.tiles):
             self._lay(x, per_token, step, buffers, config)
             values = buffers.laid.data_ptr()
-        inputs = values, x.token_scales.data_ptr(), per_token, x.values.shape[3] * 8
+        inputs = values, x.scales.data_ptr(), per_token, x.values.shape[3] * 8
         self._multiply(stack, inputs, step, buffers, config, buffers.gated, bias, None)
 
     def _lay(
-        self, x: HalfActivations, per_token: int, step: StepTiles, buffers: GroupedBuffers, config: GroupedConfig,
+        self, x: ActivationBuffer, per_token: int, step: StepTiles, buffers: GroupedBuffers, config: GroupedConfig,
     ) -> None:  # fmt: skip
         if step.tokens not in self._lays:
             self._lays[step.tokens] = self._load_lay(step.tokens)
@@ -255,8 +255,8 @@ class GroupedMatmuls:
         self._start(self._lays[step.tokens], grid, step.tokens * 8, arguments, _LAY_SIZES)
 
     def launch_pairs(
-        self, stack: PackedExperts, x: HalfActivations | None, per_token: int, step: StepTiles, buffers: GroupedBuffers,
-        config: GroupedConfig, out: torch.Tensor, weights: torch.Tensor | None = None,
+        self, stack: PackedExperts, x: ActivationBuffer | None, per_token: int, step: StepTiles,
+        buffers: GroupedBuffers, config: GroupedConfig, out: torch.Tensor, weights: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Start out[pair] = (x[pair] @ matrix.T + bias) * weights[pair] for each pair that goes somewhere.
@@ -273,7 +273,7 @@ class GroupedMatmuls:
         """
         inputs = buffers.gated.data_ptr(), 0, 1, 1
         if x is not None:
-            inputs = x.values.data_ptr(), x.token_scales.data_ptr(), per_token, x.values.shape[3] * 8
+            inputs = x.values.data_ptr(), x.scales.data_ptr(), per_token, x.values.shape[3] * 8
         self._multiply(stack, inputs, step, buffers, config, out, bias, weights)
 
     def _multiply(
@@ -357,9 +357,8 @@ class GroupedExperts:
         """Sort the pairs of `tokens` tokens by expert, and start gate and up, with the activation."""
         plan, buffers = self._plan(experts, matrices, tokens), self._buffers_of(experts, matrices)
         self._grouped.sort(pairs.chosen, plan.step, matrices.count(experts), buffers)
-        x = HalfActivations(source.values, source.scales)
         (stack,), (bias,) = matrices.gate_up, matrices.gate_up_biases
-        self._grouped.launch_gated(_packed(stack), x, pairs.per_token, plan.step, buffers, plan.gate_up, bias)
+        self._grouped.launch_gated(_packed(stack), source, pairs.per_token, plan.step, buffers, plan.gate_up, bias)
 
     def launch_down(
         self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, out: torch.Tensor, tokens: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -36,6 +36,40 @@ class InputFormat:
     block_tokens: int = 1
 
 
+# out = x * weight / sqrt(mean(x^2) + eps). The root needs all of a token's columns, x * weight does not. So a kernel
+# may take a token in blocks of columns, none of which waits for another: each writes its columns of x * weight as the
+# matmul's input, and a partial sum of squares. The matmul, which scales a token's sums anyway, applies the root as
+# well; it adds the partial sums in a fixed order.
+#
+# An input of half floats needs a power of two per token before all of the token is known. It is taken from the squares
+# of the norm before, since a residual stream grows or shrinks little between two norms. Therefore there are two buffers
+# of partial sums of squares, used alternately. `kernels.normalize.stream_power` describes the range that this covers.
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedNorm:
+    """The norm scale that a matmul applies to its sums.
+
+    Attributes:
+        square_sums: float32 [>= tokens, parts], contiguous, 16-byte aligned: partial sums of a token's squares;
+            parts is a multiple of 8, and those that no block wrote are 0.
+        width: columns of a token.
+        eps: added to the mean of squares.
+    """
+
+    square_sums: torch.Tensor
+    width: int
+    eps: float
+
+    def arguments(self) -> tuple[int, int, float, float]:
+        """The kernels' arguments: address, parts, 1 / width, epsilon."""
+        return self.square_sums.data_ptr(), int(self.square_sums.shape[1]), 1.0 / self.width, self.eps
+
+
+NO_NORM = (0, 0, 0.0, 0.0)
+"""The same arguments where no norm is folded."""
+
+
 @dataclass(frozen=True, slots=True)
 class ActivationBuffer:
     """Memory for the tokens of a step in one format.
@@ -44,6 +78,7 @@ class ActivationBuffer:
         values: [tokens, cols], of `fp8` its bytes; or float16 in the order of `layouts.activations`.
         scales: float32 [tokens], the divisor of each token.
         codes, terms: of `int8`.
+        norm: the scale that the matmul which reads it must still apply, if any.
     """
 
     format: InputFormat
@@ -52,6 +87,16 @@ class ActivationBuffer:
     scales: torch.Tensor
     codes: torch.Tensor
     terms: torch.Tensor
+    norm: FoldedNorm | None = None
+
+    def with_norm(self, norm: FoldedNorm | None) -> ActivationBuffer:
+        return self if norm is None else replace(self, norm=norm)
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of what the CUDA matmuls read: codes and terms, or values and scales."""
+        both = (self.codes, self.terms) if self.format.kind == "int8" else (self.values, self.scales)
+        return both[0].data_ptr(), both[1].data_ptr()
 
     @property
     def chunks(self) -> int:
@@ -95,7 +140,7 @@ class ActivationBuffers:
     def _get(self, input_format: InputFormat, cols: int, tokens: int, of: str) -> ActivationBuffer:
         key = input_format, cols, tokens, of
         if key not in self._made:
-            self._made[key] = self._make(input_format, cols, tokens)
+            self._made[key] = make_buffer(input_format, cols, tokens, self._device)
         return self._made[key]
 
     @property
@@ -106,28 +151,21 @@ class ActivationBuffers:
             for tensor in (made.values, made.scales, made.codes, made.terms)
         )
 
-    def _make(self, input_format: InputFormat, cols: int, tokens: int) -> ActivationBuffer:
-        padded = -(-cols // CHUNK) * CHUNK
-        tokens = -(-tokens // input_format.block_tokens) * input_format.block_tokens
-        none = torch.zeros(1, device=self._device)
 
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self._device)
+def make_buffer(input_format: InputFormat, cols: int, tokens: int, device: torch.device) -> ActivationBuffer:
+    """A buffer of zeros, for so many tokens and up to the end of their last block, which no scale changes."""
+    padded = -(-cols // CHUNK) * CHUNK
+    tokens = -(-tokens // input_format.block_tokens) * input_format.block_tokens
+    none = torch.zeros(1, device=device)
 
-        if input_format.kind == "int8":
-            codes, terms = zeros(tokens, padded, dtype=torch.int8), zeros(tokens, padded // 16, 2)
-            return ActivationBuffer(input_format, cols, none, none, codes, terms)
-        dtype = _DTYPES[input_format.kind]
-        if input_format.kind == "half":
-            values = zeros(
-                tokens // input_format.block_tokens,
-                padded // CHUNK,
-                8,
-                input_format.block_tokens // 8,
-                8,
-                8,
-                dtype=dtype,
-            )
-        else:
-            values = zeros(tokens, cols, dtype=dtype)
-        return ActivationBuffer(input_format, cols, values, zeros(tokens) + 1.0, none, none)
+    def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    if input_format.kind == "int8":
+        codes, terms = zeros(tokens, padded, dtype=torch.int8), zeros(tokens, padded // 16, 2)
+        return ActivationBuffer(input_format, cols, none, none, codes, terms)
+    shape: tuple[int, ...] = tokens, cols
+    if input_format.kind == "half":
+        shape = tokens // input_format.block_tokens, padded // CHUNK, 8, input_format.block_tokens // 8, 8, 8
+    values = zeros(*shape, dtype=_DTYPES[input_format.kind])
+    return ActivationBuffer(input_format, cols, values, zeros(tokens) + 1.0, none, none)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import triton
@@ -23,21 +24,16 @@ from realizar.backends.cuda.matmul.fp8_copies import (
     copy_matrices,
     prepare_copying,
 )
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.quantized import (
     MATRIX_SIZES,
     SHAPE_SIZES,
-    Activations,
-    FoldedNorm,
-    HalfActivations,
-    Int8Activations,
     MatmulConfig,
     MatmulKernels,
-    input_addresses,
     shape_arguments,
 )
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
-from realizar.backends.cuda.native.sources import GatedActivation
+from realizar.backends.cuda.native.sources import Epilogue, GatedActivation
 from realizar.backends.cuda.weights.experts import matrix_bytes
 from realizar.backends.cuda.weights.load import Group, Matrix, Weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
@@ -53,7 +49,8 @@ _FLOAT_FORMATS = {
 _OUT_FEATURES, _COLUMNS, _MOST_TOKENS = 64, 64, 64  # a tile of the matmuls of unpacked matrices
 _MAX_SPLITS = 8
 
-Buffers = Callable[[InputFormat], ActivationBuffer]
+Buffers: TypeAlias = Callable[[InputFormat, int], ActivationBuffer]
+"""The buffer of a format and a number of columns: of `ActivationBuffers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +71,7 @@ class MergedLinear:
         batch_invariant: whether a token's sums have one order, whatever the number of tokens.
 
     Attributes:
+        packed: the packed matrices among all.
         copy: of all matrices, in FP8, for steps of many tokens; None where there is none.
     """
 
@@ -84,13 +82,14 @@ class MergedLinear:
     ) -> None:  # fmt: skip
         self._device, self._matmuls, self.bias = device, matmuls, bias
         self._activation, self._adds_residual, self._fixed = activation, adds_residual, batch_invariant
-        self._routes: dict[int, list[MatmulConfig]] = {}
+        self._routes: dict[int, MatmulConfig] = {}
         self.copy: FP8Copy | None = None
         self.segments: list[Segment] = []
         self.width = 0
         for matrix in matrices:
             self.segments.append(Segment(matrix, self.width))
             self.width += int(matrix.shape[0]) if isinstance(matrix, torch.Tensor) else matrix.out_features
+        self.packed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
         first = matrices[0]
         self.cols = int(first.shape[1]) if isinstance(first, torch.Tensor) else first.in_features
 
@@ -108,31 +107,28 @@ class MergedLinear:
         """Partial sums of the output; where kinds of matrices are mixed, unpacked ones fill the first alone."""
         if self._copy_for(kind) is not None:
             return 1
-        routes = self.routes(kind)
-        if routes:
-            return routes[0][1].splits
+        if (config := self.route(kind)) is not None:
+            return config.splits
         if any(isinstance(segment.matrix, torch.Tensor) for segment in self.segments):
             return 1
         tiles = -(-self.width // _OUT_FEATURES) * (1 if self._fixed else -(-kind.tokens // _token_tile(kind.tokens)))
         blocks = self.cols // _COLUMNS
         return max(1, min(_MAX_SPLITS, 2 * self._device.processors // tiles, blocks // 4))
 
-    def routes(self, kind: StepKind) -> list[tuple[PackedMatrix, MatmulConfig]]:
-        """The packed matrices, and how each is multiplied in a step of this kind; none where their copy is."""
-        if self._copy_for(kind) is not None:
-            return []
-        packed = _packed(self)
-        if not packed or self._matmuls is None:
-            return []
+    def route(self, kind: StepKind) -> MatmulConfig | None:
+        """How packed matrices are multiplied in a step of this kind; None without any, or where their copy is."""
+        if not self.packed or self._matmuls is None or self._copy_for(kind) is not None:
+            return None
         if kind.tokens not in self._routes:
-            whole = self._epilogue_route(kind, self._matmuls, packed[0])
-            self._routes[kind.tokens] = self._matmuls.route_merged(kind.tokens, packed) if whole is None else [whole]
-        return list(zip(packed, self._routes[kind.tokens], strict=True))
+            with_epilogue = self._epilogue_route(kind.tokens, self._matmuls)
+            self._routes[kind.tokens] = with_epilogue or self._matmuls.route_merged(kind.tokens, self.packed)
+        return self._routes[kind.tokens]
 
-    def _epilogue_route(self, kind: StepKind, matmuls: MatmulKernels, matrix: PackedMatrix) -> MatmulConfig | None:
+    def _epilogue_route(self, tokens: int, matmuls: MatmulKernels) -> MatmulConfig | None:
         if self._activation is not None:
-            return route_gated(matmuls, kind.tokens, matrix, self._activation)
-        return route_residual(matmuls, kind.tokens, matrix) if self._adds_residual and len(self.segments) == 1 else None
+            return route_gated(matmuls, tokens, self.packed[0], self._activation)
+        adds = self._adds_residual and len(self.segments) == 1
+        return route_residual(matmuls, tokens, self.packed[0]) if adds else None
 
     @property
     def interleaved(self) -> bool:
@@ -142,48 +138,43 @@ class MergedLinear:
 
     def is_gated(self, kind: StepKind) -> bool:
         """True if `launch_gated` takes a step of this kind; then no partial sums are written."""
-        return self._activation is not None and self._has_epilogue(kind)
+        return self._epilogue(kind) not in (None, "residual")
 
     def adds_residual(self, kind: StepKind) -> bool:
         """True if `launch_residual` takes a step of this kind; then no partial sums are written."""
-        return self._adds_residual and self._has_epilogue(kind)
+        return self._epilogue(kind) == "residual"
 
-    def _has_epilogue(self, kind: StepKind) -> bool:
-        routes = self.routes(kind)
-        return bool(routes) and routes[0][1].epilogue is not None
+    def _epilogue(self, kind: StepKind) -> Epilogue | None:
+        config = self.route(kind)
+        return None if config is None else config.epilogue
 
     def kernels(self, kind: StepKind) -> list[tuple[tuple[FragmentFormat, ...], MatmulConfig]]:
         """Formats and configs that `MatmulKernels.prepare` must compile for a step of this kind."""
-        routes = self.routes(kind)
-        if not routes:
+        config, formats = self.route(kind), tuple(matrix.format for matrix in self.packed)
+        if config is None:
             return []
-        if self.all_packed:
-            return [(tuple(matrix.format for matrix, _ in routes), routes[0][1])]
-        return [((matrix.format,), config) for matrix, config in routes]
+        return [(formats, config)] if self.all_packed else [((each,), config) for each in formats]
 
     def launch(self, kind: StepKind, inputs: Buffers, partials: torch.Tensor, norm: FoldedNorm | None = None) -> None:
         """Write float32 partials [splits, tokens, width], contiguous; finish `norm`, if `applies_norm_scale`."""
         copy, tokens = self._copy_for(kind), kind.tokens
         if copy is not None:
-            copy.multiply(inputs(FP8_INPUT), tokens, partials)
+            copy.multiply(inputs(FP8_INPUT, self.cols), tokens, partials)
             return
-        routes = self.routes(kind)
-        if self._matmuls is not None and self.all_packed:
-            matrices, config = [matrix for matrix, _ in routes], routes[0][1]
-            activations = as_activations(inputs(self._input_format(self.segments[0], kind)), norm)
-            self._matmuls.launch_merged(matrices, activations, partials, tokens, config)
+        config = self.route(kind)
+        if self._matmuls is not None and config is not None and self.all_packed:
+            source = inputs(config.format, self.cols).with_norm(norm)
+            self._matmuls.launch_merged(self.packed, source, partials, tokens, config)
             return
-        splits = 1 if routes else self.splits(kind)
-        if routes:
+        splits = self.splits(kind) if config is None else 1
+        if config is not None:
             partials[1:].zero_()
-        configs = iter(routes)
         for segment in self.segments:
-            source = inputs(self._input_format(segment, kind))
-            matrix = segment.matrix
+            source, matrix = inputs(self._input_format(segment, kind), self.cols), segment.matrix
             if isinstance(matrix, PackedMatrix):
                 assert self._matmuls is not None
-                _, config = next(configs)
-                self._matmuls.launch(matrix, as_activations(source), partials, tokens, config, column=segment.column)
+                assert config is not None
+                self._matmuls.launch(matrix, source, partials, tokens, config, column=segment.column)
             elif isinstance(matrix, PlainMatrix):
                 tile = _MOST_TOKENS if self._fixed else _token_tile(tokens)
                 _multiply_plain(matrix, source, partials, tokens, segment.column, splits, tile, self._device)
@@ -196,26 +187,28 @@ class MergedLinear:
         self, kind: StepKind, inputs: Buffers, target: ActivationBuffer, norm: FoldedNorm | None = None
     ) -> None:
         """Write the input of the feed-forward's last matmul, in the format of this one's."""
-        (matrix, config), input_format = self.routes(kind)[0], self._input_format(self.segments[0], kind)
-        source, written = as_activations(inputs(input_format), norm), as_activations(target)
+        config = self.route(kind)
         assert self._matmuls is not None
-        assert target.format == input_format
-        launch_gated(self._matmuls, matrix, source, written, kind.tokens, config)
+        assert config is not None
+        source = inputs(config.format, self.cols).with_norm(norm)
+        launch_gated(self._matmuls, self.packed[0], source, target, kind.tokens, config)
 
     def launch_residual(self, kind: StepKind, inputs: Buffers, residual: Residual) -> None:
-        (matrix, config), input_format = self.routes(kind)[0], self._input_format(self.segments[0], kind)
+        config = self.route(kind)
         assert self._matmuls is not None
-        launch_residual(self._matmuls, matrix, as_activations(inputs(input_format)), residual, kind.tokens, config)
+        assert config is not None
+        source = inputs(config.format, self.cols)
+        launch_residual(self._matmuls, self.packed[0], source, residual, kind.tokens, config)
 
     @property
     def all_packed(self) -> bool:
         """True if all matrices are packed: one launch of a CUDA matmul reads the input, unless the FP8 copy does."""
-        return all(isinstance(segment.matrix, PackedMatrix) for segment in self.segments)
+        return len(self.packed) == len(self.segments)
 
     @property
     def has_packed_floats(self) -> bool:
         """True if packed matrices of floats are among these: then all packed ones read halves."""
-        return any(matrix.format.is_float for matrix in _packed(self))
+        return any(matrix.format.is_float for matrix in self.packed)
 
     def applies_norm_scale(self, kind: StepKind) -> bool:
         """True if `launch` applies a folded norm scale in a step of this kind."""
@@ -228,8 +221,7 @@ class MergedLinear:
         matrix = segment.matrix
         if isinstance(matrix, PackedMatrix):
             assert self._matmuls is not None
-            activations = self._matmuls.activation_format(kind.tokens, self.has_packed_floats)
-            return InputFormat(activations.kind, activations.block_tokens)
+            return self._matmuls.activation_format(kind.tokens, self.has_packed_floats)
         return _FLOAT_FORMATS[matrix.dtype] if isinstance(matrix, torch.Tensor) else InputFormat("f16")
 
 
@@ -242,16 +234,11 @@ def copy_to_fp8(
     """
     sizes = {one: copied_bytes([segment.matrix for segment in one.segments]) for one in linears}
     wanted = [one for one, size in sizes.items() if size]
-    matrices = [_packed(one) for one in wanted]
-    prepare_copying(matmuls, [matrix for group in matrices for matrix in group])
-    for done, (linear, group) in enumerate(zip(wanted, matrices, strict=True)):
-        linear.copy = copy_matrices(matmuls, group, sums)
+    prepare_copying(matmuls, [matrix for one in wanted for matrix in one.packed])
+    for done, linear in enumerate(wanted):
+        linear.copy = copy_matrices(matmuls, linear.packed, sums)
         copied((done + 1) / len(wanted))
     return sum(sizes.values())
-
-
-def _packed(linear: MergedLinear) -> list[PackedMatrix]:
-    return [segment.matrix for segment in linear.segments if isinstance(segment.matrix, PackedMatrix)]
 
 
 def partial_floats(linears: Iterable[MergedLinear], token_counts: Iterable[int]) -> int:
@@ -266,13 +253,6 @@ def partial_floats(linears: Iterable[MergedLinear], token_counts: Iterable[int])
 
 def _token_tile(tokens: int) -> int:
     return min(_MOST_TOKENS, max(16, int(triton.next_power_of_2(tokens))))
-
-
-def as_activations(source: ActivationBuffer, norm: FoldedNorm | None = None) -> Int8Activations | HalfActivations:
-    """A buffer of one of the CUDA matmuls' formats as they take it; `norm` is what they must still do to it."""
-    if source.format.kind == "int8":
-        return Int8Activations(source.codes, source.terms, norm)
-    return HalfActivations(source.values, source.scales, norm)
 
 
 def _multiply_plain(
@@ -336,7 +316,7 @@ def route_gated(
 
 
 def launch_gated(
-    matmuls: MatmulKernels, matrix: PackedMatrix, activations: Activations, target: Activations, tokens: int,
+    matmuls: MatmulKernels, matrix: PackedMatrix, activations: ActivationBuffer, target: ActivationBuffer, tokens: int,
     config: MatmulConfig,
 ) -> None:  # fmt: skip
     """Start target = activation(gate) * up, of gate and up = activations @ matrix.T, interleaved in `matrix`.
@@ -350,9 +330,9 @@ def launch_gated(
     Raises:
         KernelError: the kernel can't be compiled, loaded or launched.
     """
-    assert isinstance(activations, HalfActivations) == isinstance(target, HalfActivations)
+    assert activations.format == target.format
     kernel, tiles = matmuls.prepared((matrix.format,), config.tiles, config.epilogue), config.tiles
-    out, out_scales = input_addresses(target)
+    out, out_scales = target.addresses
     shape = shape_arguments(activations, tokens, matrix, 1, 0, 0)
     arguments = [*matrix.arguments(out, 0), *shape, out_scales]
     grid, sizes = tiles.grid(matrix.out_features, 1, -(-tokens // tiles.tokens)), MATRIX_SIZES + SHAPE_SIZES + "p"

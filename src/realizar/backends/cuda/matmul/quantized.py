@@ -2,9 +2,9 @@
 
     packed = pack_matrix(source, device)                # weights/pack.py: once, at load
     matmuls = MatmulKernels(device, batch_invariant=False)
-    activations = matmuls.activation_format(tokens)     # ActivationFormat(kind, block_tokens): depends on tokens alone
+    activations = matmuls.activation_format(tokens)     # InputFormat(kind, block_tokens): depends on tokens alone
     config = matmuls.route(tokens, packed)              # MatmulConfig: the kernel, its tiles, its splits
-    matmuls.launch(packed, x, partials, tokens, config)  # x: Int8Activations or HalfActivations
+    matmuls.launch(packed, x, partials, tokens, config)  # x: an ActivationBuffer of that format
 
 `launch` writes float32 partial sums, partials[split, token, column], into a tensor [splits, >= tokens, token_stride].
 It fills tokens 0 .. tokens - 1 and `packed.out_features` columns from `column` on, and nothing else. The kernel after
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -37,6 +37,7 @@ from realizar.backends.cuda.device import Family
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.fixed_order import fixed_tiling
+from realizar.backends.cuda.matmul.inputs import NO_NORM, ActivationBuffer, InputFormat, make_buffer
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Tiling, load_tuning
 from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
 from realizar.backends.cuda.native.launcher import Kernel
@@ -48,57 +49,9 @@ from realizar.backends.cuda.native.sources import (
 )
 from realizar.backends.cuda.weights.pack import PackedMatrix
 
-Kind = Literal["int8", "half"]
 WeightFormats: TypeAlias = tuple[FragmentFormat, ...]
 Key: TypeAlias = tuple[WeightFormats, Tiles, Epilogue | None]
 MATRIX_SIZES, SHAPE_SIZES = "ppppii", "pp" + "piff" + "iiiii"  # of parameters, in `matmul_source`'s order
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationFormat:
-    """The format, `int8` or `half`, that a step of some number of tokens uses.
-
-    `block_tokens` are those of a block of the `half` format (8 to 128); 1 for `int8`.
-    """
-
-    kind: Kind
-    block_tokens: int
-
-    def padded_tokens(self, tokens: int) -> int:
-        return -(-tokens // self.block_tokens) * self.block_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Int8Activations:
-    """`int8` activations on the device.
-
-    Attributes:
-        codes: int8 [>= tokens, padded_cols], contiguous, 16-byte aligned.
-        terms: float32 [>= tokens, padded_cols / 16, 2], contiguous.
-        norm: the scale that the matmul must still apply, if any.
-    """
-
-    codes: torch.Tensor
-    terms: torch.Tensor
-    norm: FoldedNorm | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HalfActivations:
-    """`half` activations on the device.
-
-    Attributes:
-        values: float16 [blocks, padded_cols / 64, 8, block_tokens / 8, 8, 8], contiguous, 128-byte aligned.
-        token_scales: float32 [blocks * block_tokens].
-        norm: the scale that the matmul must still apply, if any.
-    """
-
-    values: torch.Tensor
-    token_scales: torch.Tensor
-    norm: FoldedNorm | None = None
-
-
-Activations = Int8Activations | HalfActivations
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +66,7 @@ class MatmulConfig:
     """
 
     tiles: Tiles
-    format: ActivationFormat
+    format: InputFormat
     splits: int
     dependent: bool = False
     epilogue: Epilogue | None = None
@@ -154,16 +107,16 @@ class MatmulKernels:
         """True if bf16 and fp16 matrices are packed as well: where cuBLAS is slower, or has no order that is fixed."""
         return self.tuning.wgmma or self.batch_invariant
 
-    def activation_format(self, tokens: int, floats: bool = False) -> ActivationFormat:
+    def activation_format(self, tokens: int, floats: bool = False) -> InputFormat:
         """The activation format that a matmul of `tokens` reads; `floats`: among its matrices are some of floats."""
         if not self.batch_invariant and not floats and tokens <= self.tuning.int8_tokens:
-            return ActivationFormat("int8", 1)
-        return ActivationFormat("half", self.tuning.block_tokens(tokens))
+            return InputFormat("int8")
+        return InputFormat("half", self.tuning.block_tokens(tokens))
 
     def route(self, tokens: int, matrix: PackedMatrix) -> MatmulConfig:
-        return self.route_merged(tokens, [matrix])[0]
+        return self.route_merged(tokens, [matrix])
 
-    def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> list[MatmulConfig]:
+    def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> MatmulConfig:
         """Choose for segments of one merged output: all run as the largest does, with its splits."""
         activation_format = self.activation_format(tokens, any(matrix.format.is_float for matrix in matrices))
         largest = max(matrices, key=lambda matrix: matrix.out_features)
@@ -172,14 +125,14 @@ class MatmulKernels:
         tiling = self._choose(tokens, activation_format, largest, out_features, weight_formats)
         tiles = self.tuning.shrunk(tiling.tiles, weight_formats)
         splits = min(tiling.splits, min(matrix.format.chunks(matrix.in_features) for matrix in matrices))
-        return [MatmulConfig(tiles, activation_format, splits, self.is_dependent(tokens)) for _ in matrices]
+        return MatmulConfig(tiles, activation_format, splits, self.is_dependent(tokens))
 
     def is_dependent(self, tokens: int) -> bool:
         """True if matmuls of `tokens` are launched with programmatic stream serialisation."""
         return self.capability >= (9, 0) and self.tuning.dependent(tokens)
 
     def _choose(
-        self, tokens: int, activation_format: ActivationFormat, matrix: PackedMatrix, out_features: int,
+        self, tokens: int, activation_format: InputFormat, matrix: PackedMatrix, out_features: int,
         weight_formats: WeightFormats,
     ) -> Tiling:  # fmt: skip
         """For a matrix's format and columns, and `out_features` of all `weight_formats`."""
@@ -212,7 +165,7 @@ class MatmulKernels:
             self.prepared(*key)
 
     def launch(
-        self, matrix: PackedMatrix, activations: Activations, partials: torch.Tensor, tokens: int,
+        self, matrix: PackedMatrix, activations: ActivationBuffer, partials: torch.Tensor, tokens: int,
         config: MatmulConfig, column: int = 0,
     ) -> None:  # fmt: skip
         """Start the split sums of activations @ matrix.T.
@@ -230,7 +183,7 @@ class MatmulKernels:
         self.launch_merged([matrix], activations, partials, tokens, config, [column])
 
     def launch_merged(
-        self, matrices: Sequence[PackedMatrix], activations: Activations, partials: torch.Tensor, tokens: int,
+        self, matrices: Sequence[PackedMatrix], activations: ActivationBuffer, partials: torch.Tensor, tokens: int,
         config: MatmulConfig, columns: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         """Start the matmuls of matrices of equal columns with the same activations in one grid; formats may differ.
@@ -267,27 +220,21 @@ class MatmulKernels:
             self._kernels[key] = Kernel(compile_source(source, self.arch), source.name, shared)
         return self._kernels[key]
 
-    def to_int8(self, x: torch.Tensor) -> Int8Activations:
-        """float32 [tokens, cols] in the `int8` format, new memory; what the backend's own kernels must equal."""
-        tokens, cols = x.shape
-        padded = padded_cols(cols)
-        codes = torch.empty((tokens, padded), dtype=torch.int8, device=x.device)
-        terms = torch.empty((tokens, padded // 16, 2), dtype=torch.float32, device=x.device)
-        units = tokens * padded // 32
-        arguments = [x.data_ptr(), codes.data_ptr(), terms.data_ptr(), tokens, cols, padded]
-        self._writer("to_int8").launch((-(-units // 4), 1, 1), 128, arguments, "pppiii", self.stream, False)
-        return Int8Activations(codes, terms)
+    def written(self, x: torch.Tensor, input_format: InputFormat) -> ActivationBuffer:
+        """float32 [tokens, cols] in a format of these matmuls, new memory: what the backend's own kernels must equal.
 
-    def to_half(self, x: torch.Tensor, block_tokens: int) -> HalfActivations:
-        """float32 [tokens, cols] in the `half` format, new memory, the last block filled up with zeros."""
-        tokens, cols = x.shape
-        padded, blocks = padded_cols(cols), -(-tokens // block_tokens)
-        shape = (blocks, padded // 64, 8, block_tokens // 8, 8, 8)
-        values = torch.empty(shape, dtype=torch.float16, device=x.device)
-        scales = torch.empty(blocks * block_tokens, dtype=torch.float32, device=x.device)
-        arguments = [x.data_ptr(), values.data_ptr(), scales.data_ptr(), tokens, cols, padded, block_tokens]
-        self._writer("to_half").launch((blocks * block_tokens, 1, 1), 256, arguments, "pppiiii", self.stream, False)
-        return HalfActivations(values, scales)
+        The last block of `half` is filled up with zeros.
+        """
+        (tokens, cols), chunk_cols = x.shape, padded_cols(x.shape[1])
+        made, is_int8 = make_buffer(input_format, cols, tokens, x.device), input_format.kind == "int8"
+        arguments = [x.data_ptr(), *made.addresses, tokens, cols, chunk_cols]
+        if is_int8:
+            kernel, blocks, threads = self._writer("to_int8"), -(-tokens * chunk_cols // 128), 128
+        else:
+            kernel, blocks, threads = self._writer("to_half"), len(made.scales), 256
+            arguments.append(input_format.block_tokens)
+        kernel.launch((blocks, 1, 1), threads, arguments, "ppp" + "i" * (len(arguments) - 3), self.stream, False)
+        return made
 
     def _writer(self, name: str) -> Kernel:
         if name not in self._writers:
@@ -295,48 +242,9 @@ class MatmulKernels:
         return self._writers[name]
 
 
-def shape_arguments(activations: Activations, tokens: int, matrix: PackedMatrix, *splitting: int) -> tuple[float, ...]:
+def shape_arguments(
+    activations: ActivationBuffer, tokens: int, matrix: PackedMatrix, *splitting: int
+) -> tuple[float, ...]:
     """Arguments of a launch as a whole, as SHAPE_SIZES lists them; `splitting`: splits, token stride, split stride."""
     norm = activations.norm.arguments() if activations.norm else NO_NORM
-    return *input_addresses(activations), *norm, tokens, matrix.format.chunks(matrix.in_features), *splitting
-
-
-def input_addresses(activations: Activations) -> tuple[int, int]:
-    """Addresses of codes and terms, or of values and token scales."""
-    if isinstance(activations, Int8Activations):
-        return activations.codes.data_ptr(), activations.terms.data_ptr()
-    return activations.values.data_ptr(), activations.token_scales.data_ptr()
-
-
-# out = x * weight / sqrt(mean(x^2) + eps). The root needs all of a token's columns, x * weight does not. So a kernel
-# may take a token in blocks of columns, none of which waits for another: each writes its columns of x * weight as the
-# matmul's input, and a partial sum of squares. The matmul, which scales a token's sums anyway, applies the root as
-# well; it adds the partial sums in a fixed order.
-#
-# An input of half floats needs a power of two per token before all of the token is known. It is taken from the squares
-# of the norm before, since a residual stream grows or shrinks little between two norms. Therefore there are two buffers
-# of partial sums of squares, used alternately. `kernels.normalize.stream_power` describes the range that this covers.
-
-
-@dataclass(frozen=True, slots=True)
-class FoldedNorm:
-    """The norm scale that a matmul applies to its sums.
-
-    Attributes:
-        square_sums: float32 [>= tokens, parts], contiguous, 16-byte aligned: partial sums of a token's squares;
-            parts is a multiple of 8, and those that no block wrote are 0.
-        width: columns of a token.
-        eps: added to the mean of squares.
-    """
-
-    square_sums: torch.Tensor
-    width: int
-    eps: float
-
-    def arguments(self) -> tuple[int, int, float, float]:
-        """The kernels' arguments: address, parts, 1 / width, epsilon."""
-        return self.square_sums.data_ptr(), int(self.square_sums.shape[1]), 1.0 / self.width, self.eps
-
-
-NO_NORM = (0, 0, 0.0, 0.0)
-"""The same arguments where no norm is folded."""
+    return *activations.addresses, *norm, tokens, matrix.format.chunks(matrix.in_features), *splitting

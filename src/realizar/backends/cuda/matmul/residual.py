@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.quantized import (
     MATRIX_SIZES,
     SHAPE_SIZES,
-    Activations,
-    Int8Activations,
     MatmulConfig,
     MatmulKernels,
-    input_addresses,
     shape_arguments,
 )
 from realizar.backends.cuda.native.sources import MatvecTiles
@@ -38,8 +36,8 @@ class Residual:
         bias: float32 [matrix.out_features] of the matmul, or None.
         scale: of what is added.
         norm_weight: float32 [matrix.out_features], the next norm's; None where only the sum is written.
-        target: of matrix.out_features columns, in other memory than the matmul's own input; None without `norm_weight`.
-            Columns beyond the width stay as they are.
+        target: in `int8`, of matrix.out_features columns, in other memory than the matmul's own input; None without
+            `norm_weight`. Columns beyond the width stay as they are.
         square_sums: float32 [>= tokens, parts], parts a multiple of 8 and at least `epilogue_square_parts`: gets the
             partial sums of squares.
     """
@@ -48,7 +46,7 @@ class Residual:
     bias: torch.Tensor | None
     scale: float
     norm_weight: torch.Tensor | None
-    target: Int8Activations | None
+    target: ActivationBuffer | None
     square_sums: torch.Tensor
 
 
@@ -68,7 +66,7 @@ def route_residual(matmuls: MatmulKernels, tokens: int, matrix: PackedMatrix) ->
 
 
 def launch_residual(
-    matmuls: MatmulKernels, matrix: PackedMatrix, activations: Activations, residual: Residual, tokens: int,
+    matmuls: MatmulKernels, matrix: PackedMatrix, activations: ActivationBuffer, residual: Residual, tokens: int,
     config: MatmulConfig,
 ) -> None:  # fmt: skip
     """Start hidden += scale * (activations @ matrix.T + bias), and target = hidden * norm_weight.
@@ -79,7 +77,7 @@ def launch_residual(
     assert activations.norm is None
     kernel, tiles = matmuls.prepared((matrix.format,), config.tiles, config.epilogue), config.tiles
     target, norm_weight, bias = residual.target, residual.norm_weight, residual.bias
-    codes, terms = input_addresses(target) if target is not None else (0, 0)
+    codes, terms = target.addresses if target is not None else (0, 0)
     arguments = [
         *matrix.arguments(residual.hidden.data_ptr(), 0), *shape_arguments(activations, tokens, matrix, 1, 0, 0),
         0 if bias is None else bias.data_ptr(), residual.scale, 0 if norm_weight is None else norm_weight.data_ptr(),

@@ -18,14 +18,8 @@ from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, frag
 from realizar.backends.cuda.matmul.experts import INTEGERS, ExpertMatmuls, Key, Pairs
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, most_tiles
-from realizar.backends.cuda.matmul.inputs import ActivationBuffers
-from realizar.backends.cuda.matmul.quantized import (
-    ActivationFormat,
-    Activations,
-    HalfActivations,
-    MatmulConfig,
-    MatmulKernels,
-)
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers, InputFormat
+from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels
 from realizar.backends.cuda.matmul.tuning_table import (
     ExpertLine,
     ExpertShape,
@@ -62,19 +56,13 @@ def copies(out_features: int, cols: int, count: int, layout: WeightLayout, compa
     ]
 
 
-def written(matmuls: MatmulKernels, x: torch.Tensor, activation_format: ActivationFormat) -> Activations:
-    return (
-        matmuls.to_int8(x) if activation_format.kind == "int8" else matmuls.to_half(x, activation_format.block_tokens)
-    )
-
-
 class DeviceMeter:
     """Times matmuls on the device at hand; matrices of a shape together do not fit its cache."""
 
     def __init__(self, matmuls: MatmulKernels) -> None:
         self._matmuls = matmuls
         self._matrices: list[PackedMatrix] = []
-        self._inputs: dict[tuple[int, ActivationFormat], Activations] = {}
+        self._inputs: dict[tuple[int, InputFormat], ActivationBuffer] = {}
 
     def take(self, shape: Shape) -> FragmentFormat:
         self._matrices, self._inputs = [], {}  # freed before others are made
@@ -93,7 +81,7 @@ class DeviceMeter:
         key = tokens, config.format
         if key not in self._inputs:
             x = torch.randn(tokens, first.in_features, device=self._matmuls.device)
-            self._inputs = {key: written(self._matmuls, x, config.format)}
+            self._inputs = {key: self._matmuls.written(x, config.format)}
         x_written = self._inputs[key]
         partials = torch.empty((splits, tokens, first.out_features), device=self._matmuls.device)
 
@@ -104,11 +92,9 @@ class DeviceMeter:
         return replay_ms(run, 3) / len(self._matrices)
 
     def _config(self, tiles: Tiles, splits: int, tokens: int) -> MatmulConfig:
-        activation_format = (
-            ActivationFormat("int8", 1) if isinstance(tiles, MatvecTiles) else ActivationFormat("half", tiles.tokens)
-        )
+        input_format = INTEGERS if isinstance(tiles, MatvecTiles) else InputFormat("half", tiles.tokens)
         dependent = self._matmuls.capability >= (9, 0) and self._matmuls.tuning.dependent(tokens)
-        return MatmulConfig(tiles, activation_format, splits, dependent)
+        return MatmulConfig(tiles, input_format, splits, dependent)
 
 
 def tune_device(
@@ -178,7 +164,7 @@ def buffers_of(step: StepTiles, experts: int, width: int, hidden: int) -> Groupe
 @dataclass(slots=True)
 class _Step:
     tiles: StepTiles
-    x: HalfActivations
+    x: ActivationBuffer
     buffers: list[GroupedBuffers]
     out: torch.Tensor
     weights: torch.Tensor
@@ -287,7 +273,7 @@ class ExpertDeviceMeter:
             for one, each in zip(chosen, buffers, strict=True):
                 self._grouped.sort(one, step, shape.experts, each)
             rows = torch.randn(tokens, shape.hidden, device=self._matmuls.device)
-            x = self._matmuls.to_half(rows, self._matmuls.tuning.block_tokens(tokens))
+            x = self._matmuls.written(rows, InputFormat("half", self._matmuls.tuning.block_tokens(tokens)))
             out = torch.zeros(step.pairs, shape.hidden, device=self._matmuls.device)
             weights = torch.rand(step.pairs, device=self._matmuls.device)
             self._step = tokens, places, _Step(step, x, buffers, out, weights)
