@@ -77,25 +77,25 @@ def native_sources(capability: int) -> Iterator[tuple[str, Any]]:
     quantized = [layout for layout in ggml.GGML_LAYOUTS.values() if not layout.is_float]
     formats = {fragment_format(layout): layout.name for layout in reversed(quantized)}
     for (each, name), tiles in product(formats.items(), plain):
-        yield f"plain {name} {tiles}", matmul_source([each], tiles)
+        yield f"plain {name} {tiles}", matmul_source((each,), tiles)
     q4, q6, q8 = (fragment_format(layout) for layout in (ggml.Q4_K, ggml.Q6_K, ggml.Q8_0))
     more: list[Tiles] = [MatvecTiles(1, 4, 2, 1, 4), MatvecTiles(2, 4, 2, 1, 4), MmaSyncTiles(128, 1, 3, 1)]
     more += [WgmmaTiles(128, 2, 2, 4, 1, 1), WgmmaTiles(256, 1, 2, 4, 1, 1)] if hopper else []
     for tiles in more:
-        yield f"more {tiles}", matmul_source([q4], tiles)
+        yield f"more {tiles}", matmul_source((q4,), tiles)
     for tiles in plain:
-        yield f"merged {tiles}", matmul_source([q4, q6], tiles)
+        yield f"merged {tiles}", matmul_source((q4, q6), tiles)
     gated: list[Tiles] = [MatvecTiles(1, 2, 2, 2, 7), MatvecTiles(1, 2, 6, 1, 2), MatvecTiles(2, 2, 1, 2, 8)]
     if hopper:
         gated += [WgmmaTiles(8, 2, 2, 4, 2, 1), WgmmaTiles(32, 2, 1, 6, 2, 1), WgmmaTiles(64, 2, 1, 3, 2, 2)]
         gated += [WgmmaTiles(128, 2, 2, 3, 2, 1), WgmmaTiles(128, 2, 1, 6, 2, 1)]
     for tiles in gated:
-        yield f"silu {tiles}", matmul_source([q4], tiles, "silu")
-        yield f"gelu_tanh {tiles}", matmul_source([q6], tiles, "gelu_tanh")
-        yield f"gelu {tiles}", matmul_source([q8], tiles, "gelu")
+        yield f"silu {tiles}", matmul_source((q4,), tiles, "silu")
+        yield f"gelu_tanh {tiles}", matmul_source((q6,), tiles, "gelu_tanh")
+        yield f"gelu {tiles}", matmul_source((q8,), tiles, "gelu")
     residual = (MatvecTiles(1, 1, 12, 2, 2), MatvecTiles(1, 2, 2, 2, 6), MatvecTiles(2, 1, 8, 2, 2))
     for tiles, each in product(residual, (q4, q8)):
-        yield f"residual {each.bits} {tiles}", matmul_source([each], tiles, "residual")
+        yield f"residual {each.bits} {tiles}", matmul_source((each,), tiles, "residual")
     yield "activations", activations_source()
     for layout in REPACKED_LAYOUTS:
         yield f"repack {layout.name}", repack_source(layout, fragment_format(layout))

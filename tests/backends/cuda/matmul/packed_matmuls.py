@@ -7,7 +7,7 @@ matrices, and matmuls that end with an activation.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from backends.cuda import cuda_runs
+from backends.cuda.matmul.recorded_launches import record_launches
 from realizar.backends.cuda.attention import decode as attention_decode
 from realizar.backends.cuda.device import DeviceProfile, Family, interpreter_device
 from realizar.backends.cuda.layouts.activations import int8_activations
-from realizar.backends.cuda.matmul import quantized as matmuls
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
-from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.weights import load as weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads
@@ -223,18 +222,13 @@ def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> La
         name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 * 1024
     )
 
-    def compile_all(sources: Sequence[Source], _arch: str, _compiled: Callable[..., None] | None = None) -> list[bytes]:
-        return [b"" for _ in sources]
-
     own = interpreter_device()
     torch_samples: frozenset[Family] = frozenset({"sampling"})
     device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.memory_bytes, without=torch_samples)
     monkeypatch.setattr(cuda_runs, "interpreter_device", lambda: device)
     monkeypatch.setattr(weights, "Packer", HostPacker)
     monkeypatch.setattr(attention_decode, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
-    monkeypatch.setattr(matmuls, "Kernel", HostKernel)
-    monkeypatch.setattr(matmuls, "compile_sources", compile_all)
-    monkeypatch.setattr(matmuls, "compile_source", lambda source, arch: b"")
+    record_launches(monkeypatch, HostKernel)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: SimpleNamespace(cuda_stream=0))
     if splits is not None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from realizar.backends.cuda.device import Family
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
+from realizar.backends.cuda.native import launcher
+from realizar.backends.cuda.native.compiler import Source
 from realizar.errors import KernelError
 
 STREAM = 7  # the handle of the current one
@@ -37,6 +39,16 @@ class RecordingKernel:
         dependent: bool,
     ) -> None:
         self.launches.append((self.name, grid, threads, list(arguments), sizes, stream, dependent))
+
+
+def record_launches(monkeypatch: pytest.MonkeyPatch, kind: type[Any]) -> None:
+    """Have kernels loaded as of this kind, without being compiled."""
+
+    def compile_all(sources: Sequence[Source], arch: str, compiled: object = None) -> list[bytes]:
+        return [b"" for _ in sources]
+
+    monkeypatch.setattr(launcher, "Kernel", kind)
+    monkeypatch.setattr(launcher, "compile_sources", compile_all)
 
 
 def matmuls_on(

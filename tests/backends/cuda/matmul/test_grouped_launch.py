@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,16 +11,14 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from backends.cuda.matmul.recorded_launches import STREAM, RecordingKernel, matmuls_on
+from backends.cuda.matmul.recorded_launches import STREAM, RecordingKernel, matmuls_on, record_launches
 from backends.cuda.matmul.stored_inputs import halves
 from realizar.backends.cuda.layouts.fragments import fragment_format
-from realizar.backends.cuda.matmul import grouped as grouped_module
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.routing import ExpertsRead
 from realizar.backends.cuda.matmul.tuning_table import ExpertLine, ExpertShape
-from realizar.backends.cuda.native.compiler import Source
-from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles, route_shared_bytes
+from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles, route_source
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
@@ -36,12 +33,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> type[RecordingKernel]:
     class Fresh(RecordingKernel):
         launches: ClassVar[list[tuple[object, ...]]] = []
 
-    def compile_all(sources: Sequence[Source], arch: str, compiled: object = None) -> list[bytes]:
-        return [b"" for _ in sources]
-
-    monkeypatch.setattr(grouped_module, "Kernel", Fresh)
-    monkeypatch.setattr(grouped_module, "compile_sources", compile_all)
-    monkeypatch.setattr(grouped_module, "compile_source", lambda source, arch: b"")
+    record_launches(monkeypatch, Fresh)
     return Fresh
 
 
@@ -153,7 +145,7 @@ def test_kernels_that_read_weights_for_themselves(
     step, buffers = grouped.step(6, PER_TOKEN, SHAPE), GroupedBuffers("cpu", 6, PER_TOKEN, SHAPE, True)
     configs = grouped.route(step, gate_up, "silu"), grouped.route(step, down, tiled=True)
     assert [each.tiles for each in configs] == [tiles, tiles]
-    assert [each.shared_bytes for each in configs] == [8 * 8 * 128, 5 * 8 * 128]
+    assert [each.source.shared_bytes for each in configs] == [8 * 8 * 128, 5 * 8 * 128]
     grouped.launch_gated(gate_up, half(6, HIDDEN), PER_TOKEN, step, buffers, configs[0])
     _, grid, threads, arguments, *_ = kernel.launches[-1]
     assert (grid, threads) == ((min(2 * 132, 17 * 10), 1, 1), 256)
@@ -172,14 +164,16 @@ def test_kernels_are_loaded_once(kernel: type[RecordingKernel], monkeypatch: pyt
             super().__init__(cubin, name, shared_bytes)
             made.append((name, shared_bytes))
 
-    monkeypatch.setattr(grouped_module, "Kernel", Counting)
+    record_launches(monkeypatch, Counting)
     matrix = stack(2 * WIDTH, HIDDEN)
     configs = [grouped.route(grouped.step(rows, PER_TOKEN, SHAPE), matrix, "gelu") for rows in (5, 8, 100)]
     assert configs[0] == configs[1] != configs[2]
     for _ in range(2):
         grouped.prepare(configs, EXPERTS)
-    shared = [each.shared_bytes for each in (configs[2], configs[0])]
-    assert sorted(size for _, size in made) == sorted([*shared, route_shared_bytes(EXPERTS), 0])  # rows laid: none
+    shared = [each.source.shared_bytes for each in (configs[2], configs[0])]
+    assert sorted(size for _, size in made) == sorted(
+        [*shared, route_source(EXPERTS).shared_bytes, 0]
+    )  # rows laid: none
 
 
 def test_a_kernel_that_does_not_fit_is_an_error(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -13,14 +12,12 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from backends.cuda.matmul.recorded_launches import STREAM, RecordingKernel, matmuls_on
+from backends.cuda.matmul.recorded_launches import STREAM, RecordingKernel, matmuls_on, record_launches
 from backends.cuda.matmul.stored_inputs import halves, integers
 from realizar.backends.cuda.device import Family
-from realizar.backends.cuda.matmul import quantized as matmul_module
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm
 from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
-from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
 from realizar.checkpoint.ggml_types import GGMLType
@@ -33,12 +30,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> type[RecordingKernel]:
     class Fresh(RecordingKernel):
         launches: ClassVar[list[tuple[object, ...]]] = []
 
-    def compile_all(sources: Sequence[Source], arch: str, compiled: object = None) -> list[bytes]:
-        return [b"" for _ in sources]
-
-    monkeypatch.setattr(matmul_module, "Kernel", Fresh)
-    monkeypatch.setattr(matmul_module, "compile_sources", compile_all)
-    monkeypatch.setattr(matmul_module, "compile_source", lambda source, arch: b"")
+    record_launches(monkeypatch, Fresh)
     return Fresh
 
 

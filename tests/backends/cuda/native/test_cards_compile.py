@@ -29,7 +29,7 @@ from realizar.backends.cuda.native.experts.source import (  # noqa: E402
     expert_sums_source,
     many_choices_source,
 )
-from realizar.backends.cuda.native.grouped.source import grouped_source, route_shared_bytes, route_source  # noqa: E402
+from realizar.backends.cuda.native.grouped.source import grouped_source, route_source  # noqa: E402
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS  # noqa: E402
 from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, sampling_source  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, activations_source, matmul_source, repack_source  # noqa: E402
@@ -75,7 +75,7 @@ def kernels(capability: tuple[int, int], part: str, *, all_of_them: bool) -> Ite
         yield Needed(choice_source(shape, clusters=capability >= (9, 0)), 256)
         if capability >= (9, 0):
             yield Needed(many_choices_source(shape, 16), 256, 4 * shape.many_floats(16))
-        yield Needed(route_source(128), 1024, route_shared_bytes(128))
+        yield Needed(route_source(128), 1024, route_source(128).shared_bytes)
     elif part == "sampling":
         yield Needed(sampling_source(), 1024, SELECT_BYTES)
     else:
@@ -88,16 +88,16 @@ def matmuls(part: str, tuning: DeviceTuning, weight_format: FragmentFormat) -> I
         for tokens in (1, 2):
             tiles: Tiles = tuning.few_tokens(tokens, 4096, 4096, weight_format).tiles
             yield of_matmul(weight_format, tiles)
-            yield Needed(matmul_source([weight_format], tiles, "residual"), tiles.threads)
+            yield Needed(matmul_source((weight_format,), tiles, "residual"), tiles.threads)
             gated = tuning.gated_few(tokens, 28672, 4096, weight_format)
             assert gated is not None
-            yield Needed(matmul_source([weight_format], gated, "silu"), gated.threads)
+            yield Needed(matmul_source((weight_format,), gated, "silu"), gated.threads)
     elif part == "tensor cores":
         for tokens in (8, 64, 256):
             yield of_matmul(weight_format, tuning.many_tokens(tokens, 4096, 4096, weight_format).tiles)
             if (hopper := tuning.gated(tokens, 28672, 4096, weight_format)) is not None:
                 shared = hopper.shared_bytes(weight_format)
-                yield Needed(matmul_source([weight_format], hopper, "silu"), hopper.threads, shared)
+                yield Needed(matmul_source((weight_format,), hopper, "silu"), hopper.threads, shared)
     elif part == "grouped":
         for tokens, gated_too in ((8, True), (64, False)):
             grouped = grouped_tiles(tokens, weight_format, gated_too, tuning.wgmma, tuning.shared_bytes)
@@ -111,7 +111,7 @@ def matmuls(part: str, tuning: DeviceTuning, weight_format: FragmentFormat) -> I
 
 
 def of_matmul(weight_format: FragmentFormat, tiles: Tiles) -> Needed:
-    return Needed(matmul_source([weight_format], tiles), tiles.threads, tiles.shared_bytes(weight_format))
+    return Needed(matmul_source((weight_format,), tiles), tiles.threads, tiles.shared_bytes(weight_format))
 
 
 def attention(capability: tuple[int, int], head: int, element: str) -> Iterator[Needed]:

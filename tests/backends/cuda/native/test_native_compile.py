@@ -59,7 +59,7 @@ def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("arch", "tiles"), wider(KERNELS, KERNELS[2]), ids=lambda value: getattr(value, "kind", value))
 def test_families_of_weights_compile(arch: str, tiles: Tiles) -> None:
-    check([matmul_source([form_of(ggml_type)], tiles) for ggml_type in FAMILIES], arch)
+    check([matmul_source((form_of(ggml_type),), tiles) for ggml_type in FAMILIES], arch)
 
 
 @pytest.mark.parametrize("arch", wider(["sm_80", "sm_90a"], "sm_80"))
@@ -82,19 +82,19 @@ def test_choices_compile(arch: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
 def test_all_weights_compile(arch: str, tiles: Tiles) -> None:
-    check([matmul_source([form], tiles) for form in dict.fromkeys(form_of(t) for t in QUANTIZED_TYPES)], arch)
+    check([matmul_source((form,), tiles) for form in dict.fromkeys(form_of(t) for t in QUANTIZED_TYPES)], arch)
 
 
 @pytest.mark.parametrize(("arch", "tiles"), wider(KERNELS, KERNELS[0]), ids=lambda value: getattr(value, "kind", value))
 def test_matrices_of_two_formats_compile(arch: str, tiles: Tiles) -> None:
-    check([matmul_source([form_of(GGMLType.Q4_K), form_of(GGMLType.Q6_K)], tiles)], arch)
+    check([matmul_source((form_of(GGMLType.Q4_K), form_of(GGMLType.Q6_K)), tiles)], arch)
 
 
 @pytest.mark.parametrize(
     ("arch", "tiles"), wider(KERNELS[1:], KERNELS[1]), ids=lambda value: getattr(value, "kind", value)
 )
 def test_floats_compile_alone_and_beside_codes(arch: str, tiles: Tiles) -> None:
-    check([matmul_source([FLOATS], tiles), matmul_source([form_of(GGMLType.Q4_K), FLOATS], tiles)], arch)
+    check([matmul_source((FLOATS,), tiles), matmul_source((form_of(GGMLType.Q4_K), FLOATS), tiles)], arch)
 
 
 MATVEC_GATED = (MatvecTiles(1, 2, 2, 2, 7), MatvecTiles(1, 2, 6, 1, 2), MatvecTiles(2, 2, 1, 2, 8))
@@ -121,7 +121,7 @@ def test_activation_epilogues_keep_their_sums_in_registers(
     ggml_type: GGMLType, activation: GatedActivation, arch: str, tmp_path: Path
 ) -> None:
     check_registers(
-        [matmul_source([form_of(ggml_type)], tiles, activation) for tiles in GATED[arch]], GATED[arch], arch, tmp_path
+        [matmul_source((form_of(ggml_type),), tiles, activation) for tiles in GATED[arch]], GATED[arch], arch, tmp_path
     )
 
 
@@ -133,7 +133,7 @@ IN_TURN = (
 
 @pytest.mark.parametrize("ggml_type", wider(FAMILIES, GGMLType.Q6_K))
 def test_warpgroups_that_take_turns_keep_their_sums_in_registers(ggml_type: GGMLType, tmp_path: Path) -> None:
-    check_registers([matmul_source([form_of(ggml_type)], tiles) for tiles in IN_TURN], IN_TURN, "sm_90a", tmp_path)
+    check_registers([matmul_source((form_of(ggml_type),), tiles) for tiles in IN_TURN], IN_TURN, "sm_90a", tmp_path)
 
 
 SUMMED = (WgmmaTiles(128, 2, 2, 3, 1, 1, 1, 4), WgmmaTiles(128, 2, 2, 3, 1, 1, 1, 3))
@@ -142,12 +142,12 @@ SUMMED = (WgmmaTiles(128, 2, 2, 3, 1, 1, 1, 4), WgmmaTiles(128, 2, 2, 3, 1, 1, 1
 @pytest.mark.full
 @pytest.mark.parametrize("ggml_type", FAMILIES)
 def test_blocks_that_add_parts_keep_their_sums_in_registers(ggml_type: GGMLType, tmp_path: Path) -> None:
-    check_registers([matmul_source([form_of(ggml_type)], tiles) for tiles in SUMMED], SUMMED, "sm_90a", tmp_path)
+    check_registers([matmul_source((form_of(ggml_type),), tiles) for tiles in SUMMED], SUMMED, "sm_90a", tmp_path)
 
 
 @pytest.mark.full
 def test_floats_keep_their_sums_in_registers(tmp_path: Path) -> None:
-    check_registers([matmul_source([FLOATS], tiles, "silu") for tiles in WGMMA_GATED], WGMMA_GATED, "sm_90a", tmp_path)
+    check_registers([matmul_source((FLOATS,), tiles, "silu") for tiles in WGMMA_GATED], WGMMA_GATED, "sm_90a", tmp_path)
 
 
 @pytest.mark.parametrize("arch", wider(["sm_80", "sm_90a"], "sm_90a"))
@@ -159,7 +159,7 @@ def test_residual_epilogues_keep_their_sums_in_registers(ggml_type: GGMLType, ar
         MatvecTiles(2, 1, 8, 2, 2),
         MatvecTiles(1, 1, 16, 2, 1),
     )
-    check_registers([matmul_source([form_of(ggml_type)], each, "residual") for each in tiles], tiles, arch, tmp_path)
+    check_registers([matmul_source((form_of(ggml_type),), each, "residual") for each in tiles], tiles, arch, tmp_path)
 
 
 @pytest.mark.parametrize("arch", wider(["sm_80", "sm_90a"], "sm_90a"))
@@ -194,12 +194,12 @@ def test_four_bits_compile_for_newer_architectures(capability: tuple[int, int]) 
     tiles: list[Tiles] = [MatvecTiles(1, 4, 2, 1, 4), MmaSyncTiles(128, 1, 3, 1)]
     if capability == (9, 0):
         tiles.append(WgmmaTiles(128, 2, 2, 4, 1, 1))
-    check([matmul_source([form_of(GGMLType.Q4_K)], tile) for tile in tiles], architecture(capability))
+    check([matmul_source((form_of(GGMLType.Q4_K),), tile) for tile in tiles], architecture(capability))
 
 
 @pytest.mark.parametrize(("arch", "tiles"), wider(KERNELS, KERNELS[1]), ids=lambda value: getattr(value, "kind", value))
 def test_layouts_of_no_ggml_type_compile(arch: str, tiles: Tiles) -> None:
-    check([matmul_source([fragment_format(grouped_layout(group))], tiles) for group in (64, 16)], arch)
+    check([matmul_source((fragment_format(grouped_layout(group)),), tiles) for group in (64, 16)], arch)
 
 
 def test_helpers_compile() -> None:

@@ -49,7 +49,7 @@ RECIPE = Recipe(32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, w
 
 
 def of_matmul(tiles: Tiles, epilogue: Epilogue | None = None) -> str:
-    return matmul_source([Q4_K], tiles, epilogue).name
+    return matmul_source((Q4_K,), tiles, epilogue).name
 
 
 def of_grouped(*, wgmma: bool) -> str:

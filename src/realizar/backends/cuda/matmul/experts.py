@@ -7,7 +7,7 @@ have one order, so they have the same bits in any batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +21,13 @@ from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.residual import EPILOGUE_COLUMNS, Residual
 from realizar.backends.cuda.matmul.routing import ExpertsRead, Router
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape, measured_tiles
-from realizar.backends.cuda.native.compiler import compile_sources
+from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.experts.source import (
     EXPERT_SIZES,
     EXPERT_SUM_SIZES,
     expert_source,
     expert_sums_source,
 )
-from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles
 from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack
 from realizar.backends.cuda.weights.plain import PlainMatrix
@@ -147,8 +146,6 @@ class ExpertMatmuls:
 
     def __init__(self, matmuls: MatmulKernels | None) -> None:
         self._matmuls = matmuls
-        self._kernels: dict[Key, Kernel] = {}
-        self._sum_kernels: dict[SumKey, Kernel] = {}
         self.experts_read = ExpertsRead("cpu" if matmuls is None else matmuls.device)
 
     def pair_tokens(self, experts: Experts, matrices: ExpertMatrices) -> int:
@@ -165,17 +162,8 @@ class ExpertMatmuls:
         """Compile and load the kernels of mixtures; KernelError: one does not compile or does not fit the device."""
         if self._matmuls is None:
             return
-        every = list(mixtures)
-        keys = {key: None for experts, matrices in every for key in self._keys(experts, matrices)}
-        missing = [key for key in keys if key not in self._kernels]
-        sources = [expert_source(*key) for key in missing]
-        for key, source, cubin in zip(missing, sources, compile_sources(sources, self._matmuls.arch), strict=True):
-            self._kernels[key] = Kernel(cubin, source.name, 0)
-        sums = {key: None for experts, matrices in every for key in self._sum_keys(experts, matrices)}
-        new = [key for key in sums if key not in self._sum_kernels]
-        sources = [expert_sums_source(*key) for key in new]
-        for sum_key, source, cubin in zip(new, sources, compile_sources(sources, self._matmuls.arch), strict=True):
-            self._sum_kernels[sum_key] = Kernel(cubin, source.name, 0)
+        sources = [source for experts, matrices in mixtures for source in self._sources(experts, matrices)]
+        self._matmuls.kernels.prepare(sources)
 
     def residual_tokens(self, experts: Experts, matrices: ExpertMatrices) -> int:
         """The most tokens of a step in which `add` multiplies down; 0 where it never does.
@@ -196,11 +184,6 @@ class ExpertMatmuls:
         assert self._matmuls is not None
         return -(-stack.out_features // 16 * tokens // self._matmuls.tuning.processors)
 
-    def _sum_keys(self, experts: Experts, matrices: ExpertMatrices) -> Iterable[SumKey]:
-        for tokens in range(1, self.residual_tokens(experts, matrices) + 1):
-            assert isinstance(matrices.down, PackedExperts)
-            yield self._sum_key(matrices.down, tokens, matrices.per_token(experts))
-
     def _sum_key(self, stack: PackedExperts, tokens: int, per_token: int) -> SumKey:
         """The kernel of `add`: warps of a block share the columns of a token's experts evenly.
 
@@ -211,12 +194,16 @@ class ExpertMatmuls:
         parts = per_token * max(1, min(most, _MOST_PARTS, chunks // 2))
         return stack.format, MatvecTiles(1, 1, parts, 2, max(1, min(at_once, _WARPS // parts))), per_token
 
-    def _keys(self, experts: Experts, matrices: ExpertMatrices) -> Iterable[Key]:
+    def _sources(self, experts: Experts, matrices: ExpertMatrices) -> Iterator[Source]:
         activation = gated_activation(experts) if matrices.ends_with_activation else None
+        per_token = matrices.per_token(experts)
         for stack, gated in (*((each, activation) for each in matrices.gate_up), (matrices.down, None)):
             if isinstance(stack, PackedExperts) and not stack.format.is_float:
                 for tokens in range(1, PAIR_TOKENS + 2):  # with more than the last they stay the same
-                    yield self._key(stack, tokens, matrices.per_token(experts), gated)
+                    yield expert_source(*self._key(stack, tokens, per_token, gated))
+        for tokens in range(1, self.residual_tokens(experts, matrices) + 1):
+            assert isinstance(matrices.down, PackedExperts)
+            yield expert_sums_source(*self._sum_key(matrices.down, tokens, per_token))
 
     def _key(self, stack: PackedExperts, tokens: int, per_token: int, activation: GatedActivation | None) -> Key:
         """The kernel of a step of `tokens`, by measured tiles or by rule; with `batch_invariant` one order of sums.
@@ -321,7 +308,7 @@ class ExpertMatmuls:
             residual.square_sums.data_ptr(), int(residual.square_sums.shape[1]),
         ]  # fmt: skip
         dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream
-        kernel = self._sum_kernels[key]
+        kernel = self._matmuls.kernels[expert_sums_source(*key)]
         kernel.launch((blocks * tokens, 1, 1), tiles.threads, arguments, EXPERT_SUM_SIZES, stream, dependent)
 
     def _launch(
@@ -342,8 +329,8 @@ class ExpertMatmuls:
             *(NO_NORM if norm is None else norm.arguments()),
         ]  # fmt: skip
         grid, dependent = (blocks * tokens * pairs.per_token, 1, 1), self._matmuls.is_dependent(tokens)
-        stream = self._matmuls.stream
-        self._kernels[key].launch(grid, tiles.threads, arguments, EXPERT_SIZES, stream, dependent)
+        stream, kernel = self._matmuls.stream, self._matmuls.kernels[expert_source(*key)]
+        kernel.launch(grid, tiles.threads, arguments, EXPERT_SIZES, stream, dependent)
 
 
 def most_pair_tokens(experts: int, per_token: int) -> int:

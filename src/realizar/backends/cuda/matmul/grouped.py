@@ -53,7 +53,7 @@ from realizar.backends.cuda.matmul.tuning_table import (
     is_laid,
     measured_tiles,
 )
-from realizar.backends.cuda.native.compiler import Source, compile_source, compile_sources
+from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.grouped.source import (
     LAID_CHUNKS,
     AnyTiles,
@@ -61,11 +61,9 @@ from realizar.backends.cuda.native.grouped.source import (
     GroupedTiles,
     grouped_source,
     lay_source,
-    route_shared_bytes,
     route_source,
     route_warps,
 )
-from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack
 from realizar.models.spec import Experts
@@ -98,12 +96,6 @@ class GroupedConfig:
     @property
     def source(self) -> Source:
         return grouped_source(self.format, self.tiles, self.gathers, self.activation, self.chunks)
-
-    @property
-    def shared_bytes(self) -> int:
-        if isinstance(self.tiles, DirectTiles):
-            return self.tiles.shared_bytes(self.chunks)
-        return self.tiles.shared_bytes(self.format, self.activation is not None)
 
 
 class GroupedBuffers:
@@ -152,9 +144,6 @@ class GroupedMatmuls:
         self._matmuls, self._tuning = matmuls, matmuls.tuning
         self.lines = self._tuning.grouped_lines(in_order=matmuls.batch_invariant)
         self._experts_read = experts_read
-        self._kernels: dict[GroupedConfig, Kernel] = {}
-        self._sorts: dict[int, Kernel] = {}
-        self._lays: dict[int, Kernel] = {}
 
     def step(self, rows: int, per_token: int, shape: ExpertShape, shared: int = 0) -> StepTiles:
         """See `step_tiles`."""
@@ -187,28 +176,11 @@ class GroupedMatmuls:
         `experts` are those of a layer, with the shared one where it is among them. Raises KernelError where a kernel
         does not compile or does not fit the device.
         """
-        missing = sorted(set(wanted) - self._kernels.keys(), key=repr)
-        sorts = [route_source(experts)] if experts not in self._sorts else []
-        lays = {config.tiles.tokens for config in missing if is_laid(config.tiles)} - self._lays.keys()
-        sources = [*(config.source for config in missing), *sorts, *(lay_source(tokens) for tokens in sorted(lays))]
-        compile_sources(sources, self._matmuls.arch)
-        for config in missing:
-            self._kernels[config] = self._load(config)
-        if sorts:
-            self._sorts[experts] = self._load_sort(experts)
-        self._lays |= {tokens: self._load_lay(tokens) for tokens in lays}
-
-    def _load(self, config: GroupedConfig) -> Kernel:
-        source = config.source
-        return Kernel(compile_source(source, self._matmuls.arch), source.name, config.shared_bytes)
-
-    def _load_sort(self, experts: int) -> Kernel:
-        source = route_source(experts)
-        return Kernel(compile_source(source, self._matmuls.arch), source.name, route_shared_bytes(experts))
-
-    def _load_lay(self, tokens: int) -> Kernel:
-        source = lay_source(tokens)
-        return Kernel(compile_source(source, self._matmuls.arch), source.name, 0)
+        configs = list(wanted)
+        lays = sorted({config.tiles.tokens for config in configs if is_laid(config.tiles)})
+        self._matmuls.kernels.prepare(
+            [*(config.source for config in configs), route_source(experts), *map(lay_source, lays)]
+        )
 
     def sort(self, chosen: torch.Tensor, step: StepTiles, experts: int, buffers: GroupedBuffers) -> None:
         """Start the sort of a step's pairs by expert into `slots`, `work` and `starts`; KernelError as of
@@ -216,12 +188,10 @@ class GroupedMatmuls:
 
         `chosen` is int32 [rows, per_token], contiguous, an expert each, or below 0 in rows that go nowhere.
         """
-        if experts not in self._sorts:
-            self._sorts[experts] = self._load_sort(experts)
         addresses = [each.data_ptr() for each in (chosen, buffers.slots, buffers.work, buffers.starts)]
         counts = 0 if self._experts_read is None else self._experts_read.address(int(step.shared > 0))
         arguments = [*addresses, counts, step.pairs, step.tokens]
-        self._start(self._sorts[experts], (1, 1, 1), route_warps(experts) * 32, arguments, _SORT_SIZES)
+        self._start(route_source(experts), (1, 1, 1), route_warps(experts) * 32, arguments, _SORT_SIZES)
 
     def launch_gated(
         self, stack: PackedExperts, x: ActivationBuffer, per_token: int, step: StepTiles, buffers: GroupedBuffers,
@@ -247,12 +217,10 @@ class GroupedMatmuls:
     def _lay(
         self, x: ActivationBuffer, per_token: int, step: StepTiles, buffers: GroupedBuffers, config: GroupedConfig,
     ) -> None:  # fmt: skip
-        if step.tokens not in self._lays:
-            self._lays[step.tokens] = self._load_lay(step.tokens)
         addresses = [each.data_ptr() for each in (x.values, buffers.laid, buffers.slots, buffers.work)]
         grid = step.count, -(-config.chunks // LAID_CHUNKS), 1
         arguments = [*addresses, config.chunks, per_token, x.values.shape[3] * 8]
-        self._start(self._lays[step.tokens], grid, step.tokens * 8, arguments, _LAY_SIZES)
+        self._start(lay_source(step.tokens), grid, step.tokens * 8, arguments, _LAY_SIZES)
 
     def launch_pairs(
         self, stack: PackedExperts, x: ActivationBuffer | None, per_token: int, step: StepTiles,
@@ -280,8 +248,6 @@ class GroupedMatmuls:
         self, stack: PackedExperts, inputs: tuple[int, int, int, int], step: StepTiles, buffers: GroupedBuffers,
         config: GroupedConfig, out: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        if config not in self._kernels:
-            self._kernels[config] = self._load(config)
         x, scales, share, block = inputs
         table = stack.weights if stack.table is None else stack.table
         matrices = [stack.weights.data_ptr(), stack.block_scales.data_ptr(), table.data_ptr(), _address(bias)]
@@ -289,12 +255,13 @@ class GroupedMatmuls:
         sizes = [stack.stride, stack.out_features, stack.format.chunks(stack.in_features), share, block]
         arguments = [*matrices, out.data_ptr(), _address(weights), *lists, *sizes]
         blocks = min(step.count * config.tiles.items(stack.out_features), config.tiles.blocks * self._tuning.processors)
-        self._start(self._kernels[config], (blocks, 1, 1), config.tiles.threads, arguments, _SIZES)
+        self._start(config.source, (blocks, 1, 1), config.tiles.threads, arguments, _SIZES)
 
     def _start(
-        self, kernel: Kernel, grid: tuple[int, int, int], threads: int, arguments: list[int], sizes: str,
+        self, source: Source, grid: tuple[int, int, int], threads: int, arguments: list[int], sizes: str,
     ) -> None:  # fmt: skip
         dependent = self._matmuls.capability >= (9, 0)
+        kernel = self._matmuls.kernels[source]
         kernel.launch(grid, threads, arguments, sizes, self._matmuls.stream, dependent)
 
 

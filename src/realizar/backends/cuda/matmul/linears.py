@@ -33,7 +33,7 @@ from realizar.backends.cuda.matmul.quantized import (
     shape_arguments,
 )
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
-from realizar.backends.cuda.native.sources import Epilogue, GatedActivation
+from realizar.backends.cuda.native.sources import Epilogue, GatedActivation, matmul_source
 from realizar.backends.cuda.weights.experts import matrix_bytes
 from realizar.backends.cuda.weights.load import Group, Matrix, Weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
@@ -331,7 +331,7 @@ def launch_gated(
         KernelError: the kernel can't be compiled, loaded or launched.
     """
     assert activations.format == target.format
-    kernel, tiles = matmuls.prepared((matrix.format,), config.tiles, config.epilogue), config.tiles
+    kernel, tiles = matmuls.kernels[matmul_source((matrix.format,), config.tiles, config.epilogue)], config.tiles
     out, out_scales = target.addresses
     shape = shape_arguments(activations, tokens, matrix, 1, 0, 0)
     arguments = [*matrix.arguments(out, 0), *shape, out_scales]

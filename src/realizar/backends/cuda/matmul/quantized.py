@@ -39,18 +39,12 @@ from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.fixed_order import fixed_tiling
 from realizar.backends.cuda.matmul.inputs import NO_NORM, ActivationBuffer, InputFormat, make_buffer
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Tiling, load_tuning
-from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
-from realizar.backends.cuda.native.launcher import Kernel
-from realizar.backends.cuda.native.sources import (
-    Epilogue,
-    Tiles,
-    activations_source,
-    matmul_source,
-)
+from realizar.backends.cuda.native.compiler import architecture, compile_source
+from realizar.backends.cuda.native.launcher import Kernel, LoadedKernels
+from realizar.backends.cuda.native.sources import Epilogue, Tiles, activations_source, matmul_source
 from realizar.backends.cuda.weights.pack import PackedMatrix
 
 WeightFormats: TypeAlias = tuple[FragmentFormat, ...]
-Key: TypeAlias = tuple[WeightFormats, Tiles, Epilogue | None]
 MATRIX_SIZES, SHAPE_SIZES = "ppppii", "pp" + "piff" + "iiiii"  # of parameters, in `matmul_source`'s order
 
 
@@ -98,8 +92,7 @@ class MatmulKernels:
             int8_tokens=0 if "mat-vec" in without else tuning.int8_tokens,
         )
         self.has_epilogues = "epilogues" not in without
-        self._kernels: dict[Key, Kernel] = {}
-        self._writers: dict[str, Kernel] = {}
+        self.kernels = LoadedKernels(self.arch)
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
     @property
@@ -155,14 +148,11 @@ class MatmulKernels:
         Raises:
             KernelError: a kernel does not compile or does not fit the device.
         """
-        keys: set[Key] = {
-            (formats if isinstance(formats, tuple) else (formats,), config.tiles, config.epilogue)
+        sources = [
+            matmul_source(formats if isinstance(formats, tuple) else (formats,), config.tiles, config.epilogue)
             for formats, config in wanted
-        }
-        missing = sorted(keys - self._kernels.keys(), key=repr)
-        compile_sources([matmul_source(*key) for key in missing], self.arch, compiled)
-        for key in missing:
-            self.prepared(*key)
+        ]
+        self.kernels.prepare(sources, compiled)
 
     def launch(
         self, matrix: PackedMatrix, activations: ActivationBuffer, partials: torch.Tensor, tokens: int,
@@ -192,7 +182,7 @@ class MatmulKernels:
         the rest and errors see `launch`.
         """
         weight_formats = tuple(matrix.format for matrix in matrices)
-        kernel, tiles = self.prepared(weight_formats, config.tiles), config.tiles
+        kernel, tiles = self.kernels[matmul_source(weight_formats, config.tiles, None)], config.tiles
         token_blocks = 1 if config.format.kind == "int8" else -(-tokens // tiles.tokens)
         arguments: list[int | float] = []
         blocks = column = 0
@@ -211,15 +201,6 @@ class MatmulKernels:
     def stream(self) -> int:
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
-    def prepared(self, weight_formats: WeightFormats, tiles: Tiles, epilogue: Epilogue | None = None) -> Kernel:
-        """Loaded now if not before; KernelError: it can't be compiled or loaded."""
-        key = weight_formats, tiles, epilogue
-        if key not in self._kernels:
-            source = matmul_source(*key)
-            shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
-            self._kernels[key] = Kernel(compile_source(source, self.arch), source.name, shared)
-        return self._kernels[key]
-
     def written(self, x: torch.Tensor, input_format: InputFormat) -> ActivationBuffer:
         """float32 [tokens, cols] in a format of these matmuls, new memory: what the backend's own kernels must equal.
 
@@ -229,17 +210,13 @@ class MatmulKernels:
         made, is_int8 = make_buffer(input_format, cols, tokens, x.device), input_format.kind == "int8"
         arguments = [x.data_ptr(), *made.addresses, tokens, cols, chunk_cols]
         if is_int8:
-            kernel, blocks, threads = self._writer("to_int8"), -(-tokens * chunk_cols // 128), 128
+            name, blocks, threads = "to_int8", -(-tokens * chunk_cols // 128), 128
         else:
-            kernel, blocks, threads = self._writer("to_half"), len(made.scales), 256
+            name, blocks, threads = "to_half", len(made.scales), 256
             arguments.append(input_format.block_tokens)
+        kernel = Kernel(compile_source(activations_source(), self.arch), name, 0)
         kernel.launch((blocks, 1, 1), threads, arguments, "ppp" + "i" * (len(arguments) - 3), self.stream, False)
         return made
-
-    def _writer(self, name: str) -> Kernel:
-        if name not in self._writers:
-            self._writers[name] = Kernel(compile_source(activations_source(), self.arch), name, 0)
-        return self._writers[name]
 
 
 def shape_arguments(

@@ -20,7 +20,7 @@ from realizar.backends.cuda.matmul.quantized import (
     MatmulKernels,
     shape_arguments,
 )
-from realizar.backends.cuda.native.sources import MatvecTiles
+from realizar.backends.cuda.native.sources import MatvecTiles, matmul_source
 from realizar.backends.cuda.weights.pack import PackedMatrix
 
 EPILOGUE_COLUMNS = 16  # columns whose squares one block sums
@@ -75,7 +75,7 @@ def launch_residual(
     KernelError where the kernel can't be compiled, loaded or launched.
     """
     assert activations.norm is None
-    kernel, tiles = matmuls.prepared((matrix.format,), config.tiles, config.epilogue), config.tiles
+    kernel, tiles = matmuls.kernels[matmul_source((matrix.format,), config.tiles, config.epilogue)], config.tiles
     target, norm_weight, bias = residual.target, residual.norm_weight, residual.bias
     codes, terms = target.addresses if target is not None else (0, 0)
     arguments = [

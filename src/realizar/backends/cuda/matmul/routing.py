@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
-from realizar.backends.cuda.native.compiler import compile_sources
+from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.experts.source import (
     CHOICE_SIZES,
     CLUSTER_BLOCKS,
@@ -25,7 +25,6 @@ from realizar.backends.cuda.native.experts.source import (
     choice_source,
     many_choices_source,
 )
-from realizar.backends.cuda.native.launcher import Kernel
 from realizar.models.parts import Norm
 from realizar.models.spec import Experts
 
@@ -74,7 +73,6 @@ class Router:
 class RouterKernels:
     def __init__(self, matmuls: MatmulKernels) -> None:
         self._matmuls = matmuls
-        self._kernels: dict[tuple[ChoiceShape, int], Kernel] = {}  # by tokens of a cluster; 0: for few tokens
         self._arrivals = torch.zeros(ROUTED_TOKENS, dtype=torch.int32, device=matmuls.device)
 
     @property
@@ -106,19 +104,12 @@ class RouterKernels:
 
     def prepare(self, routers: Iterable[Router]) -> None:
         """Compile and load kernels; KernelError: one does not compile or does not fit the device."""
-        wanted = dict.fromkeys(key for router in routers for key in self._keys(router))
-        missing = [key for key in wanted if key not in self._kernels]
-        sources = [
-            many_choices_source(key, tokens) if tokens else choice_source(key, self._clusters)
-            for key, tokens in missing
-        ]
-        for each, source, cubin in zip(missing, sources, compile_sources(sources, self._matmuls.arch), strict=True):
-            key, tokens = each
-            self._kernels[each] = Kernel(cubin, source.name, 4 * key.many_floats(tokens) if tokens else 0)
+        self._matmuls.kernels.prepare(source for router in routers for source in self._sources(router))
 
-    def _keys(self, router: Router) -> list[tuple[ChoiceShape, int]]:
+    def _sources(self, router: Router) -> list[Source]:
         many = set() if router.columns is None else {_of_cluster(router.key, most) for most, _ in _OF_CLUSTER}
-        return [(router.key, tokens) for tokens in (0, *sorted(many))]
+        few = choice_source(router.key, self._clusters)
+        return [few, *(many_choices_source(router.key, tokens) for tokens in sorted(many))]
 
     def launch(
         self, router: Router, hidden: torch.Tensor, header: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor,
@@ -142,16 +133,17 @@ class RouterKernels:
                 router.columns.data_ptr(), *addresses, *read, *(each.data_ptr() for each in written), *numbers, tokens,
                 router.weights.data_ptr() + 4 * key.experts * key.width if key.shared == 2 else 0,
             ]  # fmt: skip
-            grid, warps, sizes = (CLUSTER_BLOCKS, -(-tokens // of_cluster), 1), MANY_WARPS, MANY_SIZES
+            source, sizes = many_choices_source(key, of_cluster), MANY_SIZES
+            grid, warps = (CLUSTER_BLOCKS, -(-tokens // of_cluster), 1), MANY_WARPS
         else:
-            of_cluster, warps, sizes = 0, key.warps(self._clusters), CHOICE_SIZES
+            source, sizes, warps = choice_source(key, self._clusters), CHOICE_SIZES, key.warps(self._clusters)
             arguments = [
                 router.weights.data_ptr(), *addresses, *read, self._arrivals.data_ptr(),
                 *(each.data_ptr() for each in written), *numbers,
             ]  # fmt: skip
             grid = -(-key.rows // warps), tokens, 1
         dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream
-        self._kernels[key, of_cluster].launch(grid, warps * 32, arguments, sizes, stream, dependent)
+        self._matmuls.kernels[source].launch(grid, warps * 32, arguments, sizes, stream, dependent)
 
 
 @cache

@@ -26,10 +26,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A kernel before compilation: the name of its entry point, or of a family with several, and the whole program."""
+    """A kernel before compilation: the name of its entry point, or of a family with several, and the whole program.
+
+    `shared_bytes`: of dynamic shared memory, with which it is launched.
+    """
 
     name: str
     text: str
+    shared_bytes: int = 0
 
 
 @cache

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
+from realizar.backends.cuda.native.compiler import Source, compile_sources
 from realizar.errors import KernelError
 from realizar.extras import how_to_install
 
@@ -101,6 +102,29 @@ class Kernel:
         arguments_and_types = tuple(arguments), _types(sizes)
         status = driver.cuLaunchKernelEx(config, self._function, arguments_and_types, 0)
         checked(status, f"launching {self.name}", self._source)
+
+
+class LoadedKernels:
+    """Kernels of one device by their sources: compiled by `prepare`, or else when they are first asked for."""
+
+    def __init__(self, arch: str) -> None:
+        self._arch = arch
+        self._loaded: dict[Source, Kernel] = {}
+
+    def prepare(self, sources: Iterable[Source], compiled: Callable[[int, int], None] | None = None) -> None:
+        """Load kernels; those that are not on disk are compiled side by side, and never while a graph is captured.
+
+        Raises KernelError where one does not compile or does not fit the device; `compiled` as of `compile_sources`.
+        """
+        missing = [source for source in dict.fromkeys(sources) if source not in self._loaded]
+        for source, cubin in zip(missing, compile_sources(missing, self._arch, compiled), strict=True):
+            self._loaded[source] = Kernel(cubin, source.name, source.shared_bytes)
+
+    def __getitem__(self, source: Source) -> Kernel:
+        """Raises KernelError as `prepare` does."""
+        if source not in self._loaded:
+            self.prepare([source])
+        return self._loaded[source]
 
 
 @cache

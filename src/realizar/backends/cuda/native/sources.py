@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat, Small
@@ -167,7 +168,8 @@ class MmaSyncTiles:
 Tiles = MatvecTiles | WgmmaTiles | MmaSyncTiles
 
 
-def matmul_source(weight_formats: Sequence[FragmentFormat], tiles: Tiles, epilogue: Epilogue | None = None) -> Source:
+@cache
+def matmul_source(weight_formats: tuple[FragmentFormat, ...], tiles: Tiles, epilogue: Epilogue | None = None) -> Source:
     """The kernel for matrices of these formats side by side: blocks in x go to one after the other.
 
     Its parameters: of each matrix weights, block scales, table, partials, out_features and its first block in x; then
@@ -192,7 +194,8 @@ def matmul_source(weight_formats: Sequence[FragmentFormat], tiles: Tiles, epilog
         parts.append(f"namespace matrix{index} {{\n{define(defines)}")
         parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
         parts.append("".join(f"#undef {key}\n" for key, _ in defines) + "}\n")
-    return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue))
+    shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
+    return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue), shared)
 
 
 def format_name(weight_format: FragmentFormat) -> str:

@@ -30,10 +30,8 @@ from realizar.backends.cuda.matmul.tuning_table import (
     updated_lines,
     write_table,
 )
-from realizar.backends.cuda.native.compiler import compile_source, compile_sources
 from realizar.backends.cuda.native.experts.source import expert_source
 from realizar.backends.cuda.native.grouped.source import AnyTiles
-from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles, Tiles
 from realizar.backends.cuda.tuning.experts import TunedExperts, sweep_experts
 from realizar.backends.cuda.tuning.sweep import Shape, sweep
@@ -171,9 +169,9 @@ class _Step:
 
 
 class _PairMatmuls(ExpertMatmuls):
-    def __init__(self, matmuls: MatmulKernels, tiles: MatvecTiles, kernels: dict[Key, Kernel]) -> None:
+    def __init__(self, matmuls: MatmulKernels, tiles: MatvecTiles) -> None:
         super().__init__(matmuls)
-        self._given, self._kernels = tiles, kernels
+        self._given = tiles
 
     def _key(self, stack: PackedExperts, tokens: int, per_token: int, activation: GatedActivation | None) -> Key:
         return stack.format, self._given, activation
@@ -205,7 +203,7 @@ class ExpertDeviceMeter:
         grouped = [self._config(gated, each) for gated, each in tiles if not isinstance(each, MatvecTiles)]
         self._grouped.prepare(grouped, self._shape.experts)
         pairs = [self._key(gated, each) for gated, each in tiles if isinstance(each, MatvecTiles)]
-        compile_sources([expert_source(*key) for key in pairs], self._matmuls.arch)
+        self._matmuls.kernels.prepare(expert_source(*key) for key in pairs)
 
     def ms(self, tokens: int, gated: bool, tiles: ExpertTiles) -> float:
         stacks = self._stacks[gated]
@@ -237,9 +235,8 @@ class ExpertDeviceMeter:
     def _of_pairs(
         self, tokens: int, gated: bool, tiles: MatvecTiles, stacks: Sequence[PackedExperts]
     ) -> Callable[[], None]:
-        key, shape, device = self._key(gated, tiles), self._shape, self._matmuls.device
-        kernel = Kernel(compile_source(expert_source(*key), self._matmuls.arch), expert_source(*key).name, 0)
-        matmuls, count = _PairMatmuls(self._matmuls, tiles, {key: kernel}), tokens * self._per_token
+        shape, device = self._shape, self._matmuls.device
+        matmuls, count = _PairMatmuls(self._matmuls, tiles), tokens * self._per_token
         weights = torch.rand(count, device=device)
         chosen = random_choices(tokens, self._per_token, shape.experts, len(stacks))
         buffers = ActivationBuffers(count, torch.device(device))

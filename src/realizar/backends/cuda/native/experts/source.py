@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import Source, read
@@ -23,6 +24,7 @@ and terms of the input, counts of experts read, bytes of an expert; strips of an
 a pair, pairs of an input; a folded norm's partial sums of squares, their number, inverse width and epsilon."""
 
 
+@cache
 def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation: GatedActivation | None) -> Source:
     """The kernel of `matvec.cu` for one pair at a time, its matrix that of the pair's expert; `tiles` are of one token.
 
@@ -48,6 +50,7 @@ the input, counts of experts read, bytes of an expert; strips of one, out_featur
 of what is added, the next norm's weight, its codes, terms and partial sums of squares, and their number."""
 
 
+@cache
 def expert_sums_source(weight_format: FragmentFormat, tiles: MatvecTiles, per_token: int) -> Source:
     """The mat-vec of all experts of a token, which adds their weighted sum to the stream; `matvec_sums.cu`.
 
@@ -165,6 +168,7 @@ class ChoiceShape:
         }  # fmt: skip
 
 
+@cache
 def choice_source(choice: ChoiceShape, clusters: bool) -> Source:
     """Scores and choices of experts for few tokens of a residual stream, through an RMSNorm."""
     own = {"WARPS": choice.warps(clusters), "CLUSTER": choice.cluster(clusters), "CHOOSERS": 1}
@@ -172,15 +176,17 @@ def choice_source(choice: ChoiceShape, clusters: bool) -> Source:
     return _choice("choose_experts", choice, own, (*files, "experts/choice.cu", "experts/choose.cu"))
 
 
+@cache
 def many_choices_source(choice: ChoiceShape, tokens: int) -> Source:
     """The same for many tokens, on devices with clusters of blocks; `tokens`: of a cluster."""
     files = ("experts/clusters.cu", "experts/choice.cu", "experts/choose_many.cu")
-    return _choice(f"choose_experts_of_{tokens}", choice, choice.many_defines(tokens), files)
+    own, shared = choice.many_defines(tokens), 4 * choice.many_floats(tokens)
+    return _choice(f"choose_experts_of_{tokens}", choice, own, files, shared)
 
 
-def _choice(kind: str, choice: ChoiceShape, own: dict[str, int], files: Sequence[str]) -> Source:
+def _choice(kind: str, choice: ChoiceShape, own: dict[str, int], files: Sequence[str], shared_bytes: int = 0) -> Source:
     numbers = choice.defines()
     name = f"{kind}_" + "_".join(map(str, numbers.values()))
     values = {**numbers, **own, "NAME": name}
     defines = define((key, str(value)) for key, value in values.items())
-    return Source(name, defines + read("primitives.cu") + "".join(map(read, files)))
+    return Source(name, defines + read("primitives.cu") + "".join(map(read, files)), shared_bytes)

@@ -7,6 +7,7 @@ an expert by expert, each expert's padded to whole tiles; a fixed number of bloc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, TypeAlias
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
@@ -140,6 +141,7 @@ class DirectTiles:
 AnyTiles: TypeAlias = GroupedTiles | DirectTiles
 
 
+@cache
 def grouped_source(
     weight_format: FragmentFormat, tiles: AnyTiles, gathers: bool, activation: GatedActivation | None, chunks: int
 ) -> Source:
@@ -154,9 +156,10 @@ def grouped_source(
     end = "pairs" if activation is None else "gated"
     name = f"grouped_{tiles.kind}_{format_name(weight_format)}_{activation or end}_tokens{tiles.tokens}"
     if isinstance(tiles, DirectTiles):
-        own = tiles.defines(chunks, activation is not None)
+        own, shared = tiles.defines(chunks, activation is not None), tiles.shared_bytes(chunks)
     else:
         own = [*tiles.defines(), ("ODD", str(chunks % 2))]
+        shared = tiles.shared_bytes(weight_format, activation is not None)
     own += [("GATHER", str(int(gathers))), *format_defines(weight_format), *epilogue_defines(activation)]
     instructions = "wgmma" if tiles.kind == "wgmma" else "mma_sync"
     files = ["primitives.cu", *(["bulk.cu"] if tiles.kind == "wgmma" else []), f"{instructions}_instructions.cu"]
@@ -164,7 +167,7 @@ def grouped_source(
     matmul, finish = read(f"grouped/{tiles.kind}.cu"), read(f"grouped/{tiles.kind}_{end}.cu")
     constants, body = matmul.split(_BODY)
     text = define(own) + "".join(map(read, files)) + constants + finish + _BODY + body
-    return Source(name, text + _entry(name, tiles))
+    return Source(name, text + _entry(name, tiles), shared)
 
 
 _BODY = "// The body.\n"  # of a kernel, between the constants that its end needs and the functions that call it
@@ -183,6 +186,7 @@ def _entry(name: str, tiles: AnyTiles) -> str:
     return f"{head} {{\n  multiply_experts(Experts{{{fields}}});\n}}\n"
 
 
+@cache
 def lay_source(tokens: int) -> Source:
     """The kernel that lays rows of x in tiles of so many places."""
     text = define([("TOKENS", str(tokens)), ("CHUNKS_EACH", str(LAID_CHUNKS))])
@@ -204,14 +208,12 @@ def _staged_places(experts: int) -> int:
     return max(0, min(_STAGED_PLACES, _ROUTE_WORDS - _count_words(experts))) // 4 * 4
 
 
-def route_shared_bytes(experts: int) -> int:
-    return 4 * (_staged_places(experts) + _count_words(experts))
-
-
+@cache
 def route_source(experts: int) -> Source:
     own = {
         "WARPS": route_warps(experts), "EXPERTS": experts, "EXPERT_BITS": (experts - 1).bit_length(),
         "STAGED": _staged_places(experts),
     }  # fmt: skip
     text = define((name, str(value)) for name, value in own.items())
-    return Source("route_pairs", text + read("primitives.cu") + read("grouped/route.cu"))
+    shared = 4 * (_staged_places(experts) + _count_words(experts))
+    return Source("route_pairs", text + read("primitives.cu") + read("grouped/route.cu"), shared)
