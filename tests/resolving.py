@@ -1,7 +1,9 @@
-"""Configurations of tests with nothing left open, as loading makes them of the model and the device."""
+"""Configurations of tests with nothing left open, as loading makes them of the model and the device, and engines."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +13,14 @@ from realizar.backends.resolved_config import ResolvedConfig, resolve_config
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_link import InlineLink
+from realizar.engine.clients.engine_thread import EngineThread, RequestStream
+from realizar.engine.clients.growing_choice import GrowingText
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.llm import LLM
 from realizar.models.spec import ModelSpec
+from realizar.sampling_params import SamplingParams
 
 
 def resolved(
@@ -37,3 +45,22 @@ def new_core(
     rows = most if config.max_running is None else min(config.max_running, most)
     settled = resolve_config(spec, replace(config, max_running=rows), device, float32_weights=False)
     return EngineCore(backend, spec, replace(settled, steps_in_flight=steps_in_flight), **options)
+
+
+class EngineClient(EngineThread):
+    """Takes requests as `AsyncEngine.generate` does, from any thread. `close` closes `core`."""
+
+    def __init__(
+        self, core: EngineCore, new_text: Callable[[SamplingParams], GrowingText], end_ids: Collection[int] = ()
+    ) -> None:
+        self.core = core
+        super().__init__(AsyncEngine(InlineLink(core), new_text, end_ids, max_queued=sys.maxsize, keeps_logprobs=True))
+
+    def submit(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, **fields: Any) -> RequestStream:
+        return self.stream(self.engine.generate(prompt_token_ids, sampling, **fields))
+
+
+def core_of(llm: LLM) -> EngineCore:
+    link = llm._thread.engine._link
+    assert isinstance(link, InlineLink)
+    return link._core

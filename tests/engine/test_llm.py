@@ -13,6 +13,7 @@ import pytest
 from realizar import LLM, SamplingParams
 from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError
 from reference_tensors import looked_up
+from resolving import core_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 PROMPTS = [
@@ -81,7 +82,7 @@ def test_preemption_changes_nothing(smollm2_path: Path, llm: LLM) -> None:
     with LLM(smollm2_path, context_length=192, max_running=8, kv_cache_bytes=256 * per_token) as small:
         assert small.capacity.num_blocks[0] * small.capacity.block_size <= 256
         outputs = small.generate(PROMPTS[:4], sampling)
-        assert small._client._core.counts.preemptions > 0
+        assert core_of(small).counts.preemptions > 0
     assert [output.outputs[0].text for output in outputs] == wanted
 
 
@@ -178,6 +179,25 @@ def test_a_closed_model_says_so(smollm2_path: Path) -> None:
         model.generate("x", GREEDY)
 
 
+def test_a_model_that_nobody_has_any_more_ends(smollm2_path: Path) -> None:
+    """So that another one in its name gets its memory."""
+    model = LLM(smollm2_path, context_length=64, max_running=1)
+    thread, core = model._thread, core_of(model)
+    del model
+    assert thread.closed
+    with pytest.raises(EngineDeadError, match="the engine was closed"):
+        core.step()
+
+
+def test_an_error_of_a_callback_is_the_callers(llm: LLM) -> None:
+    def fail(done: int, total: int) -> None:
+        raise LookupError(f"{done} of {total}")
+
+    with pytest.raises(LookupError, match="of 3"):
+        llm.generate(PROMPTS[:3], SamplingParams(temperature=0.0, ignore_eos=True), progress=fail)
+    assert llm.generate([], GREEDY) == []
+
+
 def test_each_prompt_may_have_parameters_of_its_own(llm: LLM, alone: list[str]) -> None:
     short = SamplingParams(temperature=0.0, max_tokens=3)
     first, second = llm.generate(PROMPTS[:2], [GREEDY, short])
@@ -246,7 +266,7 @@ def test_blocks_that_left_a_window_are_not_missed(gemma3_path: Path) -> None:
             output = model.generate(prompts, SamplingParams(temperature=0.0, max_tokens=40))[0]
             assert len(output.prompt_token_ids) > 560
             texts.append(output.outputs[0].text)
-            model._client._core.audit()
+            core_of(model).audit()
     assert texts[0] == texts[1]
     assert texts[0].startswith(" 190 191 192")
 

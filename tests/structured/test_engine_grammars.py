@@ -16,7 +16,6 @@ import pytest
 
 from grammar_services import LastingService
 from realizar.config import EngineConfig
-from realizar.engine.clients.engine_client import EngineClient
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.messages import Abort, Accepted, Add, Event, Outputs, Ready, Refused, Shutdown
@@ -26,7 +25,7 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.workers.compile_queue import Report, Ticket
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import ServerHandle, Servers, WorkerLimits
-from resolving import new_core
+from resolving import EngineClient, new_core
 from scripted_backend import ScriptedBackend, expected_tokens, make_spec
 from structured.grammar_engines import (
     END,

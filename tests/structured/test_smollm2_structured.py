@@ -14,6 +14,7 @@ from realizar import LLM, SamplingParams
 from realizar.errors import InvalidRequestError
 from realizar.outputs import RequestOutput
 from realizar.sampling_params import StructuredOutput
+from resolving import core_of
 from structured.schemas import HANDMADE
 
 NAMES = (
@@ -112,7 +113,7 @@ def test_drafts_change_no_text(llm: LLM, smollm2_path: Path) -> None:
     expected = run(llm, samplings, REPETITIVE)
     with LLM(smollm2_path, context_length=512, max_running=16, speculative_tokens=5) as drafting:
         found = run(drafting, samplings, REPETITIVE)
-        counts = drafting._client._core.counts
+        counts = core_of(drafting).counts
     for name in samplings:
         assert found[name].outputs == expected[name].outputs, name
     assert counts.draft_tokens > counts.accepted_tokens > 5
@@ -122,7 +123,7 @@ def test_drafts_change_no_text(llm: LLM, smollm2_path: Path) -> None:
 @pytest.mark.parametrize("stop", [(), ("!",)], ids=["ends itself", "ends by a stop string"])
 def test_more_grammars_than_may_be_open(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...]) -> None:
     """Prompts wait for those before them; what is done then takes up no room of later calls."""
-    service = llm._client._core._grammars._made_service()
+    service = core_of(llm)._grammars._made_service()
     few = replace(service._limits, grammars=2, idle=2)
     monkeypatch.setattr(service, "_limits", few)
     monkeypatch.setattr(service._known, "_limits", few)
@@ -136,7 +137,7 @@ def test_more_grammars_than_may_be_open(llm: LLM, monkeypatch: pytest.MonkeyPatc
 
 
 def test_more_prompts_than_may_wait(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler = llm._client._core._scheduler
+    scheduler = core_of(llm)._scheduler
     monkeypatch.setattr(scheduler, "_max_queued", 1)
     sampling = SamplingParams(temperature=0.0, max_tokens=1)
     assert len(llm.generate([[number] for number in range(5, 45)], sampling)) == 40

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,23 +17,18 @@ from realizar.config import EngineConfig
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import ThreadLink
 from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.prompt_progress import ProgressReporter, PromptProgress, wanted_progress
+from realizar.engine.clients.prompt_progress import PromptProgress, wanted_progress
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.llm_options import with_options
-from realizar.engine.llm_prompts import Conversation, Prompt, PromptReader, PromptTokens, Samplings, Tools, unit_vectors
+from realizar.engine.llm_prompts import Conversation, Prompt, PromptReader, Samplings, Tools, unit_vectors
+from realizar.engine.llm_requests import ModelRequests
 from realizar.engine.loading import find_checkpoint, load_core
-from realizar.errors import EngineDeadError, EngineUnavailableError, QueueFullError
+from realizar.errors import EngineDeadError, EngineUnavailableError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.outputs import RequestOutput, TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    reader: PromptReader
-    engine: AsyncEngine
 
 
 class AsyncLLM:
@@ -56,9 +50,8 @@ class AsyncLLM:
         self._config = with_options(config, options, ("config", "chat_template", "fetch_progress", "load_progress"))
         self._model, self._chat_template = model, chat_template
         self._fetch_progress, self._load_progress = fetch_progress, load_progress
-        self._running: _Running | None = None
+        self._running: ModelRequests | None = None
         self._started = self._closed = False
-        self._an_end = asyncio.Event()
 
     async def start(self) -> None:
         """Load the model, on a thread. Raises as `LLM`; EngineUnavailableError: it was called before."""
@@ -78,7 +71,7 @@ class AsyncLLM:
         except BaseException:
             await engine.close()
             raise
-        self._running = _Running(reader, engine)
+        self._running = ModelRequests(reader, engine)
 
     async def close(self) -> None:
         """Free the weights after the running step; open and later requests get EngineDeadError. Idempotent."""
@@ -125,14 +118,13 @@ class AsyncLLM:
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; see `LLM.generate`. Where the task is cancelled, its requests end."""
-        reader = self._model_now().reader
-        found = await asyncio.to_thread(reader.prompts, prompts)
-        return await self._run_all(found, sampling_params, wanted_progress(progress, use_tqdm))
+        found = await asyncio.to_thread(self._model_now().reader.prompts, prompts)
+        return await self._model_now().run_all(found, sampling_params, wanted_progress(progress, use_tqdm))
 
     async def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncStream:
         """Complete one prompt: use `async with await llm.stream(...) as stream`, iterate it, await its `result`."""
-        reader = self._model_now().reader
-        return await self._stream(await asyncio.to_thread(reader.prompt, prompt), sampling_params)
+        found = await asyncio.to_thread(self._model_now().reader.prompt, prompt)
+        return await self._model_now().stream(found, sampling_params)
 
     async def chat(
         self,
@@ -144,9 +136,8 @@ class AsyncLLM:
         use_tqdm: bool | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
-        reader = self._model_now().reader
-        found = await asyncio.to_thread(reader.chats, messages, tools, variables)
-        return await self._run_all(found, sampling_params, wanted_progress(progress, use_tqdm))
+        found = await asyncio.to_thread(self._model_now().reader.chats, messages, tools, variables)
+        return await self._model_now().run_all(found, sampling_params, wanted_progress(progress, use_tqdm))
 
     async def chat_stream(
         self,
@@ -157,8 +148,8 @@ class AsyncLLM:
         **variables: Any,
     ) -> AsyncStream:
         """Answer one conversation as a stream; see `stream`."""
-        reader = self._model_now().reader
-        return await self._stream(await asyncio.to_thread(reader.chat, messages, tools, variables), sampling_params)
+        found = await asyncio.to_thread(self._model_now().reader.chat, messages, tools, variables)
+        return await self._model_now().stream(found, sampling_params)
 
     async def embed(
         self,
@@ -171,13 +162,15 @@ class AsyncLLM:
         """Embed prompts: float32 [prompts, hidden_size]; see `LLM.embed`."""
         reader = self._model_now().reader
         wanted, found = reader.pooling(pooling), await asyncio.to_thread(reader.prompts, prompts)
-        outputs = await self._run_all(found, SamplingParams(), wanted_progress(progress, use_tqdm), pooling=wanted)
+        outputs = await self._model_now().run_all(
+            found, SamplingParams(), wanted_progress(progress, use_tqdm), pooling=wanted
+        )
         return unit_vectors([output.pooled for output in outputs], self._model_now().engine.info.hidden_size)
 
     async def score(self, prompt: Prompt, top_n: int = 0) -> list[TokenLogprobs | None]:
         found = await asyncio.to_thread(self._model_now().reader.prompt, prompt)
         sampling = SamplingParams(prompt_logprobs=top_n)
-        outputs = await self._run_all([found], sampling, progress=False, score_only=True)
+        outputs = await self._model_now().run_all([found], sampling, progress=False, score_only=True)
         return list(outputs[0].prompt_logprobs or ())
 
     def _read(self) -> tuple[Checkpoint, PromptReader]:
@@ -192,64 +185,10 @@ class AsyncLLM:
 
         return load
 
-    def _model_now(self) -> _Running:
+    def _model_now(self) -> ModelRequests:
         """It raises EngineUnavailableError where no model is loaded yet, and EngineDeadError where it was closed."""
         if self._closed:
             raise EngineDeadError("the engine was closed; make a new AsyncLLM")
         if self._running is None:
             raise EngineUnavailableError("the model is not loaded: use `async with`, or await start()", 0.0)
         return self._running
-
-    async def _stream(self, prompt: PromptTokens, sampling: SamplingParams | None) -> AsyncStream:
-        wanted = self._model_now().reader.samplings(sampling, 1)[0]
-        return await self._submit_in_turn(prompt, wanted, keep_deltas=True)
-
-    async def _run_all(
-        self,
-        prompts: Sequence[PromptTokens],
-        sampling_params: Samplings,
-        progress: PromptProgress | bool | None,
-        **kinds: Any,
-    ) -> list[RequestOutput]:
-        """Run prompts in the order given, as many at once as the engine queues; all end where one fails."""
-        wanted = self._model_now().reader.samplings(sampling_params, len(prompts))
-        streams: list[AsyncStream] = []
-        reporter = ProgressReporter(progress, streams, len(prompts))
-        try:
-            for prompt, sampling in zip(prompts, wanted, strict=True):
-                stream = await self._submit_in_turn(prompt, sampling, keep_deltas=False, **kinds)
-                stream.when_done(reporter.step)
-                streams.append(stream)
-            outputs = [await stream.result() for stream in streams]
-        finally:
-            for stream in streams:
-                stream.close()
-        reporter.end()
-        return outputs
-
-    async def _submit_in_turn(self, prompt: PromptTokens, sampling: SamplingParams, **kinds: Any) -> AsyncStream:
-        """Queue a prompt; where the queue is full, wait until an open request has ended.
-
-        It raises QueueFullError if it has no room though nothing is open.
-        """
-        while True:
-            engine = self._model_now().engine
-            try:
-                stream = await engine.generate(
-                    prompt.token_ids, sampling, prompt=prompt.text, embeddings=prompt.embeddings, **kinds
-                )
-            except QueueFullError:
-                if not engine.num_open:
-                    self._note_end()  # others may have waited for this one
-                    raise
-                await self._an_end.wait()
-            except BaseException:
-                self._note_end()
-                raise
-            else:
-                stream.when_done(self._note_end)
-                return stream
-
-    def _note_end(self) -> None:
-        self._an_end.set()
-        self._an_end = asyncio.Event()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
+import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,12 +19,14 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.load_progress import LoadProgress
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.clients.engine_client import EngineClient, RequestStream
-from realizar.engine.clients.prompt_progress import ProgressReporter, PromptProgress, wanted_progress
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_link import InlineLink
+from realizar.engine.clients.engine_thread import EngineThread, RequestStream
+from realizar.engine.clients.prompt_progress import PromptProgress, wanted_progress
 from realizar.engine.llm_options import with_options
 from realizar.engine.llm_prompts import Conversation, Prompt, PromptReader, PromptTokens, Samplings, Tools, unit_vectors
+from realizar.engine.llm_requests import ModelRequests
 from realizar.engine.loading import find_checkpoint, load_core
-from realizar.errors import QueueFullError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.models.spec import ModelSpec
 from realizar.outputs import RequestOutput, TokenLogprobs
@@ -76,7 +80,16 @@ class LLM:
         )
         self._spec, self._capacity, self._device = core.spec, core.capacity, core.device
         self._max_request_tokens = core.max_request_tokens
-        self._client = EngineClient(core, self._reader.new_text, self._reader.tokenizer.eos_ids)
+        engine = AsyncEngine(
+            InlineLink(core),
+            self._reader.new_text,
+            self._reader.tokenizer.eos_ids,
+            max_queued=sys.maxsize,  # only the engine's own limit counts
+            keeps_logprobs=True,
+        )
+        self._thread = EngineThread(engine)
+        self._requests = ModelRequests(self._reader, engine)
+        self._end = weakref.finalize(self, self._thread.close)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -212,9 +225,8 @@ class LLM:
             ContextLengthError, CapacityError, EngineDeadError: as of `generate`.
         """
         found = self._reader.prompts(prompts)
-        outputs = self._run_all(
-            found, SamplingParams(), wanted_progress(progress, use_tqdm), self._reader.pooling(pooling)
-        )
+        wanted, shown = self._reader.pooling(pooling), wanted_progress(progress, use_tqdm)
+        outputs = self._run_all(found, SamplingParams(), shown, pooling=wanted)
         return unit_vectors([output.pooled for output in outputs], self._spec.hidden_size)
 
     def score(self, prompt: Prompt, top_n: int = 0) -> list[TokenLogprobs | None]:
@@ -229,12 +241,12 @@ class LLM:
         """
         found = self._reader.prompt(prompt)
         sampling = SamplingParams(prompt_logprobs=top_n)
-        with self._submit(found, sampling, score_only=True, keep_deltas=False) as stream:
-            return list(stream.result().prompt_logprobs or ())
+        outputs = self._run_all([found], sampling, progress=False, score_only=True)
+        return list(outputs[0].prompt_logprobs or ())
 
     def close(self) -> None:
         """Free the weights; open and later requests get EngineDeadError. Idempotent."""
-        self._client.close()
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -246,47 +258,30 @@ class LLM:
 
     def __repr__(self) -> str:
         name, place = self._checkpoint.path.name, self._device.label
-        state = ", closed" if self._client.closed else ""
+        state = ", closed" if self._thread.closed else ""
         return f"LLM({name!r}, device={place!r}, context_length={self._max_request_tokens}{state})"
 
     def _stream(self, prompt: PromptTokens, sampling: SamplingParams | None) -> RequestStream:
-        return self._submit(prompt, self._reader.samplings(sampling, 1)[0])
-
-    def _submit(self, prompt: PromptTokens, sampling: SamplingParams, **fields: Any) -> RequestStream:
-        return self._client.submit(
-            prompt.token_ids, sampling, prompt=prompt.text, embeddings=prompt.embeddings, **fields
-        )
+        return self._thread.stream(self._requests.stream(prompt, sampling))
 
     def _run_all(
         self,
         prompts: Sequence[PromptTokens],
         sampling_params: Samplings,
         progress: PromptProgress | bool | None,
-        pooling: Pooling | None = None,
+        **kinds: Any,
     ) -> list[RequestOutput]:
-        wanted = self._reader.samplings(sampling_params, len(prompts))
-        with ExitStack() as open_streams:
-            streams: list[RequestStream] = []
-            reporter = ProgressReporter(progress, streams, len(prompts))
-            for prompt, sampling in zip(prompts, wanted, strict=True):
-                streams.append(open_streams.enter_context(self._submit_in_turn(prompt, sampling, reporter, pooling)))
-            for stream in streams:
-                while not stream.done:
-                    self._client.drive(stream, until_done=True)
-                    reporter.step()
-            reporter.end()
-            return [stream.result() for stream in streams]
-
-    def _submit_in_turn(
-        self, prompt: PromptTokens, sampling: SamplingParams, reporter: ProgressReporter, pooling: Pooling | None
-    ) -> RequestStream:
-        """Queue a prompt; if the limit of open requests or grammars is reached, wait until one of them has ended.
-
-        It raises QueueFullError if it has no room though nothing is open.
-        """
-        while True:
-            try:
-                return self._submit(prompt, sampling, pooling=pooling, keep_deltas=False)
-            except QueueFullError:
-                if not self._client.wait_for_an_end(reporter.step):
-                    raise
+        """Run prompts; a callback for progress is called here, on the caller's thread."""
+        if not callable(progress):
+            return self._thread.run(self._requests.run_all(prompts, sampling_params, progress, **kinds))
+        reports: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        work = self._thread.start(
+            self._requests.run_all(prompts, sampling_params, lambda *counts: reports.put(counts), **kinds)
+        )
+        work.add_done_callback(lambda _: reports.put(None))
+        try:
+            while counts := reports.get():
+                progress(*counts)
+            return work.result()
+        finally:
+            work.cancel()

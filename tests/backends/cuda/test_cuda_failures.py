@@ -28,11 +28,14 @@ from realizar.backends.cuda.sampling.host_step_sampler import FinishedStep  # no
 from realizar.backends.cuda.sampling.results import PendingResult  # noqa: E402
 from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
-from realizar.engine.clients.engine_client import EngineClient  # noqa: E402
 from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, KernelError  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
-from resolving import new_core, resolved  # noqa: E402
+from resolving import (  # noqa: E402
+    EngineClient,
+    new_core,
+    resolved,
+)
 from step_inputs import (  # noqa: E402
     opened_row,
     results_of,

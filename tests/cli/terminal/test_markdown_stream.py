@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import io
 import random
+import signal
 from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
 
 from cli.terminal.screen import shown
-from realizar.cli.terminal.markdown_stream import MarkdownStream, renders_markdown, show_markdown
+from realizar.cli.terminal.markdown_stream import (
+    MarkdownStream,
+    interrupts_deferred,
+    renders_markdown,
+    show_markdown,
+)
 
 ANSWER = """# Title
 
@@ -233,3 +239,37 @@ def test_an_empty_answer_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     terminal = open_terminal(monkeypatch)
     show_markdown(iter(["", "\n", " "]))
     assert written(terminal) == ""
+
+
+@pytest.fixture
+def python_handler() -> Iterator[None]:
+    """Python's own handler of interrupts, which a shell that starts tests in the background leaves out."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handler")
+def test_an_interrupt_waits_for_the_end_of_what_is_shown() -> None:
+    parts = []
+
+    def show_part() -> None:
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGINT)
+            parts.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        show_part()
+    assert parts == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_another_handler_is_left_alone() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGINT)
+            assert seen == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)

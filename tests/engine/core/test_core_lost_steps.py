@@ -15,14 +15,13 @@ from realizar.batch import StepOutput
 from realizar.config import EngineConfig
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import ThreadLink
-from realizar.engine.clients.engine_client import EngineClient
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import EngineDeadError, RequestFailedError, StepError
 from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
-from resolving import new_core
+from resolving import EngineClient, new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 from waits import HANG_S
 

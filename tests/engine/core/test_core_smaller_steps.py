@@ -11,14 +11,13 @@ from grammar_services import LastingService
 from number_text import NumberText
 from realizar.backends.base import ForwardInput
 from realizar.config import EngineConfig
-from realizar.engine.clients.engine_client import EngineClient
 from realizar.errors import CapacityError, StepMemoryError
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.plan import StepLimit
 from realizar.structured.grammar_tokens import GrammarTokens
-from resolving import new_core
+from resolving import EngineClient, new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 from step_inputs import rows_of
 

@@ -12,7 +12,6 @@ import pytest
 from number_text import NumberText
 from realizar.batch import OpenedRow
 from realizar.config import EngineConfig
-from realizar.engine.clients.engine_client import EngineClient
 from realizar.engine.clients.prepare import prepare_request
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import (
@@ -31,7 +30,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import DraftLookup
 from realizar.scheduler.scheduler import Scheduler
 from realizar.scheduler.sequence import Sequence as ScheduledSequence
-from resolving import new_core
+from resolving import EngineClient, new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 from step_inputs import RowOutput, ScheduledRow
 

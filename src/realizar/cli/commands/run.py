@@ -28,7 +28,7 @@ from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 
 if TYPE_CHECKING:
-    from realizar.engine.clients.engine_client import RequestStream
+    from realizar.engine.clients.engine_thread import RequestStream
     from realizar.engine.llm import LLM
     from realizar.outputs import RequestOutput
     from realizar.sampling_params import SamplingParams

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
@@ -20,7 +24,6 @@ from rich.table import Table
 from rich.text import Text
 
 from realizar.cli.terminal.printable import shown_answer
-from realizar.engine.clients.interrupts import interrupts_deferred
 
 _MOST_PENDING = 1 << 15
 """Characters of a block that is shown again and again while it grows; what is longer is shown in parts."""
@@ -228,3 +231,31 @@ def show_markdown(deltas: Iterator[str]) -> None:
     finally:
         with interrupts_deferred():
             stream.close()
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Hold KeyboardInterrupt back until the block has ended, so that what is shown inside it is whole.
+
+    This applies to the main thread with Python's own handler; no other thread can be interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread() or not _default_handler():
+        yield
+        return
+    interrupted = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _default_handler() -> bool:
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,13 +1,11 @@
 """The callers' side of an engine takes requests and gives text.
 
-Two clients share `prepare.py` (a checked `Request` from a prompt) and `output_processor.py` (tokens to text, each
-choice in a `GrowingChoice` of `growing_choice.py`; failed outputs to errors). Read these first, then one client:
-
-1. `engine_client.py`: `EngineClient`, for `LLM` and scripts. The caller's thread runs the steps; `interrupts.py` moves
-   Ctrl-C to the end of a step, and `prompt_progress.py` reports progress.
-2. `async_engine.py`: `AsyncEngine`, for the server. `async_link.py` connects it to an engine in a thread or a process;
-   `owned_requests.py` shares one engine between several who have requests, such as API processes.
-   `async_requests.py`, `async_stream.py` and `questions.py` hold its open requests and unanswered questions, and the
-   first refuses requests that crash engines; `places.py` shares what may be open by client. `tasks.py` keeps work on
-   the event loop that nobody waits for.
+1. `async_engine.py`: `AsyncEngine`, which servers, `LLM` and `AsyncLLM` have. `async_link.py` connects it to an engine
+   on its event loop, in a thread or a process; `prepare.py` makes a checked `Request` of a prompt.
+2. `async_requests.py` has its open requests, and refuses those that crash engines; `output_processor.py` makes text of
+   tokens, each choice in a `GrowingChoice` of `growing_choice.py`, and errors of failed outputs. `async_stream.py` is
+   what a caller gets, `questions.py` holds unanswered questions, and `places.py` shares what may be open by client.
+3. `engine_thread.py` gives the event loop to callers without one; `prompt_progress.py` reports progress of several
+   prompts. `owned_requests.py` shares one engine between several who have requests, such as API processes. `tasks.py`
+   keeps work on the event loop that nobody waits for.
 """

@@ -1,17 +1,34 @@
-"""`EngineLink` connects an `AsyncEngine` to an engine. `ThreadLink` runs the engine on a thread of this process."""
+"""`EngineLink` connects an `AsyncEngine` to an engine.
+
+`ThreadLink` runs the engine on a thread of this process, `InlineLink` on the event loop itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from realizar.backends.load_progress import LoadProgress
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.process.loop import EngineLoop
-from realizar.engine.process.messages import Command, EngineLost, Event, Failed, Loading, Ping, Pong, Shutdown
-from realizar.errors import EngineDeadError
+from realizar.engine.process.loop import EngineLoop, death_of, describe
+from realizar.engine.process.messages import (
+    Command,
+    EngineLost,
+    Event,
+    Failed,
+    Loading,
+    Ping,
+    Pong,
+    Ready,
+    Shutdown,
+    record_error,
+)
+from realizar.errors import DeviceLostError, EngineDeadError
+
+_ANEW = "close this LLM and make a new one"
+_IN_A_NEW_PROCESS = "no model can run on that GPU in this process any more: make a new LLM in a new process"
 
 
 class LinkListener(Protocol):
@@ -75,6 +92,56 @@ class ThreadLink:
         if self._listener is None or self._closed:
             return
         self._listener.handle(EngineLost(event.error, restarting=False) if isinstance(event, Failed) else event)
+
+
+class InlineLink(EngineLoop):
+    """An engine whose steps run on an event loop that is there for it alone; `close` closes `core`.
+
+    Commands are executed as they are sent, so that all that is sent between two steps is in the next one.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        super().__init__(self._deliver)
+        self._core = core
+        self._listener: LinkListener | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._step_is_due = False
+
+    async def start(self, listener: LinkListener) -> None:
+        self._listener, self._loop = listener, asyncio.get_running_loop()
+        self._deliver(Ready(describe(self._core)))
+
+    def send(self, command: Command) -> None:
+        self._do(lambda: self.handle(self._core, command))
+
+    def post(self, command: Any) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._do, lambda: self.handle(self._core, command))
+
+    async def close(self, *, at_once: bool = False) -> None:
+        self._core.close()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """Do a part of the engine's work, and have a step follow while there is more."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the waiting clients must learn of any error
+            death = death_of(error)
+            anew = _IN_A_NEW_PROCESS if isinstance(death.__cause__, DeviceLostError) else _ANEW
+            self._deliver(EngineLost(record_error(EngineDeadError(f"{death}; {anew}")), restarting=False))
+        else:
+            if self._core.has_work and not self._step_is_due and self._loop is not None:
+                self._step_is_due = True
+                self._loop.call_soon(self._do, self._next_step)
+
+    def _next_step(self) -> None:
+        self._step_is_due = False
+        if self._core.has_work:
+            self.step(self._core)
+
+    def _deliver(self, event: Event) -> None:
+        if self._listener is not None:
+            self._listener.handle(event)
 
 
 class LinkBetween:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
+from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import InvalidRequestError
 
 PromptProgress: TypeAlias = "Callable[[int, int], None]"
 """A callback: its arguments are the number of finished prompts and the number of all prompts."""
 
 _INTERVAL_S = 0.1
-
-
-class OpenRequest(Protocol):
-    @property
-    def done(self) -> bool:
-        """True once the request has ended."""
 
 
 def wanted_progress(progress: PromptProgress | bool | None, use_tqdm: bool | None) -> PromptProgress | bool | None:
@@ -44,21 +40,21 @@ class ProgressReporter:
         streams: the requests that are open or done; the list may grow.
     """
 
-    def __init__(self, wanted: PromptProgress | bool | None, streams: Sequence[OpenRequest], total: int) -> None:
+    def __init__(self, wanted: PromptProgress | bool | None, streams: Sequence[AsyncStream], total: int) -> None:
         self._streams, self._total = streams, total
         self._report: PromptProgress | None = None
         if callable(wanted):
             self._report = wanted
         elif wanted or (wanted is None and total > 1 and sys.stderr.isatty()):
             self._report = _Line()
-        self._next_s = 0.0
 
-    def step(self) -> None:
-        if self._report is not None and time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + _INTERVAL_S
+    async def run(self) -> None:
+        """Report at intervals until it is cancelled."""
+        while self._report is not None:
             done = sum(stream.done for stream in self._streams)
             if done < self._total:
                 self._report(done, self._total)
+            await asyncio.sleep(_INTERVAL_S)
 
     def end(self) -> None:
         if self._report is not None and self._total:

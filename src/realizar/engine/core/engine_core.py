@@ -40,7 +40,6 @@ from realizar.kv_cache.snapshot_tiers import SnapshotCounts
 from realizar.models.spec import ModelSpec
 from realizar.outputs import PromptProgress, RowError, TokenOutput
 from realizar.request import Request
-from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import Drafter, Drafting, prompt_lookup
 from realizar.scheduler.pace import Policy, pace_of
 from realizar.scheduler.scheduler import Scheduler, SchedulerCounts
@@ -187,18 +186,11 @@ class EngineCore:
     def holds_grammar(self, request: Request) -> bool:
         """True if the request has no grammar, or one that is compiled, which is then kept for the request.
 
-        It raises InvalidRequestError or RequestFailedError if the grammar was refused.
-        """
-        return self._grammars.hold(request, self._scheduler.is_open)
-
-    def release_grammars(self, request: Request) -> None:
-        """Release the grammars of requests that have ended before a request is added, which may need their room.
-
-        It raises InvalidRequestError if the request's own grammar was refused.
+        InvalidRequestError, RequestFailedError: the grammar was refused. EngineDeadError: the engine stopped.
         """
         self._check_alive()
-        self._close_rows()
-        self.holds_grammar(request)
+        self._close_rows()  # those of requests that have ended keep grammars whose room this one may need
+        return self._grammars.hold(request, self._scheduler.is_open)
 
     def prompt_progress(self, request_id: str) -> PromptProgress | None:
         return self._scheduler.prompt_progress(request_id)
@@ -206,10 +198,6 @@ class EngineCore:
     def read_vocabulary(self) -> None:
         """Read the vocabulary before the first grammar, if the model can follow any."""
         self._grammars.read_vocabulary()
-
-    def prepare(self, sampling: SamplingParams) -> None:
-        """As `RowGrammars.prepare`, for requests to come, while another thread drives the engine."""
-        self._grammars.prepare(sampling.structured)
 
     def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
         """As `RowGrammars.prepare_later`; any thread may call what it returns."""

@@ -64,7 +64,7 @@ _NONE_GIVEN = GivenMasks()
 class RowGrammars:
     """Follows each row's grammar. The masks of its next token are asked for as soon as the one before is known.
 
-    Only `prepare` and `prepare_later` may be called from any thread.
+    Only `prepare_later` may be called from any thread.
 
     Args:
         new_service: makes what compiles and follows the model's grammars when the first is asked for; None where there

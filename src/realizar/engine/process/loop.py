@@ -110,13 +110,10 @@ class EngineLoop:
             self._report(Failed(record_error(error)))
             return
         try:
-            self._report(Ready(_describe(core)))
+            self._report(Ready(describe(core)))
             self._obey(core)
-        except EngineDeadError as error:
-            self._report(Failed(record_error(error)))
         except Exception as error:  # noqa: BLE001 - as above
-            _LOG.exception("the engine's loop failed")
-            self._report(Failed(record_error(EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}"))))
+            self._report(Failed(record_error(death_of(error))))
         finally:
             core.close()
 
@@ -125,9 +122,9 @@ class EngineLoop:
             for command in self._next_commands(core):
                 if isinstance(command, Shutdown):
                     return
-                self._handle(core, command)
+                self.handle(core, command)
             if core.has_work:
-                self._step(core)
+                self.step(core)
 
     def _next_commands(self, core: EngineCore) -> list[_Command]:
         """Take the commands from the inbox, waiting if there is no work. Each idle time runs the block audit once."""
@@ -146,7 +143,7 @@ class EngineLoop:
             if (fault := _audit(core)) is not None:
                 _LOG.critical("the block audit found a fault: %s", fault)
 
-    def _step(self, core: EngineCore) -> None:
+    def step(self, core: EngineCore) -> None:
         started_s = self._step_started_s = time.monotonic()
         outputs = core.step()
         self._step_started_s = None
@@ -213,7 +210,7 @@ class EngineLoop:
             self._progress[request.request_id] = None
         self._report(Accepted(request.request_id))
 
-    def _handle(self, core: EngineCore, command: _Command) -> None:
+    def handle(self, core: EngineCore, command: _Command) -> None:
         if isinstance(command, _Compiled):
             self._take_compiled(core, command)
         elif isinstance(command, Add):
@@ -301,6 +298,14 @@ def _ends_the_engine(error: Exception) -> bool:
     return isinstance(error, EngineDeadError | DeviceLostError) and not isinstance(error, EngineUnavailableError)
 
 
+def death_of(error: Exception) -> EngineDeadError:
+    """What the clients of an engine get that an error has ended."""
+    if isinstance(error, EngineDeadError):
+        return error
+    _LOG.error("the engine's loop failed", exc_info=error)
+    return EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}")
+
+
 def _audit(core: EngineCore) -> str | None:
     try:
         core.audit()
@@ -309,7 +314,7 @@ def _audit(core: EngineCore) -> str | None:
     return None
 
 
-def _describe(core: EngineCore) -> EngineInfo:
+def describe(core: EngineCore) -> EngineInfo:
     spec, capacity = core.spec, core.capacity
     return EngineInfo(
         architecture=spec.architecture,

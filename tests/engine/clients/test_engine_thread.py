@@ -1,4 +1,4 @@
-"""Streams and whole outputs through the in-process client, with a vocabulary that spells numbers."""
+"""Streams and whole outputs for threads without an event loop, with a vocabulary that spells numbers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,29 @@ import pytest
 
 from number_text import NumberText, spelled
 from realizar.config import EngineConfig
-from realizar.engine.clients.engine_client import EngineClient, RequestStream
-from realizar.engine.clients.interrupts import interrupts_deferred
+from realizar.engine.clients.engine_thread import RequestStream
 from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError, RealizarError, RequestFailedError
 from realizar.sampling_params import SamplingParams
-from resolving import new_core
+from resolving import EngineClient, new_core
 from scripted_backend import ScriptedBackend, expected_tokens, history_states, logprobs_of, make_spec
 from waits import HANG_S
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+OPENED: list[EngineClient] = []
 
 
 def make_client(backend: ScriptedBackend | None = None, end_ids: tuple[int, ...] = ()) -> EngineClient:
     backend = backend or ScriptedBackend()
     core = new_core(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
-    return EngineClient(core, NumberText, end_ids)
+    OPENED.append(EngineClient(core, NumberText, end_ids))
+    return OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def closing() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 def test_deltas_concatenate_to_the_whole() -> None:
@@ -130,7 +138,12 @@ def test_refusals_name_the_field(prompt: list[int], sampling: SamplingParams, pa
 
 def test_a_dead_engine_reaches_every_waiter() -> None:
     client = make_client(ScriptedBackend(fail_at=4))
-    streams = [client.submit([index], GREEDY) for index in range(3)]
+
+    async def begin() -> list[RequestStream]:
+        """All three, before the first step."""
+        return [RequestStream(await client.engine.generate([index], GREEDY), client) for index in range(3)]
+
+    streams = client.run(begin())
     deltas = []
     with pytest.raises(EngineDeadError, match="fell off the bus"):
         deltas.extend(streams[0])
@@ -231,21 +244,7 @@ def test_text_that_fails_when_it_is_taken_costs_only_its_own_request(n: int, max
             list(stream)
     assert core.counts.running == 0
     assert client.submit([1], replace(GREEDY, max_tokens=max_tokens)).result().outputs[0].text == wanted
-
-
-def test_closing_reaches_every_stream_though_a_text_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig(max_step_tokens=1000))
-    client = EngineClient(core, FailingText)
-    sampling = SamplingParams(max_tokens=8, n=2, seed=FailingText.SEED)
-    streams = [client.submit([1, 2], sampling), client.submit([1], GREEDY)]
-    with monkeypatch.context() as patch:
-        patch.setattr(RequestStream, "take_noted", lambda self: None)  # the step's deltas are not taken yet
-        for _ in range(3):
-            client._step()
     client.close()
-    for stream in streams:
-        with pytest.raises(EngineDeadError, match="closed"):
-            list(stream)
 
 
 @pytest.fixture
@@ -257,26 +256,14 @@ def python_handler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("python_handler")
-def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
-    steps = []
-
-    def step() -> None:
-        with interrupts_deferred():
-            signal.raise_signal(signal.SIGINT)
-            steps.append("whole")
-
-    with pytest.raises(KeyboardInterrupt):
-        step()
-    assert steps == ["whole"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_another_handler_is_left_alone() -> None:
-    seen: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    try:
-        with interrupts_deferred():
-            signal.raise_signal(signal.SIGINT)
-            assert seen == [signal.SIGINT]
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_an_interrupt_ends_what_the_caller_waits_for_alone() -> None:
+    client = make_client(ScriptedBackend(context_length=4000, num_blocks=[1000]))
+    other = client.submit([1], SamplingParams(temperature=0.0, max_tokens=60))
+    stream = client.submit([2], SamplingParams(temperature=0.0))
+    threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt), stream:
+        threading.Event().wait(HANG_S)
+    with pytest.raises(RealizarError, match="the request was closed"):
+        stream.result()
+    assert other.result().outputs[0].text == spelled(expected_tokens([1], (None,), GREEDY, 60))
+    assert client.core.counts.running == 0
