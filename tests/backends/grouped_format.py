@@ -43,7 +43,7 @@ class NibbleSource(MatrixSource):
     def planes(self, start: int, stop: int) -> Planes:
         codes = np.stack([self._codes[start:stop] & 15, self._codes[start:stop] >> 4], axis=-1)
         scales, minima = (each[start:stop].astype(np.float32) for each in (self._scales, self._minima))
-        return Planes(codes.reshape(len(codes), -1), 4, 0, self.layout.group_size, scales, minima)
+        return Planes(self.layout, codes.reshape(len(codes), -1), scales, minima)
 
 
 class GroupedFormat(MatrixFormat):

@@ -52,10 +52,8 @@ class GroupedSource(MatrixSource):
             codes[..., column] = (self._words[:, first:last] >> np.uint32(4 * place)) & np.uint32(15)
         run = slice(start - 8 * first, stop - 8 * first)
         return Planes(
+            self.layout,
             codes=np.ascontiguousarray(codes.reshape(self.in_features, -1)[:, run].T),
-            bits=4,
-            offset=0,
-            group_size=self.layout.group_size,
             scales=np.ascontiguousarray(self._scales[:, start:stop].T.astype(np.float32)),
             minima=np.ascontiguousarray(self._minima[:, start:stop].T.astype(np.float32)),
         )

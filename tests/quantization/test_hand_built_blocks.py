@@ -38,7 +38,7 @@ def test_q1_0_is_plus_or_minus_the_scale(scale: list[int], value: float) -> None
 def test_q1_0_planes() -> None:
     two_rows = HALF_ONE + [0x01] + [0] * 15 + HALF_MINUS_QUARTER + [0xFF] * 16
     planes = to_planes(GGMLType.Q1_0, np.array(two_rows, dtype=np.uint8), 2, 128)
-    assert (planes.bits, planes.group_size, planes.codebook) == (1, 128, None)
+    assert (planes.layout.bits, planes.layout.group_size, planes.layout.codebook) == (1, 128, None)
     assert planes.codes[0, :3].tolist() == [1, 0, 0]
     assert planes.codes.sum(axis=1).tolist() == [1, 128]
 
@@ -63,7 +63,7 @@ def test_q2_0_scales(scale: list[int], value: float, fill: int, factor: int) -> 
 
 def test_q2_0_planes() -> None:
     planes = to_planes(GGMLType.Q2_0, np.array(HALF_ONE + [0xE4] * 16, dtype=np.uint8), 1, 64)
-    assert (planes.bits, planes.offset, planes.group_size, planes.minima) == (2, 1, 64, None)
+    assert (planes.layout.bits, planes.layout.offset, planes.layout.group_size, planes.minima) == (2, 1, 64, None)
     assert planes.codes.tolist() == [[0, 1, 2, 3] * 16]
 
 

@@ -77,30 +77,30 @@ def assert_same_bits(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> 
 
 def check_invariants(planes: Planes, rows: int, cols: int) -> None:
     assert (planes.out_features, planes.in_features) == (rows, cols)
-    assert planes.bits in (1, 2, 3, 4, 5, 6, 8) or planes.vector_size > 1
-    assert 16 <= planes.group_size <= 256
-    assert planes.codes.dtype == (np.uint16 if planes.vector_size > 1 else np.uint8)
-    assert planes.codes.shape == (rows, cols // planes.vector_size)
-    assert int(planes.codes.max()) < 2**planes.bits
-    groups = (rows, cols // planes.group_size)
+    assert planes.layout.bits in (1, 2, 3, 4, 5, 6, 8) or planes.layout.vector_size > 1
+    assert 16 <= planes.layout.group_size <= 256
+    assert planes.codes.dtype == (np.uint16 if planes.layout.vector_size > 1 else np.uint8)
+    assert planes.codes.shape == (rows, cols // planes.layout.vector_size)
+    assert int(planes.codes.max()) < 2**planes.layout.bits
+    groups = (rows, cols // planes.layout.group_size)
     assert planes.scales.shape == planes.group_scales().shape == groups
     if planes.minima is not None:
         assert planes.minima.shape == groups
         assert planes.minima.dtype == planes.scales.dtype
-    if planes.super_group_size is None:
+    if planes.layout.super_group_size is None:
         assert planes.scales.dtype == np.float32
         assert planes.super_scales is None
         assert planes.super_minima is None
     else:
         assert planes.scales.dtype == np.int16
         assert planes.super_scales is not None
-        assert planes.super_scales.shape == (rows, cols // planes.super_group_size)
+        assert planes.super_scales.shape == (rows, cols // planes.layout.super_group_size)
         assert planes.super_scales.dtype == np.float32
         assert (planes.super_minima is None) == (planes.minima is None)
-    if planes.codebook is not None:
-        assert planes.offset == 0
-        assert planes.codebook.dtype == np.int8
-        assert len(planes.codebook) == 2**planes.bits
+    if planes.layout.codebook is not None:
+        assert planes.layout.offset == 0
+        assert planes.layout.codebook.load().dtype == np.int8
+        assert len(planes.layout.codebook.load()) == 2**planes.layout.bits
     if planes.signs is not None:
         assert planes.signs.dtype == np.uint8
         assert planes.signs.shape == (rows, cols // 8)

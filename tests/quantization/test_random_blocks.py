@@ -25,7 +25,7 @@ def test_deviation_and_mean(ggml_type: GGMLType, std: float) -> None:
 @pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES, ids=lambda t: t.name)
 def test_every_code_occurs(ggml_type: GGMLType) -> None:
     planes = to_planes(ggml_type, random_blocks(ggml_type, 512, 1024, np.random.default_rng(1), 0.02), 512, 1024)
-    codes = 3 if ggml_type is GGMLType.TQ1_0 else 2**planes.bits
+    codes = 3 if ggml_type is GGMLType.TQ1_0 else 2**planes.layout.bits
     assert len(np.unique(planes.codes)) == codes
 
 

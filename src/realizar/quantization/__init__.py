@@ -7,7 +7,7 @@ Read in this order:
 3. `block_source.py`: the sources of ggml blocks and plain numbers.
 4. `tensors.py`, `mxfp4_tensors.py`: a checkpoint's tensors as sources, stored as several too.
 5. `ggml_layouts.py`, `convert.py`: the layout of each ggml type, and the function that reads its blocks; with
-   `iq_linear.py`, `iq_grids.py`, `microscaling.py` and `fields.py` for one family or all.
+   `iq_grids.py`, `microscaling.py` and `fields.py` for one family or all.
 6. `finite.py`, `random_blocks.py`: the search for NaN, and random blocks for generated models.
 """
 

@@ -10,17 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import iq_linear, microscaling
 from realizar.quantization.fields import Bytes, bit_fields, columns, halves, words
-from realizar.quantization.iq_grids import GridName, grid, shifted_iq1_grid
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS
+from realizar.quantization.microscaling import half_e4m3, half_e8m0
 from realizar.quantization.planes import Planes
+
+
+class _Numbers(NamedTuple):
+    """Arrays of `Planes`, [out_features, blocks, ...]."""
+
+    codes: NDArray[np.integer[Any]]
+    scales: NDArray[Any]
+    minima: NDArray[Any] | None = None
+    super_scales: NDArray[np.float32] | None = None
+    super_minima: NDArray[np.float32] | None = None
+    signs: Bytes | None = None
+
 
 _QUARTER, _EIGHTH = np.float32(0.25), np.float32(0.125)
 
@@ -31,7 +43,7 @@ _QUARTER, _EIGHTH = np.float32(0.25), np.float32(0.125)
 # type_size].
 
 
-def _tq1_0(blocks: Bytes) -> Planes:
+def _tq1_0(blocks: Bytes) -> _Numbers:
     """Five base-3 digits a byte: 48 bytes, then four a byte: 4 bytes, then d. Weight: d * (q - 1).
 
     The digits of a run of 32, then one of 16, then one of 4 bytes: first digits of all its bytes, then second ones.
@@ -44,7 +56,7 @@ def _tq1_0(blocks: Bytes) -> Planes:
         ],
         axis=-1,
     )
-    return Planes(codes=columns(codes), bits=2, offset=1, group_size=256, scales=halves(blocks, 52))
+    return _Numbers(codes, halves(blocks, 52))
 
 
 def _digits(packed: Bytes, table: Bytes) -> Bytes:
@@ -61,10 +73,9 @@ def _digit_table() -> Bytes:
     return digits
 
 
-def _tq2_0(blocks: Bytes) -> Planes:
+def _tq2_0(blocks: Bytes) -> _Numbers:
     """64 bytes of two-bit codes, then d. Weight: d * (q - 1)."""
-    codes = columns(bit_fields(blocks[..., :64], 2, 32))
-    return Planes(codes=codes, bits=2, offset=1, group_size=256, scales=halves(blocks, 64))
+    return _Numbers(bit_fields(blocks[..., :64], 2, 32), halves(blocks, 64))
 
 
 # The K types: blocks of 256 columns in groups of 16 or 32, whose scales are small integers times a half float.
@@ -73,72 +84,47 @@ def _tq2_0(blocks: Bytes) -> Planes:
 # blocks, type_size]. ggml subtracts `dmin * m`; `Planes` adds `-dmin * m`, the same bits.
 
 
-def _q2_k(blocks: Bytes) -> Planes:
+def _q2_k(blocks: Bytes) -> _Numbers:
     """16 bytes of scale (low nibble) and minimum (high), 64 of codes, d, dmin. Weight: d*s*q - dmin*m."""
-    scales = blocks[..., :16]
-    return Planes(
-        codes=columns(bit_fields(blocks[..., 16:80], 2, 32)),
-        bits=2,
-        offset=0,
-        group_size=16,
-        scales=_small(scales & np.uint8(15)),
-        minima=_small(scales >> np.uint8(4)),
-        super_group_size=256,
-        super_scales=halves(blocks, 80),
-        super_minima=-halves(blocks, 82),
+    scales, codes = blocks[..., :16], bit_fields(blocks[..., 16:80], 2, 32)
+    return _Numbers(
+        codes, _small(scales & np.uint8(15)), _small(scales >> np.uint8(4)), halves(blocks, 80), -halves(blocks, 82)
     )
 
 
-def _q3_k(blocks: Bytes) -> Planes:
+def _q3_k(blocks: Bytes) -> _Numbers:
     """32 bytes of third bits, 64 of two low bits, 12 of scales, d. Weight: d * (s - 32) * (q - 4)."""
     codes = bit_fields(blocks[..., 32:96], 2, 32)
     codes |= bit_fields(blocks[..., :32], 1, 32) << np.uint8(2)
     # Scale i: four low bits in byte i % 8, nibble i / 8; two high bits in byte 8 + i % 4, field i / 4.
     scales = bit_fields(blocks[..., 96:104], 4, 8) | (bit_fields(blocks[..., 104:108], 2, 4) << np.uint8(4))
-    return Planes(
-        codes=columns(codes),
-        bits=3,
-        offset=4,
-        group_size=16,
-        scales=_small(scales) - np.int16(32),
-        super_group_size=256,
-        super_scales=halves(blocks, 108),
-    )
+    return _Numbers(codes, _small(scales) - np.int16(32), super_scales=halves(blocks, 108))
 
 
-def _q4_k(blocks: Bytes) -> Planes:
+def _q4_k(blocks: Bytes) -> _Numbers:
     """d, dmin, 12 bytes of scales and minima, 128 of nibbles. Weight: d*s*q - dmin*m."""
-    return _with_six_bit_scales(blocks, bit_fields(blocks[..., 16:], 4, 32), bits=4)
+    return _with_six_bit_scales(blocks, bit_fields(blocks[..., 16:], 4, 32))
 
 
-def _q5_k(blocks: Bytes) -> Planes:
+def _q5_k(blocks: Bytes) -> _Numbers:
     """d, dmin, 12 bytes of scales and minima, 32 of fifth bits, 128 of nibbles. Weight: d*s*q - dmin*m."""
     codes = bit_fields(blocks[..., 48:], 4, 32)
     codes |= bit_fields(blocks[..., 16:48], 1, 32) << np.uint8(4)
-    return _with_six_bit_scales(blocks, codes, bits=5)
+    return _with_six_bit_scales(blocks, codes)
 
 
-def _q6_k(blocks: Bytes) -> Planes:
+def _q6_k(blocks: Bytes) -> _Numbers:
     """128 bytes of low nibbles, 64 of two high bits, 16 int8 scales, d. Weight: (d*s) * (q - 32)."""
     codes = bit_fields(blocks[..., :128], 4, 64)
     codes |= bit_fields(blocks[..., 128:192], 2, 32) << np.uint8(4)
-    return Planes(
-        codes=columns(codes),
-        bits=6,
-        offset=32,
-        group_size=16,
-        scales=_small(words(blocks, 192, 208, "i1")),
-        super_group_size=256,
-        super_scales=halves(blocks, 208),
-    )
+    return _Numbers(codes, _small(words(blocks, 192, 208, "i1")), super_scales=halves(blocks, 208))
 
 
 def _small(values: NDArray[np.generic]) -> NDArray[np.int16]:
-    """[out_features, blocks, n] as int16 [out_features, blocks * n]."""
-    return columns(values.astype(np.int16))
+    return values.astype(np.int16)
 
 
-def _with_six_bit_scales(blocks: Bytes, codes: Bytes, bits: int) -> Planes:
+def _with_six_bit_scales(blocks: Bytes, codes: Bytes) -> _Numbers:
     """Eight scales and eight minima of six bits in bytes 4 to 16.
 
     Bytes 0-3 hold scales 0-3 and bytes 4-7 minima 0-3, and in their top bits the top two of scales and minima 4-7;
@@ -150,17 +136,7 @@ def _with_six_bit_scales(blocks: Bytes, codes: Bytes, bits: int) -> Planes:
     low = first & np.uint8(0x3F)
     scales = np.concatenate([low[..., :4], (last & np.uint8(15)) | top[..., :4]], axis=-1)
     minima = np.concatenate([low[..., 4:], (last >> np.uint8(4)) | top[..., 4:]], axis=-1)
-    return Planes(
-        codes=columns(codes),
-        bits=bits,
-        offset=0,
-        group_size=32,
-        scales=_small(scales),
-        minima=_small(minima),
-        super_group_size=256,
-        super_scales=halves(blocks, 0),
-        super_minima=-halves(blocks, 2),
-    )
+    return _Numbers(codes, _small(scales), _small(minima), halves(blocks, 0), -halves(blocks, 2))
 
 
 # The simple types: one half-float scale, and for some a half-float minimum, per block of 32 to 128 columns.
@@ -169,94 +145,85 @@ def _with_six_bit_scales(blocks: Bytes, codes: Bytes, bits: int) -> Planes:
 # Each function takes raw blocks, uint8 [out_features, blocks, type_size].
 
 
-def _q4_0(blocks: Bytes) -> Planes:
+def _q4_0(blocks: Bytes) -> _Numbers:
     """d, then nibbles: column j low in byte j, column j + 16 high. Weight: d * (q - 8)."""
-    codes = columns(bit_fields(blocks[..., 2:], 4, 16))
-    return Planes(codes=codes, bits=4, offset=8, group_size=32, scales=halves(blocks, 0))
+    return _Numbers(bit_fields(blocks[..., 2:], 4, 16), halves(blocks, 0))
 
 
-def _q4_1(blocks: Bytes) -> Planes:
+def _q4_1(blocks: Bytes) -> _Numbers:
     """d, m, nibbles. Weight: d * q + m."""
-    codes = columns(bit_fields(blocks[..., 4:], 4, 16))
-    return Planes(codes=codes, bits=4, offset=0, group_size=32, scales=halves(blocks, 0), minima=halves(blocks, 2))
+    return _Numbers(bit_fields(blocks[..., 4:], 4, 16), halves(blocks, 0), halves(blocks, 2))
 
 
-def _q5_0(blocks: Bytes) -> Planes:
+def _q5_0(blocks: Bytes) -> _Numbers:
     """d, 32 fifth bits, nibbles. Weight: d * (q - 16)."""
-    return Planes(codes=_five_bits(blocks, 2), bits=5, offset=16, group_size=32, scales=halves(blocks, 0))
+    return _Numbers(_five_bits(blocks, 2), halves(blocks, 0))
 
 
-def _q5_1(blocks: Bytes) -> Planes:
+def _q5_1(blocks: Bytes) -> _Numbers:
     """d, m, 32 fifth bits, nibbles. Weight: d * q + m."""
-    codes = _five_bits(blocks, 4)
-    return Planes(codes=codes, bits=5, offset=0, group_size=32, scales=halves(blocks, 0), minima=halves(blocks, 2))
+    return _Numbers(_five_bits(blocks, 4), halves(blocks, 0), halves(blocks, 2))
 
 
 def _five_bits(blocks: Bytes, start: int) -> Bytes:
-    """uint8 [out_features, cols] from the fifth bits at byte `start` and the nibbles after them."""
+    """Codes from the fifth bits at byte `start` and the nibbles after them."""
     codes = bit_fields(blocks[..., start + 4 :], 4, 16)
     codes |= bit_fields(blocks[..., start : start + 4], 1, 1) << np.uint8(4)
-    return columns(codes)
+    return codes
 
 
-def _q8_0(blocks: Bytes) -> Planes:
+def _q8_0(blocks: Bytes) -> _Numbers:
     """d, then int8. Weight: d * q; the code is q + 128, which is q with its top bit turned over."""
-    codes = columns(blocks[..., 2:]) ^ np.uint8(0x80)
-    return Planes(codes=codes, bits=8, offset=128, group_size=32, scales=halves(blocks, 0))
+    return _Numbers(blocks[..., 2:] ^ np.uint8(0x80), halves(blocks, 0))
 
 
-def _q1_0(blocks: Bytes) -> Planes:
+def _q1_0(blocks: Bytes) -> _Numbers:
     """d, then 128 bits, the first lowest. Weight: d where the bit is set, else -d; here 2d * q - d, which is exact.
 
     Only the sign of zero differs from ggml's, where d is zero.
     """
     scales = halves(blocks, 0)
-    codes = columns(bit_fields(blocks[..., 2:], 1, 1))
-    return Planes(codes=codes, bits=1, offset=0, group_size=128, scales=2 * scales, minima=-scales)
+    return _Numbers(bit_fields(blocks[..., 2:], 1, 1), 2 * scales, -scales)
 
 
-def _q2_0(blocks: Bytes) -> Planes:
+def _q2_0(blocks: Bytes) -> _Numbers:
     """d, then 64 codes of two bits, the first lowest. Weight: d * (q - 1), so -d, 0, d or 2d."""
-    codes = columns(bit_fields(blocks[..., 2:], 2, 1))
-    return Planes(codes=codes, bits=2, offset=1, group_size=64, scales=halves(blocks, 0))
+    return _Numbers(bit_fields(blocks[..., 2:], 2, 1), halves(blocks, 0))
 
 
-def _iq2_xxs(blocks: Bytes) -> Planes:
+def _iq2_xxs(blocks: Bytes) -> _Numbers:
     """d, then eight times four indices and a word of four 7-bit signs and a 4-bit scale. d * (0.5 + s) / 4 * grid."""
     pairs = words(blocks, 2, 66, "<u4").reshape(*blocks.shape[:-1], 8, 2)
     indices = np.ascontiguousarray(pairs[..., 0]).view(np.uint8)
-    return _signed("iq2_xxs", indices, _four_signs(pairs[..., 1]), pairs[..., 1] >> 28, 32, _EIGHTH * halves(blocks, 0))
+    return _vectors(indices, pairs[..., 1] >> 28, _EIGHTH * halves(blocks, 0), _four_signs(pairs[..., 1]))
 
 
-def _iq2_xs(blocks: Bytes) -> Planes:
+def _iq2_xs(blocks: Bytes) -> _Numbers:
     """d, 32 words of a 9-bit index and a 7-bit sign, 16 scale nibbles. d * (0.5 + s) / 4 * grid."""
     packed = words(blocks, 2, 66, "<u2")
-    signs = _even_signs()[packed >> 9]
-    return _signed("iq2_xs", packed & 511, signs, bit_fields(blocks[..., 66:], 4, 1), 16, _EIGHTH * halves(blocks, 0))
+    scales, signs = bit_fields(blocks[..., 66:], 4, 1), _even_signs()[packed >> 9]
+    return _vectors(packed & 511, scales, _EIGHTH * halves(blocks, 0), signs)
 
 
-def _iq2_s(blocks: Bytes) -> Planes:
+def _iq2_s(blocks: Bytes) -> _Numbers:
     """d, 32 index bytes, 32 sign bytes, 8 bytes of two high index bits, 16 scale nibbles. d * (0.5 + s) / 4 * grid."""
     indices = blocks[..., 2:34] | (bit_fields(blocks[..., 66:74], 2, 1).astype(np.uint16) << 8)
-    return _signed(
-        "iq2_s", indices, blocks[..., 34:66], bit_fields(blocks[..., 74:], 4, 1), 16, _EIGHTH * halves(blocks, 0)
-    )
+    return _vectors(indices, bit_fields(blocks[..., 74:], 4, 1), _EIGHTH * halves(blocks, 0), blocks[..., 34:66])
 
 
-def _iq3_xxs(blocks: Bytes) -> Planes:
+def _iq3_xxs(blocks: Bytes) -> _Numbers:
     """d, 64 index bytes, eight words of four 7-bit signs and a 4-bit scale. d * (0.5 + s) / 2 * grid."""
     packed = words(blocks, 66, 98, "<u4")
-    return _signed("iq3_xxs", blocks[..., 2:66], _four_signs(packed), packed >> 28, 32, _QUARTER * halves(blocks, 0))
+    return _vectors(blocks[..., 2:66], packed >> 28, _QUARTER * halves(blocks, 0), _four_signs(packed))
 
 
-def _iq3_s(blocks: Bytes) -> Planes:
+def _iq3_s(blocks: Bytes) -> _Numbers:
     """d, 64 index bytes, 64 ninth index bits, 32 sign bytes, 8 scale nibbles. d * (1 + 2 s) * grid."""
     indices = blocks[..., 2:66] | (bit_fields(blocks[..., 66:74], 1, 1).astype(np.uint16) << 8)
-    scales = bit_fields(blocks[..., 106:], 4, 1)
-    return _signed("iq3_s", indices, blocks[..., 74:106], scales, 32, halves(blocks, 0))
+    return _vectors(indices, bit_fields(blocks[..., 106:], 4, 1), halves(blocks, 0), blocks[..., 74:106])
 
 
-def _iq1_s(blocks: Bytes) -> Planes:
+def _iq1_s(blocks: Bytes) -> _Numbers:
     """d, 32 index bytes, eight words: four times three high index bits, a 3-bit scale, the sign of the shift.
 
     Weight: d * (2 s + 1) * (grid +- 0.125).
@@ -265,10 +232,10 @@ def _iq1_s(blocks: Bytes) -> Planes:
     high = (packed[..., None] >> np.array([0, 3, 6, 9], dtype=np.uint16)) & np.uint16(7)
     minus = (packed >> 15)[..., None] << np.uint16(11)
     indices = blocks[..., 2:34] | ((high << np.uint16(8)) | minus).reshape(*blocks.shape[:-1], 32)
-    return _shifted(indices, (packed >> 12) & np.uint16(7), 32, _EIGHTH * halves(blocks, 0))
+    return _vectors(indices, (packed >> 12) & np.uint16(7), _EIGHTH * halves(blocks, 0))
 
 
-def _iq1_m(blocks: Bytes) -> Planes:
+def _iq1_m(blocks: Bytes) -> _Numbers:
     """32 index bytes, 32 nibbles of three high index bits and the sign of the shift, four words of scales.
 
     Each word holds four 3-bit scales and, on top, a nibble of d, the lowest first.
@@ -280,52 +247,17 @@ def _iq1_m(blocks: Bytes) -> Planes:
     scales = (packed[..., None] >> np.array([0, 3, 6, 9], dtype=np.uint16)) & np.uint16(7)
     nibbles = (packed >> 12) << np.array([0, 4, 8, 12], dtype=np.uint16)
     super_scales = np.bitwise_or.reduce(nibbles, axis=-1).view(np.float16).astype(np.float32)
-    return _shifted(indices, scales, 16, _EIGHTH * super_scales)
+    return _vectors(indices, scales, _EIGHTH * super_scales)
 
 
-def _signed(
-    name: GridName,
-    indices: NDArray[np.integer[Any]],  # [out_features, blocks, 32 or 64]
-    signs: Bytes,  # [out_features, blocks, 32]
+def _vectors(
+    indices: NDArray[np.integer[Any]],  # [out_features, blocks, 32 or 64], of IQ1 into the doubled grid
     scales: NDArray[np.integer[Any]],  # [out_features, blocks, 256 / group_size], s of 2 s + 1
-    group_size: int,
     super_scales: NDArray[np.float32],
-) -> Planes:
-    codebook = grid(name)
-    return Planes(
-        codes=columns(indices.astype(np.uint16)),
-        bits=(len(codebook) - 1).bit_length(),
-        offset=0,
-        group_size=group_size,
-        scales=_odd(scales),
-        super_group_size=256,
-        super_scales=super_scales,
-        codebook=codebook,
-        signs=columns(signs),
-    )
-
-
-def _shifted(
-    indices: NDArray[np.integer[Any]],  # [out_features, blocks, 32], into the doubled grid
-    scales: NDArray[np.integer[Any]],  # as in `_signed`
-    group_size: int,
-    super_scales: NDArray[np.float32],
-) -> Planes:
-    return Planes(
-        codes=columns(indices.astype(np.uint16)),
-        bits=12,
-        offset=0,
-        group_size=group_size,
-        scales=_odd(scales),
-        super_group_size=256,
-        super_scales=super_scales,
-        codebook=shifted_iq1_grid(),
-    )
-
-
-def _odd(scales: NDArray[np.integer[Any]]) -> NDArray[np.int16]:
-    """2 s + 1 as int16 [out_features, groups]."""
-    return columns(scales.astype(np.int16)) * np.int16(2) + np.int16(1)
+    signs: Bytes | None = None,  # [out_features, blocks, 32]
+) -> _Numbers:
+    odd = _small(scales) * np.int16(2) + np.int16(1)
+    return _Numbers(indices.astype(np.uint16), odd, super_scales=super_scales, signs=signs)
 
 
 def _four_signs(packed: NDArray[np.uint32]) -> Bytes:
@@ -342,7 +274,32 @@ def _even_signs() -> Bytes:
     return seven | ((np.bitwise_count(seven) & np.uint8(1)) << np.uint8(7))
 
 
-_FAMILIES: dict[GGMLType, Callable[[Bytes], Planes]] = {
+# Nibbles that index 16 unevenly spaced values, of IQ4, or numbers of four bits (E2M1) under an eight-bit float scale.
+
+
+def _iq4_nl(blocks: Bytes) -> _Numbers:
+    """d, then nibbles of 32 columns. Weight: d * value[q]."""
+    return _Numbers(bit_fields(blocks[..., 2:], 4, 16), halves(blocks, 0))
+
+
+def _iq4_xs(blocks: Bytes) -> _Numbers:
+    """d, 16 high bits and 32 low bits of eight scales, nibbles of 256 columns. Weight: d * (s - 32) * value[q]."""
+    scales = bit_fields(blocks[..., 4:8], 4, 1) | (bit_fields(blocks[..., 2:4], 2, 1) << np.uint8(4))
+    codes = bit_fields(blocks[..., 8:], 4, 16)
+    return _Numbers(codes, _small(scales) - np.int16(32), super_scales=halves(blocks, 0))
+
+
+def _mxfp4(blocks: Bytes) -> _Numbers:
+    """One scale byte (E8M0: a power of two), then nibbles of 32 columns."""
+    return _Numbers(bit_fields(blocks[..., 1:], 4, 16), half_e8m0()[blocks[..., 0]])
+
+
+def _nvfp4(blocks: Bytes) -> _Numbers:
+    """Four scale bytes (E4M3, its sign ignored), then nibbles of four groups of 16 columns."""
+    return _Numbers(bit_fields(blocks[..., 4:], 4, 8), half_e4m3()[blocks[..., :4]])
+
+
+_FAMILIES: dict[GGMLType, Callable[[Bytes], _Numbers]] = {
     GGMLType.Q4_0: _q4_0,
     GGMLType.Q4_1: _q4_1,
     GGMLType.Q5_0: _q5_0,
@@ -355,8 +312,8 @@ _FAMILIES: dict[GGMLType, Callable[[Bytes], Planes]] = {
     GGMLType.Q4_K: _q4_k,
     GGMLType.Q5_K: _q5_k,
     GGMLType.Q6_K: _q6_k,
-    GGMLType.IQ4_NL: iq_linear.iq4_nl,
-    GGMLType.IQ4_XS: iq_linear.iq4_xs,
+    GGMLType.IQ4_NL: _iq4_nl,
+    GGMLType.IQ4_XS: _iq4_xs,
     GGMLType.IQ1_S: _iq1_s,
     GGMLType.IQ1_M: _iq1_m,
     GGMLType.IQ2_XXS: _iq2_xxs,
@@ -366,8 +323,8 @@ _FAMILIES: dict[GGMLType, Callable[[Bytes], Planes]] = {
     GGMLType.IQ3_S: _iq3_s,
     GGMLType.TQ1_0: _tq1_0,
     GGMLType.TQ2_0: _tq2_0,
-    GGMLType.MXFP4: microscaling.mxfp4,
-    GGMLType.NVFP4: microscaling.nvfp4,
+    GGMLType.MXFP4: _mxfp4,
+    GGMLType.NVFP4: _nvfp4,
 }
 
 QUANTIZED_TYPES: tuple[GGMLType, ...] = tuple(_FAMILIES)
@@ -394,7 +351,9 @@ def to_planes(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, c
     family = _FAMILIES.get(ggml_type)
     if family is None:
         raise UnsupportedModelError(f"weights of type {ggml_type.name} are not quantised codes")
-    return family(_as_blocks(ggml_type, data, out_features, cols))
+    numbers = family(_as_blocks(ggml_type, data, out_features, cols))
+    arrays: list[Any] = [None if each is None else columns(each) for each in numbers]
+    return Planes(GGML_LAYOUTS[ggml_type], *arrays)
 
 
 def dequantize(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, cols: int) -> NDArray[np.float32]:

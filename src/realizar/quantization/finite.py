@@ -13,31 +13,19 @@ from numpy.typing import NDArray
 
 from realizar.checkpoint.ggml_types import GGMLType
 
-_HALF_FIELDS: dict[GGMLType, tuple[int, ...]] = {
-    GGMLType.Q4_0: (0,),
+HALF_FIELDS: dict[GGMLType, tuple[int, ...]] = {
     GGMLType.Q4_1: (0, 2),
-    GGMLType.Q5_0: (0,),
     GGMLType.Q5_1: (0, 2),
-    GGMLType.Q8_0: (0,),
-    GGMLType.Q1_0: (0,),
-    GGMLType.Q2_0: (0,),
     GGMLType.Q2_K: (80, 82),
     GGMLType.Q3_K: (108,),
     GGMLType.Q4_K: (0, 2),
     GGMLType.Q5_K: (0, 2),
     GGMLType.Q6_K: (208,),
-    GGMLType.IQ4_NL: (0,),
-    GGMLType.IQ4_XS: (0,),
-    GGMLType.IQ1_S: (0,),
-    GGMLType.IQ2_XXS: (0,),
-    GGMLType.IQ2_XS: (0,),
-    GGMLType.IQ2_S: (0,),
-    GGMLType.IQ3_XXS: (0,),
-    GGMLType.IQ3_S: (0,),
     GGMLType.TQ1_0: (52,),
     GGMLType.TQ2_0: (64,),
+    **dict.fromkeys((GGMLType.IQ1_M, GGMLType.MXFP4, GGMLType.NVFP4), ()),
 }
-"""Bytes of a block at which a float16 lies: scales and minima."""
+"""Bytes of a block at which a float16 lies: its scale and minimum. Of types that are not here the scale comes first."""
 
 _EXPONENTS: dict[GGMLType, tuple[str, int]] = {
     GGMLType.F32: ("<u4", 0x7F800000),
@@ -60,7 +48,7 @@ def find_not_finite(ggml_type: GGMLType, data: NDArray[np.uint8], first_block: i
         place = _first(data.view(kind), mask)
         return None if place is None else f"number {first_block + place} is not finite"
     blocks = data.reshape(-1, ggml_type.type_size)
-    for what, offset in zip(("scale", "minimum"), _HALF_FIELDS.get(ggml_type, ()), strict=False):
+    for what, offset in zip(("scale", "minimum"), HALF_FIELDS.get(ggml_type, (0,)), strict=False):
         place = _first(_column(blocks, offset, _HALF[0]), _HALF[1])
         if place is not None:
             return f"the {what} of block {first_block + place} is not finite"

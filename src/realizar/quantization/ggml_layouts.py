@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.iq_grids import GridName, grid, shifted_iq1_grid
-from realizar.quantization.iq_linear import IQ4_VALUES
 from realizar.quantization.layout import Codebook, FloatType, WeightLayout
 from realizar.quantization.microscaling import E2M1_DOUBLED
 
@@ -44,7 +45,9 @@ Q3_K = _layout("Q3_K", 3, 4, 16, scale="i8", super_group_size=256)
 Q4_K = _layout("Q4_K", 4, 0, 32, scale="u8", minimum=True, super_group_size=256)
 Q5_K = _layout("Q5_K", 5, 0, 32, scale="u8", minimum=True, super_group_size=256)
 Q6_K = _layout("Q6_K", 6, 32, 16, scale="i8", super_group_size=256)
-_IQ4 = Codebook("iq4", 16, 1, lambda: IQ4_VALUES)
+_IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8)
+"""`kvalues_iq4nl` of ggml-common.h."""
+_IQ4 = Codebook("iq4", 16, 1, lambda: _IQ4_VALUES)
 IQ4_NL = _layout("IQ4_NL", 4, 0, 32, codebook=_IQ4)
 IQ4_XS = _layout("IQ4_XS", 4, 0, 32, scale="i8", super_group_size=256, codebook=_IQ4)
 _IQ1 = Codebook("iq1", 4096, 8, shifted_iq1_grid)

@@ -15,35 +15,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.quantization.layout import WeightLayout
+
 
 @dataclass(frozen=True, slots=True)
 class Planes:
     """A quantised matrix [out_features, in_features], exact.
 
     Attributes:
+        layout: its bits, offset, groups and codebook.
         codes: uint8 [out_features, in_features]; with a vector codebook uint16, and in_features / vector_size columns.
-        bits: width of a code (1-6 or 8; of an index, for a vector codebook).
-        offset: integer subtracted from a code; 0 with a codebook.
-        group_size: columns that share a scale (16 to 256).
         scales: float32 [out_features, in_features / group_size]; int16 of the same shape when two-level.
         minima: like `scales`, or None. A minimum is added; two-level ones are `minima * super_minima`.
-        super_group_size: columns that share a super-scale, or None where one-level.
         super_scales, super_minima: float32 [out_features, in_features / super_group_size], or None.
-        codebook: int8 [2 ** bits] (scalar) or int8 [2 ** bits, vector_size] (vector), or None where affine.
         signs: uint8 [out_features, in_features / 8], bit i of byte j set where column 8 j + i is negative; None without
             signs.
     """
 
+    layout: WeightLayout
     codes: NDArray[np.uint8] | NDArray[np.uint16]
-    bits: int
-    offset: int
-    group_size: int
     scales: NDArray[np.float32] | NDArray[np.int16]
     minima: NDArray[np.float32] | NDArray[np.int16] | None = None
-    super_group_size: int | None = None
     super_scales: NDArray[np.float32] | None = None
     super_minima: NDArray[np.float32] | None = None
-    codebook: NDArray[np.int8] | None = None
     signs: NDArray[np.uint8] | None = None
 
     @property
@@ -52,19 +46,15 @@ class Planes:
 
     @property
     def in_features(self) -> int:
-        return int(self.scales.shape[1]) * self.group_size
-
-    @property
-    def vector_size(self) -> int:
-        """Columns that one code stands for: 1, or the length of a vector codebook's entries."""
-        return int(self.codebook.shape[1]) if self.codebook is not None and self.codebook.ndim == 2 else 1
+        return int(self.scales.shape[1]) * self.layout.group_size
 
     def integers(self) -> NDArray[np.int16]:
         """The weights before scaling: int16 [out_features, in_features]."""
-        if self.codebook is None:
-            values = self.codes.astype(np.int16) - np.int16(self.offset)
+        book = self.layout.codebook
+        if book is None:
+            values = self.codes.astype(np.int16) - np.int16(self.layout.offset)
         else:
-            values = self.codebook[self.codes].reshape(self.out_features, self.in_features).astype(np.int16)
+            values = book.load()[self.codes].reshape(self.out_features, self.in_features).astype(np.int16)
         if self.signs is not None:
             negative = np.unpackbits(self.signs, axis=1, bitorder="little").astype(bool)
             np.negative(values, out=values, where=negative)
@@ -80,9 +70,9 @@ class Planes:
 
     def _flatten(self, small: NDArray[np.generic], large: NDArray[np.float32] | None) -> NDArray[np.float32]:
         values = small.astype(np.float32)
-        if large is None or self.super_group_size is None:
+        if large is None:
             return values
-        return values * np.repeat(large, self.super_group_size // self.group_size, axis=1)
+        return values * np.repeat(large, values.shape[1] // large.shape[1], axis=1)
 
     def slice_out_features(self, start: int, stop: int) -> Planes:
         return self._cut(lambda values, _: values[start:stop])
@@ -93,12 +83,13 @@ class Planes:
 
     def _cut(self, cut: Callable[[Any, int], Any]) -> Planes:
         """Each array as `cut` gives it, which takes the array and how many columns a number of it stands for."""
+        group, super_group = self.layout.group_size, self.layout.super_group_size or 0
         arrays = {
-            "codes": self.vector_size,
-            "scales": self.group_size,
-            "minima": self.group_size,
-            "super_scales": self.super_group_size or 0,
-            "super_minima": self.super_group_size or 0,
+            "codes": self.layout.vector_size,
+            "scales": group,
+            "minima": group,
+            "super_scales": super_group,
+            "super_minima": super_group,
             "signs": 8,
         }
         values = ((name, width, getattr(self, name)) for name, width in arrays.items())
@@ -106,7 +97,7 @@ class Planes:
 
     def dequantize(self) -> NDArray[np.float32]:
         """float32 [out_features, in_features], bit for bit what ggml's reference gives for the same blocks."""
-        values = self.integers().astype(np.float32).reshape(self.out_features, -1, self.group_size)
+        values = self.integers().astype(np.float32).reshape(self.out_features, -1, self.layout.group_size)
         values *= self.group_scales()[..., None]
         minima = self.group_minima()
         if minima is not None:

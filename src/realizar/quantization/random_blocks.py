@@ -14,26 +14,17 @@ from numpy.typing import NDArray
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.convert import FLOAT_TYPES, dequantize
 from realizar.quantization.fields import Bytes
+from realizar.quantization.finite import HALF_FIELDS
 from realizar.quantization.microscaling import half_e4m3, half_e8m0
 
-_SCALE_AT: dict[GGMLType, int] = {
-    GGMLType.Q2_K: 80,
-    GGMLType.Q3_K: 108,
-    GGMLType.Q6_K: 208,
-    GGMLType.TQ1_0: 52,
-    GGMLType.TQ2_0: 64,
+_MINIMUM: dict[GGMLType, float] = {
+    GGMLType.Q4_1: -7.5,
+    GGMLType.Q5_1: -15.5,
+    GGMLType.Q2_K: 1.5,
+    GGMLType.Q4_K: 7.5,
+    GGMLType.Q5_K: 15.5,
 }
-"""Byte of the half-float scale where it does not come first."""
-
-_MINIMUM: dict[GGMLType, tuple[int, float]] = {
-    GGMLType.Q4_1: (2, -7.5),
-    GGMLType.Q5_1: (2, -15.5),
-    GGMLType.Q2_K: (82, 1.5),
-    GGMLType.Q4_K: (2, 7.5),
-    GGMLType.Q5_K: (2, 15.5),
-}
-"""Byte of the half-float minimum, and the multiple of the scale there that makes the weights' mean zero."""
-
+"""The multiple of the scale that is the half-float minimum, so that the weights' mean is zero."""
 _SAMPLE_WEIGHTS = 1 << 18
 _FLOAT_RUN = 1 << 22
 
@@ -126,10 +117,7 @@ def _write_half_scales(ggml_type: GGMLType, blocks: Bytes, scales: NDArray[np.fl
             at = 49 + 2 * index
             blocks[:, at] = (blocks[:, at] & np.uint8(15)) | (nibble << np.uint8(4))
         return
-    at = _SCALE_AT.get(ggml_type, 0)
-    blocks[:, at : at + 2] = scales.astype("<f2")[:, None].view(np.uint8)
-    if ggml_type in _MINIMUM:
-        at, multiple = _MINIMUM[ggml_type]
+    for at, multiple in zip(HALF_FIELDS.get(ggml_type, (0,)), (1.0, _MINIMUM.get(ggml_type, 0.0)), strict=False):
         blocks[:, at : at + 2] = (multiple * scales).astype("<f2")[:, None].view(np.uint8)
 
 

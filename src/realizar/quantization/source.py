@@ -219,23 +219,19 @@ def random_source(
 def _random_planes(
     layout: WeightLayout, out_features: int, in_features: int, rng: np.random.Generator, factor: float
 ) -> Planes:
-    vector, book = layout.vector_size, layout.codebook
+    vector = layout.vector_size
     codes: NDArray[Any] = rng.integers(0, 1 << layout.bits, (out_features, in_features // vector))
     groups = out_features, in_features // layout.group_size
     outer = None if layout.super_group_size is None else (out_features, in_features // layout.super_group_size)
     scales, minima = _scales(layout, groups, rng, factor)
     supers = None if outer is None else _floats(outer, rng, factor)
     return Planes(
+        layout,
         codes=codes.astype(np.uint8) if vector == 1 else codes.astype(np.uint16),
-        bits=layout.bits,
-        offset=layout.offset,
-        group_size=layout.group_size,
         scales=scales,
         minima=minima,
-        super_group_size=layout.super_group_size,
         super_scales=supers,
         super_minima=-_floats(outer, rng, factor) if outer is not None and minima is not None else None,
-        codebook=None if book is None else book.load(),
         signs=rng.integers(0, 256, (out_features, in_features // 8), np.uint8) if layout.signs else None,
     )
 

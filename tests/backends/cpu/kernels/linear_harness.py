@@ -141,12 +141,12 @@ def check_matmul(instruction_set: str, source: MatrixSource, x: Activations) -> 
     matrix = pack(source, lanes_of(instruction_set))
     got = run_linear(instruction_set, matrix, x, tokens)
     planes = source.planes(0, source.out_features)
-    scales = np.repeat(planes.group_scales().astype(np.float64), planes.group_size, axis=1)
+    scales = np.repeat(planes.group_scales().astype(np.float64), planes.layout.group_size, axis=1)
     weights = planes.integers() * scales
     magnitudes = np.abs(weights)
     minima = planes.group_minima()
     if minima is not None:
-        wide = np.repeat(minima.astype(np.float64), planes.group_size, axis=1)
+        wide = np.repeat(minima.astype(np.float64), planes.layout.group_size, axis=1)
         weights, magnitudes = weights + wide, magnitudes + np.abs(wide)
     allowed = 1e-5 * (np.abs(x.values) @ magnitudes.T) + 1e-30
     assert (np.abs(got - x.values @ weights.T) <= allowed).all()

@@ -22,7 +22,6 @@ from realizar.quantization import (
     BlockSource,
     Codebook,
     MatrixSource,
-    Planes,
     WeightLayout,
     block_source,
     random_blocks,
@@ -190,7 +189,7 @@ def test_powers_of_two_take_a_byte() -> None:
     assert form.size_bytes(2880, 2880) * 8 == 4.25 * 2880 * 2880
     planes = random_source(GGMLType.MXFP4, 64, 64).planes(0, 64)
     factors = np.float32(2.0) ** -np.arange(64, dtype=np.float32)[:, None]
-    spread = Planes(planes.codes, 4, 0, 32, np.full_like(planes.scales, 2.0**-9) * factors, codebook=planes.codebook)
+    spread = replace(planes, scales=np.full_like(planes.scales, 2.0**-9) * factors)
     reader = Reader(form, *pack_fragments(spread, form), codebook_table(GGML_LAYOUTS[GGMLType.MXFP4]), 64)
     exact = spread.dequantize()
     assert all(reader.weight(row, col) == exact[row, col] for row in range(31) for col in (0, 17, 63))
@@ -201,7 +200,7 @@ def test_scales_far_apart_keep_their_precision() -> None:
     """Rows of one strip whose scales differ by 2^12 each lose no more than a half float's rounding."""
     planes = random_source(GGMLType.Q8_0, 64, 64).planes(0, 64)
     factors = np.float32(2.0) ** -np.linspace(0, 12, 64, dtype=np.float32)[:, None]
-    spread = Planes(planes.codes, 8, 128, 32, np.abs(planes.scales) * factors)
+    spread = replace(planes, scales=np.abs(planes.scales) * factors)
     form = fragment_format(Q8_0)
     reader = Reader(form, *pack_fragments(spread, form), None, 64)
     exact = spread.dequantize()
@@ -213,7 +212,7 @@ def test_scales_far_apart_keep_their_precision() -> None:
 def test_scale_exponents_follow_the_largest_scale() -> None:
     for factor in (2.0**-60, 1.0, 2.0**40):
         planes = random_source(GGMLType.Q4_0, 64, 64).planes(0, 64)
-        scaled = Planes(planes.codes, 4, 8, 32, planes.scales * np.float32(factor))
+        scaled = replace(planes, scales=planes.scales * np.float32(factor))
         form = fragment_format(Q4_0)
         data, block_scales = pack_fragments(scaled, form)
         top = np.abs(data.reshape(-1)[form.codes_bytes :].view(np.float16).astype(np.float32)).max()

@@ -242,7 +242,7 @@ def _pack_planes(planes: Planes, weight_format: WeightFormat, lanes: int, tiles:
         _write(large, supers, lanes, _half)
     if weight_format.small == "none":
         return
-    repeat = max(1, planes.group_size // GROUP)
+    repeat = max(1, planes.layout.group_size // GROUP)
     if weight_format.small == "u4" and planes.minima is not None:
         small = (planes.scales | planes.minima << 4, None)  # type: ignore[operator]
     wide = [None if values is None else np.repeat(values, repeat, axis=1) for values in small]

@@ -321,7 +321,7 @@ def _small_scales(
     """[strips, chunks, tile, set, g, half, scale and minimum] as bytes."""
 
     def tiled(values: NDArray[Any]) -> NDArray[Any]:
-        repeat = max(1, planes.group_size // BLOCK)  # groups wider than a chunk
+        repeat = max(1, planes.layout.group_size // BLOCK)  # groups wider than a chunk
         return _tiled(np.repeat(values, repeat, axis=1), strips, chunks, weight_format.sets)
 
     order = (0, 4, 1, 5, 3, 2)  # to strip, chunk, tile, set, g, half

@@ -95,8 +95,9 @@ def stack_plain(matrices: Sequence[PlainMatrix]) -> PlainMatrix:
 
 
 def _arrays(planes: Planes) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
-    vector, scalar_codebook = planes.vector_size, planes.codebook is not None and planes.codebook.ndim == 1
-    low, high = (16, 0) if vector > 1 else _WIDTHS[planes.bits]
+    layout, vector = planes.layout, planes.layout.vector_size
+    book = layout.codebook
+    low, high = (16, 0) if vector > 1 else _WIDTHS[layout.bits]
     return {
         "low": planes.codes.astype(np.int16) if vector > 1 else _bits(planes.codes & ((1 << low) - 1), low),
         "high": _bits(planes.codes >> low, high) if high else None,
@@ -104,12 +105,12 @@ def _arrays(planes: Planes) -> tuple[dict[str, NDArray[Any] | None], dict[str, A
         "small_minima": None if planes.minima is None else _smallest(planes.minima),
         "supers": None if planes.super_scales is None else _smallest(planes.super_scales),
         "super_minima": None if planes.super_minima is None else _smallest(planes.super_minima),
-        "codebook": planes.codebook,
+        "codebook": None if book is None else book.load(),
         "signs": planes.signs,
     }, {
-        "LOW": low, "HIGH": high, "OFFSET": planes.offset, "GROUP": planes.group_size,
-        "SUPER": planes.super_group_size or 0, "MINIMA": planes.minima is not None, "VECTOR": vector,
-        "CODEBOOK": scalar_codebook, "SIGNS": planes.signs is not None,
+        "LOW": low, "HIGH": high, "OFFSET": layout.offset, "GROUP": layout.group_size,
+        "SUPER": layout.super_group_size or 0, "MINIMA": planes.minima is not None, "VECTOR": vector,
+        "CODEBOOK": book is not None and vector == 1, "SIGNS": planes.signs is not None,
     }  # fmt: skip
 
 
