@@ -68,7 +68,7 @@ def end_harmless_workers(service: GrammarService) -> list[int]:
 
 
 def _is_suspect(service: GrammarService, working: int) -> bool:
-    rows = (row for row in service.rows._rows if row is not None)
+    rows = service.rows._rows.values()
     return working < 0 or any(row.key == working and row.died_at == len(row.output) for row in rows)
 
 

@@ -28,9 +28,7 @@ class LateService(LastingService):
         while not self._are_done(slots).all():
             self._wait(1.0)
         for slot in slots.tolist():
-            row = self.rows._rows[slot]
-            assert row is not None
-            self._hidden[slot] = self.lateness(row)
+            self._hidden[slot] = self.lateness(self.rows._rows[slot])
 
     def wait(self, timeout_s: float) -> None:
         self._hidden = {slot: left - 1 for slot, left in self._hidden.items() if left > 1}

@@ -9,8 +9,8 @@ from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.worker import Worker
 
-NO_LINES = -1
-"""In place of a first line."""
+NO_LINE = -1
+"""In place of a line of the shared memory."""
 
 _NUMBERS = itertools.count(1)
 
@@ -31,7 +31,7 @@ class FollowedGrammar:
         num_late: workers of its own that took too long.
         is_condemned: one of its rows has ended its worker twice.
         refusal: the reason and cause for which no row may follow it any more.
-        first_line: of its known states in the shared memory, or NO_LINES.
+        first_line: of its known states in the shared memory, or NO_LINE.
     """
 
     structured: StructuredOutput
@@ -48,7 +48,7 @@ class FollowedGrammar:
     num_late: int = 0
     is_condemned: bool = False
     refusal: tuple[str, ErrorCause] | None = None
-    first_line: int = NO_LINES
+    first_line: int = NO_LINE
 
     @property
     def size_bytes(self) -> int:
@@ -68,6 +68,9 @@ class FollowedRow:
         slot: its slot in the shared memory.
         output: all sampled ids, after `num_begun` ids that were there before the first of them.
         worker: the worker that follows it, under the name `key`.
+        is_stale: a worker is to follow it anew, as its worker lacks tokens, or others need that one for themselves.
+        num_new: ids at the output's end that came after the last request.
+        line: of its known state in the shared memory, or NO_LINE.
         drafts: proposed next tokens that its last request names.
         error: the reason why the row can't go on, or None. cause: `request` is the grammar, `engine` all else.
         closed: it has ended; its slot may be in use still.
@@ -81,6 +84,9 @@ class FollowedRow:
     num_begun: int = 0
     worker: Worker | None = None
     key: int = 0
+    is_stale: bool = True
+    num_new: int = 0
+    line: int = NO_LINE
     drafts: tuple[int, ...] = ()
     error: str | None = None
     cause: ErrorCause = "request"

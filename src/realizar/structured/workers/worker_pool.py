@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from realizar.frames import ChannelError
 from realizar.structured.regex_masks import MOST_STATES
-from realizar.structured.workers.followed_rows import NO_LINES, FollowedGrammar, FollowedRow
+from realizar.structured.workers.followed_rows import NO_LINE, FollowedGrammar
 from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
 from realizar.structured.workers.messages import (
     Drop,
@@ -94,11 +94,8 @@ class WorkerPool:
     def workers(self) -> list[Worker]:
         return list(self._workers.values())
 
-    def place(self, row: FollowedRow) -> Worker | None:
-        """The worker that is to follow a row, with its grammar; None while there is none. ServerError: there
-        can't be.
-        """
-        worker, grammar = row.worker, row.grammar
+    def place(self, grammar: FollowedGrammar) -> Worker | None:
+        """The worker that is to follow a row of a grammar; None while there is none. ServerError: there can't be."""
         if grammar.compiled_in is not None:
             self.grammars[grammar.number] = grammar
             worker_of_it, grammar.compiled_in = grammar.compiled_in, None
@@ -113,8 +110,6 @@ class WorkerPool:
                     raise
         if best is None:
             return None
-        if worker in fitting and len(worker.slots) <= len(best.slots) + _SLACK:
-            return worker
         if grammar.number not in best.grammars:
             self.grammars[grammar.number] = grammar
             best.grammars.add(grammar.number)
@@ -214,9 +209,9 @@ class WorkerPool:
 
     def _give_lines(self, worker: Worker, grammar: FollowedGrammar) -> None:
         """Give a grammar lines for its known states, if some are free. All its workers share them."""
-        if grammar.first_line == NO_LINES and self._free_lines and not grammar.is_dropped:
+        if grammar.first_line == NO_LINE and self._free_lines and not grammar.is_dropped:
             grammar.first_line = self._free_lines.pop()
-        if grammar.first_line != NO_LINES:
+        if grammar.first_line != NO_LINE:
             worker.post(Explore(grammar.number, grammar.first_line))
 
     def _unload(self, grammar: FollowedGrammar) -> None:
@@ -240,9 +235,9 @@ class WorkerPool:
         if not grammar.is_dropped or grammar.copies:
             return
         self.grammars.pop(grammar.number, None)
-        if grammar.first_line != NO_LINES:
+        if grammar.first_line != NO_LINE:
             self._free_lines.append(grammar.first_line)
-            grammar.first_line = NO_LINES
+            grammar.first_line = NO_LINE
 
     def _forget(self, worker: Worker) -> None:
         for number in worker.grammars:
