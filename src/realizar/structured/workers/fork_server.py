@@ -22,10 +22,10 @@ from realizar.structured.grammar import GrammarFactory
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.messages import (
     Done,
+    End,
+    Ended,
     Fork,
     Forked,
-    Reap,
-    Reaped,
     Refused,
     ToServer,
     ToWorker,
@@ -43,9 +43,10 @@ class ForkServer:
     def __init__(self, channel: Channel[ToServer], masks: int) -> None:
         self._channel, self._masks = channel, masks
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._pids: dict[int, int] = {}  # of workers, by their places
 
     def run(self) -> None:
-        """Read the vocabulary, then fork and reap until the engine is gone."""
+        """Read the vocabulary, then start and end workers until the engine is gone."""
         vocabulary = self._channel.receive()
         if not isinstance(vocabulary, Vocabulary):
             raise ChannelError("the vocabulary must come first")
@@ -62,13 +63,13 @@ class ForkServer:
         self._channel.send(Done())
         while True:
             command = self._channel.receive()
-            if isinstance(command, Reap):
-                _, status = os.waitpid(command.pid, 0)
-                self._channel.send(Reaped(os.waitstatus_to_exitcode(status)))
+            if isinstance(command, End):
+                self._channel.send(Ended(self._end(command.place)))
             elif isinstance(command, Fork):
                 descriptor = self._channel.receive_descriptor()
                 try:
-                    self._channel.send(Forked(self._fork(command, descriptor, factory, memory)))
+                    self._pids[command.place] = pid = self._fork(command, descriptor, factory, memory)
+                    self._channel.send(Forked(pid))
                 except OSError as error:
                     self._channel.send(Refused(str(error.strerror)))
                 finally:
@@ -91,6 +92,13 @@ class ForkServer:
             self.new_worker(channel, factory, memory, command.place, command.memory_bytes).run()
         finally:
             os._exit(1)
+
+    def _end(self, place: int) -> int | None:
+        pid = self._pids.pop(place, None)
+        if pid is None:
+            return None
+        os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def main(new_server: type[ForkServer] = ForkServer) -> int:

@@ -34,10 +34,10 @@ class Fork(msgspec.Struct, frozen=True, tag="fork"):
     memory_bytes: int
 
 
-class Reap(msgspec.Struct, frozen=True, tag="reap"):
-    """Wait for a worker, which has ended or been killed; the answer is `Reaped`."""
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """Kill a worker, which may have ended already, and wait for its end; the answer is `Ended`."""
 
-    pid: int
+    place: int
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -52,15 +52,15 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
-    """The pid of the worker, which stays valid until `Reap`."""
+    """The worker's process."""
 
     pid: int
 
 
-class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
-    """`status`: the exit status, or the negative number of the signal that ended the process."""
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """`status`: the exit status, or the negative number of the signal that ended the process; None: it had none."""
 
-    status: int
+    status: int | None
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
@@ -145,7 +145,7 @@ class WantLines(msgspec.Struct, frozen=True, tag="want_lines"):
     grammar: int
 
 
-ToServer: TypeAlias = Vocabulary | Fork | Reap
-FromServer: TypeAlias = Done | Refused | Forked | Reaped
+ToServer: TypeAlias = Vocabulary | Fork | End
+FromServer: TypeAlias = Done | Refused | Forked | Ended
 ToWorker: TypeAlias = Load | Drop | Explore | Follow | Leave | Look
 FromWorker: TypeAlias = Loaded | Refused | Dropped | Stuck | Heavy | WantLines

@@ -20,13 +20,13 @@ from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.messages import (
     Done,
+    End,
+    Ended,
     Fork,
     Forked,
     FromServer,
     FromWorker,
     Load,
-    Reap,
-    Reaped,
     Refused,
     Vocabulary,
 )
@@ -51,17 +51,15 @@ class Child:
     """A worker's process, as far as the fork server has told of it.
 
     Attributes:
-        pid: valid until it is reaped; None before it is known.
-        refusal: the reason why it was not started.
-        is_killed: it is to end. is_over: it has ended, or is to, and is to be reaped.
-        is_reaped: the server was told so. status: its exit status, or the negative number of a signal.
+        place: its index in the columns of the workers in the shared memory.
+        pid: None before it is known. refusal: the reason why it was not started.
+        is_ended: the server was told to end it. status: its exit status, or the negative number of a signal.
     """
 
+    place: int
     pid: int | None = None
     refusal: str | None = None
-    is_killed: bool = False
-    is_over: bool = False
-    is_reaped: bool = False
+    is_ended: bool = False
     status: int | None = None
 
 
@@ -117,7 +115,7 @@ class ServerHandle:
         Raises ServerError without sockets for it, or where the server has died; `alive` says which.
         """
         ours, theirs = _pair()
-        child = Child()
+        child = Child(place)
         with theirs, self._lock:
             try:
                 self._post(Fork(place, memory_bytes), child)
@@ -128,23 +126,19 @@ class ServerHandle:
                 raise ServerError(f"its process failed: {error}") from error
         return child, Channel(ours, FromWorker)
 
-    def kill(self, child: Child) -> None:
-        """End a worker, from any thread; idempotent."""
+    def end(self, child: Child) -> None:
+        """Kill a worker, unless it has ended, and ask for its exit status; from any thread, idempotent."""
         with self._lock:
-            child.is_killed = True
-            self._kill(child)
-
-    def reap(self, child: Child) -> None:
-        """Ask for the exit status of a worker that has closed its channel, or was killed; idempotent."""
-        with self._lock:
-            child.is_over = True
-            self._reap(child)
+            if not child.is_ended:
+                child.is_ended = True
+                with suppress(ServerError):
+                    self._post(End(child.place), child)
 
     def is_explained(self, child: Child) -> bool:
         """True once a worker's exit status is known, or will not be."""
         return child.status is not None or child.refusal is not None or not self.alive
 
-    def take_answers(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def take_answers(self) -> None:
         """Take in what the server has answered, without waiting; one that does not answer in time is ended."""
         with self._lock:
             if not self.alive:
@@ -154,17 +148,13 @@ class ServerHandle:
                     child, _ = self._asked.popleft()
                     if isinstance(answer, Forked):
                         child.pid = answer.pid
-                        if child.is_killed:
-                            self._kill(child)
-                        if child.is_over:
-                            self._reap(child)
-                    elif isinstance(answer, Reaped):
+                    elif isinstance(answer, Ended):
                         child.status = answer.status
                     elif isinstance(answer, Refused):
                         child.refusal = answer.reason
             except (ChannelError, IndexError):
                 self.alive = False
-            if self._asked and clock() > self._asked[0][1] + _ANSWER_LIMIT_S:
+            if self._asked and time.monotonic() > self._asked[0][1] + _ANSWER_LIMIT_S:
                 self.alive = False
             if not self.alive:
                 self._process.kill()
@@ -179,7 +169,7 @@ class ServerHandle:
         self._process.wait()
         self._channel.close()
 
-    def _post(self, command: Fork | Reap, child: Child) -> None:
+    def _post(self, command: Fork | End, child: Child) -> None:
         if not self.alive:
             raise ServerError("its process has ended")
         try:
@@ -190,19 +180,6 @@ class ServerHandle:
             self.alive = False
             raise ServerError(f"its process failed: {error}") from error
         self._asked.append((child, time.monotonic()))
-
-    def _reap(self, child: Child) -> None:
-        if child.pid is not None and not child.is_reaped:
-            self._kill(child)
-            child.is_reaped = True
-            with suppress(ServerError):
-                self._post(Reap(child.pid), child)
-
-    def _kill(self, child: Child) -> None:
-        """The pid is not reused before the server has reaped the process, which it does when it is told to."""
-        if child.pid is not None and not child.is_reaped and self.alive:
-            with suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGKILL)
 
 
 class Servers:
@@ -405,19 +382,18 @@ class Worker:
 
     def kill(self) -> None:
         """End the process, from any thread, without waiting; idempotent."""
-        self._server.kill(self._child)
+        self._server.end(self._child)
 
     def close(self) -> None:
         """End the process without waiting, and close the channel; idempotent."""
         self.kill()
-        self._server.reap(self._child)
         self._channel.close()
 
     def death(self, cpu_s: int | None = None) -> WorkerDiedError | None:
         """How it has ended, once its channel has, given its processor time; None as long as that is not known."""
         server, child = self._server, self._child
         server.take_answers()
-        server.reap(child)
+        server.end(child)
         if not server.is_explained(child):
             return None
         status = child.status
