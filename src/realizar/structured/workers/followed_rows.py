@@ -23,7 +23,7 @@ class FollowedGrammar:
         memory_bytes: memory that compiling it and its masks have taken, in one worker.
         number: its name in messages.
         holders: clients of the requests that use it or will use it, by request id.
-        retired: no new row may follow it. is_dropped: none does and none will.
+        is_dropped: no row follows it, and none will.
         compiled_in: a worker that has compiled it and that nobody uses yet.
         copies: workers that have it.
         is_alone: it has a worker of its own: it takes long, or has ended another one.
@@ -39,7 +39,6 @@ class FollowedGrammar:
     number: int = field(default_factory=lambda: next(_NUMBERS))
     holders: dict[str, str] = field(default_factory=dict)
     num_rows: int = 0
-    retired: bool = False
     is_dropped: bool = False
     compiled_in: Worker | None = None
     copies: int = 0

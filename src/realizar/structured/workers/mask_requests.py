@@ -69,6 +69,8 @@ class MaskRequests:
         self.memory.states[slot], self.memory.places[slot] = GOES_ON, slot
         if not output:  # it may be where others have been
             self._prefetched.begin(row, (each for each in self._rows.values() if each.grammar is grammar))
+        if grammar.refusal is not None:
+            self.fail(row, *grammar.refusal)
         return row
 
     def close(self, row: FollowedRow) -> None:

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from queue import SimpleQueue
 
 from realizar.errors import InvalidRequestError, QueueFullError, RealizarError, RequestFailedError
 from realizar.outputs import ErrorCause
@@ -88,20 +88,14 @@ class GrammarService:
             QueueFullError: there is no room for it now. EngineDeadError: the service was closed.
         """
         while not self._known.has(structured):
-            done = threading.Event()
-            errors: list[RealizarError] = []
-
-            def report(error: RealizarError | None, done: threading.Event = done, errors: Any = errors) -> None:
-                errors.extend([] if error is None else [error])
-                done.set()
-
-            ticket = self.prepare_later(structured, client, report)
+            done: SimpleQueue[RealizarError | None] = SimpleQueue()
+            ticket = self.prepare_later(structured, client, done.put)
             try:
-                done.wait()
+                error = done.get()
             finally:
                 self.cancel(ticket)
-            if errors:
-                raise errors[0]
+            if error is not None:
+                raise error
         self._known.check(structured)
 
     def prepare_later(self, structured: StructuredOutput, client: str, on_done: Report) -> Ticket:
@@ -132,15 +126,13 @@ class GrammarService:
 
         `begun` are ids before the output that the grammar takes in first. Raises RequestFailedError for too many rows.
         """
-        grammar, refused = self._known.follow(structured)
+        grammar = self._known.follow(structured)
         try:
             row = self.rows.open(grammar, [*begun, *output])
-            row.num_begun = len(begun)
         except RequestFailedError:
             self._known.unfollow(grammar)
             raise
-        if refused is not None:
-            self.rows.fail(row, refused.reason, refused.cause)
+        row.num_begun = len(begun)
         return row
 
     def close_row(self, row: FollowedRow) -> None:
@@ -298,7 +290,7 @@ class KnownGrammars:
         self, limits: WorkerLimits, drop: Callable[[FollowedGrammar], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._limits, self._drop, self._clock = limits, drop, clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._grammars: OrderedDict[StructuredOutput, FollowedGrammar] = (
             OrderedDict()
         )  # the most recently requested one is last
@@ -313,14 +305,17 @@ class KnownGrammars:
     def check(self, structured: StructuredOutput) -> None:
         """Raise the error of a refused grammar: InvalidRequestError, or RequestFailedError if the machine caused it."""
         with self._lock:
-            self._check(structured)
+            refusal = self._refusal(structured)
+            if refusal is not None:
+                self._refusals.move_to_end(structured)
+                raise refusal.error()
 
     def hold(
         self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool], client: str = ""
     ) -> bool:
         with self._lock:
-            self._check(structured)
-            for grammar in (*self._grammars.values(), *self._retired):
+            self.check(structured)
+            for grammar in self._all():
                 grammar.holders = {holder: whose for holder, whose in grammar.holders.items() if is_open(holder)}
             found = self._grammars.get(structured)
             if found is None:
@@ -336,7 +331,7 @@ class KnownGrammars:
     def refuse(self, structured: StructuredOutput, reason: str, cause: ErrorCause) -> None:
         """Remember a refusal, as long as there is room, or for some minutes if the machine may have caused it."""
         with self._lock:
-            self._retire(structured)
+            self.forget(structured)
             known = self._refusal(structured)
             if known is not None and known.cause == "request":
                 return
@@ -349,20 +344,23 @@ class KnownGrammars:
                 self._refused_characters -= len(dropped.value)
 
     def forget(self, structured: StructuredOutput) -> None:
-        """Retire a grammar, so that no new row follows it."""
+        """Have no new row follow a grammar."""
         with self._lock:
-            self._retire(structured)
+            grammar = self._grammars.pop(structured, None)
+            if grammar is not None:
+                self._retired.append(grammar)
 
-    def follow(self, structured: StructuredOutput) -> tuple[FollowedGrammar, Refusal | None]:
-        """The grammar of a new row, and its refusal or None. One that was forgotten is known again."""
+    def follow(self, structured: StructuredOutput) -> FollowedGrammar:
+        """The grammar of a new row, which may be refused. One that was forgotten is known again."""
         with self._lock:
-            found = self._grammars.get(structured)
-            refusal = self._refusal(structured)
-            if found is None:
-                found = FollowedGrammar(structured, retired=refusal is not None)
-                (self._retired.append(found) if found.retired else self._grammars.update({structured: found}))
+            found, refusal = self._grammars.get(structured), self._refusal(structured)
+            if found is None and refusal is not None:
+                found = FollowedGrammar(structured, refusal=(refusal.reason, refusal.cause))
+                self._retired.append(found)
+            elif found is None:
+                found = self._grammars[structured] = FollowedGrammar(structured)
             found.num_rows += 1
-            return found, refusal
+            return found
 
     def unfollow(self, grammar: FollowedGrammar) -> None:
         with self._lock:
@@ -373,7 +371,7 @@ class KnownGrammars:
             surplus = [grammar for grammar in self._retired if not grammar.num_rows]
             self._retired = [grammar for grammar in self._retired if grammar.num_rows]
             idle = [grammar for grammar in self._grammars.values() if grammar.idle]
-            count, size_bytes = self._usage()
+            count, size_bytes = self.usage()
             while idle and (
                 len(idle) > self._limits.idle
                 or count >= self._limits.grammars
@@ -389,7 +387,8 @@ class KnownGrammars:
     def usage(self) -> tuple[int, int]:
         """The number of grammars and the memory that they use together, in bytes."""
         with self._lock:
-            return self._usage()
+            grammars = self._all()
+            return len(grammars), _size_bytes(grammars)
 
     def has_share(self, client: str) -> bool:
         """True if a client may have one more grammar. A client may use as much as is left free, so one alone gets half.
@@ -397,28 +396,21 @@ class KnownGrammars:
         The client "" is the process's own user, which has no bound.
         """
         with self._lock:
-            used = [each for each in (*self._grammars.values(), *self._retired) if not each.idle]
+            used = [each for each in self._all() if not each.idle]
             held = [each for each in used if client in each.holders.values()]
             most, most_bytes = self._limits.grammars - len(used), self._limits.total_bytes - _size_bytes(used)
             return not client or (len(held) < most and _size_bytes(held) < most_bytes)
 
     def close(self) -> None:
         with self._lock:
-            grammars = [*self._grammars.values(), *self._retired]
+            grammars = self._all()
             self._grammars.clear()
             self._retired.clear()
         for grammar in grammars:
             self._drop(grammar)
 
-    def _usage(self) -> tuple[int, int]:
-        grammars = (*self._grammars.values(), *self._retired)
-        return len(grammars), _size_bytes(grammars)
-
-    def _check(self, structured: StructuredOutput) -> None:
-        refusal = self._refusal(structured)
-        if refusal is not None:
-            self._refusals.move_to_end(structured)
-            raise refusal.error()
+    def _all(self) -> tuple[FollowedGrammar, ...]:
+        return (*self._grammars.values(), *self._retired)
 
     def _refusal(self, structured: StructuredOutput) -> Refusal | None:
         refusal = self._refusals.get(structured)
@@ -427,12 +419,6 @@ class KnownGrammars:
             self._refused_characters -= len(structured.value)
             return None
         return refusal
-
-    def _retire(self, structured: StructuredOutput) -> None:
-        grammar = self._grammars.pop(structured, None)
-        if grammar is not None:
-            grammar.retired = True
-            self._retired.append(grammar)
 
 
 def _size_bytes(grammars: Iterable[FollowedGrammar]) -> int:
