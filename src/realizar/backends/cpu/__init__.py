@@ -9,7 +9,7 @@ interpreter's lock. Read in this order:
 3. `walker.py`, `threads.py`: the walk of that table by all threads, with barriers, and the exceptions of kernels.
 4. `kernels/`: the C functions of that table; `codegen/`: their inner loops as LLVM code; `activation_layout.py`: the
    quantised activations that they read. `kernel_library.py` makes the kernels, `kernel_cache.py` keeps them on disk,
-   `memory.py` reads and writes memory by address there.
+   `memory.py` reads and writes memory by address there, and `emitted.py` makes intrinsics of functions that emit code.
 5. `weights/`: matrices packed into tiles. `kv/`: the KV cache. `state/`: states of rows. `sampling/`: sampling of
    tokens, by the kernel in `kernels/sampling/`.
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
 
 from realizar.backends.cpu.codegen.emit import I32, I64
+from realizar.backends.cpu.emitted import Value, emitted
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.memory import load_i64
 
@@ -34,66 +34,41 @@ def _pointer(builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, I64.as_pointer())
 
 
-@intrinsic
-def call_kernel(typing_context: Any, kernel: Any, arguments: Any, thread: Any, threads: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [I64, I64, I64])
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+@emitted
+def call_kernel(builder: Any, kernel: Value, arguments: Value, thread: Value, threads: Value) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [I64, I64, I64])
+    builder.call(builder.inttoptr(kernel, kind.as_pointer()), [arguments, thread, threads])
 
 
-@intrinsic
-def atomic_add(typing_context: Any, address: Any, value: Any) -> Any:
+@emitted
+def atomic_add(builder: Any, address: Value, value: Value) -> Value:
     """Add to the int64 at `address`; returns what was there."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.atomic_rmw("add", _pointer(builder, values[0]), values[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), codegen
+    return builder.atomic_rmw("add", _pointer(builder, address), value, "seq_cst")
 
 
-@intrinsic
-def atomic_exchange(typing_context: Any, address: Any, value: Any) -> Any:
+@emitted
+def atomic_exchange(builder: Any, address: Value, value: Value) -> Value:
     """Write the int64 at `address`; returns what was there."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.atomic_rmw("xchg", _pointer(builder, values[0]), values[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), codegen
+    return builder.atomic_rmw("xchg", _pointer(builder, address), value, "seq_cst")
 
 
-@intrinsic
-def atomic_load(typing_context: Any, address: Any) -> Any:
+@emitted
+def atomic_load(builder: Any, address: Value) -> Value:
     """The int64 at `address`; later reads are not moved before it."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.load_atomic(_pointer(builder, values[0]), "acquire", 8)
-
-    return types.int64(types.int64), codegen
+    return builder.load_atomic(_pointer(builder, address), "acquire", 8)
 
 
-@intrinsic
-def atomic_store(typing_context: Any, address: Any, value: Any) -> Any:
+@emitted
+def atomic_store(builder: Any, address: Value, value: Value) -> None:
     """Write the int64 at `address`; earlier writes are not moved after it."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        builder.store_atomic(values[1], _pointer(builder, values[0]), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    builder.store_atomic(value, _pointer(builder, address), "release", 8)
 
 
-@intrinsic
-def yield_processor(typing_context: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        module = builder.module
-        function = module.globals.get("sched_yield") or ir.Function(module, ir.FunctionType(I32, []), "sched_yield")
-        builder.call(function, [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+@emitted
+def yield_processor(builder: Any) -> None:
+    module = builder.module
+    function = module.globals.get("sched_yield") or ir.Function(module, ir.FunctionType(I32, []), "sched_yield")
+    builder.call(function, [])
 
 
 @njit

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 from numpy.typing import NDArray
 
 from backends.cpu.kernels.kernel_calls import call, poisoned
 from backends.cpu.kernels.record_checks import WIDTH, check_records, poisoned_records, rows_of
 from realizar.backends.cpu.codegen.vector_math import CLAMPED, VectorMath
+from realizar.backends.cpu.emitted import Value, emitted
 from realizar.backends.cpu.kernels.activate import ACTIVATE, make_activate
 from realizar.backends.cpu.kernels.quantize import ACTIVATIONS
 
@@ -21,17 +21,11 @@ FUNCTIONS = ("exp", "tanh", "erf")
 LANES = 16
 
 
-@intrinsic(prefer_literal=True)
-def apply(typing_context: Any, function: Any, source: Any, target: Any) -> Any:
+@emitted
+def apply(builder: Any, function: int, source: Value, target: Value) -> None:
     """target[lanes] = function(source[lanes]), by address."""
-    name = FUNCTIONS[function.literal_value]
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        e = VectorMath(builder, LANES)
-        e.store(getattr(e, name)(e.load(arguments[1], e.f32, 4)), arguments[2])
-        return context.get_dummy_value()
-
-    return types.void(function, types.int64, types.int64), codegen
+    e = VectorMath(builder, LANES)
+    e.store(getattr(e, FUNCTIONS[function])(e.load(source, e.f32, 4)), target)
 
 
 @njit

@@ -7,7 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 
-Value = Any  # an llvmlite value: the library has no types
+from realizar.backends.cpu.emitted import Value
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -85,9 +85,18 @@ class Emitter:
             pointer = self.b.inttoptr(self.at(address, AHEAD_BYTES + start), I8.as_pointer())
             self.call("llvm.prefetch.p0", ir.VoidType(), [pointer, *flags])
 
-    def load_half(self, address: Value) -> Value:
+    def load_half(self, address: Value, align: int = 2) -> Value:
         """`lanes` float16 as float32."""
-        return self.b.fpext(self.load(address, ir.VectorType(F16, self.lanes), 2), self.f32)
+        return self.b.fpext(self.load(address, ir.VectorType(F16, self.lanes), align), self.f32)
+
+    def load_float(self, kind: str, address: Value, align: int | None = None) -> Value:
+        """`lanes` numbers of the type `f32`, `f16` or `bf16` as float32; `align` None is that of a number."""
+        if kind == "f32":
+            return self.load(address, self.f32, align or 4)
+        if kind == "f16":
+            return self.load_half(address, align or 2)
+        raw = self.load(address, ir.VectorType(I16, self.lanes), align or 2)
+        return self.b.bitcast(self.b.shl(self.b.zext(raw, self.i32), self.const_i32(16)), self.f32)
 
     def loop(
         self, count: Value, carried: Sequence[Value], body: Callable[[Value, list[Value]], Sequence[Value]]

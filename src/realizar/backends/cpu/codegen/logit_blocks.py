@@ -11,10 +11,9 @@ import math
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from realizar.backends.cpu.codegen.emit import F32, I32, I64, Emitter, Value
+from realizar.backends.cpu.codegen.emit import F32, I32, I64, Emitter
+from realizar.backends.cpu.emitted import Double, Value, emitted
 
 BLOCK = 64  # logits
 LISTED = 8  # ids of a group in `weigh_listed`
@@ -29,38 +28,33 @@ _ROUNDER = 6755399441055744.0  # 1.5 * 2 ** 52: adding it rounds to an integer, 
 _TERMS = tuple(1.0 / math.factorial(power) for power in range(10, -1, -1))
 
 
-@intrinsic
-def find_tops(typing_context: Any, source: Any, blocks: Any, tops: Any) -> Any:
+@emitted
+def find_tops(builder: Any, source: Value, blocks: Value, tops: Value) -> Value:
     """Write the largest key of each block, int32 [blocks], of the float32 at `source`; returns the smallest key of all.
 
     There is at least one block.
     """
+    e = Emitter(builder, _KEYS)
+    zero, flipped = e.const_f32(0.0), e.const_i32(0x7FFFFFFF)
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, blocks, tops = arguments
-        e = Emitter(builder, _KEYS)
-        zero, flipped = e.const_f32(0.0), e.const_i32(0x7FFFFFFF)
+    def keys(address: Value) -> Value:
+        bits = builder.bitcast(builder.fadd(e.load(address, e.f32, 4), zero), e.i32)  # -0 becomes 0
+        return builder.xor(bits, builder.and_(builder.ashr(bits, e.const_i32(31)), flipped))
 
-        def keys(address: Value) -> Value:
-            bits = builder.bitcast(builder.fadd(e.load(address, e.f32, 4), zero), e.i32)  # -0 becomes 0
-            return builder.xor(bits, builder.and_(builder.ashr(bits, e.const_i32(31)), flipped))
+    def body(i: Value, least: list[Value]) -> list[Value]:
+        first = e.scaled(source, i, 4 * BLOCK)
+        parts = [keys(e.at(first, 4 * start)) for start in range(0, BLOCK, _KEYS)]
+        most, lowest = parts[0], least[0]
+        for part in parts[1:]:
+            most = e.call("llvm.smax.v16i32", e.i32, [most, part])
+        for part in parts:
+            lowest = e.call("llvm.smin.v16i32", e.i32, [lowest, part])
+        top = e.call("llvm.vector.reduce.smax.v16i32", I32, [most])
+        e.store(top, e.scaled(tops, i, 4))
+        return [lowest]
 
-        def body(i: Value, least: list[Value]) -> list[Value]:
-            first = e.scaled(source, i, 4 * BLOCK)
-            parts = [keys(e.at(first, 4 * start)) for start in range(0, BLOCK, _KEYS)]
-            most, lowest = parts[0], least[0]
-            for part in parts[1:]:
-                most = e.call("llvm.smax.v16i32", e.i32, [most, part])
-            for part in parts:
-                lowest = e.call("llvm.smin.v16i32", e.i32, [lowest, part])
-            top = e.call("llvm.vector.reduce.smax.v16i32", I32, [most])
-            e.store(top, e.scaled(tops, i, 4))
-            return [lowest]
-
-        (least,) = e.loop(blocks, [flipped], body)
-        return builder.sext(e.call("llvm.vector.reduce.smin.v16i32", I32, [least]), I64)
-
-    return types.int64(types.int64, types.int64, types.int64), codegen
+    (least,) = e.loop(blocks, [flipped], body)
+    return builder.sext(e.call("llvm.vector.reduce.smin.v16i32", I32, [least]), I64)
 
 
 class _Weights:
@@ -121,85 +115,68 @@ class _Weights:
         return lanes[0]
 
 
-@intrinsic
-def weigh_blocks(typing_context: Any, source: Any, blocks: Any, top: Any, inverse: Any, sums: Any, moments: Any) -> Any:
+@emitted
+def weigh_blocks(
+    builder: Any, source: Value, blocks: Value, top: Double, inverse: Double, sums: Value, moments: Value
+) -> None:
     """Write the weight of each block, and the sum of its weights times scaled logits: float64 [blocks] each.
 
     Scaled logits are (logit - top) * inverse, at least NO_WEIGHT. There is at least one block, and no NaN.
     """
+    w = _Weights(builder, top, inverse)
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, blocks, top, inverse, sums, moments = arguments
-        w = _Weights(builder, top, inverse)
+    def body(i: Value, _: list[Value]) -> list[Value]:
+        first = w.e.scaled(source, i, 4 * BLOCK)
+        parts = [w.at(w.e.at(first, 4 * start)) for start in range(0, BLOCK, _LANES)]
+        w.e.store(w.total([weights for weights, _ in parts]), w.e.scaled(sums, i, 8), 8)
+        multiplied = [builder.fmul(weights, scaled) for weights, scaled in parts]
+        w.e.store(w.total(multiplied), w.e.scaled(moments, i, 8), 8)
+        return []
 
-        def body(i: Value, _: list[Value]) -> list[Value]:
-            first = w.e.scaled(source, i, 4 * BLOCK)
-            parts = [w.at(w.e.at(first, 4 * start)) for start in range(0, BLOCK, _LANES)]
-            w.e.store(w.total([weights for weights, _ in parts]), w.e.scaled(sums, i, 8), 8)
-            multiplied = [builder.fmul(weights, scaled) for weights, scaled in parts]
-            w.e.store(w.total(multiplied), w.e.scaled(moments, i, 8), 8)
-            return []
-
-        w.e.loop(blocks, [], body)
-        return context.get_dummy_value()
-
-    signature = types.void(types.int64, types.int64, types.float64, types.float64, types.int64, types.int64)
-    return signature, codegen
+    w.e.loop(blocks, [], body)
 
 
-@intrinsic
+@emitted
 def weigh_listed(
-    typing_context: Any, source: Any, ids: Any, groups: Any, top: Any, inverse: Any, keys: Any, weights: Any
-) -> Any:
+    builder: Any, source: Value, ids: Value, groups: Value, top: Double, inverse: Double, keys: Value, weights: Value
+) -> None:
     """Write weights and keys, the negatives of scaled logits, of ids, int32 [8 groups]: float64 [8 groups] each.
 
     There is at least one group, and all of its ids are ids.
     """
+    w = _Weights(builder, top, inverse)
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, ids, groups, top, inverse, keys, weights = arguments
-        w = _Weights(builder, top, inverse)
+    def body(i: Value, _: list[Value]) -> list[Value]:
+        found, scaled = w.listed(source, w.e.scaled(ids, i, 4 * LISTED))
+        w.e.store(builder.fsub(w.constant(0.0), scaled), w.e.scaled(keys, i, 8 * LISTED), 8)
+        w.e.store(found, w.e.scaled(weights, i, 8 * LISTED), 8)
+        return []
 
-        def body(i: Value, _: list[Value]) -> list[Value]:
-            found, scaled = w.listed(source, w.e.scaled(ids, i, 4 * LISTED))
-            w.e.store(builder.fsub(w.constant(0.0), scaled), w.e.scaled(keys, i, 8 * LISTED), 8)
-            w.e.store(found, w.e.scaled(weights, i, 8 * LISTED), 8)
-            return []
-
-        w.e.loop(groups, [], body)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3, types.float64, types.float64, types.int64, types.int64), codegen
+    w.e.loop(groups, [], body)
 
 
-@intrinsic
-def sum_blocks(typing_context: Any, source: Any, blocks: Any, mean: Any, sums: Any) -> Any:
+@emitted
+def sum_blocks(builder: Any, source: Value, blocks: Value, mean: Double, sums: Value) -> None:
     """Write how many logits are not -inf, and the sums of their differences from `mean` and of the squares of those.
 
     float64 [3]. There is at least one block, and no NaN.
     """
+    w = _Weights(builder, mean, mean)
+    floats = ir.VectorType(F32, _LANES)
+    none, lowest = w.constant(0.0), ir.Constant(floats, [-math.inf] * _LANES)
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, blocks, mean, sums = arguments
-        w = _Weights(builder, mean, mean)
-        floats = ir.VectorType(F32, _LANES)
-        none, lowest = w.constant(0.0), ir.Constant(floats, [-math.inf] * _LANES)
+    def body(i: Value, carried: list[Value]) -> list[Value]:
+        for part in range(2):  # two chains of sums hide the latency of an addition
+            logits = w.e.load(w.e.scaled(w.e.at(source, 4 * _LANES * part), i, 8 * _LANES), floats, 4)
+            seen = builder.fcmp_ordered(">", logits, lowest)
+            away = builder.fsub(builder.fpext(logits, w.kind), w.e.splat(mean))
+            away = builder.select(seen, away, none)
+            counts, totals, squares = carried[3 * part : 3 * part + 3]
+            carried[3 * part] = builder.fadd(counts, builder.select(seen, w.constant(1.0), none))
+            carried[3 * part + 1] = builder.fadd(totals, away)
+            carried[3 * part + 2] = w.multiply_add(away, away, squares)
+        return carried
 
-        def body(i: Value, carried: list[Value]) -> list[Value]:
-            for part in range(2):  # two chains of sums hide the latency of an addition
-                logits = w.e.load(w.e.scaled(w.e.at(source, 4 * _LANES * part), i, 8 * _LANES), floats, 4)
-                seen = builder.fcmp_ordered(">", logits, lowest)
-                away = builder.fsub(builder.fpext(logits, w.kind), w.e.splat(mean))
-                away = builder.select(seen, away, none)
-                counts, totals, squares = carried[3 * part : 3 * part + 3]
-                carried[3 * part] = builder.fadd(counts, builder.select(seen, w.constant(1.0), none))
-                carried[3 * part + 1] = builder.fadd(totals, away)
-                carried[3 * part + 2] = w.multiply_add(away, away, squares)
-            return carried
-
-        carried = w.e.loop(builder.mul(blocks, w.e.const(BLOCK // (2 * _LANES))), [none] * 6, body)
-        for field in range(3):
-            w.e.store(w.total([carried[field], carried[field + 3]]), w.e.at(sums, 8 * field), 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.float64, types.int64), codegen
+    carried = w.e.loop(builder.mul(blocks, w.e.const(BLOCK // (2 * _LANES))), [none] * 6, body)
+    for field in range(3):
+        w.e.store(w.total([carried[field], carried[field + 3]]), w.e.at(sums, 8 * field), 8)

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from numba import types
-from numba.extending import intrinsic
-
-from realizar.backends.cpu.codegen.emit import F32, I64, Value
+from realizar.backends.cpu.codegen.emit import F32, I64
 from realizar.backends.cpu.codegen.vector_math import VectorMath
+from realizar.backends.cpu.emitted import Float, Value, emitted
 
 MOST_VECTORS = 4  # of a run: two sums for each hide the latency of fma, and 64 columns of 128 floats fit a 48 KiB cache
 
@@ -32,125 +30,81 @@ def head_lanes(sizes: Sequence[int], most: int) -> int:
     return next((lanes for lanes in (16, 8, 4) if lanes <= most and not any(size % lanes for size in sizes)), 0)
 
 
-def _numbers(*constants: Any) -> list[int]:
-    found = [constant.literal_value for constant in constants if isinstance(constant, types.IntegerLiteral)]
-    return found if len(found) == len(constants) else []
-
-
-@intrinsic(prefer_literal=True)
+@emitted
 def convolve(
-    typing_context: Any, lanes: Any, sources: Any, length: Any, column: Any, count: Any, kernel: Any,
-    kernel_stride: Any, out: Any,
-) -> Any:  # fmt: skip
+    builder: Any, lanes: int, sources: Value, length: Value, column: Value, count: Value, kernel: Value,
+    kernel_stride: Value, out: Value,
+) -> None:  # fmt: skip
     """out = silu(sum over j < length of kernel[j] * source j), for `count` whole vectors of channels from `column` on.
 
     `sources` is the address of `length` int64, the addresses of the tokens' rows; kernel float32 [length, channels].
     """
-    constants = _numbers(lanes)
-    if not constants:
-        return None
-    (width,) = constants
+    e = VectorMath(builder, lanes)
+    first = builder.mul(column, e.const(4))
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sources, length, column, count, kernel, kernel_stride, out = arguments[1:]
-        e = VectorMath(builder, width)
-        first = builder.mul(column, e.const(4))
+    def vector(i: Value, carried: list[Value]) -> list[Value]:
+        offset = builder.add(first, builder.mul(i, e.const(4 * lanes)))
 
-        def vector(i: Value, carried: list[Value]) -> list[Value]:
-            offset = builder.add(first, builder.mul(i, e.const(4 * width)))
+        def tap(j: Value, sums: list[Value]) -> list[Value]:
+            row = e.load(e.scaled(sources, j, 8), I64, 8)
+            weights = e.load(builder.add(e.scaled(kernel, j, kernel_stride), offset), e.f32, 4)
+            return [e.fma(weights, e.load(builder.add(row, offset), e.f32, 4), sums[0])]
 
-            def tap(j: Value, sums: list[Value]) -> list[Value]:
-                row = e.load(e.scaled(sources, j, 8), I64, 8)
-                weights = e.load(builder.add(e.scaled(kernel, j, kernel_stride), offset), e.f32, 4)
-                return [e.fma(weights, e.load(builder.add(row, offset), e.f32, 4), sums[0])]
+        (total,) = e.loop(length, [e.const_f32(0.0)], tap)
+        e.store(e.silu(total), e.scaled(out, i, 4 * lanes))
+        return carried
 
-            (total,) = e.loop(length, [e.const_f32(0.0)], tap)
-            e.store(e.silu(total), e.scaled(out, i, 4 * width))
-            return carried
-
-        e.loop(count, [], vector)
-        return context.get_dummy_value()
-
-    return types.void(lanes, *[types.int64] * 7), codegen
+    e.loop(count, [], vector)
 
 
-@intrinsic(prefer_literal=True)
-def dot(typing_context: Any, lanes: Any, first: Any, second: Any, count: Any) -> Any:
+@emitted
+def dot(builder: Any, lanes: int, first: Value, second: Value, count: Value) -> Float:
     """The sum of the products of `count` whole vectors of float32 at two addresses."""
-    constants = _numbers(lanes)
-    if not constants:
-        return None
-    (width,) = constants
+    e = VectorMath(builder, lanes)
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        first, second, count = arguments[1:]
-        e = VectorMath(builder, width)
+    def vector(i: Value, sums: list[Value]) -> list[Value]:
+        a, b = (e.load(e.scaled(at, i, 4 * lanes), e.f32, 4) for at in (first, second))
+        return [e.fma(a, b, sums[0])]
 
-        def vector(i: Value, sums: list[Value]) -> list[Value]:
-            a, b = (e.load(e.scaled(at, i, 4 * width), e.f32, 4) for at in (first, second))
-            return [e.fma(a, b, sums[0])]
-
-        (total,) = e.loop(count, [e.const_f32(0.0)], vector)
-        return e.reduce_add(total)
-
-    return types.float32(lanes, *[types.int64] * 3), codegen
+    (total,) = e.loop(count, [e.const_f32(0.0)], vector)
+    return e.reduce_add(total)
 
 
-@intrinsic(prefer_literal=True)
-def scale(typing_context: Any, lanes: Any, values: Any, count: Any, factor: Any) -> Any:
+@emitted
+def scale(builder: Any, lanes: int, values: Value, count: Value, factor: Float) -> None:
     """Multiply `count` whole vectors of float32 in place."""
-    constants = _numbers(lanes)
-    if not constants:
-        return None
-    (width,) = constants
+    e = VectorMath(builder, lanes)
+    spread = e.splat(factor)
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, count, factor = arguments[1:]
-        e = VectorMath(builder, width)
-        spread = e.splat(factor)
+    def vector(i: Value, carried: list[Value]) -> list[Value]:
+        at = e.scaled(values, i, 4 * lanes)
+        e.store(builder.fmul(e.load(at, e.f32, 4), spread), at)
+        return carried
 
-        def vector(i: Value, carried: list[Value]) -> list[Value]:
-            at = e.scaled(values, i, 4 * width)
-            e.store(builder.fmul(e.load(at, e.f32, 4), spread), at)
-            return carried
-
-        e.loop(count, [], vector)
-        return context.get_dummy_value()
-
-    return types.void(lanes, types.int64, types.int64, types.float32), codegen
+    e.loop(count, [], vector)
 
 
-@intrinsic(prefer_literal=True)
-def gate_head(typing_context: Any, lanes: Any, values: Any, count: Any, factor: Any, weight: Any, gate: Any) -> Any:
+@emitted
+def gate_head(builder: Any, lanes: int, values: Value, count: Value, factor: Float, weight: Value, gate: Value) -> None:
     """values = values * factor * weight * silu(gate), for `count` whole vectors of float32."""
-    constants = _numbers(lanes)
-    if not constants:
-        return None
-    (width,) = constants
+    e = VectorMath(builder, lanes)
+    spread = e.splat(factor)
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, count, factor, weight, gate = arguments[1:]
-        e = VectorMath(builder, width)
-        spread = e.splat(factor)
+    def vector(i: Value, carried: list[Value]) -> list[Value]:
+        at, scales, gates = (e.scaled(start, i, 4 * lanes) for start in (values, weight, gate))
+        normed = builder.fmul(builder.fmul(e.load(at, e.f32, 4), spread), e.load(scales, e.f32, 4))
+        e.store(builder.fmul(normed, e.silu(e.load(gates, e.f32, 4))), at)
+        return carried
 
-        def vector(i: Value, carried: list[Value]) -> list[Value]:
-            at, scales, gates = (e.scaled(start, i, 4 * width) for start in (values, weight, gate))
-            normed = builder.fmul(builder.fmul(e.load(at, e.f32, 4), spread), e.load(scales, e.f32, 4))
-            e.store(builder.fmul(normed, e.silu(e.load(gates, e.f32, 4))), at)
-            return carried
-
-        e.loop(count, [], vector)
-        return context.get_dummy_value()
-
-    return types.void(lanes, types.int64, types.int64, types.float32, types.int64, types.int64), codegen
+    e.loop(count, [], vector)
 
 
-@intrinsic(prefer_literal=True)
+@emitted
 def pass_over(
-    typing_context: Any, lanes: Any, columns: Any, updates: Any, reads: Any, source: Any, target: Any,
-    rows: Any, earlier_key: Any, earlier_decay: Any, lacking: Any, key: Any, query: Any, value: Any, decay: Any,
-    beta: Any, query_key: Any, out: Any,
-) -> Any:  # fmt: skip
+    builder: Any, lanes: int, columns: int, updates: int, reads: int, source: Value, target: Value,
+    rows: Value, earlier_key: Value, earlier_decay: Float, lacking: Value, key: Value, query: Value, value: Value,
+    decay: Float, beta: Float, query_key: Float, out: Value,
+) -> None:  # fmt: skip
     """One pass over a run of `columns` value columns of a state of `rows` key dimensions, float32 [rows, columns].
 
     With `updates`, target = earlier_decay * source + outer(earlier_key, lacking), by the token before. With `reads`,
@@ -160,46 +114,30 @@ def pass_over(
 
     which is what the query reads from the state that this token's own update makes, `query_key` being query @ key.
     """
-    constants = _numbers(lanes, columns, updates, reads)
-    if not constants:
-        return None
-    width, with_update, with_read = constants[1] // constants[0], constants[2], constants[3]
+    width, size = columns // lanes, 4 * lanes
+    e = VectorMath(builder, lanes)
+    lacked = [e.load(e.at(lacking, v * size), e.f32, 4) for v in range(width)] if updates else []
+    faded = e.splat(earlier_decay)
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, target, rows, earlier_key, earlier_decay, lacking, key, query, value, decay, beta, query_key, out = (
-            arguments[4:]
-        )
-        e = VectorMath(builder, constants[0])
-        size = 4 * constants[0]
-        lacked = [e.load(e.at(lacking, v * size), e.f32, 4) for v in range(width)] if with_update else []
-        faded = e.splat(earlier_decay)
-
-        def row(i: Value, sums: list[Value]) -> list[Value]:
-            at, to = e.scaled(source, i, width * size), e.scaled(target, i, width * size)
-            state = [e.load(e.at(at, v * size), e.f32, 4) for v in range(width)]
-            if with_update:
-                learned = e.splat_load(e.scaled(earlier_key, i, 4), F32)
-                state = [e.fma(learned, lacked[v], builder.fmul(faded, state[v])) for v in range(width)]
-                for v in range(width):
-                    e.store(state[v], e.at(to, v * size))
-            if not with_read:
-                return sums
-            k, q = (e.splat_load(e.scaled(vector, i, 4), F32) for vector in (key, query))
-            of_key = [e.fma(k, state[v], sums[v]) for v in range(width)]
-            return of_key + [e.fma(q, state[v], sums[width + v]) for v in range(width)]
-
-        sums = e.loop(rows, [e.const_f32(0.0)] * (2 * width * with_read), row)
-        if with_read:
-            decays, betas, shared = e.splat(decay), e.splat(beta), e.splat(query_key)
+    def row(i: Value, sums: list[Value]) -> list[Value]:
+        at, to = e.scaled(source, i, width * size), e.scaled(target, i, width * size)
+        state = [e.load(e.at(at, v * size), e.f32, 4) for v in range(width)]
+        if updates:
+            learned = e.splat_load(e.scaled(earlier_key, i, 4), F32)
+            state = [e.fma(learned, lacked[v], builder.fmul(faded, state[v])) for v in range(width)]
             for v in range(width):
-                kept = builder.fmul(decays, sums[v])
-                lack = builder.fmul(betas, builder.fsub(e.load(e.at(value, v * size), e.f32, 4), kept))
-                e.store(lack, e.at(lacking, v * size))
-                e.store(e.fma(shared, lack, builder.fmul(decays, sums[width + v])), e.at(out, v * size))
-        return context.get_dummy_value()
+                e.store(state[v], e.at(to, v * size))
+        if not reads:
+            return sums
+        k, q = (e.splat_load(e.scaled(vector, i, 4), F32) for vector in (key, query))
+        of_key = [e.fma(k, state[v], sums[v]) for v in range(width)]
+        return of_key + [e.fma(q, state[v], sums[width + v]) for v in range(width)]
 
-    address, number = types.int64, types.float32
-    return types.void(
-        lanes, columns, updates, reads, address, address, address, address, number, address, address, address,
-        address, number, number, number, address,
-    ), codegen  # fmt: skip
+    sums = e.loop(rows, [e.const_f32(0.0)] * (2 * width * reads), row)
+    if reads:
+        decays, betas, shared = e.splat(decay), e.splat(beta), e.splat(query_key)
+        for v in range(width):
+            kept = builder.fmul(decays, sums[v])
+            lack = builder.fmul(betas, builder.fsub(e.load(e.at(value, v * size), e.f32, 4), kept))
+            e.store(lack, e.at(lacking, v * size))
+            e.store(e.fma(shared, lack, builder.fmul(decays, sums[width + v])), e.at(out, v * size))

@@ -14,9 +14,10 @@ from llvmlite import ir
 
 from realizar.backends.cpu import activation_layout as layout
 from realizar.backends.cpu.activation_layout import GROUP
-from realizar.backends.cpu.codegen.emit import F16, F32, I8, I16, I32, Emitter, Value
+from realizar.backends.cpu.codegen.emit import F16, F32, I8, I16, I32, Emitter
 from realizar.backends.cpu.codegen.formats import PLANES, SMALL_BYTES, WeightFormat
 from realizar.backends.cpu.codegen.vector_codebook_blocks import KINDS, Block
+from realizar.backends.cpu.emitted import Value
 
 Codes = Callable[[int], Value]  # word of a group to its codes
 Scales = Callable[[int], tuple[Value, Value | None]]  # part of a group to its scale and minimum

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from realizar.backends.cpu.codegen.emit import I16, I32, I64, Emitter, Value
+from realizar.backends.cpu.codegen.emit import I16, I32, I64, Emitter
+from realizar.backends.cpu.emitted import Value
 from realizar.quantization import WeightLayout
 from realizar.quantization import ggml_layouts as ggml
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from realizar.backends.cpu.codegen.emit import F32, I32, Emitter, Value
+from realizar.backends.cpu.codegen.emit import F32, I32, Emitter
+from realizar.backends.cpu.emitted import Value
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 CLAMPED = "clamped"  # the activation of `models.spec.Experts.clamped`

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import cfunc, njit, types
-from numba.extending import intrinsic
 
-from realizar.backends.cpu.codegen.emit import F32, I16, Emitter, Value
+from realizar.backends.cpu.codegen.emit import F32, Emitter
 from realizar.backends.cpu.codegen.formats import CHAINS
+from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.linear import add_bias
@@ -29,56 +28,36 @@ FLOAT_LINEAR = Record(
 _STEP, _COUNT, _WEIGHTS, _TILE_STRIDE, _TILES, _COLUMNS, _IN, _IN_STRIDE, _OUT, _OUT_STRIDE, _SCALE, _BIAS = range(12)
 
 
-def _load_weights(e: Emitter, name: str, address: Value) -> Value:
-    if name == "f32":
-        return e.load(address, e.f32, 4)
-    if name == "f16":
-        return e.load_half(address)
-    raw = e.load(address, ir.VectorType(I16, e.lanes), 2)
-    return e.b.bitcast(e.b.shl(e.b.zext(raw, e.i32), e.const_i32(16)), e.f32)
-
-
-@intrinsic(prefer_literal=True)
+@emitted
 def float_tile(
-    typing_context: Any, instruction_set: Any, weight_type: Any, tokens: Any, add: Any, weights: Any, columns: Any,
-    source: Any, source_stride: Any, out: Any, out_stride: Any, factor: Any,
-) -> Any:  # fmt: skip
+    builder: Any, instruction_set: int, weight_type: int, tokens: int, add: int, weights: Value, columns: Value,
+    source: Value, source_stride: Value, out: Value, out_stride: Value, factor: Float,
+) -> None:  # fmt: skip
     """out[t][out_features of the tile] = tile x token t, or out += factor * that where `add`."""
-    constants = [instruction_set, weight_type, tokens, add]
-    if not all(isinstance(constant, types.IntegerLiteral) for constant in constants):
-        return None
-    lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
-    name, size = FLOAT_TYPES[weight_type.literal_value], FLOAT_BYTES[weight_type.literal_value]
-    count, adds = tokens.literal_value, add.literal_value
+    lanes, name, size = INSTRUCTION_SETS[instruction_set].lanes, FLOAT_TYPES[weight_type], FLOAT_BYTES[weight_type]
+    e = Emitter(builder, lanes)
+    rows = [e.scaled(source, e.const(t), source_stride) for t in range(tokens)]
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        weights, columns, source, source_stride, out, out_stride, factor = arguments[4:]
-        e = Emitter(builder, lanes)
-        rows = [e.scaled(source, e.const(t), source_stride) for t in range(count)]
+    def body(i: Value, sums: list[Value]) -> list[Value]:
+        first = e.scaled(weights, i, CHAINS * lanes * size)
+        e.prefetch_ahead(first, CHAINS * lanes * size)
+        for chain in range(CHAINS):
+            column = builder.add(builder.mul(i, e.const(CHAINS)), e.const(chain))
+            weight = e.load_float(name, e.scaled(weights, column, lanes * size))
+            for t in range(tokens):
+                x = e.splat_load(e.scaled(rows[t], column, 4), F32)
+                sums[t * CHAINS + chain] = e.fma(weight, x, sums[t * CHAINS + chain])
+        return sums
 
-        def body(i: Value, sums: list[Value]) -> list[Value]:
-            first = e.scaled(weights, i, CHAINS * lanes * size)
-            e.prefetch_ahead(first, CHAINS * lanes * size)
-            for chain in range(CHAINS):
-                column = builder.add(builder.mul(i, e.const(CHAINS)), e.const(chain))
-                weight = _load_weights(e, name, e.scaled(weights, column, lanes * size))
-                for t in range(count):
-                    x = e.splat_load(e.scaled(rows[t], column, 4), F32)
-                    sums[t * CHAINS + chain] = e.fma(weight, x, sums[t * CHAINS + chain])
-            return sums
-
-        start = [e.const_f32(0.0)] * (count * CHAINS)
-        sums = e.loop(builder.udiv(columns, e.const(CHAINS)), start, body)
-        for t in range(count):
-            first, second, third, fourth = sums[t * CHAINS : (t + 1) * CHAINS]
-            value = builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth))
-            address = e.scaled(out, e.const(t), out_stride)
-            if adds:
-                value = e.fma(e.splat(factor), value, e.load(address, e.f32, 4))
-            e.store(value, address)
-        return context.get_dummy_value()
-
-    return types.void(*constants, *[types.int64] * 6, types.float32), codegen
+    start = [e.const_f32(0.0)] * (tokens * CHAINS)
+    sums = e.loop(builder.udiv(columns, e.const(CHAINS)), start, body)
+    for t in range(tokens):
+        first, second, third, fourth = sums[t * CHAINS : (t + 1) * CHAINS]
+        value = builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth))
+        address = e.scaled(out, e.const(t), out_stride)
+        if add:
+            value = e.fma(e.splat(factor), value, e.load(address, e.f32, 4))
+        e.store(value, address)
 
 
 @njit(inline="always")

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 from numba import cfunc, njit, types
-from numba.extending import intrinsic
 
 from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.codegen.emit import Emitter
 from realizar.backends.cpu.codegen.formats import format_at
 from realizar.backends.cpu.codegen.tile import TileAddresses, TileEmitter
+from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.quantize import offset_of
@@ -32,34 +32,22 @@ LINEAR = Record(
 BLOCK_TOKENS, LEAST_TOKENS = 96, 36
 
 
-@intrinsic(prefer_literal=True)
+@emitted
 def tile_matmul(
-    typing_context: Any, instruction_set: Any, weight_format: Any, tokens: Any, add: Any, codes: Any, scales: Any,
-    supers: Any, table: Any, groups: Any, activations: Any, out: Any, out_stride: Any,
-    residual_scale: Any,
-) -> Any:  # fmt: skip
-    """out[t][out_features of the tile] = tile x token t, or out += residual_scale * that if `add`. Addresses, bytes."""
-    constants = [instruction_set, weight_format, tokens, add]
-    if not all(isinstance(constant, types.IntegerLiteral) for constant in constants):
-        return None
-    signature = types.void(*constants, *[types.int64] * 8, types.float32)
-    instructions = INSTRUCTION_SETS[instruction_set.literal_value]
+    builder: Any, instruction_set: int, weight_format: int, tokens: int, add: int, codes: Value, scales: Value,
+    supers: Value, table: Value, groups: Value, activations: Value, out: Value, out_stride: Value, factor: Float,
+) -> None:  # fmt: skip
+    """out[t][out_features of the tile] = tile x token t, or out += factor * that if `add`. Addresses, bytes."""
+    instructions = INSTRUCTION_SETS[instruction_set]
     group_stride = instructions.tile_tokens[0] * RECORD_BYTES
-    tile_format, count, adds = format_at(weight_format.literal_value), tokens.literal_value, add.literal_value
-
-    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        codes, scales, supers, table, groups, activations, out, out_stride, factor = arguments[4:]
-        e = Emitter(builder, instructions.lanes)
-        tile = TileAddresses(codes, scales, supers, table, activations, groups, group_stride)
-        sums = TileEmitter(e, tile_format, instructions.name, count).emit(tile)
-        for t, value in enumerate(sums):
-            address = e.scaled(out, e.const(t), out_stride)
-            if adds:
-                value = e.fma(e.splat(factor), value, e.load(address, e.f32, 4))
-            e.store(value, address)
-        return context.get_dummy_value()
-
-    return signature, codegen
+    e = Emitter(builder, instructions.lanes)
+    tile = TileAddresses(codes, scales, supers, table, activations, groups, group_stride)
+    sums = TileEmitter(e, format_at(weight_format), instructions.name, tokens).emit(tile)
+    for t, value in enumerate(sums):
+        address = e.scaled(out, e.const(t), out_stride)
+        if add:
+            value = e.fma(e.splat(factor), value, e.load(address, e.f32, 4))
+        e.store(value, address)
 
 
 @njit(inline="always")

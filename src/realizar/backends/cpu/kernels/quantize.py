@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
 from realizar.backends.cpu import activation_layout as layout
 from realizar.backends.cpu.activation_layout import GROUP
-from realizar.backends.cpu.codegen.emit import F32, I8, I32, Value
+from realizar.backends.cpu.codegen.emit import F32, I8, I32
 from realizar.backends.cpu.codegen.vector_math import CLAMPED, VectorMath
+from realizar.backends.cpu.emitted import Value, emitted
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", CLAMPED, "relu_squared")
 
@@ -43,60 +43,38 @@ def emit_record(e: VectorMath, x: Value, record: Value) -> None:
         e.store(b.mul(value, ir.Constant(I32, -layout.HALF_OFFSET)), e.at(record, byte))
 
 
-@intrinsic
-def quantize_group(typing_context: Any, values: Any, record: Any) -> Any:
+@emitted
+def quantize_group(builder: Any, values: Value, record: Value) -> None:
     """Write the record of the 32 float32 at address `values`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        e = VectorMath(builder, GROUP)
-        emit_record(e, e.load(arguments[0], e.f32, 4), arguments[1])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    e = VectorMath(builder, GROUP)
+    emit_record(e, e.load(values, e.f32, 4), record)
 
 
-@intrinsic
-def quantize_residual(typing_context: Any, values: Any, record: Any, second: Any) -> Any:
+@emitted
+def quantize_residual(builder: Any, values: Value, record: Value, second: Value) -> None:
     """Write at `second` the record of what `record`, already written, leaves of the 32 float32 at `values`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        e = VectorMath(builder, GROUP)
-        codes = builder.sitofp(e.load(arguments[1], ir.VectorType(I8, GROUP), 1), e.f32)
-        scale = e.splat(builder.fneg(e.load(e.at(arguments[1], layout.SCALE), F32, 4)))
-        emit_record(e, e.fma(codes, scale, e.load(arguments[0], e.f32, 4)), arguments[2])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
+    e = VectorMath(builder, GROUP)
+    codes = builder.sitofp(e.load(record, ir.VectorType(I8, GROUP), 1), e.f32)
+    scale = e.splat(builder.fneg(e.load(e.at(record, layout.SCALE), F32, 4)))
+    emit_record(e, e.fma(codes, scale, e.load(values, e.f32, 4)), second)
 
 
-@intrinsic
-def gate_group(typing_context: Any, values: Any, gate: Any) -> Any:
+@emitted
+def gate_group(builder: Any, values: Value, gate: Value) -> None:
     """Multiply the 32 float32 at address `values` by the sigmoids of those at `gate`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        e = VectorMath(builder, GROUP)
-        factors = e.sigmoid(e.load(arguments[1], e.f32, 4))
-        e.store(builder.fmul(e.load(arguments[0], e.f32, 4), factors), arguments[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    e = VectorMath(builder, GROUP)
+    factors = e.sigmoid(e.load(gate, e.f32, 4))
+    e.store(builder.fmul(e.load(values, e.f32, 4), factors), values)
 
 
-@intrinsic(prefer_literal=True)
-def activate_group(typing_context: Any, kind: Any, gated: Any, gate: Any, up: Any, out: Any) -> Any:
+@emitted
+def activate_group(builder: Any, kind: int, gated: int, gate: Value, up: Value, out: Value) -> None:
     """out = activation(gate) * up, or what else it makes of both, for 32 float32; activation(up) where not gated.
 
     Addresses.
     """
-    if not isinstance(kind, types.IntegerLiteral) or not isinstance(gated, types.IntegerLiteral):
-        return None
-    name, with_gate = ACTIVATIONS[kind.literal_value], bool(gated.literal_value)
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        e = VectorMath(builder, GROUP)
-        second = e.load(arguments[3], e.f32, 4)
-        value = e.gated(name, e.load(arguments[2], e.f32, 4), second) if with_gate else getattr(e, name)(second)
-        e.store(value, arguments[4])
-        return context.get_dummy_value()
-
-    return types.void(kind, gated, types.int64, types.int64, types.int64), codegen
+    name = ACTIVATIONS[kind]
+    e = VectorMath(builder, GROUP)
+    second = e.load(up, e.f32, 4)
+    value = e.gated(name, e.load(gate, e.f32, 4), second) if gated else getattr(e, name)(second)
+    e.store(value, out)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import cfunc, literally, types
-from numba.extending import intrinsic
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.emit import F16, I16, Emitter
+from realizar.backends.cpu.emitted import Value, emitted
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import normalize_row
 from realizar.backends.cpu.kv.layout import KV_DTYPES
@@ -33,28 +33,21 @@ ROTATE = Record(
 ) = range(30)  # fmt: skip
 
 
-@intrinsic(prefer_literal=True)
-def narrow_group(typing_context: Any, dtype: Any, source: Any, target: Any) -> Any:
+@emitted
+def narrow_group(builder: Any, dtype: int, source: Value, target: Value) -> None:
     """32 float32 at `source` to 32 elements at `target`: float16 or bfloat16 to nearest even, or float32."""
-    if not isinstance(dtype, types.IntegerLiteral):
-        return None
-    name = KV_DTYPES[dtype.literal_value]
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        e = Emitter(builder, GROUP)
-        x = e.load(arguments[1], e.f32, 4)
-        if name == "f32":
-            e.store(x, arguments[2], 4)
-        elif name == "f16":
-            e.store(builder.fptrunc(x, ir.VectorType(F16, GROUP)), arguments[2], 2)
-        else:
-            bits = builder.bitcast(x, e.i32)
-            odd = builder.and_(builder.lshr(bits, e.const_i32(16)), e.const_i32(1))
-            rounded = builder.add(builder.add(bits, e.const_i32(0x7FFF)), odd)
-            e.store(builder.trunc(builder.lshr(rounded, e.const_i32(16)), ir.VectorType(I16, GROUP)), arguments[2], 2)
-        return context.get_dummy_value()
-
-    return types.void(dtype, types.int64, types.int64), codegen
+    name = KV_DTYPES[dtype]
+    e = Emitter(builder, GROUP)
+    x = e.load(source, e.f32, 4)
+    if name == "f32":
+        e.store(x, target, 4)
+    elif name == "f16":
+        e.store(builder.fptrunc(x, ir.VectorType(F16, GROUP)), target, 2)
+    else:
+        bits = builder.bitcast(x, e.i32)
+        odd = builder.and_(builder.lshr(bits, e.const_i32(16)), e.const_i32(1))
+        rounded = builder.add(builder.add(bits, e.const_i32(0x7FFF)), odd)
+        e.store(builder.trunc(builder.lshr(rounded, e.const_i32(16)), ir.VectorType(I16, GROUP)), target, 2)
 
 
 @inner

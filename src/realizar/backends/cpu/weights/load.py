@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import float32, int32, int64, njit, types, void
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.activation_layout import GROUP
-from realizar.backends.cpu.codegen.emit import F16, F32, I8, I16, I32, Value
+from realizar.backends.cpu.codegen.emit import F16, F32, I8, I32, Emitter
 from realizar.backends.cpu.codegen.formats import packed_format
+from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.pack import Matrix, Zeros, allocate, fill
@@ -244,31 +244,17 @@ def _make_read_rows(kind: int) -> Any:
     return read_rows
 
 
-@intrinsic(prefer_literal=True)
-def _dequantize_block(typing_context: Any, kind: Any, source: Any, out: Any, scale: Any) -> Any:
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    layout = _COMPILED[kind.literal_value]
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        e = Fields(builder, arguments[1])
-        factor = _spread(e, [arguments[3]])
-        groups = _dequantize(e, layout) if isinstance(layout, WeightLayout) else [_load_floats(e, layout)]
-        for index, values in enumerate(groups):
-            e.store(builder.fmul(values, factor), e.at(arguments[2], index * GROUP * 4), 4)
-        return context.get_dummy_value()
-
-    return void(kind, int64, int64, float32), codegen
-
-
-def _load_floats(e: Fields, kind: FloatType) -> Value:
-    if kind == "f32":
-        return e.load(e.block, _WIDE)
-    if kind == "f16":
-        return e.b.fpext(e.load(e.block, ir.VectorType(F16, GROUP)), _WIDE)
-    wide = ir.VectorType(I32, GROUP)
-    bits = e.b.zext(e.load(e.block, ir.VectorType(I16, GROUP)), wide)
-    return e.b.bitcast(e.b.shl(bits, ir.Constant(wide, [16] * GROUP)), _WIDE)
+@emitted
+def _dequantize_block(builder: Any, kind: int, source: Value, out: Value, scale: Float) -> None:
+    layout = _COMPILED[kind]
+    e = Fields(builder, source)
+    factor = _spread(e, [scale])
+    if isinstance(layout, WeightLayout):
+        groups = _dequantize(e, layout)
+    else:
+        groups = [Emitter(builder, GROUP).load_float(layout, source, 1)]
+    for index, values in enumerate(groups):
+        e.store(builder.fmul(values, factor), e.at(out, index * GROUP * 4), 4)
 
 
 def _dequantize(e: Fields, layout: WeightLayout) -> list[Value]:

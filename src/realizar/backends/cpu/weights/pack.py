@@ -11,11 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from llvmlite import ir
 from numba import int64, njit, types, void
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.activation_layout import GROUP
-from realizar.backends.cpu.codegen.emit import Emitter, Value
+from realizar.backends.cpu.codegen.emit import Emitter
 from realizar.backends.cpu.codegen.formats import (
     CHAINS,
     KEPT_LAYOUTS,
@@ -25,6 +24,7 @@ from realizar.backends.cpu.codegen.formats import (
     WeightFormat,
     packed_format,
 )
+from realizar.backends.cpu.emitted import Value, emitted
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.repack_readers import READERS, WORDS, Fields
@@ -310,39 +310,26 @@ _REPACKED = (*READERS, *KEPT_LAYOUTS)
 _SIGNATURE = types.void(*[types.int64] * 9)
 
 
-@intrinsic(prefer_literal=True)
+@emitted
 def _repack_block(
-    typing_context: Any, kind: Any, lanes: Any, source: Any, codes: Any, scales: Any, supers: Any
-) -> Any:  # fmt: skip
+    builder: Any, kind: int, lanes: int, source: Value, codes: Value, scales: Value, supers: Value
+) -> None:
     """Move one block of layout number `kind` of REPACKED to its lane. Addresses, the lane's offset included."""
-    if not isinstance(kind, types.IntegerLiteral) or not isinstance(lanes, types.IntegerLiteral):
-        return None
-    layout, count = _REPACKED[kind.literal_value], lanes.literal_value
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, codes, scales, supers = arguments[2:]
-        e = Fields(builder, source)
-        weight_format = packed_format(layout)
-        if weight_format.kept is not None:
-            for index in range(layout.block_bytes // 2):
-                e.store(e.half_word(2 * index), e.at(codes, index * count * 2), 2)
-            return context.get_dummy_value()
-        reader = READERS[layout]
-        for group in range(layout.block_size // GROUP):
-            _store_codes(
-                e,
-                weight_format,
-                reader.words(e, group),
-                e.at(codes, weight_format.codes_bytes(count, GROUP * group)),
-                count,
-            )
-        for index, value in enumerate(reader.small(e)):
-            e.store(value, e.at(scales, index * count * SMALL_BYTES[weight_format.small]), 1)
-        for index, value in enumerate(reader.supers(e)):  # one per block
-            e.store(value, e.at(supers, index * count * 2), 2)
-        return context.get_dummy_value()
-
-    return types.void(kind, lanes, *[types.int64] * 4), codegen
+    layout = _REPACKED[kind]
+    e = Fields(builder, source)
+    weight_format = packed_format(layout)
+    if weight_format.kept is not None:
+        for index in range(layout.block_bytes // 2):
+            e.store(e.half_word(2 * index), e.at(codes, index * lanes * 2), 2)
+        return
+    reader = READERS[layout]
+    for group in range(layout.block_size // GROUP):
+        target = e.at(codes, weight_format.codes_bytes(lanes, GROUP * group))
+        _store_codes(e, weight_format, reader.words(e, group), target, lanes)
+    for index, value in enumerate(reader.small(e)):
+        e.store(value, e.at(scales, index * lanes * SMALL_BYTES[weight_format.small]), 1)
+    for index, value in enumerate(reader.supers(e)):  # one per block
+        e.store(value, e.at(supers, index * lanes * 2), 2)
 
 
 def _store_codes(e: Fields, weight_format: WeightFormat, words: Value, target: Value, lanes: int) -> None:
@@ -447,16 +434,8 @@ def make_transpose(size: int, lanes: int) -> Any:
     return transpose
 
 
-@intrinsic(prefer_literal=True)
-def move(typing_context: Any, size: Any, source: Any, target: Any) -> Any:
+@emitted
+def move(builder: Any, size: int, source: Value, target: Value) -> None:
     """Copy `size` bytes. Addresses."""
-    if not isinstance(size, types.IntegerLiteral):
-        return None
-    kind = ir.IntType(8 * size.literal_value)
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        e = Emitter(builder, 1)
-        e.store(e.load(arguments[1], kind), arguments[2], 1)
-        return context.get_dummy_value()
-
-    return void(size, int64, int64), codegen
+    e = Emitter(builder, 1)
+    e.store(e.load(source, ir.IntType(8 * size)), target, 1)

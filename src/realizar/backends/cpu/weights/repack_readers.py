@@ -8,7 +8,8 @@ from functools import partial
 
 from llvmlite import ir
 
-from realizar.backends.cpu.codegen.emit import I8, I16, I32, Emitter, Value
+from realizar.backends.cpu.codegen.emit import I8, I16, I32, Emitter
+from realizar.backends.cpu.emitted import Value
 from realizar.quantization import WeightLayout
 from realizar.quantization import ggml_layouts as ggml
 
