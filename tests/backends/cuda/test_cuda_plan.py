@@ -81,7 +81,7 @@ def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
     assert plan.contexts[-1].request_bytes == cache.size_bytes
     assert plan.contexts[-1].num_requests == (200 << 20) // cache.size_bytes
     compute = torch.float16  # of an int8 cache, on a GPU
-    sizes = step_sizes(spec, config, tile_tokens(spec, compute))
+    sizes = step_sizes(spec, config, tile_tokens(spec, compute, device, fixed=False))
     assert plan.workspace_bytes == Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
     heads = sum(layer.mixer.num_kv_heads * (layer.mixer.head_size * 34 // 32) for layer in spec.layers)
     assert plan.kv_bytes_per_token == 2 * heads, "a byte an element, and a scale of two for 32"
@@ -96,7 +96,7 @@ def test_tables_of_layers_inputs_are_planned() -> None:
     )
     table = checkpoint.tensors["layer_table"]
     assert plan.embedding_bytes - without.embedding_bytes == table.data.nbytes
-    tokens = step_sizes(spec, config, tile_tokens(spec, torch.bfloat16)).tokens
+    tokens = step_sizes(spec, config, tile_tokens(spec, torch.bfloat16, interpreter_device(), fixed=False)).tokens
     assert plan.workspace_bytes - without.workspace_bytes == 4 * tokens * 2 * 64
     weights = Weights(spec, build_program(spec), checkpoint, interpreter_device())
     weights.load([], lambda _: None)

@@ -86,12 +86,14 @@ def shared_heads(attention: Attention | SharedAttention) -> int:
     return max(16, triton.next_power_of_2(attention.num_heads // attention.num_kv_heads + 2))
 
 
-def tile_tokens(spec: ModelSpec, compute: torch.dtype) -> int:
-    """Tokens of a tile of `attend_chunk`, the same in all layers."""
+def tile_tokens(spec: ModelSpec, compute: torch.dtype, device: DeviceProfile, fixed: bool) -> int:
+    """Tokens of a tile of `attend_chunk`, the same in all layers; `fixed` where contexts are cut at fixed places."""
     attentions = [attention for _, attention in spec.all_attentions()]
     group = max(a.num_heads // a.num_kv_heads for a in attentions)
     wide = max(padded_head(a) for a in attentions)
-    queries = 32 if compute == torch.float32 else 128 if wide <= 128 else 64
+    # `attend_parts` turns a tile's float32 sums around in shared memory: 128 KiB for 64 queries of 512.
+    few = compute == torch.float32 or (fixed and wide > _WIDE_HEAD and device.shared_bytes < _LARGE_SHARED_BYTES)
+    queries = 32 if few else 128 if wide <= 128 else 64
     return max(1, queries // group)
 
 
