@@ -46,7 +46,7 @@ def test_the_least_urgent_gives_way() -> None:
     scheduler.add(request("b", 4, max_tokens=6, priority=0))
     assert step(scheduler) == [(0, 0, 4, True), (1, 0, 4, True)]
     assert step(scheduler) == [(0, 4, 1, True)]
-    assert scheduler._open.get(0) is scheduler._open.waiting[0]
+    assert scheduler._open.get(0) is scheduler._open.waiting[""][0]
     assert scheduler.counts.preemptions == 1
 
 

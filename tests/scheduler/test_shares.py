@@ -6,13 +6,18 @@ import functools
 import itertools
 import statistics
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from realizar.batch import ScheduledBatch
+from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.request import Client
+from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
+from realizar.scheduler.sequence import Sequence
 from scheduler.timed_runs import Run, ids
 
 HONEST = tuple(Client(f"honest {number}") for number in range(4))
@@ -124,6 +129,51 @@ def test_rows_that_take_turns_all_go_on() -> None:
     assert statistics.median(num_rows) < 8
     assert max(gained.values()) - min(gained.values()) <= 2
     assert min(gained.values()) > 20
+
+
+def test_many_who_may_not_start_are_passed_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step looks at one of a client's waiting sequences, and at one choice of a request, not at all of them."""
+    looked_at: Counter[str] = Counter()
+    plain = OpenSequences.waiting_in_turn
+
+    def counting(self: OpenSequences, *passed_over: set[str]) -> Iterator[Sequence]:
+        for sequence in plain(self, *passed_over):
+            looked_at[sequence.request.client.name] += 1
+            yield sequence
+
+    monkeypatch.setattr(OpenSequences, "waiting_in_turn", counting)
+    run = Run(Pace(2.5, 12), processor_s, rows=32)
+    for number in range(300):
+        run.add(f"other {number}", ids(5, number), 40, client=OTHER)
+    while not run.tokens_s["other 20"]:
+        run.step()
+    run.add("alone", ids(5, 1000), client=HONEST[0])
+    while run.scheduler._open.clients[OTHER.name].num_rows > 16:
+        run.step()
+    looked_at.clear()
+    for _ in range(10):
+        run.step()
+    assert 10 <= looked_at[OTHER.name] <= 30
+    run.scheduler.audit()
+
+
+def test_choices_wait_for_the_first_one_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(None, rows=64)
+    looked_for = 0
+    plain = KVCacheManager.find_prefix
+
+    def counting(self: KVCacheManager, *given: Any) -> Prefix:
+        nonlocal looked_for
+        looked_for += 1
+        return plain(self, *given)
+
+    monkeypatch.setattr(KVCacheManager, "find_prefix", counting)
+    run.add("a", ids(2000, 1), 4, n=50)
+    run.step()
+    assert looked_for == 2, "the first choice, and the second one, which waits for it"
+    while run.scheduler.has_work:
+        run.step()
+    assert len(run.tokens_s["a"]) == 50 * 4
 
 
 def test_prompt_tokens_of_a_step_are_shared_by_client() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,7 +142,8 @@ class OpenSequences:
 
     Attributes:
         clients: those who have an open sequence, by name.
-        waiting, running: sorted by `order`; a preempted sequence waits.
+        waiting: by client's name, sorted by `order`, for those clients who have any; a preempted sequence waits.
+        running: sorted by `order`.
         preempted: those that wait and have a row.
         requests: by request id and choice.
         in_rows: the sequence of each row, None where there is none.
@@ -154,7 +156,7 @@ class OpenSequences:
         self._sequences: dict[int, Sequence] = {}
         self.clients: dict[str, ClientRows] = {}
         self.requests: dict[str, dict[int, Sequence]] = {}
-        self.waiting: list[Sequence] = []
+        self.waiting: dict[str, list[Sequence]] = {}
         self.running: list[Sequence] = []
         self.preempted: set[Sequence] = set()
         self.in_rows: list[Sequence | None] = [None] * len(table.sequence_ids)
@@ -193,7 +195,14 @@ class OpenSequences:
 
     @property
     def num_queued_requests(self) -> int:
-        return len({sequence.request.request_id for sequence in self.waiting if sequence.row is None})
+        return len({sequence.request.request_id for sequence in self._all_waiting() if sequence.row is None})
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self.waiting.values()))
+
+    def _all_waiting(self) -> Iterator[Sequence]:
+        return itertools.chain.from_iterable(self.waiting.values())
 
     def add(self, request: Request) -> None:
         """Queue every choice of a request, or none if one of them can't be made."""
@@ -204,14 +213,24 @@ class OpenSequences:
         for sequence in choices.values():
             sequence.turn = self._turns.take(request.client)
             self._sequences[sequence.sequence_id] = sequence
-            bisect.insort(self.waiting, sequence, key=order)
+            self._wait(sequence)
 
     def _sequence(self, request: Request, choice: int) -> Sequence:
         keys = BlockKeys(self._block_size, request.cache_salt, request.embeddings)
         return Sequence(next(self._ids), request, choice, keys, self._table)
 
+    def _wait(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting.setdefault(sequence.request.client.name, []), sequence, key=order)
+
+    def _wait_no_more(self, sequence: Sequence) -> None:
+        name = sequence.request.client.name
+        waiting = self.waiting[name]
+        del waiting[bisect.bisect_left(waiting, order(sequence), key=order)]
+        if not waiting:
+            del self.waiting[name]
+
     def start(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
+        self._wait_no_more(sequence)
         self.preempted.discard(sequence)
         self._table.is_running[sequence.own_row] = True
         self._running_rows = None
@@ -222,7 +241,7 @@ class OpenSequences:
         self._table.is_running[sequence.own_row] = False
         self._running_rows = None
         self.preempted.add(sequence)
-        bisect.insort(self.waiting, sequence, key=order)
+        self._wait(sequence)
 
     def give_row(self, sequence: Sequence, row: int) -> None:
         if sequence.scheduled_s is None:
@@ -238,7 +257,10 @@ class OpenSequences:
         self.preempted.discard(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        (self.running if sequence.running else self.waiting).remove(sequence)
+        if sequence.running:
+            self.running.remove(sequence)
+        else:
+            self._wait_no_more(sequence)
         self._running_rows = None
         self.preempted.discard(sequence)
         if sequence.scheduled_s is None:
@@ -265,12 +287,29 @@ class OpenSequences:
     def has_share(self, client: str) -> bool:
         return len(self.clients) > 1 and self.clients[client].num_rows >= self.share(client)
 
-    def waiting_in_turn(self) -> list[Sequence]:
-        """Those that wait, in their order, the ones of clients who have their share of rows behind all others."""
-        have_share = {name for name in self.clients if self.has_share(name)}
-        if not have_share:
-            return list(self.waiting)
-        return sorted(self.waiting, key=lambda sequence: sequence.request.client.name in have_share)
+    def waiting_in_turn(self, passed_over: Container[str] = ()) -> Iterator[Sequence]:
+        """Those that wait now, in their order, the ones of clients who have their share of rows behind all others.
+
+        A client who comes to be `passed_over` meanwhile has no further one: many that can't start cost a step nothing.
+        """
+        have_share = {name for name in self.waiting if self.has_share(name)}
+        queues = [(name, iter(queue.copy())) for name, queue in self.waiting.items()]
+        yield from self._in_order([each for each in queues if each[0] not in have_share], passed_over)
+        yield from self._in_order([each for each in queues if each[0] in have_share], passed_over)
+
+    @staticmethod
+    def _in_order(queues: list[tuple[str, Iterator[Sequence]]], passed_over: Container[str]) -> Iterator[Sequence]:
+        first = [(order(sequence), name, queue, sequence) for name, queue in queues for sequence in [next(queue)]]
+        heapq.heapify(first)
+        while first:
+            _, name, queue, sequence = first[0]
+            if name not in passed_over:
+                yield sequence
+            following = None if name in passed_over else next(queue, None)
+            if following is None:
+                heapq.heappop(first)
+            else:
+                heapq.heapreplace(first, (order(following), name, queue, following))
 
     def last_of_most(self, *, above_share: bool = False) -> Sequence | None:
         """The running sequence that gives way: the last one of the client that has most rows beyond its share.
@@ -320,18 +359,19 @@ class OpenSequences:
         """
         if any(sequence.row is None for sequence in self.running):
             raise RuntimeError("a running sequence has no row of its own")
-        if not all(s.running for s in self.running) or any(s.running for s in self.waiting):
+        waiting = list(self._all_waiting())
+        if not all(s.running for s in self.running) or any(s.running for s in waiting):
             raise RuntimeError("a sequence is in the wrong list")
-        if self.preempted != {sequence for sequence in self.waiting if sequence.row is not None}:
+        if self.preempted != {sequence for sequence in waiting if sequence.row is not None}:
             raise RuntimeError("a sequence that waits is taken for preempted, or is and is not")
-        for listed in (self.running, self.waiting):
+        for listed in (self.running, *self.waiting.values()):
             if sorted(listed, key=order) != listed:
                 raise RuntimeError("a list of sequences is out of order")
-        ids = [sequence.sequence_id for sequence in (*self.running, *self.waiting)]
+        ids = [sequence.sequence_id for sequence in (*self.running, *waiting)]
         by_request = [sequence.sequence_id for choices in self.requests.values() for sequence in choices.values()]
         if sorted(ids) != sorted(self._sequences) or sorted(by_request) != sorted(ids):
             raise RuntimeError("a sequence is lost or listed twice")
-        if len(self._turns) != sum(sequence.scheduled_s is None for sequence in self.waiting):
+        if len(self._turns) != sum(sequence.scheduled_s is None for sequence in waiting):
             raise RuntimeError("a sequence has used its turn and waits, or has started without one")
         held = Counter(sequence.request.client.name for sequence in self._sequences.values())
         if held != Counter({name: client.num_open for name, client in self.clients.items()}):

@@ -110,7 +110,7 @@ class Scheduler:
     def counts(self) -> SchedulerCounts:
         return SchedulerCounts(
             running=len(self._open.running),
-            waiting=len(self._open.waiting),
+            waiting=self._open.num_waiting,
             preemptions=self._preemptions,
             prefix_cache_queries=self._queries,
             prefix_cache_hits=self._hits,
@@ -308,7 +308,7 @@ class Scheduler:
     def _is_much(self, prompts: ListOf[Sequence]) -> bool:
         if not self._is_shared:
             return False
-        readers = {each.request.client.name for each in (*prompts, *self._open.waiting)}
+        readers = {each.request.client.name for each in prompts} | self._open.waiting.keys()
         return bool(readers) and self._read_steps.is_much(readers)
 
     def _share_decodes(self, rows: Rows, equal: int | None, *, leaves_room: bool) -> Rows:
@@ -348,9 +348,9 @@ class Scheduler:
         Where several clients have prompts, each has its share first, and then whoever has more to read.
         """
         if self._is_shared:
-            clients = {each.request.client for each in (*prompts, *self._open.waiting)}
-            if len(clients) > 1:
-                plan.share({client.name: client.weight for client in clients})
+            readers = {each.request.client.name for each in prompts} | self._open.waiting.keys()
+            if len(readers) > 1:
+                plan.share({name: self._open.clients[name].weight for name in readers})
                 self._read_prompts(prompts, plan)
                 plan.share(None)
         self._read_prompts(prompts, plan)
@@ -390,15 +390,20 @@ class Scheduler:
         one waits for that block. A client who has less than its share takes blocks back from one who has more, and
         one who has its share starts no more while its rows take turns.
         """
-        for sequence in self._open.waiting_in_turn():
+        passed_over, held_back = set[str](), set[str]()  # clients, and requests whose choices wait for the first one
+        for sequence in self._open.waiting_in_turn(passed_over):
+            name, request_id = sequence.request.client.name, sequence.request.request_id
             if plan.is_full or sequence.num_pending or not (self._rows.num_free or self._open.preempted):
                 return
-            if sequence.row is None and not self._rows.num_free:
+            if not plan.room_for(sequence) or (self._take_turns and self._open.has_share(name)):
+                passed_over.add(name)
                 continue
-            if not plan.room_for(sequence) or (self._take_turns and self._open.has_share(sequence.request.client.name)):
+            if sequence.row is None and (request_id in held_back or not self._rows.num_free):
                 continue
             prefix = self._cache.find_prefix(sequence.keys, sequence.token_ids, sequence.most_cached_tokens)
             if self._waits_for_blocks(sequence, prefix):
+                if sequence.row is None:
+                    held_back.add(request_id)
                 continue
             while self._open.running and not self._cache.can_allocate(sequence.num_tokens, prefix):
                 if not self._take_back(sequence, plan):
