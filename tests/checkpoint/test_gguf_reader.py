@@ -197,10 +197,10 @@ def test_release_gives_pages_back_and_keeps_the_view(tmp_path: Path) -> None:
     checkpoint = read_gguf(path)
     tensor = checkpoint.tensors["a"]
     assert _resident_bytes(path) < 1 << 20
-    checkpoint.prefetch(tensor)
+    tensor.prefetch()
     assert int(tensor.data.sum(dtype=np.int64)) == int(data.sum(dtype=np.int64))
     assert _resident_bytes(path) >= size
-    checkpoint.release(tensor)
+    tensor.release()
     assert _resident_bytes(path) < 1 << 20
     np.testing.assert_array_equal(tensor.data, data)
 
@@ -228,7 +228,7 @@ def test_split_files_open_from_the_first_part(tmp_path: Path) -> None:
     assert checkpoint.metadata["general.architecture"] == "llama"
     last = checkpoint.tensors[written[-1].name]
     assert last.path.name == "model-00003-of-00003.gguf"
-    checkpoint.release(last)
+    last.release()
 
 
 def test_split_written_by_the_package(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def _assert_equals_package(path: Path) -> None:
         assert (stored.ggml_type, stored.offset) == (int(tensor.tensor_type), tensor.data_offset)
         assert stored.size_bytes == tensor.n_bytes
         np.testing.assert_array_equal(stored.data, tensor.data.reshape(-1).view(np.uint8))
-        ours.release(stored)
+        stored.release()
 
 
 def test_smollm2_equals_package(smollm2_path: Path) -> None:

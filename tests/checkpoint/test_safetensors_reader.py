@@ -60,8 +60,8 @@ def _assert_arrays(path: Path) -> None:
         assert tensor.ggml_type is TYPES.get(name[0], GGMLType.F32)
         assert tensor.data.tobytes() == array.tobytes()
         assert tensor.path.read_bytes()[tensor.offset : tensor.offset + tensor.size_bytes] == array.tobytes()
-        checkpoint.prefetch(tensor)
-        checkpoint.release(tensor)
+        tensor.prefetch()
+        tensor.release()
         assert tensor.data.tobytes() == array.tobytes()
     assert checkpoint.size_bytes == sum(array.nbytes for array in ARRAYS.values())
 

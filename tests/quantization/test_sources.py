@@ -9,6 +9,7 @@ import pytest
 
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.mapped_file import MappedFile
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.quantization import (
     FLOAT_TYPES,
@@ -187,17 +188,23 @@ def test_vectors_and_tensors() -> None:
         tensor_layout(checkpoint_of(GGMLType.I32, values.view(np.uint8), (6,)), "w")
 
 
+class _AdvisedFile(MappedFile):
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def release(self, offset: int, size: int) -> None:
+        self.seen.append((offset, size))
+
+    prefetch = release
+
+
 def test_pages_of_a_slice() -> None:
     """The system is advised of exactly the bytes of the out_features, wherever the slice starts."""
-    seen: list[tuple[int, int]] = []
-    data = random_data(GGMLType.Q8_0, 12, 2)
-    stored = StoredTensor("w", GGMLType.Q8_0, (3, 4, 64), data, Path("m.gguf"), 100)
-
-    def note(tensor: StoredTensor) -> None:
-        seen.append((tensor.offset, tensor.size_bytes))
-        np.testing.assert_array_equal(tensor.data, data[tensor.offset - 100 :][: tensor.size_bytes])
-
-    checkpoint = Checkpoint(Path("m.gguf"), "gguf", {}, {"w": stored}, release=note, prefetch=note)
+    data, file = random_data(GGMLType.Q8_0, 12, 2), _AdvisedFile()
+    stored = StoredTensor("w", GGMLType.Q8_0, (3, 4, 64), data, Path("m.gguf"), 100, file=file)
+    part = stored.part(68, 136)
+    np.testing.assert_array_equal(part.data, data[part.offset - 100 :][: part.size_bytes])
+    checkpoint = Checkpoint(Path("m.gguf"), "gguf", {}, {"w": stored})
     expert = expert_source(checkpoint, "w", 1)
     expert.release(1, 3)
     expert.slice_out_features(1, 4).slice_columns(32, 64).release(0, 2)
@@ -208,7 +215,7 @@ def test_pages_of_a_slice() -> None:
     runs.release(2, 4)
     runs.prefetch()
     whole = (100 + 4 * 68, 4 * 68)
-    assert seen == [(100 + 5 * 68, 2 * 68), (100 + 5 * 68, 2 * 68), whole, whole, whole]
+    assert file.seen == [(100 + 5 * 68, 2 * 68), (100 + 5 * 68, 2 * 68), whole, whole, whole]
 
 
 def test_errors_name_file_tensor_and_block() -> None:

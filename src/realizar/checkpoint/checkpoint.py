@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.mapped_file import MappedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class StoredTensor:
         data: uint8 [size in bytes], a view of the mapped file; each out_feature is a run of blocks.
         path, offset: the file and the absolute offset of the first byte in it.
         dtype: safetensors' name of the element type; empty in a GGUF file.
+        file: the mapped file; None for a tensor that is in memory alone.
     """
 
     name: str
@@ -32,6 +34,7 @@ class StoredTensor:
     path: Path
     offset: int
     dtype: str = ""
+    file: MappedFile | None = field(default=None, repr=False)
 
     @property
     def type_name(self) -> str:
@@ -41,9 +44,19 @@ class StoredTensor:
     def size_bytes(self) -> int:
         return int(self.data.size)
 
+    def part(self, start: int, stop: int) -> StoredTensor:
+        """The bytes from `start` to `stop`."""
+        return replace(self, data=self.data[start:stop], offset=self.offset + start)
 
-def _nothing(tensor: StoredTensor) -> None:
-    return None
+    def release(self) -> None:
+        """Advise the system that the mapped pages are not needed for now; the view stays valid."""
+        if self.file is not None:
+            self.file.release(self.offset, self.size_bytes)
+
+    def prefetch(self) -> None:
+        """Ask the system to read the bytes ahead, without waiting for them."""
+        if self.file is not None:
+            self.file.prefetch(self.offset, self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +69,6 @@ class Checkpoint:
             files by stem: `config`, `generation_config`, `tokenizer_config`, and `chat_templates` by name.
         tensors: by name in the file.
         tokenizer_path: `tokenizer.json` of a safetensors folder, else None.
-        release: advises the system that a tensor's mapped pages are not needed for now (the view stays valid).
-        prefetch: asks the system to read a tensor's bytes ahead, without waiting for them.
     """
 
     path: Path
@@ -65,8 +76,6 @@ class Checkpoint:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     tokenizer_path: Path | None = None
-    release: Callable[[StoredTensor], None] = field(default=_nothing)
-    prefetch: Callable[[StoredTensor], None] = field(default=_nothing)
 
     @property
     def size_bytes(self) -> int:

@@ -31,7 +31,7 @@ _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gg
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    file: MappedFile
+    path: Path
     metadata: dict[str, Any]
     tensors: dict[str, StoredTensor]
 
@@ -56,15 +56,7 @@ def read_gguf(path: Path) -> Checkpoint:
             tensors[name] = tensor
     for part in parts:
         _check_split_total(part, len(tensors))
-    files = {part.file.path: part.file for part in parts}
-    return Checkpoint(
-        path=path,
-        format="gguf",
-        metadata=first.metadata,
-        tensors=tensors,
-        release=lambda tensor: files[tensor.path].release(tensor.offset, tensor.size_bytes),
-        prefetch=lambda tensor: files[tensor.path].prefetch(tensor.offset, tensor.size_bytes),
-    )
+    return Checkpoint(path=path, format="gguf", metadata=first.metadata, tensors=tensors)
 
 
 def _read_part(path: Path) -> _Part:
@@ -78,7 +70,7 @@ def _read_part(path: Path) -> _Part:
     data_start = -(-cursor.position // alignment) * alignment
     tensors = _place_tensors(cursor, table, data_start)
     file.release(0, cursor.position)
-    return _Part(file, metadata, tensors)
+    return _Part(path, metadata, tensors)
 
 
 def _check_prologue(cursor: Cursor) -> None:
@@ -147,10 +139,10 @@ def _split_number(path: Path, part: _Part, key: str, default: int) -> int:
 
 
 def _check_split_total(part: _Part, num_tensors: int) -> None:
-    announced = _split_number(part.file.path, part, "split.tensors.count", num_tensors)
+    announced = _split_number(part.path, part, "split.tensors.count", num_tensors)
     if announced != num_tensors:
         reason = f"{announced} tensors are announced, but the model has {num_tensors}"
-        raise CheckpointError(part.file.path, "key 'split.tensors.count'", reason)
+        raise CheckpointError(part.path, "key 'split.tensors.count'", reason)
 
 
 # The tensor table of a GGUF file, and its checks against the data section.
@@ -260,9 +252,9 @@ def _place_tensors(cursor: Cursor, table: dict[str, _TensorInfo], data_start: in
         if start < end:
             raise CheckpointError(file.path, where, f"the data overlaps that of tensor {shown(previous)}")
         end, previous = start + info.size_bytes, info.name
-    return {name: _stored(cursor, info, data_start + info.offset) for name, info in table.items()}
+    return {name: _stored(file, info, data_start + info.offset) for name, info in table.items()}
 
 
-def _stored(cursor: Cursor, info: _TensorInfo, start: int) -> StoredTensor:
-    view = cursor.file.view(start, info.size_bytes)
-    return StoredTensor(info.name, info.ggml_type, info.shape, view, cursor.file.path, start)
+def _stored(file: MappedFile, info: _TensorInfo, start: int) -> StoredTensor:
+    view = file.view(start, info.size_bytes)
+    return StoredTensor(info.name, info.ggml_type, info.shape, view, file.path, start, file=file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -39,12 +39,15 @@ def read_safetensors(path: Path) -> Checkpoint:
         shard_of = _read_index(index)
         if single is not None and single not in shard_of.values():
             shard_of = {}
-    if shard_of:
-        return _checkpoint(folder, *_read_shards(index, shard_of))
-    if single is None:
-        return _checkpoint(folder, [], {})
-    file = _read_safetensors_file(single)
-    return _checkpoint(folder, [file.file], file.tensors)
+    alone = {} if single is None or shard_of else _read_safetensors_file(single)
+    tokenizer = folder / "tokenizer.json"
+    return Checkpoint(
+        path=folder,
+        format="safetensors",
+        metadata=read_folder_metadata(folder),
+        tensors=_read_shards(index, shard_of) if shard_of else alone,
+        tokenizer_path=tokenizer if tokenizer.exists() else None,
+    )
 
 
 def find_single_file(folder: Path) -> Path | None:
@@ -58,20 +61,6 @@ def find_single_file(folder: Path) -> Path | None:
         names = ", ".join(file.name for file in files[:4])
         raise CheckpointError(folder, "folder", f"several safetensors files and no {INDEX_NAME}: {names}")
     return files[0] if files else None
-
-
-def _checkpoint(folder: Path, files: list[MappedFile], tensors: dict[str, StoredTensor]) -> Checkpoint:
-    by_path = {file.path: file for file in files}
-    tokenizer = folder / "tokenizer.json"
-    return Checkpoint(
-        path=folder,
-        format="safetensors",
-        metadata=read_folder_metadata(folder),
-        tensors=tensors,
-        tokenizer_path=tokenizer if tokenizer.exists() else None,
-        release=lambda tensor: by_path[tensor.path].release(tensor.offset, tensor.size_bytes),
-        prefetch=lambda tensor: by_path[tensor.path].prefetch(tensor.offset, tensor.size_bytes),
-    )
 
 
 def _read_index(index: Path) -> dict[str, Path]:
@@ -111,22 +100,20 @@ def _is_inside(folder: Path, path: Path) -> bool:
     return any(real.is_relative_to(place) for place in allowed)
 
 
-def _read_shards(index: Path, shard_of: dict[str, Path]) -> tuple[list[MappedFile], dict[str, StoredTensor]]:
-    shards: dict[Path, _SafetensorsFile] = {
-        path: _read_safetensors_file(path) for path in sorted(set(shard_of.values()))
-    }
+def _read_shards(index: Path, shard_of: dict[str, Path]) -> dict[str, StoredTensor]:
+    shards = {path: _read_safetensors_file(path) for path in sorted(set(shard_of.values()))}
     tensors: dict[str, StoredTensor] = {}
     for name, path in shard_of.items():
-        if name not in shards[path].tensors:
+        if name not in shards[path]:
             raise CheckpointError(index, f"tensor {shown(name)}", f"{path.name} does not hold it")
-        tensors[name] = shards[path].tensors[name]
+        tensors[name] = shards[path][name]
     for path, shard in shards.items():
-        extra = sorted(name for name in shard.tensors if shard_of.get(name) != path)
+        extra = sorted(name for name in shard if shard_of.get(name) != path)
         if extra:
             logger.warning(
                 "%s: %d tensors that %s does not name, such as %s", path, len(extra), index.name, shown(extra[0])
             )
-    return [shard.file for shard in shards.values()], tensors
+    return tensors
 
 
 # One `.safetensors` file: its header checked, its tensors as views. numpy.
@@ -150,51 +137,22 @@ _BITS: dict[str, int] = {
 }
 """Bits of an element of every dtype of the format."""
 
-_GGML_TYPES: dict[str, GGMLType] = {
-    "F16": GGMLType.F16,
-    "BF16": GGMLType.BF16,
-    "F32": GGMLType.F32,
-    "F64": GGMLType.F64,
-    "I8": GGMLType.I8,
-    "I16": GGMLType.I16,
-    "I32": GGMLType.I32,
-    "I64": GGMLType.I64,
-}
+_GGML_TYPES = {name: GGMLType[name] for name in ("F16", "BF16", "F32", "F64", "I8", "I16", "I32", "I64")}
 
 
-@dataclass(frozen=True, slots=True)
-class _SafetensorsFile:
-    file: MappedFile
-    tensors: dict[str, StoredTensor]
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-def _read_safetensors_file(path: Path) -> _SafetensorsFile:
+def _read_safetensors_file(path: Path) -> dict[str, StoredTensor]:
     """Opens a file and checks that its tensors tile the data section exactly.
 
-    Raises CheckpointError: header too large, not JSON or inconsistent; unknown dtype; holes, overlaps, truncated data.
+    Raises CheckpointError where the header is malformed, or offsets do not fit.
     """
     file = MappedFile(path)
     data_start, header = _read_header(file)
     metadata = header.pop(_METADATA_KEY, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(path, f"key '{_METADATA_KEY}'", "must be an object of strings")
-    entries = [_read_entry(file, name, value, data_start) for name, value in header.items()]
-    _check_tiling(file, entries, data_start)
-    return _SafetensorsFile(file, {entry.name: _stored(file, entry) for entry in entries})
-
-
-def _stored(file: MappedFile, entry: _Entry) -> StoredTensor:
-    view, ggml_type = file.view(entry.start, entry.stop - entry.start), _GGML_TYPES.get(entry.dtype)
-    return StoredTensor(entry.name, ggml_type, entry.shape, view, file.path, entry.start, entry.dtype)
+    tensors = {name: _read_entry(file, name, value, data_start) for name, value in header.items()}
+    _check_tiling(file, tensors.values(), data_start)
+    return tensors
 
 
 def _read_header(file: MappedFile) -> tuple[int, dict[str, Any]]:
@@ -214,7 +172,7 @@ def _read_header(file: MappedFile) -> tuple[int, dict[str, Any]]:
     return data_start, parse_json_object(file.path, file.buffer[_PREFIX_BYTES:data_start], _PREFIX_BYTES)
 
 
-def _read_entry(file: MappedFile, name: str, value: Any, data_start: int) -> _Entry:
+def _read_entry(file: MappedFile, name: str, value: Any, data_start: int) -> StoredTensor:
     def error(reason: str) -> CheckpointError:
         return CheckpointError(file.path, f"tensor {shown(name)}", reason)
 
@@ -242,7 +200,8 @@ def _read_entry(file: MappedFile, name: str, value: Any, data_start: int) -> _En
         raise error(f"data offsets {list(offsets)} do not lie in the data section of {data_size} bytes")
     if num_elements * _BITS[dtype] != (stop - start) * 8:
         raise error(f"{dtype} of shape {list(shape)} does not take the {stop - start} bytes of its data offsets")
-    return _Entry(name, dtype, shape, data_start + start, data_start + stop)
+    view = file.view(data_start + start, stop - start)
+    return StoredTensor(name, _GGML_TYPES.get(dtype), shape, view, file.path, data_start + start, dtype, file)
 
 
 def _sizes(value: Any) -> tuple[int, ...] | None:
@@ -251,15 +210,15 @@ def _sizes(value: Any) -> tuple[int, ...] | None:
     return None
 
 
-def _check_tiling(file: MappedFile, entries: list[_Entry], data_start: int) -> None:
+def _check_tiling(file: MappedFile, tensors: Iterable[StoredTensor], data_start: int) -> None:
     end, previous = data_start, "the header"
-    for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
-        where = f"tensor {shown(entry.name)}, offset {entry.start}"
-        if entry.start < end:
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.size_bytes)):
+        where = f"tensor {shown(tensor.name)}, offset {tensor.offset}"
+        if tensor.offset < end:
             raise CheckpointError(file.path, where, f"the data overlaps {previous}")
-        if entry.start > end:
-            raise CheckpointError(file.path, where, f"a hole of {entry.start - end} bytes between it and {previous}")
-        end, previous = entry.stop, f"tensor {shown(entry.name)}"
+        if tensor.offset > end:
+            raise CheckpointError(file.path, where, f"a hole of {tensor.offset - end} bytes between it and {previous}")
+        end, previous = tensor.offset + tensor.size_bytes, f"tensor {shown(tensor.name)}"
     if end != file.size:
         raise CheckpointError(
             file.path, f"offset {end}", f"{file.size - end} bytes after the last tensor belong to no tensor"

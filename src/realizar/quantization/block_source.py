@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.checkpoint import StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
 from realizar.quantization.convert import dequantize, to_planes
@@ -28,7 +28,6 @@ _MEMORY = Path("memory")
 class Pages:
     """The place of a run of out_features in a mapped file; `stride` is the bytes of an out_feature."""
 
-    checkpoint: Checkpoint
     stored: StoredTensor
     first_byte: int
     stride: int
@@ -38,9 +37,7 @@ class Pages:
 
     def part(self, start: int, stop: int) -> StoredTensor:
         first, last = (self.first_byte + place * self.stride for place in (start, stop))
-        if (first, last) == (0, self.stored.data.size):
-            return self.stored
-        return replace(self.stored, data=self.stored.data[first:last], offset=self.stored.offset + first)
+        return self.stored.part(first, last)
 
 
 class BlockSource(MatrixSource):
@@ -109,11 +106,11 @@ class BlockSource(MatrixSource):
 
     def prefetch(self) -> None:
         if self._pages is not None:
-            self._pages.checkpoint.prefetch(self._pages.part(0, self.out_features))
+            self._pages.part(0, self.out_features).prefetch()
 
     def release(self, start: int, stop: int) -> None:
         if self._pages is not None:
-            self._pages.checkpoint.release(self._pages.part(start, stop))
+            self._pages.part(start, stop).release()
 
     def _bytes(self, start: int, stop: int) -> NDArray[np.uint8]:
         """A run of out_features as contiguous bytes: a view, but for slices by columns."""

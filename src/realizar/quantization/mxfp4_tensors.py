@@ -8,8 +8,6 @@ the same numbers in another order: byte j has columns j and j + 16. Sources give
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,8 @@ from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.quantization.block_source import BlockSource, ggml_layout
+from realizar.quantization.block_source import BlockSource, CopiedSource, ggml_layout
 from realizar.quantization.finite import LEAST_INFINITE_E8M0
-from realizar.quantization.planes import Planes
 from realizar.quantization.source import MatrixSource, check_run
 from realizar.quantization.tensors import MATRIX_FORMATS, MatrixFormat
 
@@ -53,7 +50,7 @@ class Mxfp4Tensors(MatrixFormat):
         blocks, scales = self._stored(checkpoint, name)
         groups = blocks.shape[2]
         codes = blocks.data.reshape(-1, groups, _HALF)
-        return Mxfp4Source(codes, scales.data.reshape(-1, groups), blocks.path, name, (checkpoint, blocks), 0, 1)
+        return Mxfp4Source(codes, scales.data.reshape(-1, groups), name, blocks, 0, 1)
 
     def _stored(self, checkpoint: Checkpoint, name: str) -> tuple[StoredTensor, StoredTensor]:
         """Codes and scales; CheckpointError where they do not fit together."""
@@ -71,7 +68,7 @@ class Mxfp4Tensors(MatrixFormat):
         return blocks, scales
 
 
-class Mxfp4Source(MatrixSource):
+class Mxfp4Source(CopiedSource):
     """Some out_features of such tensors, as ggml blocks of MXFP4.
 
     Args:
@@ -81,25 +78,10 @@ class Mxfp4Source(MatrixSource):
     """
 
     def __init__(
-        self, codes: NDArray[np.uint8], scales: NDArray[np.uint8], path: Path, name: str,
-        whole: tuple[Checkpoint, StoredTensor], first: int, step: int,
-    ) -> None:  # fmt: skip
-        super().__init__(_LAYOUT, codes.shape[0], codes.shape[1] * _LAYOUT.block_size, path, name)
+        self, codes: NDArray[np.uint8], scales: NDArray[np.uint8], name: str, whole: StoredTensor, first: int, step: int
+    ) -> None:
+        super().__init__(_LAYOUT, codes.shape[0], codes.shape[1] * _LAYOUT.block_size, whole.path, name)
         self._codes, self._scales, self._whole, self._first, self._step = codes, scales, whole, first, step
-
-    @cached_property
-    def _blocks(self) -> BlockSource:
-        return self._converted(0, self.out_features)
-
-    @property
-    def raw(self) -> NDArray[np.uint8]:
-        return self._blocks.raw
-
-    def planes(self, start: int, stop: int) -> Planes:
-        return self._converted(start, stop).planes(0, stop - start)
-
-    def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        return self._converted(start, stop).read(0, stop - start)
 
     def find_not_finite(self, start: int, stop: int) -> str | None:
         found = np.argwhere(self._scales[start:stop] >= LEAST_INFINITE_E8M0)
@@ -119,34 +101,28 @@ class Mxfp4Source(MatrixSource):
         return self._part(slice(first, None, step), first, step)
 
     def prefetch(self) -> None:
-        checkpoint, _ = self._whole
-        checkpoint.prefetch(self._pages(0, self.out_features))
+        self._pages(0, self.out_features).prefetch()
 
     def release(self, start: int, stop: int) -> None:
         if start < stop:
-            checkpoint, _ = self._whole
-            checkpoint.release(self._pages(start, stop))
+            self._pages(start, stop).release()
 
     def _part(self, part: slice, first: int, step: int) -> Mxfp4Source:
         at = self._first + first * self._step
-        return Mxfp4Source(
-            self._codes[part], self._scales[part], self.path, self.name, self._whole, at, self._step * step
-        )
+        return Mxfp4Source(self._codes[part], self._scales[part], self.name, self._whole, at, self._step * step)
 
-    def _converted(self, start: int, stop: int) -> BlockSource:
-        codes = self._codes[start:stop]
+    def _copy(self) -> BlockSource:
+        codes = self._codes
         nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], 2, _HALF)  # [..., half, column]
         blocks = np.empty((*codes.shape[:2], _LAYOUT.block_bytes), np.uint8)
-        blocks[..., 0] = self._scales[start:stop]
+        blocks[..., 0] = self._scales
         blocks[..., 1:] = nibbles[..., 0, :] | nibbles[..., 1, :] << 4
-        return BlockSource(GGMLType.MXFP4, blocks.reshape(stop - start, -1), self.path, self.name)
+        return BlockSource(GGMLType.MXFP4, blocks.reshape(self.out_features, -1), self.path, self.name)
 
     def _pages(self, start: int, stop: int) -> StoredTensor:
-        _, stored = self._whole
-        row_bytes = stored.shape[2] * _HALF
+        row_bytes = self._whole.shape[2] * _HALF
         first, last = self._first + start * self._step, self._first + (stop - 1) * self._step + 1
-        data = stored.data[first * row_bytes : last * row_bytes]
-        return replace(stored, data=data, offset=stored.offset + first * row_bytes)
+        return self._whole.part(first * row_bytes, last * row_bytes)
 
 
 MATRIX_FORMATS["mxfp4"] = Mxfp4Tensors

@@ -88,7 +88,7 @@ def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
     row_bytes = _plain_layout(stored).row_bytes(stored.shape[-1])
     assert stored.ggml_type is not None  # else it has no layout
     raw = stored.data.reshape(-1, row_bytes)
-    return BlockSource(stored.ggml_type, raw, stored.path, name, 0, Pages(checkpoint, stored, 0, row_bytes))
+    return BlockSource(stored.ggml_type, raw, stored.path, name, 0, Pages(stored, 0, row_bytes))
 
 
 def expert_source(checkpoint: Checkpoint, name: str, expert: int, *, transposed: bool = False) -> MatrixSource:
@@ -104,7 +104,7 @@ def expert_source(checkpoint: Checkpoint, name: str, expert: int, *, transposed:
     if not 0 <= expert < shape[0]:
         raise ValueError(f"tensor '{name}' has {shape[0]} experts, and not number {expert}")
     if transposed:
-        return _transposed_source(checkpoint, checkpoint.tensors[name], expert)
+        return _transposed_source(checkpoint.tensors[name], expert)
     return tensor_source(checkpoint, name).slice_out_features(expert * shape[1], (expert + 1) * shape[1])
 
 
@@ -156,15 +156,15 @@ class _TransposedSource(CopiedSource):
         return _TransposedSource(self._numbers[:, first::step], self._stored, self._pages)
 
     def prefetch(self) -> None:
-        self._pages.checkpoint.prefetch(self._pages.part(0, 1))
+        self._pages.part(0, 1).prefetch()
 
     def release(self, start: int, stop: int) -> None:
         """The pages of the matrix after its last out_features: each of its pages has some of all."""
         if stop == self.out_features:
-            self._pages.checkpoint.release(self._pages.part(0, 1))
+            self._pages.part(0, 1).release()
 
 
-def _transposed_source(checkpoint: Checkpoint, stored: StoredTensor, index: int) -> _TransposedSource:
+def _transposed_source(stored: StoredTensor, index: int) -> _TransposedSource:
     """Raises UnsupportedModelError where its numbers are not plain, so that columns can't be told apart."""
     layout = None if stored.ggml_type is None else ggml_layout(stored.ggml_type)
     if layout is None or not layout.is_float:
@@ -175,7 +175,7 @@ def _transposed_source(checkpoint: Checkpoint, stored: StoredTensor, index: int)
     size = rows * columns * layout.block_bytes
     data = stored.data[index * size : (index + 1) * size]
     numbers = data.view(_DTYPES[layout.block_bytes]).reshape(rows, columns)
-    return _TransposedSource(numbers, stored, Pages(checkpoint, stored, index * size, size))
+    return _TransposedSource(numbers, stored, Pages(stored, index * size, size))
 
 
 class MatrixFormat(ABC):
