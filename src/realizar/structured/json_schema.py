@@ -11,6 +11,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NoReturn
@@ -110,7 +111,7 @@ def _property_counts(schema: Any) -> Iterator[int]:
         properties = schema.get("properties")
         if isinstance(properties, dict):
             yield len(properties)
-        for _, each in _subschemas(schema):
+        for _, each in subschemas(schema):
             yield from _property_counts(each)
 
 
@@ -120,7 +121,7 @@ def _children(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for keyword in (*ONE_SCHEMA, *SCHEMA_LISTS):
         value = schema.get(keyword)
         if isinstance(value, list):
@@ -153,7 +154,7 @@ def _prepare(schema: Any, path: list[str]) -> None:
     by_pattern = schema.get("patternProperties")
     if isinstance(by_pattern, dict):
         schema["patternProperties"] = {safe_pattern(pattern): each for pattern, each in by_pattern.items()}
-    for place, each in _subschemas(schema):
+    for place, each in subschemas(schema):
         path.append(place)
         _prepare(each, path)
         path.pop()
@@ -417,57 +418,41 @@ def can_end(root: Mapping[str, Any]) -> bool:
 
 
 class _Graph:
-    """The graph of schemas. Nodes are numbered in order of discovery; a condition holds once one of its nodes ends."""
+    """The graph of schemas. A condition holds once one of its nodes ends."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._numbers: dict[int, int] = {}
-        self._nodes: list[Mapping[str, Any]] = []
-        self._open: list[int] = []  # by node: conditions not met yet
-        self._waiting: list[list[tuple[int, int]]] = []  # by node: (node, condition) that wait for it
-        self._targets: dict[str, Any] = {}
 
     def ends(self) -> bool:
-        self._number(self._root)
-        done: list[int] = []
-        number = 0
-        while number < len(self._nodes):  # nodes are added meanwhile
-            self._read(number)
-            if self._open[number] == 0:
-                done.append(number)
-            number += 1
+        known, nodes = {id(self._root)}, [self._root]
+        num_open: Counter[int] = Counter()  # by node: conditions not met yet
+        waiting = defaultdict[int, list[tuple[int, int]]](list)  # by node: (node, condition) that wait for it
+        for node in nodes:  # which grows
+            for condition, ways in enumerate(self._conditions(node)):
+                if not all(isinstance(way, dict) for way in ways):
+                    continue  # schemas that are no objects end at once
+                num_open[id(node)] += 1
+                for way in ways:
+                    waiting[id(way)].append((id(node), condition))
+                    if id(way) not in known:
+                        known.add(id(way))
+                        nodes.append(way)
+        done = [number for number in known if not num_open[number]]
         met: set[tuple[int, int]] = set()
         while done:
-            for waiting in self._waiting[done.pop()]:
-                if waiting not in met:
-                    met.add(waiting)
-                    self._open[waiting[0]] -= 1
-                    if self._open[waiting[0]] == 0:
-                        done.append(waiting[0])
-        return self._open[0] == 0
-
-    def _read(self, number: int) -> None:
-        """Record a node's conditions; schemas that are not objects end at once."""
-        for condition, ways in enumerate(self._conditions(self._nodes[number])):
-            if all(isinstance(way, dict) for way in ways):
-                self._open[number] += 1
-                for way in ways:
-                    self._waiting[self._number(way)].append((number, condition))
-
-    def _number(self, schema: Mapping[str, Any]) -> int:
-        found = self._numbers.get(id(schema))
-        if found is None:
-            found = self._numbers[id(schema)] = len(self._nodes)
-            self._nodes.append(schema)
-            self._open.append(0)
-            self._waiting.append([])
-        return found
+            for number, condition in waiting[done.pop()]:
+                if (number, condition) not in met:
+                    met.add((number, condition))
+                    num_open[number] -= 1
+                    if not num_open[number]:
+                        done.append(number)
+        return not num_open[id(self._root)]
 
     def _conditions(self, schema: Mapping[str, Any]) -> Iterator[list[Any]]:
         """Lists of schemas; of each list, one must end."""
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            yield [self._target(reference)]
+            yield [self._resolve(reference)]
         for each in _listed(schema, "allOf"):
             yield [each]
         for keyword in ("anyOf", "oneOf"):
@@ -478,11 +463,6 @@ class _Graph:
             yield from ([each] for each in _required(schema))
         if _must_be(schema, "array"):
             yield from ([each] for each in _needed_items(schema))
-
-    def _target(self, reference: str) -> Any:
-        if reference not in self._targets:
-            self._targets[reference] = self._resolve(reference)
-        return self._targets[reference]
 
     @functools.cached_property
     def _anchors(self) -> dict[str, Any]:

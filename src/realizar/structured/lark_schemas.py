@@ -6,11 +6,19 @@ import copy
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from realizar.errors import InvalidRequestError
-from realizar.structured.json_schema import MAX_DEPTH, ONE_SCHEMA, REFUSED, SCHEMA_LISTS, SCHEMA_MAPS, prepare_schema
+from realizar.structured.json_schema import (
+    MAX_DEPTH,
+    ONE_SCHEMA,
+    REFUSED,
+    SCHEMA_LISTS,
+    SCHEMA_MAPS,
+    prepare_schema,
+    subschemas,
+)
 
 # Strings, comments and regular expressions come first, as `%json` has no meaning inside them.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|%json\s*')
@@ -159,10 +167,8 @@ def _stands(schema: Schema, prepare: Callable[[Schema], Schema | None], known: d
 
 def _with_few_left_out(schema: Schema, prepare: Callable[[Schema], Schema | None]) -> Schema | None:
     """The schema without some keywords, of those that hold no schemas; None if it fails without all of them."""
-    left_out = {(id(node), keyword) for node in _nodes(schema) for keyword in node if keyword not in _HOLDERS}
-    waiting: list[Sequence[tuple[int, str]]] = [
-        [(id(node), keyword) for node in _nodes(schema) for keyword in node if keyword not in _HOLDERS]
-    ]
+    tried = [(id(node), keyword) for node in _nodes(schema) for keyword in node if keyword not in _HOLDERS]
+    left_out, waiting = set(tried), [tried]
     made = prepare(_without(schema, left_out))
     for _ in range(_MOST_TRIES):
         if made is None or not waiting:
@@ -181,11 +187,8 @@ def _with_few_left_out(schema: Schema, prepare: Callable[[Schema], Schema | None
 def _nodes(schema: Any) -> Iterator[Schema]:
     if isinstance(schema, dict):
         yield schema
-        for holder in _HOLDERS & schema.keys():
-            value = schema[holder]
-            values = value.values() if holder in SCHEMA_MAPS else value if isinstance(value, list) else [value]
-            for each in values:
-                yield from _nodes(each)
+        for _, each in subschemas(schema):
+            yield from _nodes(each)
 
 
 def _without(schema: Any, left_out: set[tuple[int, str]]) -> Any:
