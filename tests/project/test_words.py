@@ -28,6 +28,9 @@ WORDS = {
 }
 # Whole identifiers, below a folder.
 NAMES = {
+    "FollowedRow": ("", "GrammarRow"),
+    "FollowedGrammar": ("", "KnownGrammar"),
+    "_take_news": ("structured/", "_take_events"),
     "deferred_norm": ("", "the norm's factor is folded into the next matmul"),
     "DeferredNorm": ("", "the norm's factor is folded into the next matmul"),
     "is_third": ("", "a name that says what differs"),

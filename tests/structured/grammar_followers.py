@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import GrammarFactory
 from realizar.structured.grammar_tokens import GrammarTokens
-from realizar.structured.workers.followed_rows import FollowedRow
+from realizar.structured.workers.grammar_rows import GrammarRow
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
 from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids, masks_of
@@ -41,7 +41,7 @@ def make_service(limits: WorkerLimits | None = None, **options: Any) -> GrammarS
 def end_workers(service: GrammarService, number: signal.Signals = signal.SIGKILL) -> list[int]:
     """Send all workers with rows a signal; returns their pids."""
     pids = list[int]()
-    for worker in [worker for worker in service._pool.workers if worker.slots]:
+    for worker in [worker for worker in service._pool.workers.values() if worker.slots]:
         wait_until(lambda worker=worker: worker.pid is not None)  # type: ignore[misc]
         assert worker.pid is not None
         pids.append(worker.pid)
@@ -54,7 +54,7 @@ def end_harmless_workers(service: GrammarService) -> list[int]:
 
     That is a grammar while it is compiled, and a row where it has ended a worker: a slow machine meets them twice.
     """
-    workers = [worker for worker in service._pool.workers if worker.slots]
+    workers = [worker for worker in service._pool.workers.values() if worker.slots]
     for worker in workers:
         wait_until(lambda worker=worker: worker.pid is not None)  # type: ignore[misc]
         assert worker.pid is not None
@@ -72,9 +72,7 @@ def _is_suspect(service: GrammarService, working: int) -> bool:
     return working < 0 or any(row.key == working and row.died_at == len(row.output) for row in rows)
 
 
-def served_masks(
-    service: GrammarService, rows: Sequence[tuple[FollowedRow, Sequence[int]]]
-) -> list[NDArray[np.uint32]]:
+def served_masks(service: GrammarService, rows: Sequence[tuple[GrammarRow, Sequence[int]]]) -> list[NDArray[np.uint32]]:
     """As `masks_of` gives them; those of a row that can't go on are empty."""
     slots = np.array([row.slot for row, _ in rows], np.intp)
     service.rows.ask(slots, {row.slot: tuple(drafts) for row, drafts in rows if drafts})
@@ -84,7 +82,7 @@ def served_masks(
     return [np.zeros_like(each) if fails else each.copy() for each, fails in zip(found, failed, strict=True)]
 
 
-def advance(service: GrammarService, row: FollowedRow, token_ids: Sequence[int]) -> None:
+def advance(service: GrammarService, row: GrammarRow, token_ids: Sequence[int]) -> None:
     """Have a row take in sampled tokens."""
     sampled = np.array(token_ids, np.int32)[None]
     service.rows.advance(np.array([row.slot]), sampled, np.array([len(token_ids)]))

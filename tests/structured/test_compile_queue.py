@@ -83,10 +83,10 @@ def test_a_running_job_is_stopped_when_its_last_client_aborts() -> None:
     job.stop = lambda: stops.append("stopped")
     waiting.queue.cancel(first)
     assert not stops
-    assert job.wanted
+    assert job.tickets
     waiting.queue.cancel(second)
     assert stops == ["stopped"]
-    assert not job.wanted
+    assert not job.tickets
     waiting.put("c", "x")  # has nothing to do with what was stopped
     waiting.queue.finish(job, None)
     assert not waiting.heard

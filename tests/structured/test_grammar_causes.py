@@ -13,7 +13,7 @@ import pytest
 from realizar.errors import InvalidRequestError, QueueFullError, RequestFailedError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
-from realizar.structured.workers.followed_rows import FollowedRow
+from realizar.structured.workers.grammar_rows import GrammarRow
 from realizar.structured.workers.messages import FromWorker
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import ServerError, Worker, WorkerLimits
@@ -50,7 +50,7 @@ def service(clock: Clock) -> Iterator[GrammarService]:
     made.close()
 
 
-def start(service: GrammarService, structured: StructuredOutput = LETTERS) -> FollowedRow:
+def start(service: GrammarService, structured: StructuredOutput = LETTERS) -> GrammarRow:
     """A row after its first mask."""
     service.prepare(structured)
     row = service.open_row(structured, ())

@@ -18,7 +18,7 @@ from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers import worker as handles
-from realizar.structured.workers.followed_rows import FollowedRow
+from realizar.structured.workers.grammar_rows import GrammarRow
 from realizar.structured.workers.messages import FromWorker
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import Worker, WorkerLimits
@@ -196,7 +196,7 @@ def test_a_row_that_opens_late_finds_its_grammar_compiled_anew(service: GrammarS
     """One that was forgotten, worn out, while the request waited."""
     service.prepare(LETTERS)
     service.forget(LETTERS)
-    row: FollowedRow = service.open_row(LETTERS, [TOKENS.index(b"a")] * 40)
+    row: GrammarRow = service.open_row(LETTERS, [TOKENS.index(b"a")] * 40)
     (mask,) = served_masks(service, [(row, ())])
     assert allowed_ids(mask[0]).tolist() == [TOKENS.index(b"x")]
     service.close_row(row)

@@ -61,7 +61,7 @@ def test_rows_are_spread_over_the_workers() -> None:
     assert len({id(each.row.worker) for each in rows}) == 1
     rows += [Follower(service, (LETTERS, DIGITS)[seed % 2], seed) for seed in range(9)]
     step(service, *rows)
-    counts = sorted(len(worker.slots) for worker in service._pool.workers)
+    counts = sorted(len(worker.slots) for worker in service._pool.workers.values())
     assert len(counts) == 3
     assert sum(counts) == 12
     assert counts[2] - counts[0] <= 3

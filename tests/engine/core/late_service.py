@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grammar_services import LastingService
-from realizar.structured.workers.followed_rows import FollowedRow
+from realizar.structured.workers.grammar_rows import GrammarRow
 from structured.grammar_engines import GRAMMAR_TOKENS
 
 
@@ -17,7 +17,7 @@ class LateService(LastingService):
 
     def __init__(self) -> None:
         super().__init__(GRAMMAR_TOKENS)
-        self.lateness: Callable[[FollowedRow], int] = lambda _row: 0
+        self.lateness: Callable[[GrammarRow], int] = lambda _row: 0
         self._hidden: dict[int, int] = {}
         rows = self.rows
         self._ask, self._wait, self._are_done = rows.ask, rows.wait, rows.are_done

@@ -19,7 +19,7 @@ from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.workers.followed_rows import FollowedRow
+from realizar.structured.workers.grammar_rows import GrammarRow
 from realizar.structured.workers.mask_requests import MaskRequests
 from realizar.structured.workers.service import GrammarService
 
@@ -76,7 +76,7 @@ class RowGrammars:
         self._service: GrammarService | None = None
         self._refusal: str | None = None
         self._service_lock = threading.Lock()
-        self._rows: dict[int, FollowedRow] = {}
+        self._rows: dict[int, GrammarRow] = {}
         self._slots = np.full(max_rows, _NO_SLOT, np.intp)  # of each row with a grammar, by its number
         self._drafts: dict[int, tuple[int, ...]] = {}  # whose masks are asked for, by the row's number
         self._asking: _Asking | None = None  # of the step whose masks were asked for last
@@ -136,11 +136,11 @@ class RowGrammars:
             self._slots[opened.row] = row.slot
 
     def close(self, row: int) -> None:
-        followed = self._rows.pop(row, None)
-        if followed is not None:
+        found = self._rows.pop(row, None)
+        if found is not None:
             self._slots[row] = _NO_SLOT
             self._drafts.pop(row, None)
-            self._made_service().close_row(followed)
+            self._made_service().close_row(found)
 
     def start(self, rows: StepRows) -> None:
         """Ask for a step's masks, those of rows apart that were asked for; all earlier tokens have been taken in."""
@@ -257,7 +257,7 @@ class RowGrammars:
     def certain_ids(self, row: int, most: int) -> tuple[int, ...]:
         """The next tokens of a row that its grammar forces, `most` at the most, as far as they are known by now.
 
-        It is for drafts alone: without them, masks of such tokens need no question (`PrefetchedMasks`).
+        It is for drafts alone: without them, masks of such tokens need no request (`PrefetchedMasks`).
         """
         slot = int(self._slots[row])
         return () if slot == _NO_SLOT else self._made_service().rows.certain_ids(slot, most)
@@ -314,7 +314,7 @@ class RowGrammars:
             raise InvalidRequestError(self._refusal, "structured") from error
 
 
-def _row_error(followed: FollowedRow) -> RowError:
-    param = "structured" if followed.cause == "request" else None
-    begun = followed.num_begun and len(followed.output) == followed.num_begun
-    return RowError(f"{_UNFIT if begun else _STUCK}: {followed.error}", followed.cause, param)
+def _row_error(row: GrammarRow) -> RowError:
+    param = "structured" if row.cause == "request" else None
+    begun = row.num_begun and len(row.output) == row.num_begun
+    return RowError(f"{_UNFIT if begun else _STUCK}: {row.error}", row.cause, param)

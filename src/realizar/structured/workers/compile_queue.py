@@ -34,24 +34,20 @@ class CompileJob:
     tickets: list[Ticket] = field(default_factory=list)
     stop: Callable[[], object] | None = None
 
-    @property
-    def wanted(self) -> bool:
-        return bool(self.tickets)
-
 
 class CompileQueue:
     """The queue of grammars, of which a client may have so many waiting. Thread-safe."""
 
     def __init__(self, most_per_client: int) -> None:
         self._most = most_per_client
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._jobs: dict[StructuredOutput, CompileJob] = {}
         self._waiting: OrderedDict[str, deque[Ticket]] = OrderedDict()  # the client whose turn it is comes first
         self._closed = False
 
     def put(self, ticket: Ticket) -> None:
         """Queue a request's grammar; QueueFullError at the client's limit, EngineDeadError once the queue is closed."""
-        with self._news:
+        with self._changed:
             if self._closed:
                 raise EngineDeadError("the engine was closed")
             waiting = self._waiting.get(ticket.client, ())
@@ -63,17 +59,17 @@ class CompileQueue:
             job = self._jobs.setdefault(ticket.structured, CompileJob(ticket.structured))
             job.tickets.append(ticket)
             self._waiting.setdefault(ticket.client, deque()).append(ticket)
-            self._news.notify()
+            self._changed.notify()
 
     def cancel(self, ticket: Ticket) -> None:
         """Cancel a ticket. If no other request waits for its grammar, a running compilation is stopped. Idempotent."""
-        with self._news:
+        with self._changed:
             job = self._jobs.get(ticket.structured)
             if job is None or ticket not in job.tickets:
                 return
             job.tickets.remove(ticket)
             self._remove(ticket)
-            if job.wanted:
+            if job.tickets:
                 return
             stop = job.stop
             del self._jobs[ticket.structured]  # a later request starts a new job
@@ -82,9 +78,9 @@ class CompileQueue:
 
     def take(self) -> CompileJob | None:
         """Wait for the next grammar to compile, by turns of the clients. None when the queue is closed."""
-        with self._news:
+        with self._changed:
             while not self._waiting and not self._closed:
-                self._news.wait()
+                self._changed.wait()
             if self._closed:
                 return None
             client, tickets = self._waiting.popitem(last=False)
@@ -96,7 +92,7 @@ class CompileQueue:
 
     def finish(self, job: CompileJob, error: RealizarError | None) -> None:
         """Report to the waiting requests that a grammar is compiled, or its error."""
-        with self._news:
+        with self._changed:
             if self._jobs.get(job.structured) is job:
                 del self._jobs[job.structured]
             tickets, job.tickets = job.tickets, []
@@ -106,10 +102,10 @@ class CompileQueue:
             ticket.on_done(error)
 
     def close(self) -> None:
-        with self._news:
+        with self._changed:
             self._closed = True
             jobs = list(self._jobs.values())
-            self._news.notify_all()
+            self._changed.notify_all()
         for job in jobs:
             if job.stop is not None:
                 job.stop()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from realizar.errors import RequestFailedError
 from realizar.outputs import ErrorCause
 from realizar.structured.regex_masks import MOST_STATES
-from realizar.structured.workers.followed_rows import NO_LINE, FollowedGrammar, FollowedRow
+from realizar.structured.workers.grammar_rows import NO_LINE, GrammarRow, KnownGrammar
 from realizar.structured.workers.mask_memory import GOES_ON, MOST_TOKENS, STUCK, MaskMemory, fence
 from realizar.structured.workers.messages import Follow, Heavy, Leave, Refused, Stuck
 from realizar.structured.workers.worker import ServerError, Worker, WorkerDiedError
@@ -41,13 +41,13 @@ class MaskRequests:
     """
 
     def __init__(
-        self, memory: MaskMemory, pool: WorkerPool, condemn: Callable[[FollowedGrammar, str, ErrorCause], None]
+        self, memory: MaskMemory, pool: WorkerPool, condemn: Callable[[KnownGrammar, str, ErrorCause], None]
     ) -> None:
         self.memory, self._pool, self._condemn = memory, pool, condemn
         count = memory.num_slots
         self._keys = itertools.count(1)
         self._free = list(range(count))
-        self._rows: dict[int, FollowedRow] = {}  # by slot
+        self._rows: dict[int, GrammarRow] = {}  # by slot
         self._prefetched = PrefetchedMasks(memory)
         self.wanted = np.zeros(count, np.bool_)
         # Single cells of arrays take several times as long, and operations of numpy more than some rows by themselves.
@@ -56,15 +56,15 @@ class MaskRequests:
             memory.tokens.data, memory.num_tokens.data, memory.num_drafts.data
         )  # fmt: skip
         self._seen = b""  # of `memory.answered`
-        self._due: dict[int, FollowedRow] = {}  # asked about once their last request is answered, or they have a worker
-        self._closed: list[FollowedRow] = []  # rows that are closed, and whose slots are still in use
+        self._due: dict[int, GrammarRow] = {}  # asked about once their last request is answered, or they have a worker
+        self._closed: list[GrammarRow] = []  # rows that are closed, and whose slots are still in use
 
-    def open(self, grammar: FollowedGrammar, output: Sequence[int]) -> FollowedRow:
+    def open(self, grammar: KnownGrammar, output: Sequence[int]) -> GrammarRow:
         """A row that follows a grammar after some output. Raises RequestFailedError."""
         if not self._free:
             raise RequestFailedError(f"{self.memory.num_slots} rows follow grammars, or did a moment ago")
         slot = heapq.heappop(self._free)
-        row = self._rows[slot] = FollowedRow(slot, grammar, list(output))
+        row = self._rows[slot] = GrammarRow(slot, grammar, list(output))
         self.wanted[slot] = False
         self.memory.states[slot], self.memory.places[slot] = GOES_ON, slot
         if not output:  # it may be where others have been
@@ -73,7 +73,7 @@ class MaskRequests:
             self.fail(row, *grammar.refusal)
         return row
 
-    def close(self, row: FollowedRow) -> None:
+    def close(self, row: GrammarRow) -> None:
         """End a row. Its slot is free once nobody writes to it."""
         row.closed = True
         self.wanted[row.slot] = False
@@ -82,14 +82,14 @@ class MaskRequests:
         self._closed.append(row)
         self._go_on()
 
-    def fail(self, row: FollowedRow, reason: str, cause: ErrorCause) -> None:
+    def fail(self, row: GrammarRow, reason: str, cause: ErrorCause) -> None:
         row.error, row.cause = reason, cause
         self._due.pop(row.slot, None)
 
     def ask(self, slots: Slots, drafts: Mapping[int, tuple[int, ...]]) -> None:
         """Ask for masks of rows, and of some rows' drafts, by slot; returns at once. See `are_done`."""
         self.wanted[slots] = True
-        ready = list[FollowedRow]()
+        ready = list[GrammarRow]()
         for slot in slots.tolist():
             row = self._rows[slot]
             if row.line != NO_LINE:
@@ -136,12 +136,12 @@ class MaskRequests:
                 row.is_stale = True
 
     def wait(self, timeout_s: float) -> None:
-        """Take in what there is; where nothing has come, wait for the first masks or news, `timeout_s` at most."""
+        """Take in what there is; where nothing has come, wait for the first masks or events, `timeout_s` at most."""
         end_s, nap_s = time.monotonic() + timeout_s, _NAP_S
         while True:
-            has_news = self._take_news()
+            has_events = self._take_events()
             self._go_on()
-            if has_news or self.memory.answered.tobytes() != self._seen:
+            if has_events or self.memory.answered.tobytes() != self._seen:
                 self._seen = self.memory.answered.tobytes()
                 return
             if (now_s := time.monotonic()) >= end_s:
@@ -149,10 +149,10 @@ class MaskRequests:
             time.sleep(min(nap_s, end_s - now_s))
             nap_s = min(1.5 * nap_s, _LONGEST_NAP_S)
 
-    def _is_answered(self, row: FollowedRow) -> bool:
+    def _is_answered(self, row: GrammarRow) -> bool:
         return self._asked[row.slot] == self._answered[row.slot] and row.slot not in self._due
 
-    def _post(self, rows: Sequence[FollowedRow]) -> None:
+    def _post(self, rows: Sequence[GrammarRow]) -> None:
         """Let what was written be the next request of rows, and wake their workers."""
         if not rows:
             return
@@ -162,7 +162,7 @@ class MaskRequests:
         fence()
         self._pool.wake({row.worker for row in rows if row.worker is not None})
 
-    def _prepare(self, row: FollowedRow) -> bool:
+    def _prepare(self, row: GrammarRow) -> bool:
         """Write a row's request, with its drafts; false if that is to be done later, or it has ended or failed."""
         slot = row.slot
         self._due.pop(slot, None)
@@ -183,7 +183,7 @@ class MaskRequests:
             self.memory.drafts[slot, : len(row.drafts)] = row.drafts
         return True
 
-    def _follow(self, row: FollowedRow) -> bool:
+    def _follow(self, row: GrammarRow) -> bool:
         """Have a worker follow a row from its begin; false if there is none yet, or the row fails."""
         if row.worker is not None and row.worker.is_doomed:
             return False
@@ -213,9 +213,9 @@ class MaskRequests:
             if row.worker is not None:
                 row.worker.slots.discard(row.slot)
 
-    def _take_news(self) -> bool:
+    def _take_events(self) -> bool:
         """Take in what workers tell, and how they end; true if there was anything."""
-        events, has_news = self._pool.poll()
+        events, has_events = self._pool.poll()
         for worker, event in events:
             if isinstance(event, WorkerDiedError):
                 self._bury(worker, event)
@@ -229,13 +229,13 @@ class MaskRequests:
                         row.grammar.is_alone = row.is_stale = True
             elif isinstance(event, Refused):
                 self._refuse(worker, event)
-        return has_news
+        return has_events
 
-    def _rows_of(self, worker: Worker) -> list[FollowedRow]:
+    def _rows_of(self, worker: Worker) -> list[GrammarRow]:
         return [row for slot in sorted(worker.slots) if (row := self._rows[slot]).worker is worker]
 
-    def _learn(self, row: FollowedRow) -> None:
-        self._take_news()
+    def _learn(self, row: GrammarRow) -> None:
+        self._take_events()
         if row.error is None and row.slot not in self._due:
             self.fail(row, "its process has ended", "engine")
 
@@ -248,7 +248,7 @@ class MaskRequests:
                 self.fail(row, reason, "request")
                 self._let_go(row)
 
-    def _let_go(self, row: FollowedRow) -> None:
+    def _let_go(self, row: GrammarRow) -> None:
         if row.worker is not None:
             row.worker.slots.discard(row.slot)
         row.worker, row.is_stale = None, True
@@ -270,7 +270,7 @@ class MaskRequests:
                 self.fail(row, f"the last of {row.num_waits} processes {death}", "engine")
         self._post([row for row in unanswered if row.slot not in self._due and self._prepare(row)])
 
-    def _blame(self, worker: Worker, rows: Sequence[FollowedRow], death: WorkerDiedError) -> None:
+    def _blame(self, worker: Worker, rows: Sequence[GrammarRow], death: WorkerDiedError) -> None:
         """Find what a worker has ended at: that grammar is alone from now on, and has an error if it was before."""
         working = int(self.memory.working[worker.place])
         row = next((row for row in rows if row.key == working), None)
@@ -296,7 +296,7 @@ class MaskRequests:
         if grammar.num_late >= _MOST_LATE:
             self._give_up(grammar, reason, cause)
 
-    def _give_up(self, grammar: FollowedGrammar, reason: str, cause: ErrorCause) -> None:
+    def _give_up(self, grammar: KnownGrammar, reason: str, cause: ErrorCause) -> None:
         grammar.refusal = reason, cause
         self._condemn(grammar, reason, cause)
         for row in self._rows.values():
@@ -319,13 +319,13 @@ class PrefetchedMasks:
         self._places, self._after = memory.places.data, memory.after.data
         self._num_states = len(memory.after)
 
-    def begin(self, row: FollowedRow, others: Iterable[FollowedRow]) -> None:
+    def begin(self, row: GrammarRow, others: Iterable[GrammarRow]) -> None:
         """Take a row without output to the first state of its grammar, if other rows of it are in known states."""
         line = next((other.line for other in others if other.line != NO_LINE), NO_LINE)
         if line != NO_LINE:
             self._enter(row, line - line % MOST_STATES)
 
-    def take_in(self, row: FollowedRow, token_id: int, *, is_first: bool) -> None:
+    def take_in(self, row: GrammarRow, token_id: int, *, is_first: bool) -> None:
         """Follow a row by one token; `is_first`: its last answer was for this token."""
         if not self._num_states:
             return
@@ -340,7 +340,7 @@ class PrefetchedMasks:
         else:
             row.line, self._places[row.slot] = NO_LINE, row.slot
 
-    def write_certain(self, row: FollowedRow) -> bool:
+    def write_certain(self, row: GrammarRow) -> bool:
         """Write the mask of a row if its next token is certain, and those that came since the last answer were."""
         if not row.num_new:
             return False
@@ -352,11 +352,11 @@ class PrefetchedMasks:
         mask[following >> 5] = 1 << (following & 31)
         return True
 
-    def certain_ids(self, row: FollowedRow, most: int) -> tuple[int, ...]:
+    def certain_ids(self, row: GrammarRow, most: int) -> tuple[int, ...]:
         """The tokens, `most` at the most, that are certain to come next."""
         places = range(row.num_new, row.num_new + most)
         found = (self._memory.forced_token(row.slot, place) for place in places)
         return tuple(itertools.takewhile(lambda token_id: token_id >= 0, found))
 
-    def _enter(self, row: FollowedRow, line: int) -> None:
+    def _enter(self, row: GrammarRow, line: int) -> None:
         row.line, self._places[row.slot] = line, self._memory.num_slots + line

@@ -17,7 +17,7 @@ from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens, refusal
 from realizar.structured.regex_masks import MOST_STATES
 from realizar.structured.workers.compile_queue import CompileJob, CompileQueue, Report, Ticket
-from realizar.structured.workers.followed_rows import FollowedGrammar, FollowedRow
+from realizar.structured.workers.grammar_rows import GrammarRow, KnownGrammar
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.mask_requests import MaskRequests
 from realizar.structured.workers.messages import Loaded, Refused, Vocabulary
@@ -121,7 +121,7 @@ class GrammarService:
         """
         return self._known.hold(request_id, structured, is_open, client)
 
-    def open_row(self, structured: StructuredOutput, output: Sequence[int], begun: Sequence[int] = ()) -> FollowedRow:
+    def open_row(self, structured: StructuredOutput, output: Sequence[int], begun: Sequence[int] = ()) -> GrammarRow:
         """Make a row at the grammar's begin, or after some output. The row has an error if its grammar was refused.
 
         `begun` are ids before the output that the grammar takes in first. Raises RequestFailedError for too many rows.
@@ -135,7 +135,7 @@ class GrammarService:
         row.num_begun = len(begun)
         return row
 
-    def close_row(self, row: FollowedRow) -> None:
+    def close_row(self, row: GrammarRow) -> None:
         self._known.unfollow(row.grammar)
         self.rows.close(row)
 
@@ -207,7 +207,7 @@ class GrammarService:
         if grammar is not None:
             self._known.add(grammar)
 
-    def _compile(self, job: CompileJob) -> FollowedGrammar | None:
+    def _compile(self, job: CompileJob) -> KnownGrammar | None:
         """Compile a grammar in a new process; None if nobody waits for it any more.
 
         After a crash the compilation is tried once more, in case the process was ended from outside.
@@ -220,9 +220,9 @@ class GrammarService:
         cause: ErrorCause = "request"  # unless a death has another cause
         while True:
             try:
-                return self._compile_once(FollowedGrammar(job.structured), job)
+                return self._compile_once(KnownGrammar(job.structured), job)
             except WorkerDiedError as death:
-                if not job.wanted:
+                if not job.tickets:
                     return None
                 tries -= 1
                 cause = "engine" if death.cause == "engine" else cause
@@ -231,14 +231,14 @@ class GrammarService:
                     error = refusal(job.structured, f"compiling it {death}")
                     raise (error if cause == "request" else RequestFailedError(str(error))) from death
 
-    def _compile_once(self, grammar: FollowedGrammar, job: CompileJob) -> FollowedGrammar | None:
+    def _compile_once(self, grammar: KnownGrammar, job: CompileJob) -> KnownGrammar | None:
         """Compile a grammar; raises also WorkerDiedError."""
         limits, worker = self._limits, self._factory.new(self._limits.memory_bytes, may_wait=True)
         assert worker is not None
         job.stop = worker.kill
         is_kept = False
         try:
-            if not job.wanted:
+            if not job.tickets:
                 return None
             answer = worker.compile(grammar.number, grammar.structured, limits.compile_cpu_s, limits.compile_s)
             if isinstance(answer, Refused):
@@ -255,7 +255,7 @@ class GrammarService:
             if not is_kept:
                 self._factory.end(worker)
 
-    def _condemn(self, grammar: FollowedGrammar, reason: str, cause: ErrorCause) -> None:
+    def _condemn(self, grammar: KnownGrammar, reason: str, cause: ErrorCause) -> None:
         """Refuse a grammar from now on, after one row has ended its worker by itself."""
         error = refusal(grammar.structured, reason)
         _LOG.warning("%s", error)
@@ -287,14 +287,14 @@ class KnownGrammars:
     """The known grammars. Thread-safe. `drop` is called with one that no row will follow any more."""
 
     def __init__(
-        self, limits: WorkerLimits, drop: Callable[[FollowedGrammar], None], clock: Callable[[], float] = time.monotonic
+        self, limits: WorkerLimits, drop: Callable[[KnownGrammar], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._limits, self._drop, self._clock = limits, drop, clock
         self._lock = threading.RLock()
-        self._grammars: OrderedDict[StructuredOutput, FollowedGrammar] = (
+        self._grammars: OrderedDict[StructuredOutput, KnownGrammar] = (
             OrderedDict()
         )  # the most recently requested one is last
-        self._retired: list[FollowedGrammar] = []
+        self._retired: list[KnownGrammar] = []
         self._refusals: OrderedDict[StructuredOutput, Refusal] = OrderedDict()
         self._refused_characters = 0
 
@@ -324,7 +324,7 @@ class KnownGrammars:
             self._grammars.move_to_end(structured)
             return True
 
-    def add(self, grammar: FollowedGrammar) -> None:
+    def add(self, grammar: KnownGrammar) -> None:
         with self._lock:
             self._grammars[grammar.structured] = grammar
 
@@ -350,19 +350,19 @@ class KnownGrammars:
             if grammar is not None:
                 self._retired.append(grammar)
 
-    def follow(self, structured: StructuredOutput) -> FollowedGrammar:
+    def follow(self, structured: StructuredOutput) -> KnownGrammar:
         """The grammar of a new row, which may be refused. One that was forgotten is known again."""
         with self._lock:
             found, refusal = self._grammars.get(structured), self._refusal(structured)
             if found is None and refusal is not None:
-                found = FollowedGrammar(structured, refusal=(refusal.reason, refusal.cause))
+                found = KnownGrammar(structured, refusal=(refusal.reason, refusal.cause))
                 self._retired.append(found)
             elif found is None:
-                found = self._grammars[structured] = FollowedGrammar(structured)
+                found = self._grammars[structured] = KnownGrammar(structured)
             found.num_rows += 1
             return found
 
-    def unfollow(self, grammar: FollowedGrammar) -> None:
+    def unfollow(self, grammar: KnownGrammar) -> None:
         with self._lock:
             grammar.num_rows -= 1
 
@@ -409,7 +409,7 @@ class KnownGrammars:
         for grammar in grammars:
             self._drop(grammar)
 
-    def _all(self) -> tuple[FollowedGrammar, ...]:
+    def _all(self) -> tuple[KnownGrammar, ...]:
         return (*self._grammars.values(), *self._retired)
 
     def _refusal(self, structured: StructuredOutput) -> Refusal | None:
@@ -421,5 +421,5 @@ class KnownGrammars:
         return refusal
 
 
-def _size_bytes(grammars: Iterable[FollowedGrammar]) -> int:
+def _size_bytes(grammars: Iterable[KnownGrammar]) -> int:
     return sum(grammar.size_bytes for grammar in grammars)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from realizar.frames import ChannelError
 from realizar.structured.regex_masks import MOST_STATES
-from realizar.structured.workers.followed_rows import NO_LINE, FollowedGrammar
+from realizar.structured.workers.grammar_rows import NO_LINE, KnownGrammar
 from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
 from realizar.structured.workers.messages import (
     Drop,
@@ -82,19 +82,15 @@ class WorkerPool:
         self._factory, self._limits = factory, limits
         self.clock: Callable[[], float] = time.monotonic
         self._memory = factory.memory
-        self._workers: dict[int, Worker] = {}  # by descriptor
+        self.workers: dict[int, Worker] = {}  # by descriptor
         self._ended: list[Worker] = []  # whose channel has ended, and whose end is not explained yet
-        self.grammars: dict[int, FollowedGrammar] = {}
+        self.grammars: dict[int, KnownGrammar] = {}
         self._poll = select.poll()
         self._free_lines = list(range(0, len(self._memory.after), MOST_STATES))
-        self._dropped: deque[FollowedGrammar] = deque()
+        self._dropped: deque[KnownGrammar] = deque()
         self._looked_s = self.clock()
 
-    @property
-    def workers(self) -> list[Worker]:
-        return list(self._workers.values())
-
-    def place(self, grammar: FollowedGrammar) -> Worker | None:
+    def place(self, grammar: KnownGrammar) -> Worker | None:
         """The worker that is to follow a row of a grammar; None while there is none. ServerError: there can't be."""
         if grammar.compiled_in is not None:
             self.grammars[grammar.number] = grammar
@@ -123,7 +119,7 @@ class WorkerPool:
             if self._memory.sleeping[worker.place]:
                 worker.post(Look())
 
-    def drop(self, grammar: FollowedGrammar) -> None:
+    def drop(self, grammar: KnownGrammar) -> None:
         """No row will follow a grammar any more. Any thread may call this."""
         self._dropped.append(grammar)
 
@@ -132,7 +128,7 @@ class WorkerPool:
         events = list[Event]()
         ready = self._poll.poll(0)
         for descriptor, _ in ready:
-            events += self._receive(self._workers[descriptor])
+            events += self._receive(self.workers[descriptor])
         for worker in self._ended[:]:
             if (death := worker.death()) is not None:
                 self._ended.remove(worker)
@@ -149,16 +145,16 @@ class WorkerPool:
     def close(self) -> None:
         while self._dropped:
             self._unload(self._dropped.popleft())
-        for worker in (*self._workers.values(), *self._ended):
+        for worker in (*self.workers.values(), *self._ended):
             self._factory.end(worker)
-        self._workers.clear()
+        self.workers.clear()
         self._ended.clear()
 
-    def _fitting(self, grammar: FollowedGrammar) -> list[Worker]:
+    def _fitting(self, grammar: KnownGrammar) -> list[Worker]:
         owner = grammar.number if grammar.is_alone else 0
-        return [each for each in self._workers.values() if each.owner == owner and not each.is_doomed]
+        return [each for each in self.workers.values() if each.owner == owner and not each.is_doomed]
 
-    def _new(self, grammar: FollowedGrammar) -> Worker | None:
+    def _new(self, grammar: KnownGrammar) -> Worker | None:
         """One more worker for a grammar; None while the fork server is being started. Raises ServerError."""
         memory_bytes = self._limits.memory_bytes + (0 if grammar.is_alone else self._limits.total_bytes)
         worker = self._factory.new(memory_bytes, may_wait=False)
@@ -168,7 +164,7 @@ class WorkerPool:
         return worker
 
     def _watch(self, worker: Worker) -> None:
-        self._workers[worker.fileno()] = worker
+        self.workers[worker.fileno()] = worker
         self._poll.register(worker.fileno(), select.POLLIN)
 
     def _receive(self, worker: Worker) -> list[Event]:
@@ -177,7 +173,7 @@ class WorkerPool:
             while (record := worker.receive_now()) is not None:
                 events += self._note(worker, record)
         except ChannelError:
-            del self._workers[worker.fileno()]
+            del self.workers[worker.fileno()]
             self._poll.unregister(worker.fileno())
             worker.is_doomed = True
             self._ended.append(worker)
@@ -207,18 +203,18 @@ class WorkerPool:
             self._give_lines(worker, grammar)
         return []
 
-    def _give_lines(self, worker: Worker, grammar: FollowedGrammar) -> None:
+    def _give_lines(self, worker: Worker, grammar: KnownGrammar) -> None:
         """Give a grammar lines for its known states, if some are free. All its workers share them."""
         if grammar.first_line == NO_LINE and self._free_lines and not grammar.is_dropped:
             grammar.first_line = self._free_lines.pop()
         if grammar.first_line != NO_LINE:
             worker.post(Explore(grammar.number, grammar.first_line))
 
-    def _unload(self, grammar: FollowedGrammar) -> None:
+    def _unload(self, grammar: KnownGrammar) -> None:
         grammar.is_dropped = True
         if grammar.compiled_in is not None:
             self._factory.end(grammar.compiled_in)
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             if worker.owner == grammar.number:
                 worker.is_doomed = worker.is_dismissed = True
                 worker.kill()
@@ -226,11 +222,11 @@ class WorkerPool:
                 worker.post(Drop(grammar.number))
         self._forget_dropped(grammar)
 
-    def _release(self, worker: Worker, grammar: FollowedGrammar) -> None:
+    def _release(self, worker: Worker, grammar: KnownGrammar) -> None:
         grammar.copies -= 1
         self._forget_dropped(grammar)
 
-    def _forget_dropped(self, grammar: FollowedGrammar) -> None:
+    def _forget_dropped(self, grammar: KnownGrammar) -> None:
         """Forget a grammar that is dropped once no worker has it, or writes to its lines."""
         if not grammar.is_dropped or grammar.copies:
             return
@@ -247,7 +243,7 @@ class WorkerPool:
     def _look(self, elapsed_s: float) -> None:
         """End the workers that have not got on with anything in time."""
         memory, limits = self._memory, self._limits
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             worker.flush()
             worker.take_answers()
             progress = int(memory.progress[worker.place])
@@ -264,5 +260,5 @@ class WorkerPool:
                 worker.end_late(limit_s)
 
 
-def _cost(worker: Worker, grammar: FollowedGrammar) -> int:
+def _cost(worker: Worker, grammar: KnownGrammar) -> int:
     return len(worker.slots) + (0 if grammar.number in worker.grammars else _SLACK)

@@ -1,4 +1,4 @@
-"""`FollowedGrammar`, `FollowedRow`: the engine process's records of a grammar and its rows."""
+"""`KnownGrammar`, `GrammarRow`: the engine process's records of a grammar and its rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBERS = itertools.count(1)
 
 
 @dataclass(eq=False, slots=True)
-class FollowedGrammar:
+class KnownGrammar:
     """A grammar that has been compiled once.
 
     Attributes:
@@ -60,7 +60,7 @@ class FollowedGrammar:
 
 
 @dataclass(eq=False, slots=True)
-class FollowedRow:
+class GrammarRow:
     """The state of one row in its grammar.
 
     Attributes:
@@ -78,7 +78,7 @@ class FollowedRow:
     """
 
     slot: int
-    grammar: FollowedGrammar
+    grammar: KnownGrammar
     output: list[int]
     num_begun: int = 0
     worker: Worker | None = None
