@@ -30,7 +30,7 @@ import uvicorn
 from realizar.backends.base import Capacity
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.owned_requests import DeltaSplitter
+from realizar.engine.clients.open_table import OpenTable
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Accepted, Add, Command, EngineInfo, Event, Outputs, Ready
 from realizar.frames import FrameReader, encode_frame
@@ -179,13 +179,14 @@ def time_hub(served: ServedModel, load: Load) -> None:
     for number in range(load.streams):
         link.send(Add(Request(f"{number}", (1, 2), SamplingParams(), load.tokens)))
     frames = [link.step() for _ in range(load.tokens)]
-    splitter = DeltaSplitter(lambda request_id: int(request_id) % 2)
+    table: OpenTable[int] = OpenTable()
+    table.update({f"{number}": number % 2 for number in range(load.streams)})
     reader: FrameReader[Event] = FrameReader(Event)
     started_s = time.thread_time()
     for frame in frames:
         for event in reader.feed(frame):
             if isinstance(event, Outputs):
-                for _, share in splitter.split(event.deltas):
+                for _, share in table.split(event.deltas, int):
                     encode_frame(Outputs(share))
     spent_s = time.thread_time() - started_s
     print(f"the main process of several: {1e6 * spent_s / link.num_tokens:.2f}")

@@ -13,7 +13,7 @@ import msgspec
 from realizar.backends.base import Capacity
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.owned_requests import NoText
+from realizar.engine.clients.shared_engine import NoText
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Accepted,

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import EngineLink
-from realizar.engine.clients.owned_requests import NoText, OwnedEvent, OwnedRequests, RoutedLink, StateEvent
-from realizar.engine.process.messages import EngineLost, RequestsLost
-from realizar.ray.reported_keys import HeldBlocks, WatchedLink
+from realizar.engine.clients.shared_engine import OwnedEvent, SharedEngine, StateEvent
+from realizar.engine.process.messages import CachedKeys, EngineLost, Ready, RequestsLost, WatchKeys
+from realizar.ray.reported_keys import HeldBlocks
 from realizar.request import Request
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -58,16 +57,16 @@ class EngineCalls:
     def __init__(
         self, name: str, link: EngineLink, max_queued: int | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.name, self._clock = name, clock
+        self.name, self._link, self._clock = name, link, clock
         self._held = HeldBlocks()
-        self._requests: OwnedRequests[_Call] = OwnedRequests(_Call.put, self._note_state, _Call.end)
-        watched = RoutedLink(WatchedLink(link, self._held), self._requests.take)
-        self.engine = self._requests.engine = AsyncEngine(watched, lambda _: NoText(), max_queued=max_queued)
+        self.engine: SharedEngine[_Call] = SharedEngine(
+            link, _Call.put, self._note_state, _Call.end, max_queued=max_queued
+        )
 
     async def run(self, request: Request) -> AsyncGenerator[bytes]:
         """Run a request: `Reports` as msgpack, until it has ended. It is aborted where the consumer stops before."""
         call = _Call()
-        self._requests.add(call, replace(request, arrival_s=self._clock()))
+        self.engine.add(call, replace(request, arrival_s=self._clock()))
         try:
             while not (call.has_ended and not call.events):
                 await call.news.wait()
@@ -76,15 +75,20 @@ class EngineCalls:
                 if events:
                     yield _ENCODER.encode(Reports(self.name, self._clock(), tuple(events)))
         finally:
-            self._requests.abort(call, request.request_id)
+            self.engine.abort(call, request.request_id)
 
     def report(self) -> dict[str, Any]:
         """Keys of the prefix cache, as Ray Serve's routing statistics; one incarnation for each engine."""
         return self._held.report(self.engine.num_restarts)
 
     def _note_state(self, event: StateEvent) -> None:
-        """Fronts ask for the state, and calls depend on an engine's end alone."""
-        if isinstance(event, EngineLost):
-            for call in self._requests.owners():
+        """Follow the engine's keys, and end all calls at its end. Fronts ask for the state."""
+        if isinstance(event, CachedKeys):
+            self._held.take(event.changes)
+        elif isinstance(event, Ready) and event.info.cached_block_tokens:
+            self._link.send(WatchKeys())
+        elif isinstance(event, EngineLost):
+            self._held.clear()
+            for call in self.engine.owners:
                 call.put(RequestsLost((), event.error))
                 call.end()

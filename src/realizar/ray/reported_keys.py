@@ -11,12 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from realizar.engine.clients.async_link import EngineLink, LinkBetween
-from realizar.engine.process.messages import CachedKeys, EngineLost, Event, Ready, WatchKeys
-from realizar.kv_cache.key_changes import KEY_BYTES as ENGINE_KEY_BYTES
 from realizar.kv_cache.key_changes import CacheChanges
-from realizar.replicas.prompt_keys import prompt_keys
-from realizar.replicas.routing import KeyChanges, KeyReport
+from realizar.replicas.prompt_keys import prompt_keys, report_of
+from realizar.replicas.routing import HeldKeys, KeyChanges, KeyReport
 from realizar.request import Request
 
 KEY_BYTES = 8
@@ -26,27 +23,22 @@ MOST_KEYS = 32_768
 
 
 class HeldBlocks:
+    """The short keys of what an engine holds."""
+
     def __init__(self) -> None:
-        self._blocks: OrderedDict[bytes, None] = OrderedDict()
-        self._ends: OrderedDict[bytes, None] | None = None
-        self._number = 0
+        self._held, self._number = HeldKeys(), 0
 
     def take(self, changes: CacheChanges) -> None:
-        if changes.complete:
-            self._blocks.clear()
-            self._ends = None
-        _change(self._blocks, changes.added, changes.removed)
-        if changes.ends_added is not None:
-            self._ends = OrderedDict() if self._ends is None else self._ends
-            _change(self._ends, changes.ends_added, changes.ends_removed)
+        self._held.take(report_of(changes, 0, self._number, KEY_BYTES), 0.0)
         self._number += 1
 
     def clear(self) -> None:
         self.take(CacheChanges(complete=True))
 
     def report(self, incarnation: int) -> dict[str, Any]:
-        ends = None if self._ends is None else _joined(self._ends)
-        return {"incarnation": incarnation, "number": self._number, "blocks": _joined(self._blocks), "ends": ends}
+        blocks, ends = self._held.blocks, self._held.ends
+        joined_ends = None if ends is None else _joined(ends)
+        return {"incarnation": incarnation, "number": self._number, "blocks": _joined(blocks), "ends": joined_ends}
 
 
 def read_report(stats: Mapping[str, Any]) -> KeyReport | None:
@@ -80,31 +72,6 @@ def wish_of(request: Request, block_tokens: int, avoided: str | None) -> RouteWi
     """The wish of a request. `block_tokens` are of the engines' prefix caches; 0 without one."""
     keys = tuple([key[:KEY_BYTES] for key in prompt_keys(request, block_tokens)])
     return RouteWish(keys, request.num_prompt_tokens, request.sampling.n, avoided)
-
-
-class WatchedLink(LinkBetween):
-    """An `EngineLink` that has each engine report its keys to `held`, and passes everything else on."""
-
-    def __init__(self, link: EngineLink, held: HeldBlocks) -> None:
-        super().__init__(link)
-        self._held = held
-
-    def handle(self, event: Event) -> None:
-        if isinstance(event, CachedKeys):
-            self._held.take(event.changes)
-            return
-        if isinstance(event, EngineLost):
-            self._held.clear()
-        elif isinstance(event, Ready) and event.info.cached_block_tokens:
-            self.send(WatchKeys())
-        super().handle(event)
-
-
-def _change(held: OrderedDict[bytes, None], added: bytes, removed: bytes) -> None:
-    for start in range(0, len(removed), ENGINE_KEY_BYTES):
-        held.pop(removed[start : start + KEY_BYTES], None)
-    for start in range(0, len(added), ENGINE_KEY_BYTES):
-        held[added[start : start + KEY_BYTES]] = None
 
 
 def _joined(keys: OrderedDict[bytes, None]) -> bytes:

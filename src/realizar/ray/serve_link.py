@@ -19,7 +19,8 @@ import msgspec
 
 from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.questions import answer_to
+from realizar.engine.clients.open_table import OpenTable
+from realizar.engine.clients.questions import send_answer
 from realizar.engine.clients.tasks import Tasks
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.child import growing_pause_s
@@ -30,7 +31,6 @@ from realizar.engine.process.messages import (
     Ask,
     Command,
     EngineInfo,
-    Event,
     Outputs,
     PromptRead,
     Question,
@@ -77,7 +77,7 @@ class _Call:
         begun: a step had it, so that no other replica can take over. done: its end has come.
         closed: nobody waits for it any more.
         replica: the last that had it.
-        ended: indices of choices that have ended. choices: indices by the engine's numbers.
+        ended: indices of choices that have ended.
     """
 
     request: Request
@@ -87,7 +87,6 @@ class _Call:
     done: bool = False
     replica: str | None = None
     ended: set[int] = field(default_factory=set)
-    choices: dict[int, int] = field(default_factory=dict)
     closed: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -112,7 +111,7 @@ class ServeLink:
     def __init__(self, engines: Engines, max_replicas: int) -> None:
         self._engines, self._max_replicas = engines, max_replicas
         self._listener: LinkListener | None = None
-        self._calls: dict[str, _Call] = {}
+        self._calls: OpenTable[_Call] = OpenTable()
         self._tasks = Tasks()
         self._serials = itertools.count(1)
         self._prefix = secrets.token_hex(8)  # ids of requests are unique over all fronts
@@ -130,7 +129,7 @@ class ServeLink:
         elif isinstance(command, Abort):
             self._abort(command)
         elif isinstance(command, Ask):
-            self._start(self._answer(command))
+            self._start(send_answer(command, self._ask_all(command.what), self._report))
 
     async def close(self, *, at_once: bool = False) -> None:
         """The engines are their replicas', which end them."""
@@ -173,7 +172,7 @@ class ServeLink:
                 self._report(lost if call.accepted else Refused(request_id, record_error(error)))
         finally:
             if self._calls.get(request_id) is call:
-                del self._calls[request_id]
+                self._calls.forget(request_id)
 
     async def _try(self, call: _Call) -> RealizarError | None:
         """Have one replica run a request; the error with which it lost the request, or None at the request's end."""
@@ -205,21 +204,28 @@ class ServeLink:
 
     def _take(self, call: _Call, event: Accepted | Refused | PromptRead | Outputs, translation: _Translation) -> None:
         if isinstance(event, Outputs):
-            deltas = event.deltas
-            call.begun = True
-            if call.wish is not None:
-                call.wish.has_begun = True
-            call.choices.update((start.number, start.choice) for start in deltas.starts)
-            call.ended.update(call.choices[end.number] for end in deltas.ends if end.number in call.choices)
-            call.done |= len(call.ended) == call.request.sampling.n or bool(deltas.failures)
-        elif isinstance(event, Refused):
+            event = Outputs(translation.deltas(event.deltas))
+            self._follow(call, event.deltas)
+            self._report(event)
+            return
+        if isinstance(event, Refused):
             call.done = True
             if call.accepted:  # by a replica that is gone
                 self._report(RequestsLost((call.request.request_id,), event.error))
                 return
         elif isinstance(event, Accepted):
             call.num_queued += 1
-        self._report(translation.event(event, call.replica or ""))
+            event = Accepted(event.request_id, call.replica or "")
+        self._report(msgspec.structs.replace(event, request_id=call.request.request_id))
+
+    def _follow(self, call: _Call, deltas: StepDeltas) -> None:
+        call.begun = True
+        if call.wish is not None:
+            call.wish.has_begun = True
+        self._calls.note_starts(deltas.starts)
+        ends = [known.choice for end in deltas.ends if (known := self._calls.start_of(end.number)) is not None]
+        call.ended.update(ends)
+        call.done |= len(call.ended) == call.request.sampling.n or bool(deltas.failures)
 
     def _abort(self, command: Abort) -> None:
         """End a call, when the text of all its choices is complete or nothing of it is wanted any more."""
@@ -231,9 +237,6 @@ class ServeLink:
             if len(call.ended) < call.request.sampling.n:
                 return  # the others' deltas go on; this choice's are passed over
         call.close()
-
-    async def _answer(self, ask: Ask) -> None:
-        self._report(await answer_to(ask, self._ask_all(ask.what)))
 
     async def _ask_all(self, what: Question) -> EngineStats | None:
         if what == "stats":
@@ -290,7 +293,7 @@ class EngineFigures:
 
 
 class _Translation:
-    """Translates the events of one call.
+    """Translates the deltas of one call.
 
     `request_id` is the front's own. `serial` is the same for all calls that a replica's one engine gets, or used once.
     """
@@ -303,16 +306,7 @@ class _Translation:
         """Compare the clocks, by a message and its time on each. The fastest message tells the most."""
         self._clock_s = min(self._clock_s, received_s - sent_s)
 
-    def event(self, event: Accepted | Refused | PromptRead | Outputs, replica: str) -> Event:
-        if isinstance(event, Accepted):
-            return Accepted(self._request_id, replica)
-        if isinstance(event, Refused):
-            return Refused(self._request_id, event.error)
-        if isinstance(event, PromptRead):
-            return PromptRead(self._request_id, event.progress)
-        return Outputs(self._deltas(event.deltas))
-
-    def _deltas(self, deltas: StepDeltas) -> StepDeltas:
+    def deltas(self, deltas: StepDeltas) -> StepDeltas:
         clock_s = self._clock_s
         starts = [
             replace(each, request_id=self._request_id, scheduled_s=each.scheduled_s + clock_s) for each in deltas.starts

@@ -16,7 +16,8 @@ import msgspec
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import EngineLink, LinkListener
-from realizar.engine.clients.questions import answer_to
+from realizar.engine.clients.open_table import OpenTable
+from realizar.engine.clients.questions import send_answer
 from realizar.engine.clients.tasks import Tasks
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process import supervisor
@@ -64,8 +65,7 @@ class _Placement:
     def __init__(self, replicas: Iterable[Replica]) -> None:
         self._replicas = tuple(replicas)
         self._by_name = {replica.name: replica for replica in self._replicas}
-        self._open: dict[str, PlacedRequest] = {}
-        self._numbered: dict[int, tuple[PlacedRequest, int]] = {}  # choices of which something came, by number
+        self._open: OpenTable[PlacedRequest] = OpenTable()
         self._block_tokens = 0
         self.router = PrefixRouter(1)
 
@@ -98,11 +98,9 @@ class _Placement:
 
     def forget(self, request_id: str) -> None:
         """Forget a request, which has ended; an unknown one passes."""
-        placed = self._open.pop(request_id, None)
+        placed = self._open.forget(request_id)
         if placed is not None:
             placed.replica.requests.pop(request_id, None)
-            for number in placed.numbers:
-                self._numbered.pop(number, None)
 
     def note_end(self, request_id: str, choice: int | None) -> None:
         placed = self._open.get(request_id)
@@ -115,19 +113,16 @@ class _Placement:
 
     def note_deltas(self, deltas: StepDeltas) -> None:
         """Follow the requests of a step, whose numbers are unique over all replicas."""
+        self._open.note_starts(deltas.starts)
         for start in deltas.starts:
-            placed = self._open.get(start.request_id)
-            if placed is not None:
+            if (placed := self._open.get(start.request_id)) is not None:
                 placed.has_begun, placed.pending_tokens = True, 0
-                placed.numbers.append(start.number)
-                self._numbered[start.number] = placed, start.choice
         for end in deltas.ends:
-            if end.number in self._numbered:
-                placed, choice = self._numbered[end.number]
-                self.note_end(placed.request.request_id, choice)
+            if (known := self._open.start_of(end.number)) is not None:
+                self.note_end(known.request_id, known.choice)
         for failure in deltas.failures:
-            if failure.number in self._numbered:
-                self.forget(self._numbered[failure.number][0].request.request_id)
+            if (known := self._open.start_of(failure.number)) is not None:
+                self.forget(known.request_id)
 
     def clear(self) -> None:
         for request_id in list(self._open):
@@ -201,7 +196,7 @@ class ReplicaLink:
                 self._placement.note_end(command.request_id, command.choice)
                 self._note_change()
         elif isinstance(command, Ask):
-            self._tasks.start(self._answer(command))
+            self._tasks.start(send_answer(command, self._ask_all(command.what), self._pass_on))
         else:
             raise InvalidRequestError(f"several engines take no {type(command).__name__}")
 
@@ -382,9 +377,6 @@ class ReplicaLink:
         await replica.close()
         await replica.start()
         self._note_states()
-
-    async def _answer(self, ask: Ask) -> None:
-        self._pass_on(await answer_to(ask, self._ask_all(ask.what)))
 
     async def _ask_all(self, what: Question) -> EngineStats | str | None:
         """Ask all engines: the sum of their figures, one that is busy as it last did, or the faults that they find.

@@ -24,13 +24,15 @@ def prompt_keys(request: Request, block_tokens: int) -> tuple[bytes, ...]:
     return tuple([key[:KEY_BYTES] for key in keys.of(token_ids)])
 
 
-def report_of(changes: CacheChanges, incarnation: int, number: int) -> KeyReport:
+def report_of(changes: CacheChanges, incarnation: int, number: int, key_bytes: int = KEY_BYTES) -> KeyReport:
+    """An engine's report. `key_bytes` are those that are kept of each key."""
+
+    def keys(column: bytes) -> list[bytes]:
+        return [column[start : start + key_bytes] for start in range(0, len(column), KEY_BYTES)]
+
     ends = None
     if changes.ends_added is not None:
-        ends = KeyChanges(_keys(changes.ends_added), _keys(changes.ends_removed))
-    blocks = KeyChanges(_keys(changes.added), _keys(changes.removed))
-    return KeyReport(incarnation, number, blocks, ends, changes.complete)
-
-
-def _keys(column: bytes) -> list[bytes]:
-    return [column[start : start + KEY_BYTES] for start in range(0, len(column), KEY_BYTES)]
+        ends = KeyChanges(keys(changes.ends_added), keys(changes.ends_removed))
+    return KeyReport(
+        incarnation, number, KeyChanges(keys(changes.added), keys(changes.removed)), ends, changes.complete
+    )

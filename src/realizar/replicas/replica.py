@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from realizar.engine.clients.async_link import EngineLink
@@ -42,7 +42,6 @@ class PlacedRequest:
     replica: Replica
     pending_tokens: int
     open_choices: set[int]
-    numbers: list[int] = field(default_factory=list)
     has_begun: bool = False
     num_moves: int = 0
     was_accepted: bool = False

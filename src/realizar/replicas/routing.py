@@ -85,6 +85,10 @@ class HeldKeys:
         expected_s: seconds for which an expected key counts without a report.
         stale_s: seconds after the last report from which on reported keys do not count; None where a silent replica is
             known to hold what it held.
+
+    Attributes:
+        blocks: reported keys, the oldest first.
+        ends: those of them after which a sequence may go on; None where it may after any.
     """
 
     def __init__(
@@ -93,13 +97,13 @@ class HeldKeys:
         self.incarnation = incarnation
         self._most_keys, self._expected_s, self._stale_s = most_keys, expected_s, stale_s
         self._next_number = 0
-        self._blocks: OrderedDict[bytes, None] = OrderedDict()
-        self._ends: OrderedDict[bytes, None] | None = None
+        self.blocks: OrderedDict[bytes, None] = OrderedDict()
+        self.ends: OrderedDict[bytes, None] | None = None
         self._expected: OrderedDict[bytes, float] = OrderedDict()  # with the time at which each counts no more
         self._heard_s: float | None = None
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self.blocks)
 
     @property
     def num_expected(self) -> int:
@@ -121,19 +125,19 @@ class HeldKeys:
             self._forget()
         self._next_number = report.number + 1
         self._heard_s = now_s
-        self._change(self._blocks, report.blocks)
+        self._change(self.blocks, report.blocks)
         for key in report.blocks.added:
             self._expected.pop(key, None)
         if report.ends is not None:
-            self._ends = OrderedDict() if self._ends is None else self._ends
-            self._change(self._ends, report.ends)
+            self.ends = OrderedDict() if self.ends is None else self.ends
+            self._change(self.ends, report.ends)
         return True
 
     def expect(self, keys: Iterable[bytes], now_s: float) -> None:
         """Expect the keys of a request that was sent to the replica: it computes what it does not hold."""
         until_s = now_s + self._expected_s
         for key in keys:
-            if key not in self._blocks:
+            if key not in self.blocks:
                 self._expected[key] = until_s
                 self._expected.move_to_end(key)
         while self._expected and (
@@ -144,8 +148,8 @@ class HeldKeys:
     def num_usable(self, keys: Sequence[bytes], now_s: float) -> int:
         """The number of blocks, from the first on, after which a sequence with these keys can go on at the replica."""
         is_stale = self._stale_s is not None and (self._heard_s is None or now_s - self._heard_s > self._stale_s)
-        blocks: OrderedDict[bytes, None] = OrderedDict() if is_stale else self._blocks
-        ends, usable = self._ends, 0
+        blocks: OrderedDict[bytes, None] = OrderedDict() if is_stale else self.blocks
+        ends, usable = self.ends, 0
         for place, key in enumerate(keys, 1):
             if key in blocks:
                 usable = place if ends is None or key in ends else usable
@@ -165,8 +169,8 @@ class HeldKeys:
             held.popitem(last=False)
 
     def _forget(self) -> None:
-        self._blocks.clear()
-        self._ends = None
+        self.blocks.clear()
+        self.ends = None
 
 
 class PrefixRouter:

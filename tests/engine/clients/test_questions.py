@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from realizar.engine.clients.questions import Questions, answer_to
+from realizar.engine.clients.questions import Questions, send_answer
 from realizar.engine.process.messages import Answer, Ask, record_error
 from realizar.errors import CapacityError, EngineDeadError, RealizarError
 from waits import HANG_S
@@ -71,5 +71,7 @@ def test_an_error_is_part_of_the_answer(error: Exception) -> None:
     async def fail() -> None:
         raise error
 
-    answer = asyncio.run(answer_to(Ask(3, "audit"), fail()))
+    answers: list[Answer[Any]] = []
+    asyncio.run(send_answer(Ask(3, "audit"), fail(), answers.append))
+    (answer,) = answers
     assert (answer.number, answer.value, answer.error) == (3, None, record_error(error))

@@ -13,9 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from realizar.backends.base import Capacity
-from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.owned_requests import NoText, RoutedLink
 from realizar.engine.process.child import LivenessPolicy
 from realizar.engine.process.messages import (
     Abort,
@@ -95,9 +93,9 @@ class Process(ApiProcess):
 
 class Scene:
     def __init__(self) -> None:
-        self.hub, self.link = Hub((), "m"), Link()
-        self.engine = AsyncEngine(RoutedLink(self.link, self.hub.requests.take), lambda _: NoText())
-        self.hub.requests.engine = self.engine
+        self.link = Link()
+        self.hub = Hub(self.link, (), "m")
+        self.engine = self.hub.engine
         self.one, self.two = Process(self.hub), Process(self.hub)
 
     async def add(
@@ -154,7 +152,7 @@ def test_each_process_gets_what_is_of_its_requests() -> None:
         ]
         assert tokens == [[[10], [11]], [[20, 30], [31], [99]]]
         await turns()
-        assert scene.engine.num_open == len(scene.hub.requests) == len(scene.hub.requests._splitter) == 0
+        assert scene.engine.num_open == len(scene.engine._owned) == len(scene.engine._owned._starts) == 0
 
     play(main)
 
@@ -201,7 +199,7 @@ def test_a_request_that_ends_engines_is_refused_by_whichever_process_it_comes() 
             scene.link.listener.handle(EngineLost(record_error(EngineDeadError("dead")), restarting=True))
             await turns()
             assert [each.all_of(EngineLost)[-1].restarting for each in (scene.one, scene.two)] == [True, True]
-            assert scene.engine.num_open == len(scene.hub.requests) == 0
+            assert scene.engine.num_open == len(scene.engine._owned) == 0
             await scene.link.start(scene.link.listener)
         await scene.add(scene.one, "bad again", token=7, accept=False)
         assert isinstance(scene.refusals(scene.one)[-1], InvalidRequestError)
@@ -223,7 +221,7 @@ def test_a_client_that_leaves_ends_its_request_and_no_other_process_can(accept: 
         scene.one._on_message(scene.one, Abort("a"))
         await turns()
         assert scene.link.sent.count(Abort("a")) == 1
-        assert scene.engine.num_open == len(scene.hub.requests) == 0
+        assert scene.engine.num_open == len(scene.engine._owned) == 0
         scene.link.deltas([(0, 1)], starts=(ChoiceStart(0, "a", 0, 0.5),))
         assert scene.one.all_of(Outputs) == []
 
@@ -274,7 +272,7 @@ def test_a_process_that_is_gone_ends_its_requests_alone() -> None:
         scene.hub._abandon(scene.one)
         await turns()
         assert [each for each in scene.link.sent if isinstance(each, Abort)] == [Abort("a")]
-        assert list(scene.hub.requests._open) == ["b"]
+        assert list(scene.engine._owned) == ["b"]
         scene.link.listener.handle(EngineBlocked("the file is gone"))
         assert scene.two.all_of(EngineBlocked) == [EngineBlocked("the file is gone")]
         scene.two.num_connections = 3
@@ -372,9 +370,9 @@ def test_a_stop_does_not_wait_for_the_next_start_of_a_process(
     monkeypatch.setattr(hub_module, "_FIRST_DELAY_S", 100 * HANG_S)
 
     async def main(scene: Scene) -> None:
-        hub = Hub((START,), "m", ENDS_AT_ONCE)
+        hub = Hub(scene.link, (START,), "m", ENDS_AT_ONCE)
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            serving = asyncio.create_task(hub.serve(scene.engine, listener))
+            serving = asyncio.create_task(hub.serve(hub.engine, listener))
             while "another one is started" not in caplog.text:  # noqa: ASYNC110 - a log has no event
                 await asyncio.sleep(0.01)
             hub.stop(at_once=False)

@@ -304,8 +304,6 @@ def _hub(
     more_samples: Callable[[], tuple[MetricSamples, ...]],
 ) -> tuple[AsyncEngine, Front[AsyncEngine]]:
     """Requests are answered in processes of their own."""
-    from realizar.engine.clients.async_engine import AsyncEngine
-    from realizar.engine.clients.owned_requests import NoText, RoutedLink
     from realizar.models.pooling import default_pooling
     from realizar.server.processes.hub import Hub
     from realizar.server.processes.messages import Start
@@ -326,8 +324,8 @@ def _hub(
         )
         for share in shares
     ]
-    hub = Hub(starts, served.name, more_samples=more_samples)
-    return AsyncEngine(RoutedLink(link, hub.requests.take), lambda _: NoText(), max_queued=batching.max_queued), hub
+    hub = Hub(link, starts, served.name, more_samples=more_samples, max_queued=batching.max_queued)
+    return hub.engine, hub
 
 
 def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_queued: int) -> list[str]:

@@ -6,6 +6,7 @@
    tokens, each choice in a `GrowingChoice` of `growing_choice.py`, and errors of failed outputs. `async_stream.py` is
    what a caller gets, `questions.py` holds unanswered questions, and `places.py` shares what may be open by client.
 3. `engine_thread.py` gives the event loop to callers without one; `prompt_progress.py` reports progress of several
-   prompts. `owned_requests.py` shares one engine between several who have requests, such as API processes. `tasks.py`
-   keeps work on the event loop that nobody waits for.
+   prompts. `shared_engine.py` shares one engine between several who have requests, such as API processes, and
+   `open_table.py` finds requests by the engine's numbers. `tasks.py` keeps work on the event loop that nobody waits
+   for.
 """

@@ -144,31 +144,5 @@ class InlineLink(EngineLoop):
             self._listener.handle(event)
 
 
-class LinkBetween:
-    """An `EngineLink` on top of another one, and its listener, which passes on what its subclass does not take."""
-
-    def __init__(self, link: EngineLink) -> None:
-        self._link = link
-        self._listener: LinkListener | None = None
-
-    async def start(self, listener: LinkListener) -> None:
-        self._listener = listener
-        await self._link.start(self)
-
-    def send(self, command: Command) -> None:
-        self._link.send(command)
-
-    async def close(self, *, at_once: bool = False) -> None:
-        await self._link.close(at_once=at_once)
-
-    @property
-    def may_be_to_blame(self) -> bool:
-        return self._listener is not None and self._listener.may_be_to_blame
-
-    def handle(self, event: Event) -> None:
-        if self._listener is not None:
-            self._listener.handle(event)
-
-
 def closed_error() -> EngineDeadError:
     return EngineDeadError("the engine was closed")

@@ -1,4 +1,4 @@
-"""`Questions` to another process that it has not answered yet, and `answer_to` for those who answer."""
+"""`Questions` to another process that it has not answered yet, and `send_answer` for those who answer."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ class Questions:
                 waiting.set_exception(error)
 
 
-async def answer_to(ask: Ask, value: Awaitable[Any]) -> Answer[Any]:
+async def send_answer(ask: Ask, value: Awaitable[Any], send: Callable[[Answer[Any]], None]) -> None:
+    """Answer with what is awaited, or with its error."""
     try:
-        return Answer(ask.number, await value)
+        answer = Answer(ask.number, await value)
     except Exception as error:  # noqa: BLE001 - whoever asked waits, and must learn of any error
-        return Answer(ask.number, error=record_error(error))
+        answer = Answer(ask.number, error=record_error(error))
+    send(answer)

@@ -17,8 +17,9 @@ from contextlib import suppress
 import uvicorn
 
 from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.owned_requests import OwnedRequests, StateEvent
-from realizar.engine.clients.questions import Questions, answer_to
+from realizar.engine.clients.async_link import EngineLink
+from realizar.engine.clients.questions import Questions, send_answer
+from realizar.engine.clients.shared_engine import SharedEngine, StateEvent
 from realizar.engine.clients.tasks import Tasks
 from realizar.engine.process.child import ChildProcess, LivenessPolicy, growing_pause_s
 from realizar.engine.process.messages import (
@@ -26,6 +27,7 @@ from realizar.engine.process.messages import (
     Add,
     Answer,
     Ask,
+    CachedKeys,
     EngineLost,
     Question,
 )
@@ -58,23 +60,27 @@ class Hub:
     """The API processes of one server: a `Front` whose requests come back to the engine.
 
     Args:
+        link: of `engine`, to which all requests go.
         starts: the first message of each process.
         model_name: the label of every metric.
         command: the command to start; the descriptors of its sockets are appended.
         more_samples: gives further metrics, once the engine's figures are there.
+        max_queued: as of `AsyncEngine`.
     """
 
     def __init__(
         self,
+        link: EngineLink,
         starts: Sequence[Start],
         model_name: str,
         command: Sequence[str] = PROCESS_COMMAND,
         more_samples: Callable[[], tuple[MetricSamples, ...]] = tuple,
+        max_queued: int | None = None,
     ) -> None:
         self._starts, self._model_name, self._command = starts, model_name, command
         self._more_samples = more_samples
-        self.requests: OwnedRequests[ApiProcess] = OwnedRequests(
-            lambda process, event: process.send(event), self._note_state
+        self.engine: SharedEngine[ApiProcess] = SharedEngine(
+            link, lambda process, event: process.send(event), self._note_state, max_queued=max_queued
         )
         self._processes: list[ApiProcess] = []
         self._tasks = Tasks()
@@ -93,7 +99,7 @@ class Hub:
 
         RealizarError: a process ends before it takes a connection, again and again, and no other one takes any.
         """
-        self.requests.engine, self._listener = engine, listener
+        self._listener = listener
         listener.setblocking(False)
         keeping = [asyncio.create_task(self._keep(start)) for start in self._starts]
         try:
@@ -105,7 +111,7 @@ class Hub:
                 task.cancel()
             await asyncio.gather(*keeping, self._tasks.cancel(), return_exceptions=True)
             for process in list(self._processes):
-                self.requests.abandon(process)
+                self.engine.abandon(process)
                 await process.reap()
 
     def drain(self) -> None:
@@ -128,6 +134,8 @@ class Hub:
         if isinstance(event, EngineLost):
             event = EngineLost(event.error, event.restarting, blame=False)  # the engine of this process knows whom
             self._last_state = None
+        elif isinstance(event, CachedKeys):
+            return
         else:
             self._last_state = event
         self._broadcast(event)
@@ -167,18 +175,18 @@ class Hub:
 
     def _abandon(self, process: ApiProcess) -> None:
         """End the requests of a process that is gone, and keep what it counted."""
-        self.requests.abandon(process)
+        self.engine.abandon(process)
         process.asked.fail(EngineDeadError("the process is gone"))
         self._retired = add_samples((self._retired, self._samples.pop(process, ())))
 
     def _take(self, process: ApiProcess, message: FromProcess) -> None:
         match message:
             case Add(request):
-                self.requests.add(process, request)
+                self.engine.add(process, request)
             case Abort(request_id, choice):
-                self.requests.abort(process, request_id, choice)
+                self.engine.abort(process, request_id, choice)
             case Ask():
-                self._tasks.start(self._answer(process, message))
+                self._tasks.start(send_answer(message, self._asked_for(message.what), process.send))
             case ConnectionsClosed(count):
                 process.num_connections -= count
             case Started():
@@ -187,29 +195,23 @@ class Hub:
                 self._samples[process] = message.value or ()
                 process.asked.answer(message)
 
-    async def _answer(self, process: ApiProcess, ask: Ask) -> None:
-        process.send(await answer_to(ask, self._asked_for(ask.what)))
-
     async def _asked_for(self, what: Question) -> bytes | None:
-        engine = self.requests.engine
-        if engine is None:
-            raise EngineDeadError("the engine was not started")
         if what == "exposition":
-            return await self._exposition(engine)
+            return await self._exposition()
         if what != "clear_cache":
             raise InvalidRequestError(f"the main process does not {what}")
-        await engine.clear_cache()
+        await self.engine.clear_cache()
         return None
 
     def _broadcast(self, message: ToProcess) -> None:
         for process in self._processes:
             process.send(message)
 
-    async def _exposition(self, engine: AsyncEngine) -> bytes:
+    async def _exposition(self) -> bytes:
         """The metrics of all processes; one that is busy counts as it last did."""
         asked = [each.asked.ask("samples", _SAMPLES_PATIENCE_S) for each in self._processes if each.takes_connections]
         await asyncio.gather(*asked, return_exceptions=True)
-        stats = await engine.stats()
+        stats = await self.engine.stats()
         summed = add_samples((self._retired, *self._samples.values()))
         return exposition_of({self._model_name: stats}, (*summed, *own_samples(), *self._more_samples()))
 

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.questions import Questions, answer_to
+from realizar.engine.clients.questions import Questions, send_answer
 from realizar.engine.clients.tasks import Tasks
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Abort, Add, Answer, Ask, Command, Ping, Pong, Question
@@ -209,7 +209,7 @@ class _HubLink(asyncio.Protocol):
             case Stop():
                 self._stop()
             case Ask():
-                self._tasks.start(self._answer(message))
+                self._tasks.start(send_answer(message, self._asked_for(message.what), self.report))
             case Ping():
                 self.report(Pong())
             case Answer():
@@ -219,9 +219,6 @@ class _HubLink(asyncio.Protocol):
                 raise FrameError("a second start")
             case _:
                 listener.handle(message)
-
-    async def _answer(self, ask: Ask) -> None:
-        self.report(await answer_to(ask, self._asked_for(ask.what)))
 
     async def _asked_for(self, what: Question) -> tuple[MetricSamples, ...]:
         if what != "samples":

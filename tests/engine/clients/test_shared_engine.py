@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.engine.clients.owned_requests import DeltaSplitter
+from realizar.engine.clients.open_table import OpenTable
 from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import RowError, SnapshotUse, TokenLogprobs, TokenOutput
@@ -27,6 +27,12 @@ _ROW = st.fixed_dictionaries(
     }
 )
 OWNERS = {"a": 1, "b": 1, "c": 2, "d": 2, "e": 3}  # nobody owns f
+
+
+def table_of(owners: dict[str, int]) -> OpenTable[int]:
+    table: OpenTable[int] = OpenTable()
+    table.update(owners)
+    return table
 
 
 def output(fields: dict[str, Any]) -> TokenOutput:
@@ -51,12 +57,12 @@ def facts(deltas: StepDeltas) -> list[tuple[int, object]]:
 
 @given(steps=st.lists(st.lists(_ROW, max_size=6, unique_by=lambda row: (row["request_id"], row["choice"])), max_size=4))
 def test_each_owner_gets_its_own(steps: Sequence[list[dict[str, Any]]]) -> None:
-    columns, splitter = DeltaColumns(), DeltaSplitter(OWNERS.get)
+    columns, table = DeltaColumns(), table_of(OWNERS)
     owner_of: dict[int, int | None] = {}
     for rows in steps:
         deltas = columns.columns(map(output, rows))
         owner_of.update({start.number: OWNERS.get(start.request_id) for start in deltas.starts})
-        shares = splitter.split(deltas)
+        shares = table.split(deltas, int)
         assert len({owner for owner, _ in shares}) == len(shares)
         whole = facts(deltas)
         for owner, share in shares:
@@ -65,22 +71,21 @@ def test_each_owner_gets_its_own(steps: Sequence[list[dict[str, Any]]]) -> None:
         owners = {owner for owner, _ in shares}
         assert owners == {owner_of[number] for number, _ in whole} - {None}
     for name in "abcdef":
-        splitter.forget(name)
-    assert len(splitter) == 0
+        assert table.forget(name) == OWNERS.get(name)
+    assert (len(table), len(table._starts)) == (0, 0)
 
 
 def test_a_forgotten_request_gets_nothing_and_another_engine_gives_numbers_anew() -> None:
-    owners = {"a": 1, "b": 2}
-    splitter = DeltaSplitter(owners.get)
+    table = table_of({"a": 1, "b": 2})
     row = {"choice": 0, "token_ids": (1,), "prompt_logprobs": (), "finish_reason": None, "error": None}
     columns = DeltaColumns()
     both = [output({"request_id": name, **row}) for name in "ab"]
-    assert [owner for owner, _ in splitter.split(columns.columns(both))] == [1, 2]
-    splitter.forget("a")
-    splitter.forget("a")
-    assert [owner for owner, _ in splitter.split(columns.columns(both))] == [2]
-    splitter.clear()
-    assert splitter.split(columns.columns(both)) == []
-    assert [(owner, share.number_list()) for owner, share in splitter.split(DeltaColumns().columns(both[1:]))] == [
+    assert [owner for owner, _ in table.split(columns.columns(both), int)] == [1, 2]
+    table.forget("a")
+    table.forget("a")
+    assert [owner for owner, _ in table.split(columns.columns(both), int)] == [2]
+    table.forget_numbers()
+    assert table.split(columns.columns(both), int) == []
+    assert [(owner, share.number_list()) for owner, share in table.split(DeltaColumns().columns(both[1:]), int)] == [
         (2, [0])
     ]
