@@ -66,14 +66,14 @@ class SnapshotUse:
         taken: new ones. dropped: others that were given up for those, or with blocks that the choice took.
     """
 
+    taken: int = 0
     restored: int = 0
     fetched: int = 0
-    taken: int = 0
     dropped: int = 0
 
     def plus(self, other: SnapshotUse) -> SnapshotUse:
         return SnapshotUse(
-            self.restored + other.restored, self.fetched + other.fetched, self.taken + other.taken,
+            self.taken + other.taken, self.restored + other.restored, self.fetched + other.fetched,
             self.dropped + other.dropped,
         )  # fmt: skip
 

@@ -121,7 +121,7 @@ def test_requests_count_every_snapshot(on_host: int, drafts: int, steps_in_fligh
     assert len(chat.ended) == 150
     used = SnapshotUse.total(outputs[-1].snapshots for _, choices in chat.ended for outputs in choices)
     counts = core.snapshot_counts
-    assert used == SnapshotUse(counts.restored, counts.fetched, counts.taken, counts.dropped)
+    assert used == SnapshotUse(counts.taken, counts.restored, counts.fetched, counts.dropped)
     assert min(used.restored, used.taken, used.dropped) > 20
     assert core.counts.preemptions > 3
 

@@ -14,7 +14,7 @@ from realizar.request import Client
 from realizar.sampling_params import StructuredOutput
 from realizar.server.api import Api, make_api
 from realizar.server.errors import ApiError
-from realizar.server.generation.answer import AnswerDelta, WholeChoice
+from realizar.server.generation.answer import AnswerDelta, AnswerParts
 from realizar.server.generation.chat_plan import plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.conversation import Conversation
@@ -52,7 +52,7 @@ def test_a_conversation_is_planned_run_and_whole() -> None:
     api = api_of(engine)
     plan = plan_chat(api, conversation({"temperature": 0.25, "n": 2, "max_tokens": 7}), Stop())
     run = ChatRun(api, plan, "id", cast("RequestLease", NoLease()))
-    choices = [WholeChoice(), WholeChoice()]
+    choices = [AnswerParts(), AnswerParts()]
 
     async def main() -> None:
         async with aclosing(run.deltas()) as deltas:
@@ -60,7 +60,7 @@ def test_a_conversation_is_planned_run_and_whole() -> None:
                 choices[delta.index].take_in(delta)
 
     asyncio.run(main())
-    assert ["".join(choice.content) for choice in choices] == ["Hello", "Hello"]
+    assert [choice.text("content") for choice in choices] == ["Hello", "Hello"]
     assert (run.num_completion_tokens, run.num_cached_tokens) == (4, 3)
     ((prompt, sampling, options),) = engine.asked
     assert prompt == plan.token_ids
@@ -105,7 +105,7 @@ def test_errors_of_the_engine_name_them_too(error: Exception, param: str) -> Non
 
 
 def test_calls_are_put_together_by_their_index() -> None:
-    choice = WholeChoice()
+    choice = AnswerParts()
     parts: list[Any] = [
         ReasoningDelta("why"),
         ContentDelta("a"),
@@ -116,13 +116,10 @@ def test_calls_are_put_together_by_their_index() -> None:
     for part in parts:
         choice.take_in(AnswerDelta(0, [part], ChoiceDelta("id", 0, "", ()), None))
     choice.take_in(AnswerDelta(0, [], ChoiceDelta("id", 0, "", (), stop_reason="z"), "tool_calls"))
-    assert [(call.id, call.name, call.arguments) for call in choice.calls] == [("x", "f", '{"a":1}'), ("y", "g", "{}")]
-    assert (choice.content, choice.reasoning, choice.finish_reason, choice.stop_reason) == (
-        ["a"],
-        ["why"],
-        "tool_calls",
-        "z",
-    )
+    assert [(part.call, part.text) for part in choice.of("call")] == [(parts[2], '{"a":1}'), (parts[4], "{}")]
+    assert [part.kind for part in choice.parts] == ["reasoning", "content", "call", "call"]
+    assert [choice.text(kind) for kind in ("content", "reasoning")] == ["a", "why"]
+    assert (choice.finish_reason, choice.stop_reason) == ("tool_calls", "z")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from realizar.errors import ContextLengthError
 from realizar.outputs import ChoiceDelta, RequestOutput, Timings
 from realizar.request import Client
 from realizar.server.errors import ApiError
-from realizar.server.generation.answer_events import deltas_of
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, tokenize_prompts
+from realizar.server.generation.run import deltas_of
 from realizar.server.http.body_json import MAX_KEYS, MAX_VALUES, parse_json, parsed_size
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import FREE_BYTES, RequestMemory

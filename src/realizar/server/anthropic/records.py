@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from realizar.server.generation.state_snapshots import StateSnapshots
+from realizar.outputs import SnapshotUse
 
 
 class Metadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +89,7 @@ class Usage(msgspec.Struct, kw_only=True):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    state_snapshots: StateSnapshots | UnsetType = UNSET
+    state_snapshots: SnapshotUse | UnsetType = UNSET
 
 
 class Message(msgspec.Struct, kw_only=True):

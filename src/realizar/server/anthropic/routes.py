@@ -11,94 +11,26 @@ from starlette.responses import Response
 
 from realizar.server.anthropic.conversation import marks_cache, read_conversation, shows_reasoning
 from realizar.server.anthropic.records import CountTokensRequest, Message, MessagesRequest, Usage
-from realizar.server.api import Api, new_id
+from realizar.server.api import new_id
 from realizar.server.errors import ApiError
-from realizar.server.generation.answer import AnswerDelta, FinishReason, arguments_object
-from realizar.server.generation.answer_events import AnswerEvents, Encoder
-from realizar.server.generation.chat_plan import ChatPlan, plan_chat
+from realizar.server.generation.answer import AnswerDelta, AnswerPart, AnswerParts, PartKind, arguments_object
+from realizar.server.generation.chat_plan import plan_chat
 from realizar.server.generation.chat_run import ChatRun
-from realizar.server.generation.usage import prompt_counts
+from realizar.server.generation.run import Encoder
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
-from realizar.server.http.request import compute, note
+from realizar.server.http.request import compute
 from realizar.server.http.request_memory import lease_of
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
-from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
-
-# Whole answers of Anthropic's Messages API, and the counts of tokens in its form.
-
-
-def usage_of(api: Api, plan: ChatPlan, run: ChatRun, *, marks_cache: bool) -> Usage:
-    """The counts so far. With `marks_cache` the request has `cache_control`.
-
-    The cache is filled without it too, but only who asks for it looks for its tokens elsewhere than in `input_tokens`.
-    """
-    prompt = prompt_counts(api, plan, run)
-    num_created = prompt.num_created if marks_cache else 0
-    return Usage(
-        input_tokens=len(plan.token_ids) - prompt.num_cached - num_created,
-        cache_creation_input_tokens=num_created,
-        cache_read_input_tokens=prompt.num_cached,
-        output_tokens=run.num_completion_tokens,
-        state_snapshots=run.state_snapshots,
-    )
-
-
-def stop_of(plan: ChatPlan, reason: FinishReason, stopped_by: str | int | None) -> tuple[str, str | None]:
-    """`stop_reason` and `stop_sequence` of an answer that ended."""
-    if reason == "tool_calls":
-        return "tool_use", None
-    if reason == "length":
-        return ("model_context_window_exceeded" if plan.cut_by_context else "max_tokens"), None
-    return ("stop_sequence", stopped_by) if isinstance(stopped_by, str) else ("end_turn", None)
-
-
-class BlockList:
-    """The content blocks of a whole answer, in the order in which a stream would begin them."""
-
-    def __init__(self, *, with_reasoning: bool) -> None:
-        self._with_reasoning = with_reasoning
-        self._kinds: list[str] = []
-        self._texts: list[list[str]] = []
-        self._calls: dict[int, ToolCallDelta] = {}
-
-    def take_in(self, part: ParsedDelta) -> None:
-        match part:
-            case ContentDelta(text):
-                self._grow("text", text)
-            case ReasoningDelta(text):
-                if self._with_reasoning:
-                    self._grow("thinking", text)
-            case ToolCallDelta():
-                self._calls.setdefault(part.index, part)
-                self._grow(f"call {part.index}", part.arguments)
-
-    def blocks(self) -> list[dict[str, Any]]:
-        return [self._block(kind, "".join(texts)) for kind, texts in zip(self._kinds, self._texts, strict=True)]
-
-    def _grow(self, kind: str, text: str) -> None:
-        if not self._kinds or self._kinds[-1] != kind:
-            self._kinds.append(kind)
-            self._texts.append([])
-        self._texts[-1].append(text)
-
-    def _block(self, kind: str, text: str) -> dict[str, Any]:
-        if kind == "text":
-            return {"type": "text", "text": text}
-        if kind == "thinking":
-            return {"type": "thinking", "thinking": text, "signature": ""}
-        call = self._calls[int(kind.removeprefix("call "))]
-        return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(text)}
-
-
-# `MessageStreamer` makes the events of a streamed answer of Anthropic's Messages API.
-#
-# Each block begins, grows and stops before the next one begins. The first event has the prompt's counts, and comes with
-# the first output, when the cached tokens are known.
 
 _encoder = msgspec.json.Encoder()
-_NO_INPUT: Mapping[str, Any] = {}
+_DELTAS: Mapping[PartKind, tuple[str, str]] = {
+    "content": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+"""Types of the deltas of each kind of part, and the fields of their texts."""
 
 
 def encode_event(name: str, **fields: Any) -> bytes:
@@ -106,79 +38,108 @@ def encode_event(name: str, **fields: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encoder.encode({"type": name, **fields}))
 
 
-class MessageStreamer(Encoder[AnswerDelta]):
-    def __init__(
-        self, api: Api, plan: ChatPlan, run: ChatRun, request_id: str, *, with_reasoning: bool, marks_cache: bool
-    ) -> None:
-        self._api, self._plan, self._run, self._request_id = api, plan, run, request_id
-        self._with_reasoning, self._marks_cache = with_reasoning, marks_cache
-        self._started, self._index = False, -1
-        self._open: str | None = None  # the kind of the open block; of a call with its index
+def _block(part: AnswerPart, text: str) -> dict[str, Any]:
+    """The content block of a part, with its text, or with none as it begins."""
+    if part.kind == "content":
+        return {"type": "text", "text": text}
+    if part.call is None:
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": arguments_object(text)}
+
+
+class _MessageEncoder(Encoder[AnswerDelta]):
+    """Makes a message, or the events of one.
+
+    Each block begins, grows and stops before the next one begins. The first event has the prompt's counts, and comes
+    with the first output, when the cached tokens are known.
+    """
+
+    def __init__(self, record: MessagesRequest, run: ChatRun) -> None:
+        self._run, self._marks_cache = run, marks_cache(record)
+        self._parts = AnswerParts(with_reasoning=shows_reasoning(record))
+        self._started = False
+        self._open: AnswerPart | None = None
+
+    def take_in(self, delta: AnswerDelta) -> None:
+        self._parts.take_in(delta)
+
+    def whole(self) -> bytes:
+        blocks = [_block(part, part.text) for part in self._parts.parts]
+        return _encoder.encode(self._message(blocks, *self._stop(), self._usage()))
 
     def grown(self, delta: AnswerDelta) -> bytes:
         start, self._started = b"" if self._started else self._start(), True
         return start + b"".join(self._grown(delta))
 
+    def _message(self, blocks: list[dict[str, Any]], reason: str | None, sequence: str | None, usage: Usage) -> Message:
+        return Message(
+            id=self._run.id,
+            model=self._run.api.model.name,
+            content=blocks,
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=usage,
+        )
+
     def _usage(self) -> Usage:
-        return usage_of(self._api, self._plan, self._run, marks_cache=self._marks_cache)
+        """The counts so far.
+
+        The cache is filled without `cache_control` too, but only who asks for it looks for its tokens elsewhere than in
+        `input_tokens`.
+        """
+        run, num_cached = self._run, self._run.num_cached_tokens or 0
+        num_created = run.num_created_tokens if self._marks_cache else 0
+        return Usage(
+            input_tokens=run.num_prompt_tokens - num_cached - num_created,
+            cache_creation_input_tokens=num_created,
+            cache_read_input_tokens=num_cached,
+            output_tokens=run.num_completion_tokens,
+            state_snapshots=run.state_snapshots,
+        )
+
+    def _stop(self) -> tuple[str, str | None]:
+        """`stop_reason` and `stop_sequence` of an answer that ended."""
+        stopped_by = self._parts.stop_reason
+        match self._parts.finish_reason:
+            case "tool_calls":
+                return "tool_use", None
+            case "length":
+                return ("model_context_window_exceeded" if self._run.plan.cut_by_context else "max_tokens"), None
+            case "stop":
+                return ("stop_sequence", stopped_by) if isinstance(stopped_by, str) else ("end_turn", None)
 
     def _start(self) -> bytes:
         usage = self._usage()
         usage.output_tokens = 0
-        message = Message(
-            id=self._request_id,
-            model=self._api.model.name,
-            content=[],
-            stop_reason=None,
-            stop_sequence=None,
-            usage=usage,
-        )
-        return encode_event("message_start", message=message)
+        return encode_event("message_start", message=self._message([], None, None, usage))
 
     def _grown(self, delta: AnswerDelta) -> Iterator[bytes]:
-        for part in delta.parsed:
-            if self._with_reasoning or not isinstance(part, ReasoningDelta):
-                yield from self._part(part)
+        for part, text in self._parts.take_in(delta):
+            if part is not self._open:
+                yield from self._stop_block()
+                self._open = part
+                yield encode_event("content_block_start", index=part.index, content_block=_block(part, ""))
+            if text:
+                kind, field = _DELTAS[part.kind]
+                yield self._delta(part, {"type": kind, field: text})
         if delta.finish_reason is None:
             return
         yield from self._stop_block()
-        reason, sequence = stop_of(self._plan, delta.finish_reason, delta.source.stop_reason)
-        usage = self._usage()
-        yield encode_event("message_delta", delta={"stop_reason": reason, "stop_sequence": sequence}, usage=usage)
+        reason, sequence = self._stop()
+        stop = {"stop_reason": reason, "stop_sequence": sequence}
+        yield encode_event("message_delta", delta=stop, usage=self._usage())
         yield encode_event("message_stop")
 
-    def _part(self, part: ParsedDelta) -> Iterator[bytes]:
-        match part:
-            case ContentDelta(text):
-                yield from self._begin("text", {"type": "text", "text": ""})
-                yield self._delta({"type": "text_delta", "text": text})
-            case ReasoningDelta(text):
-                yield from self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-                yield self._delta({"type": "thinking_delta", "thinking": text})
-            case ToolCallDelta():
-                call = {"type": "tool_use", "id": part.id, "name": part.name, "input": _NO_INPUT}
-                yield from self._begin(f"call {part.index}", call)
-                if part.arguments:
-                    yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
-
-    def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
-        if self._open == kind:
-            return
-        yield from self._stop_block()
-        self._open = kind
-        self._index += 1
-        yield encode_event("content_block_start", index=self._index, content_block=block)
-
     def _stop_block(self) -> Iterator[bytes]:
-        if self._open is None:
+        part, self._open = self._open, None
+        if part is None:
             return
-        if self._open == "thinking":  # clients wait for it, though there is nothing to prove here
-            yield self._delta({"type": "signature_delta", "signature": ""})
-        self._open = None
-        yield encode_event("content_block_stop", index=self._index)
+        if part.kind == "reasoning":  # clients wait for it, though there is nothing to prove here
+            yield self._delta(part, {"type": "signature_delta", "signature": ""})
+        yield encode_event("content_block_stop", index=part.index)
 
-    def _delta(self, delta: dict[str, str]) -> bytes:
-        return encode_event("content_block_delta", index=self._index, delta=delta)
+    def _delta(self, part: AnswerPart, delta: dict[str, str]) -> bytes:
+        return encode_event("content_block_delta", index=part.index, delta=delta)
 
 
 # `POST /v1/messages` and `POST /v1/messages/count_tokens`.
@@ -188,35 +149,8 @@ async def _messages(request: Request) -> Response:
     record = await read_record(request, MessagesRequest)
     api = await model_of(request, record.model, need=chats())
     plan = await compute(request, lambda stop: plan_chat(api, read_conversation(record), stop))
-    request_id = new_id("msg_")
-    note(request, model=api.model.name, prompt=len(plan.token_ids))
-    run = ChatRun(api, plan, request_id, lease_of(request))
-    with_reasoning, marked = shows_reasoning(record), marks_cache(record)
-    events = AnswerEvents(request, run, api.settings)
-    if record.stream:
-        return events.stream(
-            MessageStreamer(api, plan, run, request_id, with_reasoning=with_reasoning, marks_cache=marked)
-        )
-    blocks = BlockList(with_reasoning=with_reasoning)
-    stop: tuple[str, str | None] = ("end_turn", None)
-
-    def take_in(delta: AnswerDelta) -> None:
-        nonlocal stop
-        for part in delta.parsed:
-            blocks.take_in(part)
-        if delta.finish_reason is not None:
-            stop = stop_of(plan, delta.finish_reason, delta.source.stop_reason)
-
-    await events.whole(take_in)
-    answer = Message(
-        id=request_id,
-        model=api.model.name,
-        content=blocks.blocks(),
-        stop_reason=stop[0],
-        stop_sequence=stop[1],
-        usage=usage_of(api, plan, run, marks_cache=marked),
-    )
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    run = ChatRun(api, plan, new_id("msg_"), lease_of(request))
+    return await run.answer(request, _MessageEncoder(record, run), stream=record.stream)
 
 
 async def _count_tokens(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The answer to a conversation, in any dialect: what a choice gains in a step, and what it has at its end."""
+"""The answer to a conversation, in any dialect: what a choice gains in a step, and the parts that it adds up to."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Literal
 
 import msgspec
 
-from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import ChoiceDelta
-from realizar.server.generation.token_kinds import TokenKind
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+PartKind = Literal["content", "reasoning", "call"]
 _NO_ARGUMENTS = msgspec.Raw(b"{}")
 
 
@@ -22,59 +21,87 @@ _NO_ARGUMENTS = msgspec.Raw(b"{}")
 class AnswerDelta:
     """The parsed output that one choice gained; `finish_reason` is set on its last delta.
 
-    `kinds`, where they are wanted, are those of the tokens whose kind is known now, in their order: of this delta, and
-    of those before whose text was still held back.
+    `rows`, where they are wanted, are the log-probabilities of tokens as JSON: of those whose kind is known now and is
+    wanted, in their order, of this delta and of those before whose text was still held back.
     """
 
     index: int
     parsed: list[ParsedDelta]
     source: ChoiceDelta
     finish_reason: FinishReason | None
-    kinds: Sequence[TokenKind] = ()
+    rows: Sequence[bytes] = ()
 
 
 @dataclass(slots=True)
-class WholeCall:
-    """A whole tool call; `arguments` are the text of a JSON object."""
+class AnswerPart:
+    """Content or reasoning that nothing else interrupts, or one call.
 
-    id: str
-    name: str
-    arguments: str = ""
+    Attributes:
+        index: its place among the parts of its choice.
+        call: the first delta of a call.
+        texts: the deltas of its text; of a call those of its arguments, the text of a JSON object.
+    """
+
+    kind: PartKind
+    index: int
+    call: ToolCallDelta | None
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
 
-@dataclass(slots=True)
-class WholeChoice:
-    """One choice of an answer, put together of its deltas."""
+class AnswerParts:
+    """One choice of an answer, put together of its deltas; the last part grows.
 
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[WholeCall] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[LogprobColumns] = field(default_factory=list)
-    kinds: list[TokenKind] = field(default_factory=list)
-    finish_reason: FinishReason = "stop"
-    stop_reason: str | int | None = None
+    Attributes:
+        rows: log-probabilities, as those of `AnswerDelta`.
+    """
 
-    def take_in(self, delta: AnswerDelta) -> None:
-        for part in delta.parsed:
-            match part:
-                case ContentDelta(text):
-                    self.content.append(text)
-                case ReasoningDelta(text):
-                    self.reasoning.append(text)
-                case ToolCallDelta():
-                    self._take_in_call(part)
+    def __init__(self, *, with_reasoning: bool = True) -> None:
+        self._with_reasoning = with_reasoning
+        self.parts: list[AnswerPart] = []
+        self.token_ids: list[int] = []
+        self.rows: list[bytes] = []
+        self.finish_reason: FinishReason = "stop"
+        self.stop_reason: str | int | None = None
+
+    def take_in(self, delta: AnswerDelta) -> list[tuple[AnswerPart, str]]:
+        """Take in a delta; returns the parts that it adds to, which may be new, each with its new text."""
         self.token_ids += delta.source.token_ids
-        if delta.source.logprobs:
-            self.logprobs.append(LogprobColumns.of(delta.source.logprobs))
-        self.kinds += delta.kinds
+        self.rows += delta.rows
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.source.stop_reason
+        return [
+            self._grown(parsed)
+            for parsed in delta.parsed
+            if self._with_reasoning or not isinstance(parsed, ReasoningDelta)
+        ]
 
-    def _take_in_call(self, delta: ToolCallDelta) -> None:
-        if delta.index == len(self.calls):
-            self.calls.append(WholeCall(delta.id or "", delta.name or ""))
-        self.calls[delta.index].arguments += delta.arguments
+    def of(self, kind: PartKind) -> list[AnswerPart]:
+        return [part for part in self.parts if part.kind == kind]
+
+    def text(self, kind: PartKind) -> str:
+        """The text of all parts of a kind."""
+        return "".join(part.text for part in self.of(kind))
+
+    def begin(self, kind: PartKind, call: ToolCallDelta | None = None) -> AnswerPart:
+        part = AnswerPart(kind, len(self.parts), call)
+        self.parts.append(part)
+        return part
+
+    def _grown(self, parsed: ParsedDelta) -> tuple[AnswerPart, str]:
+        last = self.parts[-1] if self.parts else None
+        match parsed:
+            case ContentDelta(text):
+                part = last if last is not None and last.kind == "content" else self.begin("content")
+            case ReasoningDelta(text):
+                part = last if last is not None and last.kind == "reasoning" else self.begin("reasoning")
+            case ToolCallDelta(arguments=text):
+                part = last if last is not None and parsed.id is None else self.begin("call", parsed)
+        part.texts.append(text)
+        return part, text
 
 
 def arguments_object(text: str) -> msgspec.Raw:

@@ -16,8 +16,15 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import about, refused, renaming, unsupported
 from realizar.server.generation.conversation import Conversation, text_of
+from realizar.server.generation.logprob_rows import LogprobRows, chat_rows
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last, read_hole, tokenize_prompts
-from realizar.server.generation.sampling import SamplingWishes, build_sampling, check_listed_ids, check_priority
+from realizar.server.generation.sampling import (
+    SamplingWishes,
+    build_sampling,
+    check_listed_ids,
+    check_priority,
+    fitting,
+)
 from realizar.server.generation.tools import ToolPlan
 from realizar.server.http.work import Stop
 from realizar.server.models.needs import no_template
@@ -48,6 +55,7 @@ class ChatPlan:
         cut_by_context: the context ends the answer before the request's `max_tokens` do.
         num_dropped: messages that the prompt leaves out for lack of room.
         marks: of calls and reasoning that the vocabulary has as tokens.
+        rows: writes log-probabilities, if they are wanted.
     """
 
     token_ids: tuple[int, ...]
@@ -63,6 +71,7 @@ class ChatPlan:
     cut_by_context: bool = False
     num_dropped: int = 0
     marks: frozenset[str] = frozenset()
+    rows: LogprobRows | None = None
 
     @property
     def may_reason(self) -> bool:
@@ -116,12 +125,12 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
     else:
         sampling = replace(sampling, structured=_grammar(api, tools, wanted, answer_format, prompt_end))
     kept = keep_last(token_ids, conversation.keep_last, api.max_tokens)
-    room = api.max_tokens - len(kept)
-    bounded = conversation.bounded_by_context or not conversation.wishes.bounds_answer
-    cut = bounded and sampling.max_tokens is not None and 0 < room < sampling.max_tokens
+    cut = False
+    if conversation.bounded_by_context or not conversation.wishes.bounds_answer:
+        sampling, cut = fitting(sampling, api.max_tokens - len(kept))
     return ChatPlan(
         token_ids=kept,
-        sampling=replace(sampling, max_tokens=room) if cut else sampling,
+        sampling=sampling,
         tools=tools,
         answer_format=answer_format,
         prompt_end=prompt_end,
@@ -133,7 +142,13 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         cut_by_context=cut,
         num_dropped=num_messages - len(conversation.messages),
         marks=frozenset(tokenizer.answer_marks),
+        rows=_rows(api, sampling.logprobs, as_ids=conversation.tokens_as_ids),
     )
+
+
+def _rows(api: Api, top_n: int | None, *, as_ids: bool = False) -> LogprobRows | None:
+    """Makes the names of all tokens too, unless they are there, which takes a while."""
+    return None if top_n is None else api.names(as_ids=as_ids).rows(chat_rows, top_n)
 
 
 def _shortened(
@@ -336,7 +351,7 @@ def plan_text(
             add_special=True,
             hole=hole,
         )
-    sampling, cut = _fitting(sampling, most - len(prompt.token_ids))
+    sampling, cut = fitting(sampling, most - len(prompt.token_ids))
     return ChatPlan(
         token_ids=prompt.token_ids,
         sampling=sampling,
@@ -347,6 +362,7 @@ def plan_text(
         cache_salt=None,
         names={"prompt": "prompt", "structured": names.get("structured", "structured")},
         cut_by_context=cut,
+        rows=_rows(api, sampling.logprobs),
     )
 
 
@@ -356,12 +372,5 @@ def after_ids(api: Api, plan: ChatPlan, earlier: Sequence[int]) -> ChatPlan:
     if own[:1] == (api.model.tokenizer.bos_id,):
         own = own[1:]
     token_ids = (*earlier, *own)
-    sampling, cut = _fitting(plan.sampling, api.max_tokens - len(token_ids))
+    sampling, cut = fitting(plan.sampling, api.max_tokens - len(token_ids))
     return replace(plan, token_ids=token_ids, sampling=sampling, cut_by_context=cut or plan.cut_by_context)
-
-
-def _fitting(sampling: SamplingParams, room: int) -> tuple[SamplingParams, bool]:
-    """Sampling of at most the tokens that the context leaves, and True if these are fewer than were asked for."""
-    if sampling.max_tokens is None or not 0 < room < sampling.max_tokens:
-        return sampling, False
-    return replace(sampling, max_tokens=room), True

@@ -2,103 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, suppress
 from typing import Any
 
-from msgspec import UnsetType
-
-from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import RealizarError
-from realizar.outputs import ChoiceDelta, RequestOutput, SnapshotUse
+from realizar.outputs import ChoiceDelta
 from realizar.server.api import Api
 from realizar.server.errors import renaming
 from realizar.server.generation.answer import AnswerDelta, FinishReason
-from realizar.server.generation.answer_events import deltas_of, replica_notes, timing_notes
 from realizar.server.generation.chat_plan import ChatPlan
-from realizar.server.generation.state_snapshots import StateSnapshots, snapshot_notes, state_snapshots
+from realizar.server.generation.logprob_rows import RowsOfKinds
+from realizar.server.generation.run import Run, deltas_of
 from realizar.server.generation.token_kinds import TokenKind, TokenKinds
 from realizar.server.generation.tools import naming_tools
 from realizar.server.http.request_memory import RequestLease
 from realizar.tokenizer.parsers.base import OutputParser, ParsedDelta
 
+_TEXT: tuple[TokenKind, ...] = ("content",)
 
-class ChatRun:
-    """A chat request in the engine, under the id of the answer.
+
+class ChatRun(Run[AnswerDelta]):
+    """A chat request in the engine.
 
     Attributes:
-        num_completion_tokens: tokens generated so far, over all choices.
-        num_reasoning_tokens: those of them that belong to reasoning, its marks included, if these are counted.
-        num_cached_tokens: tokens of the prompt that were found in the cache; None before the first delta.
-        output: the engine's output, once it is complete.
+        num_reasoning_tokens: generated tokens that belong to reasoning, its marks included, if these are counted.
     """
 
     def __init__(
-        self, api: Api, plan: ChatPlan, request_id: str, lease: RequestLease, *, counts_reasoning: bool = False
+        self,
+        api: Api,
+        plan: ChatPlan,
+        request_id: str,
+        lease: RequestLease,
+        *,
+        listed: Collection[TokenKind] = _TEXT,
+        counts_reasoning: bool = False,
     ) -> None:
-        self._api, self._plan, self._request_id, self._info = api, plan, request_id, api.engine.info
-        self._lease = lease
-        self._parsers: list[OutputParser] = [plan.new_parser() for _ in range(plan.sampling.n)]
+        """Make the run of a plan; `listed` are the kinds of tokens whose log-probabilities are wanted, if any are."""
+        super().__init__(api, request_id, lease, len(plan.token_ids))
+        self.plan, choices = plan, range(plan.sampling.n)
+        self._parsers: list[OutputParser] = [plan.new_parser() for _ in choices]
         self._kinds: list[TokenKinds] = []
-        if (counts_reasoning and plan.may_reason) or plan.sampling.logprobs is not None:
+        self._rows = [] if plan.rows is None else [RowsOfKinds(plan.rows, listed) for _ in choices]
+        if (counts_reasoning and plan.may_reason) or self._rows:
             tokenizer = api.model.tokenizer
             self._kinds = [TokenKinds(parser, tokenizer.answer_bytes) for parser in self._parsers]
-        self._open = set(range(plan.sampling.n))
-        self.num_completion_tokens = self.num_reasoning_tokens = 0
-        self.num_cached_tokens: int | None = None
-        self.output: RequestOutput | None = None
-        self._snapshots: dict[int, SnapshotUse] = {}  # by choice
-        self._streams: list[AsyncStream] = []
+        self._open = set(choices)
+        self.num_reasoning_tokens = 0
 
     @property
-    def state_snapshots(self) -> StateSnapshots | UnsetType:
-        """Snapshots of states that all choices used so far."""
-        return state_snapshots(self._info, self._all_snapshots)
+    def num_created_tokens(self) -> int:
+        """Tokens of the prompt that were computed in whole blocks, which stay in the cache, as far as known by now."""
+        block = self.info.cached_block_tokens
+        return max(self.num_prompt_tokens // block * block - (self.num_cached_tokens or 0), 0) if block else 0
 
-    @property
-    def _all_snapshots(self) -> SnapshotUse:
-        return SnapshotUse.total(self._snapshots.values())
-
-    @property
-    def notes(self) -> dict[str, Any]:
-        cached = {} if self.num_cached_tokens is None else {"cached": self.num_cached_tokens}
-        figures = {"tokens": self.num_completion_tokens, **cached, **timing_notes(self.output)}
-        return {**figures, **snapshot_notes(self._all_snapshots), **replica_notes(self._streams)}
+    def asked(self) -> dict[str, Any]:
+        return super().asked() | ({"dropped": self.plan.num_dropped} if self.plan.num_dropped else {})
 
     async def deltas(self) -> AsyncGenerator[AnswerDelta]:
-        """The deltas of all choices, as they come. The request ends when its consumer stops.
-
-        Raises RealizarError where the engine refused the request, or stopped.
-        """
-        with renaming(self._plan.names), naming_tools(self._plan.tools):
-            if (scored := self._plan.sampling.prompt_logprobs) is not None:
-                self._lease.hold_logprobs(len(self._plan.token_ids), scored)
-            if self._plan.sampling.logprobs is not None:
+        plan, sampling = self.plan, self.plan.sampling
+        with renaming(plan.names), naming_tools(plan.tools):
+            if sampling.prompt_logprobs is not None:
+                self._lease.hold_logprobs(self.num_prompt_tokens, sampling.prompt_logprobs)
+            if sampling.logprobs is not None:
                 self._lease.begin_logprobs()
-            stream = await self._api.engine.generate(
-                self._plan.token_ids,
-                self._plan.sampling,
-                request_id=self._request_id,
-                priority=self._plan.priority,
-                cache_salt=self._plan.cache_salt,
+            stream = await self.api.engine.generate(
+                plan.token_ids,
+                sampling,
+                request_id=self.id,
+                priority=plan.priority,
+                cache_salt=plan.cache_salt,
                 client=self._lease.client,
-                reports_progress=self._plan.reports_progress,
+                reports_progress=plan.reports_progress,
             )
             self._streams.append(stream)
-            async with aclosing(self._counted(stream)) as deltas:
+            counted = deltas_of(stream, self.api.metrics, self._lease, sampling.logprobs or 0, lambda: not self._open)
+            async with aclosing(counted) as deltas:
                 async for delta in deltas:
                     if delta.prompt_progress is not None:
                         yield AnswerDelta(delta.choice, [], delta, None)
                         continue
-                    self._snapshots[delta.choice] = delta.snapshots  # also of a choice that a call has ended here
+                    self._snapshots[stream, delta.choice] = delta.snapshots  # also of a choice that a call ended here
                     if delta.choice in self._open:
                         yield self._take_in(delta)
         with suppress(RealizarError):  # the stream was closed before its end, as the answers were complete
             self.output = await stream.result()
-
-    def _counted(self, stream: AsyncStream) -> AsyncGenerator[ChoiceDelta]:
-        top = self._plan.sampling.logprobs or 0
-        return deltas_of(stream, self._api.metrics, self._lease, top, lambda: not self._open)
 
     def _take_in(self, delta: ChoiceDelta) -> AnswerDelta:
         parser = self._parsers[delta.choice]
@@ -112,7 +101,8 @@ class ChatRun:
             finish = "tool_calls" if parser.num_calls and delta.finish_reason == "stop" else delta.finish_reason
         if finish is not None:
             self._open.discard(delta.choice)
-        return AnswerDelta(delta.choice, parsed, delta, finish, kinds)
+        rows = self._rows[delta.choice].take_in(delta.logprobs, kinds) if self._rows else ()
+        return AnswerDelta(delta.choice, parsed, delta, finish, rows)
 
     def _parsed(self, delta: ChoiceDelta) -> tuple[list[ParsedDelta], list[TokenKind]]:
         """What a delta adds, up to the end if it is the last, and the kinds of tokens where they are wanted."""

@@ -30,6 +30,7 @@ class Conversation:
         drops_oldest: drop the oldest turns of a conversation that leaves too little of the context.
         keep_last: cut the prompt to its last tokens; -1 is the length of the context, None cuts nothing.
         cache_salt: keeps the cache of one tenant from another's.
+        tokens_as_ids: log-probabilities name tokens by their ids.
         reports_progress: get deltas that tell how much of the prompt has been read.
         names: the dialect's names of the fields that errors name: `messages`, `tools`, `structured` (the constraint on
             the answer) and others by their names here. A name that is not listed stays.
@@ -49,6 +50,7 @@ class Conversation:
     keep_last: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    tokens_as_ids: bool = False
     reports_progress: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
+from msgspec import UnsetType
 from numpy.typing import NDArray
 from starlette.requests import Request
 
 from realizar.engine.clients.async_stream import Embedding
-from realizar.outputs import NO_SNAPSHOTS, SnapshotUse
+from realizar.outputs import SnapshotUse
 from realizar.request import Pooling
 from realizar.server.api import Api
 from realizar.server.errors import renaming
 from realizar.server.generation.merge import Admission
+from realizar.server.generation.run import shown_snapshots, snapshot_notes
 from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.http.request import note
 from realizar.server.http.request_memory import lease_of
 from realizar.server.models.needs import embedding_pooling
 
@@ -25,21 +28,20 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class UnitVector:
-    """A vector of unit length, float32 [hidden_size] (4 bytes a value; a tuple takes 32), and what it took."""
+class Embedded(Generic[T]):
+    """What was kept of each of a request's prompts, in their order, and what all of them took."""
 
-    vector: NDArray[np.float32]
+    kept: list[T]
     num_prompt_tokens: int
     num_cached_tokens: int
-    snapshots: SnapshotUse = NO_SNAPSHOTS
+    snapshots: SnapshotUse | UnsetType
 
-    @classmethod
-    def of(cls, embedding: Embedding) -> UnitVector:
-        """Normalise an embedding; a zero vector stays as it is."""
-        values = np.asarray(embedding.vector, np.float64)
-        norm = float(np.linalg.norm(values))
-        unit = (values / norm if norm > 0 else values).astype("<f4")
-        return cls(unit, embedding.num_prompt_tokens, embedding.num_cached_tokens, embedding.snapshots)
+
+def unit_vector(vector: Sequence[float]) -> NDArray[np.float32]:
+    """A vector of length 1, float32 [hidden_size] (4 bytes a value; a tuple takes 32); zero stays as it is."""
+    values = np.asarray(vector, np.float64)
+    norm = float(np.linalg.norm(values))
+    return (values / norm if norm > 0 else values).astype("<f4")
 
 
 def pooling_of(api: Api) -> Pooling:
@@ -54,30 +56,30 @@ async def embed_all(
     pooling: Pooling,
     request_id: str,
     name: Callable[[int], str],
-    keep: Callable[[Embedding], T],
-) -> list[T]:
-    """Embed a request's prompts, as many at once as the engine runs; results are in the prompts' order.
+    keep: Callable[[Sequence[float]], T],
+) -> Embedded[T]:
+    """Embed a request's prompts, as many at once as the engine runs. The snapshots that they used are noted.
 
     Args:
         request_id: to which the engine's names for each prompt are added.
         name: the request's field that holds a prompt, by its place, for errors.
-        keep: makes what is kept of a result when it comes: a vector takes 32 bytes a value, and there may be thousands.
+        keep: makes what is kept of a vector when it comes: it takes 32 bytes a value, and there may be thousands.
 
     Raises:
         RealizarError: of any prompt; the others are given up. ClientDisconnectedError: the client disconnected.
     """
-    client, admission = lease_of(request).client, Admission(api.engine.info.max_running)
+    client, info = lease_of(request).client, api.engine.info
+    admission = Admission(info.max_running)
 
-    async def one(place: int, token_ids: Sequence[int]) -> T:
+    async def one(place: int, token_ids: Sequence[int]) -> tuple[T, Embedding]:
         async with admission.slots:
             with renaming({"prompt": name(place)}):
-                return keep(
-                    await admission.enter(
-                        lambda: api.engine.embed(token_ids, pooling, request_id=f"{request_id}-{place}", client=client)
-                    )
+                made = await admission.enter(
+                    lambda: api.engine.embed(token_ids, pooling, request_id=f"{request_id}-{place}", client=client)
                 )
+                return keep(made.vector), replace(made, vector=())
 
-    async def all_of_them() -> list[T]:
+    async def all_of_them() -> list[tuple[T, Embedding]]:
         tasks = [asyncio.ensure_future(one(place, token_ids)) for place, token_ids in enumerate(prompts)]
         try:
             return list(await asyncio.gather(*tasks))
@@ -86,4 +88,12 @@ async def embed_all(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    return await unless_disconnected(request.receive, all_of_them())
+    found = await unless_disconnected(request.receive, all_of_them())
+    snapshots = [made.snapshots for _, made in found]
+    note(request, **snapshot_notes(snapshots))
+    return Embedded(
+        [kept for kept, _ in found],
+        sum(made.num_prompt_tokens for _, made in found),
+        sum(made.num_cached_tokens for _, made in found),
+        shown_snapshots(info, snapshots),
+    )

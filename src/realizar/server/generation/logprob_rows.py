@@ -13,7 +13,7 @@ import msgspec
 
 from realizar.logprob_columns import NO_ID, LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
-from realizar.server.generation.answer import AnswerDelta
+from realizar.server.generation.token_kinds import TokenKind
 from realizar.server.token_names import TokenNames, parts_of
 
 _LOWEST = -9999.0  # stands for minus infinity, which JSON lacks: an impossible token
@@ -51,17 +51,16 @@ class LogprobRows:
 class RowsOfKinds:
     """The log-probabilities of one answer's tokens of some kinds; they wait until it is known of what kind they are."""
 
-    def __init__(self, rows: LogprobRows, wanted: Collection[str]) -> None:
+    def __init__(self, rows: LogprobRows, wanted: Collection[TokenKind]) -> None:
         self._rows, self._wanted = rows, wanted
         self._waiting: list[bytes] = []
 
-    def take_in(self, delta: AnswerDelta) -> list[bytes]:
-        """Take in a delta's tokens; returns those of the wanted kinds, of all whose kind it tells."""
-        if delta.source.logprobs:
-            self._waiting += self._rows.rows(delta.source.logprobs)
-        known = len(delta.kinds)
-        found = [row for row, kind in zip(self._waiting, delta.kinds, strict=False) if kind in self._wanted]
-        del self._waiting[:known]
+    def take_in(self, entries: Sequence[TokenLogprobs], kinds: Sequence[TokenKind]) -> list[bytes]:
+        """Take in tokens, and the kinds that are known now; returns those of the wanted kinds among these."""
+        if entries:
+            self._waiting += self._rows.rows(entries)
+        found = [row for row, kind in zip(self._waiting, kinds, strict=False) if kind in self._wanted]
+        del self._waiting[: len(kinds)]
         return found
 
 

@@ -80,6 +80,13 @@ def build_sampling(wishes: SamplingWishes, model: ServedModel) -> SamplingParams
     return replace(default, **changes)
 
 
+def fitting(sampling: SamplingParams, room: int) -> tuple[SamplingParams, bool]:
+    """Sampling of at most the tokens that the context leaves, and True if these are fewer than were asked for."""
+    if sampling.max_tokens is None or not 0 < room < sampling.max_tokens:
+        return sampling, False
+    return replace(sampling, max_tokens=room), True
+
+
 def check_listed_ids(sampling: SamplingParams, num_prompts: int) -> None:
     """Bound the lists of ids times the number of prompts, as each prompt sends the lists to the engine.
 

@@ -143,7 +143,7 @@ OPTION_NAMES = {ours: f"options.{theirs}" for theirs, ours in _PLAIN.items()} | 
 
 
 def read_options(api: Api, request: AnswerRequest) -> SamplingWishes:
-    """Check the options of a request and read them. This may take a while, as names of tokens may have to be made.
+    """Check the options of a request and read them.
 
     Raises ApiError or InvalidRequestError: 400; `param` is the path.
     """
@@ -161,8 +161,6 @@ def read_options(api: Api, request: AnswerRequest) -> SamplingWishes:
         plain["max_tokens"] = _max_tokens(given.num_predict)
     if given.tfs_z not in (None, 1):
         raise unsupported("options.tfs_z", "must be 1, which turns it off: tail-free sampling is not supported")
-    if request.logprobs:
-        api.token_names.prepare()
     return SamplingWishes(
         plain=plain,
         stop=given.stop or None,

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.errors import HubError, UnknownModelError
 from realizar.hub.pull import network_name
+from realizar.outputs import SnapshotUse
 from realizar.request import Client
 from realizar.server.api import Api, new_id
 from realizar.server.errors import ApiError, cleaned, refused, unsupported
-from realizar.server.generation.answer import AnswerDelta, FinishReason, WholeCall, arguments_object
-from realizar.server.generation.answer_events import AnswerEvents, Encoder
+from realizar.server.generation.answer import AnswerDelta, AnswerPart, AnswerParts, arguments_object
 from realizar.server.generation.chat_plan import ChatPlan, after_ids, plan_chat, plan_text
 from realizar.server.generation.chat_run import ChatRun
-from realizar.server.generation.embedding import UnitVector, embed_all, pooling_of
-from realizar.server.generation.logprob_rows import RowsOfKinds, chat_rows
+from realizar.server.generation.embedding import Embedded, embed_all, pooling_of, unit_vector
 from realizar.server.generation.prompts import check_num_prompts, tokenize_prompts
-from realizar.server.generation.state_snapshots import note_snapshots
+from realizar.server.generation.run import Encoder
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.http.disconnects import unless_disconnected
@@ -48,6 +48,7 @@ from realizar.server.ollama.listing import running, show, tags, version
 from realizar.server.ollama.messages import check_images
 from realizar.server.ollama.names import find_model, model_for, network_part, unloads
 from realizar.server.ollama.records import (
+    AnswerRequest,
     ChatRequest,
     EmbeddingsRequest,
     EmbedRequest,
@@ -57,101 +58,117 @@ from realizar.server.ollama.records import (
     ShowRequest,
 )
 from realizar.server.ollama.times import Clock, now
-from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
+from realizar.tokenizer.parsers.base import ToolCallDelta
 from realizar.tokenizer.tokenizer import Tokenizer
 
-# `Answering` makes an answer of Ollama's API: a line of JSON for each part and one for the end, or all in one object.
+# `_AnswerEncoder` makes an answer of Ollama's API: a line of JSON for each part and one for the end, or all in one.
 #
 # A line of a stream has what its part adds; the last one has no text, the reason of the end, and the figures.
 
 _encode = msgspec.json.Encoder().encode
 
 
+@dataclass(slots=True)
+class _Shown:
+    """The addition of one line of a stream to an answer, or the whole answer; `logprobs` are JSON of tokens."""
+
+    content: str = ""
+    thinking: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
+
+
 class Form(Protocol):
-    def show(self, part: _Part) -> dict[str, Any]:
-        """The fields of a part; those of an empty one are in every answer."""
+    def show(self, shown: _Shown) -> dict[str, Any]:
+        """The fields of a line; those of an empty one are in every answer."""
 
     def last(self, token_ids: list[int]) -> dict[str, Any]:
         """Fields of the end alone. Args: token_ids: those that were generated."""
 
 
-class Answering(Encoder[AnswerDelta]):
+class _AnswerEncoder(Encoder[AnswerDelta]):
     """Answers one request, whose model has the name that it gave; `clock` began as it came."""
 
-    def __init__(
-        self, api: Api, plan: ChatPlan, run: ChatRun, form: Form, clock: Clock, name: str, *, with_thinking: bool
-    ) -> None:
-        self._api, self._plan, self._run, self._form, self._clock, self._name = api, plan, run, form, clock, name
-        self._parts = _Parts(with_thinking=with_thinking)
-        self._token_ids: list[int] = []
-        self._reason: FinishReason = "stop"
-        top = plan.sampling.logprobs
-        rows = None if top is None else api.token_names.rows(chat_rows, top)
-        self._rows = None if rows is None else RowsOfKinds(rows, ("content", "reasoning", "other"))
+    def __init__(self, run: ChatRun, form: Form, clock: Clock, record: AnswerRequest) -> None:
+        self._run, self._form, self._clock, self._name = run, form, clock, record.model
+        self._parts = AnswerParts(with_reasoning=shows_thinking(record))
+        self._open: AnswerPart | None = None  # a call that may grow
+
+    def take_in(self, delta: AnswerDelta) -> list[tuple[AnswerPart, str]]:
+        self._clock.came()
+        return self._parts.take_in(delta)
+
+    def whole(self) -> bytes:
+        parts, calls = self._parts, [_call(part) for part in self._parts.of("call")]
+        return self._line(_Shown(parts.text("content"), parts.text("reasoning"), calls, parts.rows), self._end())
 
     def grown(self, delta: AnswerDelta) -> bytes:
-        return b"".join(map(self._line, self.take_in(delta)))
+        lines = list(self._grown(delta))
+        if delta.rows:
+            lines = lines or [_Shown()]
+            lines[0].logprobs = list(delta.rows)
+        return b"".join(map(self._line, lines))
 
     def last(self) -> bytes:
-        return self._line(_Part(), self._end())
+        return self._line(_Shown(), self._end())
 
-    def whole(self, parts: list[_Part]) -> bytes:
-        return self._line(_joined(parts), self._end())
-
-    def take_in(self, delta: AnswerDelta) -> list[_Part]:
-        self._clock.came()
-        self._token_ids += delta.source.token_ids
-        made = list(self._parts.take_in(delta.parsed))
+    def _grown(self, delta: AnswerDelta) -> Iterator[_Shown]:
+        """What a delta adds. A call is whole when something follows it."""
+        for part, text in self.take_in(delta):
+            if part is not self._open:
+                yield from self._whole_call()
+            match part.kind:
+                case "content":
+                    yield _Shown(content=text)
+                case "reasoning":
+                    yield _Shown(thinking=text)
+                case "call":
+                    self._open = part
         if delta.finish_reason is not None:
-            self._reason = delta.finish_reason
-            made += self._parts.finish()
-        if self._rows is not None and (listed := self._rows.take_in(delta)):
-            made = made or [_Part()]
-            made[0].logprobs = listed
-        return made
+            yield from self._whole_call()
+
+    def _whole_call(self) -> Iterator[_Shown]:
+        call, self._open = self._open, None
+        if call is not None:
+            yield _Shown(calls=[_call(call)])
 
     def _end(self) -> dict[str, Any]:
-        run = self._run
-        figures = self._clock.figures(len(self._plan.token_ids), run.num_completion_tokens, run.output)
-        reason = "length" if self._reason == "length" else "stop"
-        snapshots = run.state_snapshots
-        used = {} if snapshots is UNSET else {"state_snapshots": snapshots}
-        return {"done_reason": reason, **self._form.last(self._token_ids), **figures, **used}
+        run, parts = self._run, self._parts
+        figures = self._clock.figures(run.num_prompt_tokens, run.num_completion_tokens, run.output)
+        reason = "length" if parts.finish_reason == "length" else "stop"
+        snapshots = _snapshots(run.state_snapshots)
+        return {"done_reason": reason, **self._form.last(parts.token_ids), **figures, **snapshots}
 
-    def _line(self, part: _Part, end: dict[str, Any] | None = None) -> bytes:
-        head = {"model": self._name, "created_at": now(), **self._form.show(part)}
-        if part.logprobs:
-            head["logprobs"] = msgspec.Raw(b"[%b]" % b",".join(part.logprobs))
+    def _line(self, shown: _Shown, end: dict[str, Any] | None = None) -> bytes:
+        head = {"model": self._name, "created_at": now(), **self._form.show(shown)}
+        if shown.logprobs:
+            head["logprobs"] = msgspec.Raw(b"[%b]" % b",".join(shown.logprobs))
         return _encode({**head, "done": end is not None, **(end or {})}) + b"\n"
 
 
-async def answer(
-    request: Request,
-    api: Api,
-    plan: ChatPlan,
-    form: Form,
-    clock: Clock,
-    name: str,
-    *,
-    stream: bool,
-    with_thinking: bool,
+def _call(part: AnswerPart) -> dict[str, Any]:
+    call = part.call or ToolCallDelta(0, None, None, "")
+    function = {"index": call.index, "name": call.name or "", "arguments": arguments_object(part.text)}
+    return {"id": call.id or "", "function": function}
+
+
+def _snapshots(used: SnapshotUse | UnsetType) -> dict[str, SnapshotUse]:
+    return {} if used is UNSET else {"state_snapshots": used}
+
+
+async def _answer(
+    request: Request, api: Api, plan: ChatPlan, form: Form, clock: Clock, record: AnswerRequest
 ) -> Response:
-    """Answer a request, whole or as a stream. For the arguments see `Answering`."""
-    note(request, model=api.model.name, prompt=len(plan.token_ids))
-    run = ChatRun(api, plan, new_id("ollama-"), lease_of(request))
-    answering = Answering(api, plan, run, form, clock, name, with_thinking=with_thinking)
-    events, parts = AnswerEvents(request, run, api.settings), list[_Part]()
+    """Answer a request, whole or as a stream, which null is too."""
+    run = ChatRun(api, plan, new_id("ollama-"), lease_of(request), listed=("content", "reasoning", "other"))
     clock.submitted()
-    if stream:
-        return events.stream(answering)
-    await events.whole(lambda delta: parts.extend(answering.take_in(delta)))
-    return Response(answering.whole(parts), media_type="application/json")
+    return await run.answer(request, _AnswerEncoder(run, form, clock, record), stream=record.stream is not False)
 
 
-def loaded(form: Form, name: str, *, unload: bool) -> Response:
+def _loaded(form: Form, name: str, *, unload: bool) -> Response:
     """The answer to a request that only asks for its model to be loaded or unloaded: it is."""
     reason = "unload" if unload else "load"
-    body = {"model": name, "created_at": now(), **form.show(_Part()), "done": True, "done_reason": reason}
+    body = {"model": name, "created_at": now(), **form.show(_Shown()), "done": True, "done_reason": reason}
     return Response(_encode(body), media_type="application/json")
 
 
@@ -167,42 +184,37 @@ async def _embed(request: Request) -> Response:
     record = await read_record(request, EmbedRequest)
     api = await model_for(request, record.model, record.keep_alive, clock, embeds)
     texts = [record.input] if isinstance(record.input, str) else record.input
-    info = api.engine.info
-    size = info.hidden_size
+    size = api.engine.info.hidden_size
     if record.dimensions is not None and record.dimensions != size:
         raise unsupported("dimensions", f"must be {size}: this model's vectors can't be shortened")
     cut = record.truncate is not False
-    units = await _embedded(request, api, [] if texts == [""] else texts, "input", cut=cut)
-    figures: dict[str, Any] = {**clock.totals(), "prompt_eval_count": sum(unit.num_prompt_tokens for unit in units)}
-    snapshots = note_snapshots(request, info, (unit.snapshots for unit in units))
-    if snapshots is not UNSET:
-        figures["state_snapshots"] = snapshots
+    found = await _embedded(request, api, [] if texts == [""] else texts, "input", cut=cut)
+    counts = {"prompt_eval_count": found.num_prompt_tokens, **_snapshots(found.snapshots)}
     start = b'{"model":%b,"embeddings":[' % msgspec.json.encode(record.model)
-    end = b"],%b" % msgspec.json.encode(figures)[1:]
-    body = await _encoded(request, units, start, end)
+    end = b"],%b" % msgspec.json.encode({**clock.totals(), **counts})[1:]
+    body = await _encoded(request, found.kept, start, end)
     return Response(memoryview(body), media_type="application/json")
 
 
 async def _embeddings(request: Request) -> Response:
     record = await read_record(request, EmbeddingsRequest)
     api = await model_for(request, record.model, record.keep_alive, Clock(), embeds)
-    info = api.engine.info
-    units = await _embedded(request, api, [record.prompt] if record.prompt else [], "prompt", cut=True)
-    note_snapshots(request, info, (unit.snapshots for unit in units))
+    units = (await _embedded(request, api, [record.prompt] if record.prompt else [], "prompt", cut=True)).kept
     body = await _encoded(request, units, b'{"embedding":', b"}") if units else b'{"embedding":[]}'
     return Response(bytes(body), media_type="application/json")
 
 
-async def _embedded(request: Request, api: Api, texts: Sequence[str], field: str, *, cut: bool) -> list[UnitVector]:
+async def _embedded(
+    request: Request, api: Api, texts: Sequence[str], field: str, *, cut: bool
+) -> Embedded[NDArray[np.float32]]:
     """The vectors of some texts; `cut` cuts those that are longer than the context to their beginning."""
-    pooling = pooling_of(api)
-    if not texts:
-        return []
-    prompts = await compute(request, lambda stop: _tokenized(api, texts, field, stop, cut=cut))
-    note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
-    lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=False)
+    pooling, prompts = pooling_of(api), list[tuple[int, ...]]()
+    if texts:
+        prompts = await compute(request, lambda stop: _tokenized(api, texts, field, stop, cut=cut))
+        note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
+        lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=False)
     name = f"{field}[{{}}]" if len(prompts) > 1 else field
-    return await embed_all(request, api, prompts, pooling, new_id("ollama-"), name.format, UnitVector.of)
+    return await embed_all(request, api, prompts, pooling, new_id("ollama-"), name.format, unit_vector)
 
 
 def _tokenized(api: Api, texts: Sequence[str], field: str, stop: Stop, *, cut: bool) -> list[tuple[int, ...]]:
@@ -237,7 +249,7 @@ def _beginning(text: str, tokenizer: Tokenizer, most: int, stop: Stop) -> list[i
     return [*ids[: most - kept], *ids[len(ids) - kept :]]
 
 
-async def _encoded(request: Request, units: Sequence[UnitVector], start: bytes, end: bytes) -> bytearray:
+async def _encoded(request: Request, units: Sequence[NDArray[np.float32]], start: bytes, end: bytes) -> bytearray:
     """The answer: vectors between its start and its end. Only one at a time is converted to Python's numbers."""
 
     def encode(stop: Stop) -> bytearray:
@@ -245,10 +257,10 @@ async def _encoded(request: Request, units: Sequence[UnitVector], start: bytes, 
         for place, unit in enumerate(units):
             stop.check()
             body += b"," * (place > 0)
-            body += msgspec.json.encode(unit.vector.astype(np.float64).tolist())
+            body += msgspec.json.encode(unit.astype(np.float64).tolist())
         return body + end
 
-    return await compute(request, encode, sum(unit.vector.nbytes for unit in units))
+    return await compute(request, encode, sum(unit.nbytes for unit in units))
 
 
 # Routes that change the models of Ollama. `/api/pull` fetches models where the operator allows it; others are
@@ -340,8 +352,8 @@ class _GenerateForm:
     def __init__(self, prompt_ids: Sequence[int] | None = None) -> None:
         self._prompt_ids = prompt_ids
 
-    def show(self, part: _Part) -> dict[str, Any]:
-        return {"response": part.content, **({"thinking": part.thinking} if part.thinking else {})}
+    def show(self, shown: _Shown) -> dict[str, Any]:
+        return {"response": shown.content, **({"thinking": shown.thinking} if shown.thinking else {})}
 
     def last(self, token_ids: list[int]) -> dict[str, Any]:
         return {} if self._prompt_ids is None else {"context": [*self._prompt_ids, *token_ids]}
@@ -351,19 +363,11 @@ async def _generate(request: Request) -> Response:
     clock = Clock()
     record = await read_record(request, GenerateRequest)
     if not record.prompt and not record.suffix:
-        return loaded(_GenerateForm(), record.model, unload=await unloads(request, record.model, record.keep_alive))
+        return _loaded(_GenerateForm(), record.model, unload=await unloads(request, record.model, record.keep_alive))
     api = await model_for(request, record.model, record.keep_alive, clock)
     plan = await compute(request, lambda stop: _plan_generate(api, record, stop))
-    return await answer(
-        request,
-        api,
-        plan,
-        _GenerateForm(None if _is_text(api, record) else plan.token_ids),
-        clock,
-        record.model,
-        stream=record.stream is not False,
-        with_thinking=shows_thinking(record),
-    )
+    form = _GenerateForm(None if _is_text(api, record) else plan.token_ids)
+    return await _answer(request, api, plan, form, clock, record)
 
 
 def _plan_generate(api: Api, record: GenerateRequest, stop: Stop) -> ChatPlan:
@@ -408,12 +412,12 @@ def _check_context(api: Api, given: Sequence[int]) -> None:
 
 
 class _ChatForm:
-    def show(self, part: _Part) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": part.content}
-        if part.thinking:
-            message["thinking"] = part.thinking
-        if part.calls:
-            message["tool_calls"] = part.calls
+    def show(self, shown: _Shown) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": shown.content}
+        if shown.thinking:
+            message["thinking"] = shown.thinking
+        if shown.calls:
+            message["tool_calls"] = shown.calls
         return {"message": message}
 
     def last(self, token_ids: list[int]) -> dict[str, Any]:
@@ -424,19 +428,10 @@ async def _chat(request: Request) -> Response:
     clock = Clock()
     record = await read_record(request, ChatRequest)
     if not record.messages:
-        return loaded(_ChatForm(), record.model, unload=await unloads(request, record.model, record.keep_alive))
+        return _loaded(_ChatForm(), record.model, unload=await unloads(request, record.model, record.keep_alive))
     api = await model_for(request, record.model, record.keep_alive, clock, chats())
     plan = await compute(request, lambda stop: plan_chat(api, read_chat(api, record), stop))
-    return await answer(
-        request,
-        api,
-        plan,
-        _ChatForm(),
-        clock,
-        record.model,
-        stream=record.stream is not False,
-        with_thinking=shows_thinking(record),
-    )
+    return await _answer(request, api, plan, _ChatForm(), clock, record)
 
 
 _REFUSED = (("/api/delete", "DELETE"), ("/api/copy", "POST"), ("/api/create", "POST"), ("/api/push", "POST"))
@@ -479,62 +474,3 @@ OLLAMA = Dialect(
     # Space between the lines of JSON is no part of any: clients, who know no pings, read on.
     stream=StreamForm(ping=b" ", end=b"", error=_error_line, media_type="application/x-ndjson"),
 )
-
-
-@dataclass(slots=True)
-class _Part:
-    """The addition of one line of a stream to an answer, or the whole answer; `logprobs` are JSON of tokens."""
-
-    content: str = ""
-    thinking: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    logprobs: list[bytes] = field(default_factory=list)
-
-
-class _Parts:
-    """Takes in what an answer gains, reasoning only with `with_thinking`, and gives the parts that are complete."""
-
-    def __init__(self, *, with_thinking: bool) -> None:
-        self._with_thinking = with_thinking
-        self._call: WholeCall | None = None
-        self._num_calls = 0
-
-    def take_in(self, parsed: Iterable[ParsedDelta]) -> Iterator[_Part]:
-        """The parts that some output completes. A call is complete when something follows it."""
-        for delta in parsed:
-            match delta:
-                case ContentDelta(text):
-                    yield from self.finish()
-                    yield _Part(content=text)
-                case ReasoningDelta(text):
-                    yield from self.finish()
-                    if self._with_thinking:
-                        yield _Part(thinking=text)
-                case ToolCallDelta():
-                    if delta.index >= self._num_calls:
-                        yield from self.finish()
-                        self._call = WholeCall(delta.id or "", delta.name or "")
-                        self._num_calls += 1
-                    if self._call is not None:
-                        self._call.arguments += delta.arguments
-
-    def finish(self) -> Iterator[_Part]:
-        """The call that is open, if one is."""
-        if self._call is not None:
-            call, self._call = self._call, None
-            function = {
-                "index": self._num_calls - 1,
-                "name": call.name,
-                "arguments": arguments_object(call.arguments),
-            }
-            yield _Part(calls=[{"id": call.id, "function": function}])
-
-
-def _joined(parts: Iterable[_Part]) -> _Part:
-    found = list(parts)
-    return _Part(
-        "".join(part.content for part in found),
-        "".join(part.thinking for part in found),
-        [call for part in found for call in part.calls],
-        [token for part in found for token in part.logprobs],
-    )

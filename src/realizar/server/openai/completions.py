@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.engine.clients.async_stream import AsyncStream
-from realizar.outputs import PromptProgress, RequestOutput, SnapshotUse, TokenLogprobs
+from realizar.outputs import ChoiceDelta, RequestOutput, TokenLogprobs
 from realizar.sampling_params import SamplingParams
-from realizar.server.api import Api, new_id, now_s
+from realizar.server.api import Api, new_id
 from realizar.server.errors import refused, renaming, unsupported
-from realizar.server.generation.answer_events import AnswerEvents, Encoder, deltas_of, replica_notes, timing_notes
+from realizar.server.generation.logprob_rows import LogprobRows
 from realizar.server.generation.merge import Admission, merged
-from realizar.server.generation.prompt_read import PromptRead, check_progress
+from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.prompts import Prompt, keep_last, read_hole, tokenize_prompts
-from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
-from realizar.server.generation.state_snapshots import snapshot_notes, state_snapshots
+from realizar.server.generation.run import Run, deltas_of
+from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top, fitting
 from realizar.server.http.body import read_record
-from realizar.server.http.request import compute, note
+from realizar.server.http.request import compute
 from realizar.server.http.request_memory import RequestLease, lease_of
-from realizar.server.http.sse import EventTemplate, encode_event
+from realizar.server.http.sse import encode_event
 from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import completes
+from realizar.server.openai.chunks import ChunkEncoder
 from realizar.server.openai.fields import check_neutral, find_structured, read_wishes
 from realizar.server.openai.logprobs import (
     CompletionLogprobs,
@@ -39,7 +38,7 @@ from realizar.server.openai.logprobs import (
     completion_rows,
     prompt_logprobs,
 )
-from realizar.server.openai.records import Answer, CompletionChoice, CompletionRequest, StreamOptions, Usage, make_usage
+from realizar.server.openai.records import CompletionChoice, CompletionRequest
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint, where the model has none
 
@@ -49,16 +48,8 @@ async def completions(request: Request) -> Response:
     given = None if record.truncate_prompt_tokens is not None else record.prompt
     api = await model_of(request, record.model, need=completes(given, record.max_tokens))
     plan = await compute(request, lambda stop: plan_completions(api, record, stop))
-    request_id = new_id("cmpl-")
-    num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
-    note(request, model=api.model.name, prompts=len(plan.prompts), prompt=num_tokens)
-    run = _CompletionRun(api, plan, request_id, lease_of(request))
-    maker = _AnswerMaker(api, record, plan, run, request_id)
-    events, deltas = AnswerEvents(request, run, api.settings), list[_CompletionDelta]()
-    if record.stream:
-        return events.stream(maker)
-    await events.whole(deltas.append)
-    return Response(msgspec.json.encode(maker.whole(deltas)), media_type="application/json")
+    run = _CompletionRun(api, plan, new_id("cmpl-"), lease_of(request))
+    return await run.answer(request, _CompletionEncoder(record, run), stream=record.stream)
 
 
 def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> _CompletionPlan:
@@ -88,20 +79,16 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> _Comple
     prompts = _tokenized(api, record, stop)
     _check_answers(len(prompts), sampling.n, api.settings.max_choices)
     check_listed_ids(sampling, len(prompts))
-    if logprobs is not None:
-        api.names(as_ids=record.return_tokens_as_token_ids).prepare()
+    check_progress(record.return_progress, stream=record.stream)
+    names = api.names(as_ids=record.return_tokens_as_token_ids)
     return _CompletionPlan(
+        record=record,
         prompts=prompts,
         sampling=sampling,
         score_only=score_only,
-        echo=echo,
-        logprobs=logprobs,
-        prompt_logprobs=listed,
-        stream=bool(record.stream),
+        rows=None if logprobs is None else names.rows(completion_rows, logprobs),
         bounded_by_context=not wishes.bounds_answer,
-        reports_progress=check_progress(record.return_progress, stream=record.stream),
         priority=check_priority(record.priority, allowed=api.settings.allow_request_priority),
-        cache_salt=record.cache_salt,
         structured_field="structured" if found is None else found[0],
     )
 
@@ -165,24 +152,18 @@ class _CompletionPlan:
     Attributes:
         sampling: the engine's sampling parameters for every prompt; `echo` uses its `prompt_logprobs` too.
         score_only: generate nothing.
-        echo: return the prompt before the generated text.
-        logprobs: most probable tokens to list; None without log-probabilities.
-        prompt_logprobs: the same for vLLM's field.
+        rows: writes log-probabilities, if they are wanted.
         bounded_by_context: `max_tokens` may be more than the context leaves.
-        reports_progress: get deltas that tell how much of a prompt has been read.
+        structured_field: the field that constrains the answer.
     """
 
+    record: CompletionRequest
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     score_only: bool
-    echo: bool
-    logprobs: int | None
-    prompt_logprobs: int | None
-    stream: bool
+    rows: LogprobRows | None
     bounded_by_context: bool
-    reports_progress: bool
     priority: int
-    cache_salt: str | None
     structured_field: str
 
 
@@ -190,234 +171,179 @@ class _CompletionPlan:
 class _CompletionDelta:
     """The output that one choice gained; `echoed` marks the echo of the prompt.
 
-    With `progress` it tells of the choice's prompt, and of nothing else; of several choices the first one's has it.
+    Where `source` tells of a prompt, `index` is that of the first of its choices.
     """
 
     index: int
-    text: str
-    token_ids: Sequence[int]
-    logprobs: Sequence[TokenLogprobs | None]
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
+    source: ChoiceDelta
     echoed: bool = False
-    progress: PromptProgress | None = None
 
 
-class _CompletionRun:
-    """A completion request in the engine; `outputs` holds the finished parts, by prompt."""
+class _CompletionRun(Run[_CompletionDelta]):
+    """A completion request in the engine.
+
+    Its deltas come as they arrive. Those of one choice come in order, except that an echo with log-probabilities comes
+    last unless the answer is streamed.
+
+    Attributes:
+        outputs: the finished parts, by prompt.
+    """
 
     def __init__(self, api: Api, plan: _CompletionPlan, request_id: str, lease: RequestLease) -> None:
-        self._api, self._plan, self._request_id, self._lease = api, plan, request_id, lease
-        self._info = api.engine.info
-        self._admission = Admission(max(1, self._info.max_running // plan.sampling.n))
+        super().__init__(api, request_id, lease, sum(len(prompt.token_ids) for prompt in plan.prompts))
+        self.plan = plan
+        self._admission = Admission(max(1, self.info.max_running // plan.sampling.n))
         self.outputs: dict[int, RequestOutput] = {}
-        self._num_cached_tokens: dict[int, int] = {}
-        self._snapshots: dict[tuple[int, int], SnapshotUse] = {}  # by prompt and choice; -1 is a prompt's scoring
-        self._streams: list[AsyncStream] = []
-        self.num_completion_tokens = 0
+        self._cached: dict[int, int] = {}  # tokens found in the cache, by prompt
 
-    @property
-    def usage(self) -> Usage:
-        num_prompt = sum(len(prompt.token_ids) for prompt in self._plan.prompts)
-        found = self._num_cached_tokens
-        cached = sum(found.values()) if len(found) == len(self._plan.prompts) else None
-        return make_usage(
-            num_prompt, self.num_completion_tokens, cached, state_snapshots(self._info, self._all_snapshots)
-        )
-
-    @property
-    def _all_snapshots(self) -> SnapshotUse:
-        return SnapshotUse.total(self._snapshots.values())
-
-    @property
-    def notes(self) -> dict[str, Any]:
-        """Times are included for a single prompt."""
-        only = next(iter(self.outputs.values())) if len(self.outputs) == 1 == len(self._plan.prompts) else None
-        cached = {} if only is None else {"cached": self._num_cached_tokens[0]}
-        figures = {"tokens": self.num_completion_tokens, **cached, **timing_notes(only)}
-        return {**figures, **snapshot_notes(self._all_snapshots), **replica_notes(self._streams)}
+    def asked(self) -> dict[str, Any]:
+        return {"prompts": len(self.plan.prompts), **super().asked()}
 
     def deltas(self) -> AsyncGenerator[_CompletionDelta]:
-        """Iterate the deltas of all choices as they arrive. The deltas of one choice come in order, except that an echo
-        with log-probabilities comes last unless the answer is streamed.
-
-        Raises:
-            ApiError: the log-probabilities would take too much memory.
-            RealizarError: from the iteration; the engine refused a prompt, or stopped.
-        """
-        if (scored := self._plan.sampling.prompt_logprobs) is not None:
-            self._lease.hold_logprobs(sum(len(prompt.token_ids) for prompt in self._plan.prompts), scored)
-        if self._plan.logprobs is not None:
+        if (scored := self.plan.sampling.prompt_logprobs) is not None:
+            self._lease.hold_logprobs(self.num_prompt_tokens, scored)
+        if self.plan.rows is not None:
             self._lease.begin_logprobs()
-        parts = [functools.partial(self._named_part, place) for place in range(len(self._plan.prompts))]
-        return merged(parts)
+        return merged([functools.partial(self._named_part, place) for place in range(len(self.plan.prompts))])
 
     async def _named_part(self, place: int) -> AsyncGenerator[_CompletionDelta]:
-        where = f"prompt[{place}]" if len(self._plan.prompts) > 1 else "prompt"
-        with renaming({"prompt": where, "structured": self._plan.structured_field}):
+        where = f"prompt[{place}]" if len(self.plan.prompts) > 1 else "prompt"
+        with renaming({"prompt": where, "structured": self.plan.structured_field}):
             async with aclosing(self._part(place)) as deltas:
                 async for delta in deltas:
                     yield delta
 
     async def _part(self, place: int) -> AsyncGenerator[_CompletionDelta]:
-        plan = self._plan
+        plan, sampling = self.plan, self.plan.sampling
+        echo, streams = plan.record.echo, plan.record.stream and not plan.score_only
+        is_scored = echo and plan.rows is not None
+        scores_first = is_scored and streams
         async with self._admission.slots:
-            echo_scored = plan.echo and plan.logprobs is not None
-            if plan.echo and not echo_scored:
-                for echoed in self._echo(place, None):
+            if echo and (scores_first or not is_scored):
+                for echoed in self._echo(place, await self._score(place) if scores_first else None):
                     yield echoed
-            if echo_scored and plan.stream and not plan.score_only:
-                scored = await self._score(place)
-                self._num_cached_tokens[place] = (
-                    scored.num_cached_tokens
-                )  # the generation finds these tokens in the cache
-                self._snapshots[place, -1] = scored.snapshots
-                for echoed in self._echo(place, scored):
-                    yield echoed
-            sampling = plan.sampling
-            if plan.stream and not plan.score_only:
-                sampling = replace(sampling, prompt_logprobs=plan.prompt_logprobs)
+            if streams:
+                sampling = replace(sampling, prompt_logprobs=plan.record.prompt_logprobs)
             stream = await self._admission.enter(lambda: self._submit(place, sampling, score_only=plan.score_only))
             self._streams.append(stream)
-            async with aclosing(deltas_of(stream, self._api.metrics, self._lease, plan.logprobs or 0)) as deltas:
+            counted = deltas_of(stream, self.api.metrics, self._lease, plan.record.logprobs or 0)
+            async with aclosing(counted) as deltas:
                 async for delta in deltas:
                     self.num_completion_tokens += len(delta.token_ids)
-                    self._snapshots[place, delta.choice] = delta.snapshots
-                    yield _CompletionDelta(
-                        place * sampling.n + delta.choice,
-                        delta.text,
-                        delta.token_ids,
-                        delta.logprobs,
-                        delta.finish_reason,
-                        delta.stop_reason,
-                        progress=delta.prompt_progress,
-                    )
+                    self._snapshots[stream, delta.choice] = delta.snapshots
+                    yield _CompletionDelta(place * sampling.n + delta.choice, delta)
             output = self.outputs[place] = await stream.result()
-            self._num_cached_tokens.setdefault(place, output.num_cached_tokens)
-            if echo_scored and not (plan.stream and not plan.score_only):
+            self._ended(place, output)
+            self.output = output if len(plan.prompts) == 1 else None
+            if is_scored and not scores_first:
                 for echoed in self._echo(place, output):
                     yield echoed
 
     async def _score(self, place: int) -> RequestOutput:
         """Score a prompt by itself, so that its log-probabilities can be sent before the first token."""
-        sampling = replace(self._plan.sampling, n=1, structured=None, max_tokens=None, min_tokens=0)
+        sampling = replace(self.plan.sampling, n=1, structured=None, max_tokens=None, min_tokens=0)
         stream = await self._admission.enter(lambda: self._submit(place, sampling, score_only=True))
         async with stream:
-            return await stream.result()
+            scored = await stream.result()
+        self._snapshots[stream, 0] = scored.snapshots
+        self._ended(place, scored)  # the generation finds these tokens in the cache
+        return scored
+
+    def _ended(self, place: int, output: RequestOutput) -> None:
+        self._cached.setdefault(place, output.num_cached_tokens)
+        if len(self._cached) == len(self.plan.prompts):
+            self.num_cached_tokens = sum(self._cached.values())
 
     def _echo(self, place: int, scored: RequestOutput | None) -> list[_CompletionDelta]:
-        prompt, count = self._plan.prompts[place], self._plan.sampling.n
+        prompt, count = self.plan.prompts[place], self.plan.sampling.n
         text = prompt.text
         if text is None:
-            text = self._api.model.tokenizer.decode(prompt.token_ids, skip_special=False)
-        entries: Sequence[TokenLogprobs | None] = ()
-        token_ids: Sequence[int] = ()
+            text = self.api.model.tokenizer.decode(prompt.token_ids, skip_special=False)
+        echo = ChoiceDelta(self.id, 0, text, ())
         if scored is not None and scored.prompt_logprobs is not None:
-            entries, token_ids = scored.prompt_logprobs, prompt.token_ids
-        return [
-            _CompletionDelta(place * count + choice, text, token_ids, entries, echoed=True) for choice in range(count)
-        ]
+            echo.token_ids = prompt.token_ids
+            echo.logprobs = cast("Sequence[TokenLogprobs]", scored.prompt_logprobs)  # the first token has none
+        return [_CompletionDelta(place * count + choice, echo, echoed=True) for choice in range(count)]
 
     async def _submit(self, place: int, sampling: SamplingParams, *, score_only: bool) -> AsyncStream:
-        prompt = self._plan.prompts[place]
-        scoring = score_only and not self._plan.score_only
-        room = self._info.max_request_tokens - len(prompt.token_ids)
-        if self._plan.bounded_by_context and sampling.max_tokens is not None and 0 < room < sampling.max_tokens:
-            sampling = replace(sampling, max_tokens=room)
-        return await self._api.engine.generate(
+        plan, prompt = self.plan, self.plan.prompts[place]
+        scoring = score_only and not plan.score_only
+        if plan.bounded_by_context:
+            sampling, _ = fitting(sampling, self.info.max_request_tokens - len(prompt.token_ids))
+        return await self.api.engine.generate(
             prompt.token_ids,
             sampling,
-            request_id=f"{self._request_id}-{place}{'-scored' if scoring else ''}",
+            request_id=f"{self.id}-{place}{'-scored' if scoring else ''}",
             prompt=prompt.text,
-            priority=self._plan.priority,
-            cache_salt=self._plan.cache_salt,
+            priority=plan.priority,
+            cache_salt=plan.record.cache_salt,
             client=self._lease.client,
             score_only=score_only,
-            reports_progress=self._plan.reports_progress and not scoring,
+            reports_progress=bool(plan.record.return_progress) and not scoring,
         )
 
 
-class _AnswerMaker(Encoder[_CompletionDelta]):
-    def __init__(
-        self, api: Api, record: CompletionRequest, plan: _CompletionPlan, run: _CompletionRun, request_id: str
-    ) -> None:
-        self._api, self._plan, self._run, self._request_id = api, plan, run, request_id
-        options = record.stream_options or StreamOptions()
-        self._last_usage = bool(options.include_usage)
-        self._every_usage = self._last_usage and bool(options.continuous_usage_stats)
-        self._with_ids = bool(record.return_token_ids)
+class _CompletionEncoder(ChunkEncoder[_CompletionDelta]):
+    def __init__(self, record: CompletionRequest, run: _CompletionRun) -> None:
+        super().__init__(record, run, "text_completion")
+        self._run, self._plan = run, run.plan
         self._named: set[int] = set()  # choices whose prompt was sent
-        self._names = api.names(as_ids=record.return_tokens_as_token_ids)
         self._makers: dict[int, CompletionLogprobsMaker] = {}
-        self._created, self._started_s = now_s(), time.monotonic()
-        self._templates: dict[int, EventTemplate] = {}
+        self._deltas: dict[int, list[_CompletionDelta]] = {}  # of a whole answer, by choice
+
+    def take_in(self, delta: _CompletionDelta) -> None:
+        self._deltas.setdefault(delta.index, []).append(delta)
 
     def grown(self, delta: _CompletionDelta) -> bytes:
-        if delta.progress is not None:
-            return self._progress(delta, delta.progress)
-        if not delta.text and not delta.token_ids and delta.finish_reason is None:
+        source = delta.source
+        if source.prompt_progress is not None:
+            return self._progress(CompletionChoice(delta.index, "", None, None), source.prompt_progress)
+        if not source.text and not source.token_ids and source.finish_reason is None:
             return b""
-        return self._only_text(delta) or encode_event(self._answer([self._choice(delta)], self._usage_so_far()))
-
-    def last(self) -> bytes:
-        return encode_event(self._answer([], self._run.usage)) if self._last_usage else b""
-
-    def _progress(self, delta: _CompletionDelta, read: PromptProgress) -> bytes:
-        chunk = self._answer([CompletionChoice(delta.index, "", None, None)], self._usage_so_far())
-        chunk.prompt_progress = PromptRead.of(read, self._started_s)
-        return encode_event(chunk)
-
-    def _only_text(self, delta: _CompletionDelta) -> bytes | None:
-        """The event of a delta that is one text; None for the last of a choice, and with usage in every event."""
-        if self._every_usage or self._with_ids or delta.finish_reason is not None:
-            return None
-        template = self._templates.get(delta.index)
-        if template is None:
-            empty = CompletionChoice(delta.index, "", None, None)
-            varying = None if self._plan.logprobs is None else "logprobs"
-            template = EventTemplate(self._answer([empty], self._usage_so_far()), "text", varying)
-            self._templates[delta.index] = template
         maker = self._maker_of(delta.index)
-        if maker is None:
-            return template.encode(delta.text)
-        return template.encode(delta.text, maker.text(delta.token_ids, delta.logprobs, spelled=delta.echoed))
+        logprobs = None if maker is None else maker.text(source.token_ids, source.logprobs, spelled=delta.echoed)
+        if not (self._every_usage or self._with_ids or source.finish_reason is not None):
+            template = self._templates.get(delta.index)
+            if template is None:
+                empty = CompletionChoice(delta.index, "", None, None)
+                template = self._template(empty, "text", has_logprobs=maker is not None)
+            return template.encode(source.text, logprobs or b"")
+        choice = CompletionChoice(
+            delta.index,
+            source.text,
+            None if logprobs is None else msgspec.Raw(logprobs),
+            source.finish_reason,
+            source.stop_reason,
+        )
+        return encode_event(self._chunk(self._with_token_ids(choice, [delta])))
 
-    def whole(self, deltas: Sequence[_CompletionDelta]) -> Answer:
-        parts: dict[int, list[_CompletionDelta]] = {}
-        for delta in deltas:
-            parts.setdefault(delta.index, []).append(delta)
-        return self._answer([self._joined(parts[index]) for index in sorted(parts)], self._run.usage)
+    def whole(self) -> bytes:
+        return msgspec.json.encode(
+            self._answer([self._joined(self._deltas[index]) for index in sorted(self._deltas)], self._usage())
+        )
 
     def _joined(self, deltas: list[_CompletionDelta]) -> CompletionChoice:
         ordered = sorted(deltas, key=lambda delta: not delta.echoed)
-        last = next(delta for delta in reversed(ordered) if delta.finish_reason is not None)
-        whole = CompletionChoice(
-            deltas[0].index, "".join(delta.text for delta in ordered), None, last.finish_reason, last.stop_reason
-        )
+        last = next(delta.source for delta in reversed(ordered) if delta.source.finish_reason is not None)
+        text = "".join(delta.source.text for delta in ordered)
+        whole = CompletionChoice(deltas[0].index, text, None, last.finish_reason, last.stop_reason)
         maker = self._maker_of(whole.index)
         if maker is not None:
             listed = CompletionLogprobs()
             for delta in ordered:
-                listed.extend(maker.make(delta.token_ids, delta.logprobs, spelled=delta.echoed))
+                listed.extend(maker.make(delta.source.token_ids, delta.source.logprobs, spelled=delta.echoed))
             whole.logprobs = msgspec.Raw(listed.write())
-        wanted = self._plan.prompt_logprobs
+        wanted = self._plan.record.prompt_logprobs
         whole.prompt_logprobs = None
         if wanted is not None:
             output = self._run.outputs[whole.index // self._plan.sampling.n]
             whole.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._names, wanted)
         return self._with_token_ids(whole, ordered)
 
-    def _choice(self, delta: _CompletionDelta) -> CompletionChoice:
-        maker, logprobs = self._maker_of(delta.index), None
-        if maker is not None:
-            logprobs = msgspec.Raw(maker.text(delta.token_ids, delta.logprobs, spelled=delta.echoed))
-        choice = CompletionChoice(delta.index, delta.text, logprobs, delta.finish_reason, delta.stop_reason)
-        return self._with_token_ids(choice, [delta])
-
     def _with_token_ids(self, choice: CompletionChoice, deltas: Sequence[_CompletionDelta]) -> CompletionChoice:
         """A choice, if they are wanted with the ids that it gained, and the first time with its prompt's."""
         if self._with_ids:
-            choice.token_ids = [token_id for delta in deltas if not delta.echoed for token_id in delta.token_ids]
+            choice.token_ids = [token_id for delta in deltas if not delta.echoed for token_id in delta.source.token_ids]
             if choice.index not in self._named:
                 self._named.add(choice.index)
                 choice.prompt_token_ids = self._plan.prompts[choice.index // self._plan.sampling.n].token_ids
@@ -425,27 +351,7 @@ class _AnswerMaker(Encoder[_CompletionDelta]):
 
     def _maker_of(self, index: int) -> CompletionLogprobsMaker | None:
         """Makes the log-probabilities of a choice, whose deltas come in order; None where the request wants none."""
-        top_n = self._plan.logprobs
-        if top_n is None:
-            return None
         maker = self._makers.get(index)
-        if maker is None:
-            rows = self._names.rows(completion_rows, top_n)
-            maker = self._makers[index] = CompletionLogprobsMaker(self._names, rows)
+        if maker is None and self._plan.rows is not None:
+            maker = self._makers[index] = CompletionLogprobsMaker(self._names, self._plan.rows)
         return maker
-
-    def _usage_so_far(self) -> Usage | UnsetType | None:
-        if self._every_usage:
-            return self._run.usage
-        return None if self._last_usage else UNSET
-
-    def _answer(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Answer:
-        return Answer(
-            id=self._request_id,
-            object="text_completion",
-            created=self._created,
-            model=self._api.model.name,
-            system_fingerprint=self._api.fingerprint,
-            choices=choices,
-            usage=usage,
-        )

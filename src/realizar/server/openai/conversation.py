@@ -253,6 +253,7 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
         keep_last=request.truncate_prompt_tokens,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
         reports_progress=check_progress(request.return_progress, stream=request.stream),
         names=names,
     )

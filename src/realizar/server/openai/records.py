@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from realizar.outputs import SnapshotUse
 from realizar.sampling_params import SAMPLERS
 from realizar.server.generation.answer import FinishReason
 from realizar.server.generation.prompt_read import PromptRead
-from realizar.server.generation.state_snapshots import StateSnapshots
 
 if TYPE_CHECKING:
     SamplerFields: TypeAlias = msgspec.Struct
@@ -107,14 +107,14 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
-    state_snapshots: StateSnapshots | UnsetType = UNSET
+    state_snapshots: SnapshotUse | UnsetType = UNSET
 
 
 def make_usage(
     num_prompt: int,
     num_completion: int,
     num_cached: int | None = None,
-    snapshots: StateSnapshots | UnsetType = UNSET,
+    snapshots: SnapshotUse | UnsetType = UNSET,
 ) -> Usage:
     """Make the usage from counts; `num_cached` is None while it is not known."""
     details = UNSET if num_cached is None else PromptTokensDetails(num_cached)

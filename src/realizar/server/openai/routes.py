@@ -9,20 +9,18 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.engine.clients.async_stream import Embedding
 from realizar.errors import ContextLengthError
-from realizar.outputs import SnapshotUse
 from realizar.sampling_params import SAMPLERS
 from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import PLAIN_SCHEMA, about, plain_body, refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
 from realizar.server.generation.conversation import text_of
-from realizar.server.generation.embedding import UnitVector, embed_all, pooling_of
-from realizar.server.generation.prompts import MAX_TOKENS, Prompt, check_fits, keep_last, tokenize_prompts
-from realizar.server.generation.state_snapshots import note_snapshots
+from realizar.server.generation.embedding import embed_all, pooling_of, unit_vector
+from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last, tokenize_prompts
 from realizar.server.generation.tools import shown_tools
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
@@ -53,7 +51,6 @@ from realizar.server.openai.records import (
     make_usage,
 )
 from realizar.server.ranker import Ranker
-from realizar.server.settings import Pooling
 
 # `/tokenize`, `/detokenize` and `/tokenizer_info`, for lm-eval's remote tokenizer and vLLM's clients.
 
@@ -171,36 +168,34 @@ def _card(model: ModelStatus, name: str) -> dict[str, Any]:
 async def _embeddings(request: Request) -> Response:
     record = await read_record(request, EmbeddingRequest)
     api = await model_of(request, record.model, need=embeds)
-    pooling, info = pooling_of(api), api.engine.info
+    pooling = pooling_of(api)
     _check_fields(api, record)
     prompts = await compute(request, lambda stop: _tokenized(api, record, stop))
-    num_given = sum(len(prompt.token_ids) for prompt in prompts)
-    note(request, model=api.model.name, prompts=len(prompts), prompt=num_given)
+    note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
     as_base64 = record.encoding_format == "base64"
-    size = lease_of(request).hold_vectors(len(prompts), info.hidden_size, as_base64=as_base64)
-    found = await _embed_all(request, api, record, prompts, pooling)
-    snapshots = note_snapshots(request, info, (each.snapshots for each in found))
-    num_cached = sum(each.num_cached_tokens for each in found)
-    usage = make_usage(sum(each.num_prompt_tokens for each in found), 0, num_cached, snapshots)
+    size = lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=as_base64)
+    name = "input[{}]" if len(prompts) > 1 else "input"
+    found = await embed_all(request, api, prompts, pooling, new_id("embd-"), name.format, unit_vector)
+    usage = make_usage(found.num_prompt_tokens, 0, found.num_cached_tokens, found.snapshots)
     end = b'],"model":%b,"usage":%b}' % (msgspec.json.encode(api.model.name), msgspec.json.encode(usage))
-    body = await compute(request, lambda stop: _encoded(found, end, stop, as_base64=as_base64), size)
+    body = await compute(request, lambda stop: _encoded(found.kept, end, stop, as_base64=as_base64), size)
     return Response(memoryview(body), media_type="application/json")
 
 
-def _encoded(units: Sequence[UnitVector], end: bytes, stop: Stop, *, as_base64: bool) -> bytearray:
+def _encoded(units: Sequence[NDArray[np.float32]], end: bytes, stop: Stop, *, as_base64: bool) -> bytearray:
     """The vectors, `as_base64` of little-endian float32 or as numbers, one at a time, and the JSON after them."""
     body = bytearray(b'{"object":"list","data":[')
     for index, unit in enumerate(units):
         stop.check()
-        vector = base64.b64encode(unit.vector.data).decode() if as_base64 else unit.vector.astype(np.float64).tolist()
+        vector = base64.b64encode(unit.data).decode() if as_base64 else unit.astype(np.float64).tolist()
         body += b"," * (index > 0)
         body += msgspec.json.encode(EmbeddingData(index, vector))
     body += end
     return body
 
 
-def _tokenized(api: Api, record: EmbeddingRequest, stop: Stop) -> list[Prompt]:
-    return tokenize_prompts(
+def _tokenized(api: Api, record: EmbeddingRequest, stop: Stop) -> list[tuple[int, ...]]:
+    prompts = tokenize_prompts(
         record.input,
         api.model.tokenizer,
         stop,
@@ -210,6 +205,7 @@ def _tokenized(api: Api, record: EmbeddingRequest, stop: Stop) -> list[Prompt]:
         add_special=record.add_special_tokens is not False,
         bounded=record.truncate_prompt_tokens is None,
     )
+    return [keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
 
 
 def _check_fields(api: Api, record: EmbeddingRequest) -> None:
@@ -220,14 +216,6 @@ def _check_fields(api: Api, record: EmbeddingRequest) -> None:
         raise unsupported("dimensions", f"must be {size}: this model's vectors can't be shortened")
 
 
-async def _embed_all(
-    request: Request, api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling
-) -> list[UnitVector]:
-    cut = [keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
-    name = "input[{}]" if len(prompts) > 1 else "input"
-    return await embed_all(request, api, cut, pooling, new_id("embd-"), name.format, UnitVector.of)
-
-
 async def _rerank(request: Request) -> Response:
     record = await read_record(request, RerankRequest)
     api = await model_of(request, record.model, need=ranks)
@@ -235,15 +223,14 @@ async def _rerank(request: Request) -> Response:
         raise refused("top_n must be at least 0, which is all", "top_n", "invalid_value")
     texts = [each if isinstance(each, str) else each.text for each in record.documents]
     pairs = [(record.query, text) for text in texts]
-    scored = await _score_all(request, api, pairs, _Names(lambda _: "query", "documents[{}]".format, "documents"))
-    order = sorted(range(len(texts)), key=lambda place: (-scored.scores[place], place))
+    names = _Names(lambda _: "query", "documents[{}]".format, "documents")
+    scores, usage = await _score_all(request, api, pairs, names)
+    order = sorted(range(len(texts)), key=lambda place: (-scores[place], place))
     results = [
-        RerankResult(
-            place, scored.scores[place], None if record.return_documents is False else Document(text=texts[place])
-        )
+        RerankResult(place, scores[place], None if record.return_documents is False else Document(text=texts[place]))
         for place in order[: record.top_n or None]
     ]
-    return _json(RerankAnswer(new_id("rerank-"), api.model.name, scored.usage, results))
+    return _json(RerankAnswer(new_id("rerank-"), api.model.name, usage, results))
 
 
 async def _score(request: Request) -> Response:
@@ -251,9 +238,9 @@ async def _score(request: Request) -> Response:
     api = await model_of(request, record.model, need=ranks)
     pairs = _pairs(record)
     names = _Names(_paths("text_1", record.text_1), _paths("text_2", record.text_2), "text_2")
-    scored = await _score_all(request, api, pairs, names)
-    data = [Score(place, value) for place, value in enumerate(scored.scores)]
-    return _json(ScoreAnswer(new_id("score-"), now_s(), api.model.name, data, scored.usage))
+    scores, usage = await _score_all(request, api, pairs, names)
+    data = [Score(place, value) for place, value in enumerate(scores)]
+    return _json(ScoreAnswer(new_id("score-"), now_s(), api.model.name, data, usage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,14 +252,11 @@ class _Names:
     all_second: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    scores: list[float]
-    usage: Usage
-
-
-async def _score_all(request: Request, api: Api, pairs: Sequence[tuple[str, str]], names: _Names) -> _Scored:
-    ranker, field, info = _ranker_of(api), names.all_second, api.engine.info
+async def _score_all(
+    request: Request, api: Api, pairs: Sequence[tuple[str, str]], names: _Names
+) -> tuple[list[float], Usage]:
+    """The scores of pairs, in their order."""
+    ranker, field = _ranker_of(api), names.all_second
     if not pairs:
         raise refused(f"{field} must not be empty", field, "empty_array")
     if len(pairs) > api.settings.max_prompts:
@@ -280,15 +264,8 @@ async def _score_all(request: Request, api: Api, pairs: Sequence[tuple[str, str]
         raise refused(message, field, "array_too_long")
     prompts = await compute(request, lambda stop: _tokenized_pairs(api, ranker, pairs, names, stop))
     note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
-
-    def keep(found: Embedding) -> tuple[float, int, SnapshotUse]:
-        return ranker.score(found.vector), found.num_cached_tokens, found.snapshots
-
-    found = await embed_all(request, api, prompts, "last", new_id("rank-"), names.second, keep)
-    snapshots = note_snapshots(request, info, (used for _, _, used in found))
-    num_cached = sum(cached for _, cached, _ in found)
-    usage = make_usage(sum(map(len, prompts)), 0, num_cached, snapshots)
-    return _Scored([value for value, _, _ in found], usage)
+    found = await embed_all(request, api, prompts, "last", new_id("rank-"), names.second, ranker.score)
+    return found.kept, make_usage(found.num_prompt_tokens, 0, found.num_cached_tokens, found.snapshots)
 
 
 def _ranker_of(api: Api) -> Ranker:

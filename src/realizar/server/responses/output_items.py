@@ -9,18 +9,21 @@ from typing import Any, Literal
 import msgspec
 
 from realizar.server.api import new_id
+from realizar.server.generation.answer import AnswerDelta, AnswerPart, AnswerParts, FinishReason
 from realizar.server.responses.reasoning import sealed
 from realizar.server.responses.tools import text_of
-from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-_PREFIXES: Mapping[ItemKind, str] = {
+PREFIXES: Mapping[str, str] = {
     "message": "msg_",
     "reasoning": "rs_",
     "function_call": "fc_",
+    "function_call_output": "fco_",
     "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
 }
+"""Beginnings of ids of items, by their types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,119 +43,89 @@ class ItemForm:
     custom: frozenset[str] = frozenset()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Item:
-    """One item. Attributes: texts: deltas of its text, or of a call's arguments. call: a call's first delta."""
+    """One item of an answer: a part of it in the form of the request."""
 
+    part: AnswerPart
+    form: ItemForm
     kind: ItemKind
     id: str
-    index: int
-    call: ToolCallDelta | None = None
-    texts: list[str] = field(default_factory=list)
     logprobs: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, part: AnswerPart, form: ItemForm) -> Item:
+        kind: ItemKind
+        if part.call is not None:
+            kind = "custom_tool_call" if part.call.name in form.custom else "function_call"
+        else:
+            kind = "message" if part.kind == "content" else "reasoning"
+        return cls(part, form, kind, new_id(PREFIXES[kind]))
 
     @property
     def text(self) -> str:
         """Its text, or a call's arguments; of a custom call its input."""
-        text = "".join(self.texts)
-        return text_of(text) if self.kind == "custom_tool_call" else text
+        return text_of(self.part.text) if self.kind == "custom_tool_call" else self.part.text
 
-    @property
-    def is_call(self) -> bool:
-        return self.kind in ("function_call", "custom_tool_call")
-
-    def record(self, form: ItemForm, status: ItemStatus) -> dict[str, Any]:
+    def record(self, status: ItemStatus) -> dict[str, Any]:
         """The item as JSON; without its text while it is in progress."""
-        begun = status == "in_progress"
-        match self.kind:
-            case "message":
-                content = [] if begun else [self.text_part(self.text)]
-                return self._base(status, role="assistant", content=content)
-            case "reasoning":
-                return self._reasoning(form, status)
-            case "custom_tool_call" if self.call is not None:
-                return self._base(status, call_id=self.call.id, name=self.call.name, input="" if begun else self.text)
-            case _:
-                return self._call(form, status)
-
-    def text_part(self, text: str) -> dict[str, Any]:
-        logprobs = msgspec.Raw(b"[%b]" % b",".join(self.logprobs))
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-    def _reasoning(self, form: ItemForm, status: ItemStatus) -> dict[str, Any]:
-        shown = [] if status == "in_progress" else [self.text]
-        summary = [summary_part(text) for text in shown if form.as_summary]
-        item = self._base(status, summary=summary)
-        if not form.as_summary:
-            item["content"] = [reasoning_part(text) for text in shown]
-        if form.is_sealed:
-            item["encrypted_content"] = sealed(shown[0]) if shown else None
-        return item
-
-    def _call(self, form: ItemForm, status: ItemStatus) -> dict[str, Any]:
-        call = self.call or ToolCallDelta(0, "", "", "")
-        namespace, name = form.namespaces.get(call.name or "", (None, call.name))
-        item = self._base(status, call_id=call.id, name=name, arguments=self.text)
+        base: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
+        text = None if status == "in_progress" else self.text
+        if self.part.call is None:
+            shown = [] if text is None else [self.text_part(text)]
+            if self.kind == "message":
+                return {**base, "role": "assistant", "content": shown}
+            item = {**base, "summary": shown} if self.form.as_summary else {**base, "summary": [], "content": shown}
+            if self.form.is_sealed:
+                item["encrypted_content"] = None if text is None else sealed(text)
+            return item
+        namespace, name = self.form.namespaces.get(self.part.call.name or "", (None, self.part.call.name))
+        written = "input" if self.kind == "custom_tool_call" else "arguments"
+        item = {**base, "call_id": self.part.call.id, "name": name, written: text or ""}
         return item if namespace is None else {**item, "namespace": namespace}
 
-    def _base(self, status: ItemStatus, **fields: Any) -> dict[str, Any]:
-        return {"id": self.id, "type": self.kind, "status": status, **fields}
-
-
-def reasoning_part(text: str) -> dict[str, str]:
-    return {"type": "reasoning_text", "text": text}
-
-
-def summary_part(text: str) -> dict[str, str]:
-    """The same as a summary."""
-    return {"type": "summary_text", "text": text}
+    def text_part(self, text: str) -> dict[str, Any]:
+        """The part of a message or of reasoning that has its text."""
+        if self.kind == "reasoning":
+            return {"type": "summary_text" if self.form.as_summary else "reasoning_text", "text": text}
+        logprobs = msgspec.Raw(b"[%b]" % b",".join(self.logprobs if text else ()))  # a message begins without any
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 class OutputItems:
     """The items so far; the last one grows."""
 
     def __init__(self, form: ItemForm) -> None:
-        self.form = form
+        self._form, self._parts = form, AnswerParts()
         self._items: list[Item] = []
 
     @property
-    def last(self) -> Item | None:
-        return self._items[-1] if self._items else None
+    def finish_reason(self) -> FinishReason:
+        return self._parts.finish_reason
 
-    def take_in(self, part: ParsedDelta) -> tuple[Item, str]:
-        """Append what the answer gained; returns the item, which may be new, and its new text."""
-        match part:
-            case ContentDelta(text):
-                item = self._of("message")
-            case ReasoningDelta(text):
-                item = self._of("reasoning")
-            case ToolCallDelta(arguments=text):
-                item = self._of(self._kind_of(part), part)
-        if text:
-            item.texts.append(text)
-        return item, text
+    def take_in(self, delta: AnswerDelta) -> list[tuple[Item, str, list[bytes]]]:
+        """Take in a delta.
 
-    def begin_message(self) -> Item:
-        """Begin a message without text: an answer without anything else is one."""
-        return self._of("message")
+        Returns the items that it adds to, which may be new, with their new texts and log-probabilities of new tokens.
+        An answer that ends without anything is a message without text.
+        """
+        grown = self._parts.take_in(delta)
+        if delta.finish_reason is not None and not self._parts.parts:
+            grown.append((self._parts.begin("content"), ""))
+        return [self._grown(part, text) for part, text in grown]
 
     def records(self, *, is_whole: bool) -> list[dict[str, Any]]:
         """All items; the last one is incomplete unless the answer is whole."""
         ends: list[ItemStatus] = ["completed"] * len(self._items)
         if ends and not is_whole:
             ends[-1] = "incomplete"
-        return [item.record(self.form, status) for item, status in zip(self._items, ends, strict=True)]
+        return [item.record(status) for item, status in zip(self._items, ends, strict=True)]
 
-    def _kind_of(self, part: ToolCallDelta) -> ItemKind:
-        """The kind of a call; only its first delta has the name."""
-        if part.id:
-            return "custom_tool_call" if part.name in self.form.custom else "function_call"
-        return "function_call" if self.last is None else self.last.kind
-
-    def _of(self, kind: ItemKind, call: ToolCallDelta | None = None) -> Item:
-        last = self.last
-        if last is not None and last.kind == kind and (call is None or last.call is None or not call.id):
-            return last
-        item = Item(kind=kind, id=new_id(_PREFIXES[kind]), index=len(self._items), call=call)
-        self._items.append(item)
-        return item
+    def _grown(self, part: AnswerPart, text: str) -> tuple[Item, str, list[bytes]]:
+        if part.index == len(self._items):
+            self._items.append(Item.of(part, self._form))
+        item, rows = self._items[part.index], list[bytes]()
+        if item.kind == "message":  # the tokens of its text may have been listed before
+            rows, self._parts.rows = self._parts.rows, []
+            item.logprobs += rows
+        return item, text, rows

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from realizar.server.generation.state_snapshots import StateSnapshots
+from realizar.outputs import SnapshotUse
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -118,4 +118,4 @@ class ResponseUsage(msgspec.Struct):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
-    state_snapshots: StateSnapshots | UnsetType = UNSET
+    state_snapshots: SnapshotUse | UnsetType = UNSET

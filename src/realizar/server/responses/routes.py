@@ -14,23 +14,21 @@ from starlette.responses import Response
 from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import PLAIN_SCHEMA, ApiError, plain_body, refused, unsupported
 from realizar.server.generation.answer import AnswerDelta, FinishReason
-from realizar.server.generation.answer_events import AnswerEvents, Encoder
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
-from realizar.server.generation.logprob_rows import LogprobRows, RowsOfKinds, chat_rows
 from realizar.server.generation.prompt_read import PromptRead
-from realizar.server.generation.usage import prompt_counts
+from realizar.server.generation.run import Encoder
 from realizar.server.http.body import read_record
 from realizar.server.http.body_json import parsed_size
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
-from realizar.server.http.request import compute, note
+from realizar.server.http.request import compute
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.unknown_fields import known_only
 from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
 from realizar.server.responses.conversation import ENCRYPTED, includes, read_conversation, shows_summary
-from realizar.server.responses.output_items import Item, ItemForm, OutputItems, reasoning_part, summary_part
+from realizar.server.responses.output_items import Item, ItemForm, OutputItems
 from realizar.server.responses.records import (
     InputDetails,
     InputTokensRequest,
@@ -51,7 +49,6 @@ from realizar.server.responses.store import (
     store_of,
 )
 from realizar.server.responses.tools import ResponseTools, read_tools
-from realizar.tokenizer.parsers.base import ParsedDelta
 
 # `ResponseForm`: the response object of a request, at its beginning, at its end and between.
 
@@ -65,25 +62,14 @@ _REPEATED = (
 class ResponseForm:
     """Makes the response objects of one request; `stored`: the response will be kept."""
 
-    def __init__(
-        self,
-        api: Api,
-        request: ResponsesRequest,
-        tools: ResponseTools,
-        plan: ChatPlan,
-        response_id: str,
-        *,
-        stored: bool,
-    ) -> None:
-        reasoning, text = request.reasoning, request.text
-        form = None if text is None else text.format
-        named = {} if form is None else {name: value for name, value in _fields(form) if value is not None}
-        self.id = response_id
+    def __init__(self, run: ChatRun, request: ResponsesRequest, tools: ResponseTools, *, stored: bool) -> None:
+        plan, reasoning = run.plan, request.reasoning
+        form = msgspec.to_builtins(None if request.text is None else request.text.format) or {"type": "text"}
         self._head: dict[str, Any] = {
-            "id": response_id,
+            "id": run.id,
             "object": "response",
             "created_at": now_s(),
-            "model": api.model.name,
+            "model": run.api.model.name,
             "background": False,
             **{name: getattr(request, name) for name in _REPEATED},
             "metadata": request.metadata or {},
@@ -97,7 +83,10 @@ class ResponseForm:
             "temperature": plan.sampling.temperature,
             "presence_penalty": plan.sampling.presence_penalty,
             "frequency_penalty": plan.sampling.frequency_penalty,
-            "text": {"format": named or {"type": "text"}, "verbosity": "medium"},
+            "text": {
+                "format": {name: value for name, value in form.items() if value is not None},
+                "verbosity": "medium",
+            },
             "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
             "tools": msgspec.Raw(msgspec.json.encode(tools.shown)),
             "top_logprobs": request.top_logprobs or 0,
@@ -122,44 +111,6 @@ class ResponseForm:
     def _object(self, status: str, output: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         empty = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
         return {**self._head, "status": status, "output": output, **empty, **fields}
-
-
-def usage_of(api: Api, plan: ChatPlan, run: ChatRun) -> ResponseUsage:
-    num_prompt, num_output = len(plan.token_ids), run.num_completion_tokens
-    prompt = prompt_counts(api, plan, run)
-    return ResponseUsage(
-        num_prompt,
-        InputDetails(prompt.num_cached, prompt.num_created),
-        num_output,
-        OutputDetails(run.num_reasoning_tokens),
-        num_prompt + num_output,
-        run.state_snapshots,
-    )
-
-
-def _fields(record: msgspec.Struct) -> list[tuple[str, Any]]:
-    return [(name, getattr(record, name)) for name in record.__struct_fields__]
-
-
-# `TextLogprobs`: log-probabilities of the tokens of an answer's text, assigned to its messages.
-
-
-class TextLogprobs:
-    def __init__(self, rows: LogprobRows) -> None:
-        self._rows = RowsOfKinds(rows, ("content",))
-        self._found: list[bytes] = []
-
-    def take_in(self, delta: AnswerDelta) -> None:
-        """Take in the tokens of a delta, before its parts."""
-        self._found += self._rows.take_in(delta)
-
-    def taken_for(self, item: Item) -> list[bytes]:
-        """The tokens that were found, if the item is a message; they are its tokens then."""
-        if item.kind != "message":
-            return []
-        taken, self._found = self._found, []
-        item.logprobs += taken
-        return taken
 
 
 # `Keeper` puts one response into the store when it has ended.
@@ -219,39 +170,13 @@ async def _create_response(request: Request) -> Response:
     api = await model_of(request, record.model, need=chats())
     store, kept = store_of(request), _kept(request, record)
     planned = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
-    plan = planned.chat
-    response_id = new_id("resp_")
-    dropped = {"dropped": plan.num_dropped} if plan.num_dropped else {}
-    note(request, model=api.model.name, prompt=len(plan.token_ids), **dropped)
-    run = ChatRun(api, plan, response_id, lease_of(request), counts_reasoning=True)
+    run = ChatRun(api, planned.chat, new_id("resp_"), lease_of(request), counts_reasoning=True)
     keeper = None
     if store is not None and record.store is not False:
         keeper = Keeper(store, owner_of(request), lease_of(request).client.name, record)
-    form = ResponseForm(api, record, planned.tools, plan, response_id, stored=keeper is not None)
-    logprobs = _logprobs(api, plan)
-    events, items = AnswerEvents(request, run, api.settings), OutputItems(planned.item_form)
-    if record.stream:
-        return events.stream(_ResponseStreamer(api, plan, run, form, items, logprobs, keeper))
-    reason: FinishReason = "stop"
-
-    def take_in(delta: AnswerDelta) -> None:
-        nonlocal reason
-        if logprobs is not None:
-            logprobs.take_in(delta)
-        for part in delta.parsed:
-            item, _ = items.take_in(part)
-            if logprobs is not None:
-                logprobs.taken_for(item)
-        reason = delta.finish_reason or reason
-
-    await events.whole(take_in)
-    if items.last is None:
-        items.begin_message()
-    answer = form.ended(items.records(is_whole=reason != "length"), usage_of(api, plan, run), reason)
-    data = msgspec.json.encode(answer)
-    if keeper is not None:
-        keeper.keep(response_id, data)
-    return Response(data, media_type="application/json")
+    form = ResponseForm(run, record, planned.tools, stored=keeper is not None)
+    encoder = _ResponseEncoder(run, form, OutputItems(planned.item_form), keeper)
+    return await run.answer(request, encoder, stream=record.stream)
 
 
 async def _count_input_tokens(request: Request) -> Response:
@@ -290,8 +215,6 @@ def _planned(api: Api, record: InputTokensRequest, kept: _Kept, stop: Stop) -> _
     _with_items(record, kept.referred)
     tools = read_tools(record.tools, record.tool_choice, parallel=record.parallel_tool_calls is not False)
     plan = plan_chat(api, read_conversation(record, tools, items_of(kept.chain, with_last_output=True)), stop)
-    if plan.sampling.logprobs is not None:
-        api.names(as_ids=False).prepare()
     form = ItemForm(
         as_summary=shows_summary(record),
         is_sealed=isinstance(record, ResponsesRequest) and includes(record, ENCRYPTED),
@@ -299,11 +222,6 @@ def _planned(api: Api, record: InputTokensRequest, kept: _Kept, stop: Stop) -> _
         custom=tools.custom,
     )
     return _Planned(tools, plan, form)
-
-
-def _logprobs(api: Api, plan: ChatPlan) -> TextLogprobs | None:
-    top = plan.sampling.logprobs
-    return None if top is None else TextLogprobs(api.names(as_ids=False).rows(chat_rows, top))
 
 
 # Items of `input` that are references to items of kept responses: they are replaced by the items that they mean.
@@ -357,36 +275,33 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
     return item.get("type") == _KIND or (item.get("type") is None and "id" in item and "role" not in item)
 
 
-# `_ResponseStreamer` makes the events of a streamed response.
-#
-# Each item begins, grows and is done before the next one begins. The first events come with the first output, so that
-# an error before it is an ordinary answer; but where that takes long, they come while the client waits.
-
 _encoder = msgspec.json.Encoder()
 _NO_LOGPROBS = msgspec.Raw(b"[]")
 
 
-class _ResponseStreamer(Encoder[AnswerDelta]):
-    """Makes the events of one request; `keeper` keeps the response once it ended, None forgets it."""
+class _ResponseEncoder(Encoder[AnswerDelta]):
+    """Makes the response of one request, or its events; `keeper` keeps the response once it ended, None forgets it.
 
-    def __init__(
-        self,
-        api: Api,
-        plan: ChatPlan,
-        run: ChatRun,
-        form: ResponseForm,
-        items: OutputItems,
-        logprobs: TextLogprobs | None,
-        keeper: Keeper | None,
-    ) -> None:
-        self._api, self._plan, self._run, self._form = api, plan, run, form
-        self._items = items
-        self._logprobs, self._keeper = logprobs, keeper
+    Each item begins, grows and is done before the next one begins. The first events come with the first output, so that
+    an error before it is an ordinary answer; but where that takes long, they come while the client waits.
+    """
+
+    shows_waiting = True
+
+    def __init__(self, run: ChatRun, form: ResponseForm, items: OutputItems, keeper: Keeper | None) -> None:
+        self._run, self._form, self._items, self._keeper = run, form, items, keeper
         self._open: Item | None = None
         self._number = 0
         self._started_s = time.monotonic()
 
-    shows_waiting = True
+    def take_in(self, delta: AnswerDelta) -> None:
+        self._items.take_in(delta)
+
+    def whole(self) -> bytes:
+        data = _encoder.encode(self._ended())
+        if self._keeper is not None:
+            self._keeper.keep(self._run.id, data)
+        return data
 
     def grown(self, delta: AnswerDelta) -> bytes:
         return b"".join([] if self._number else self._start()) + b"".join(self._grown(delta))
@@ -413,32 +328,30 @@ class _ResponseStreamer(Encoder[AnswerDelta]):
         if read is not None:
             yield self._in_progress(prompt_progress=PromptRead.of(read, self._started_s))
             return
-        if self._logprobs is not None:
-            self._logprobs.take_in(delta)
-        for part in delta.parsed:
-            yield from self._part(part)
-        if delta.finish_reason is None:
-            return
-        if self._items.last is None:
-            yield from self._begin(self._items.begin_message())
-        yield from self._done(is_whole=delta.finish_reason != "length")
-        yield self._ended(delta.finish_reason)
+        for item, text, logprobs in self._items.take_in(delta):
+            if item is not self._open:
+                yield from self._done(is_whole=True)
+                yield from self._begin(item)
+            if text or logprobs:
+                yield from self._delta(item, text, logprobs)
+        if delta.finish_reason is not None:
+            yield from self._done(is_whole=delta.finish_reason != "length")
+            kind = "incomplete" if delta.finish_reason == "length" else "completed"
+            yield self._event(f"response.{kind}", response=msgspec.Raw(self.whole()))
 
-    def _ended(self, reason: FinishReason) -> bytes:
-        output = self._items.records(is_whole=reason != "length")
-        response = self._form.ended(output, usage_of(self._api, self._plan, self._run), reason)
-        if self._keeper is not None:
-            self._keeper.keep(self._form.id, _encoder.encode(response))
-        return self._event(f"response.{response['status']}", response=response)
+    def _ended(self) -> dict[str, Any]:
+        run, reason = self._run, self._items.finish_reason
+        usage = ResponseUsage(
+            run.num_prompt_tokens,
+            InputDetails(run.num_cached_tokens or 0, run.num_created_tokens),
+            run.num_completion_tokens,
+            OutputDetails(run.num_reasoning_tokens),
+            run.num_prompt_tokens + run.num_completion_tokens,
+            run.state_snapshots,
+        )
+        return self._form.ended(self._items.records(is_whole=reason != "length"), usage, reason)
 
-    def _part(self, part: ParsedDelta) -> Iterator[bytes]:
-        item, text = self._items.take_in(part)
-        if item is not self._open:
-            yield from self._done(is_whole=True)
-            yield from self._begin(item)
-        logprobs = [] if self._logprobs is None else self._logprobs.taken_for(item)
-        if not text and not logprobs:
-            return
+    def _delta(self, item: Item, text: str, logprobs: list[bytes]) -> Iterator[bytes]:
         match item.kind:
             case "message":
                 written = msgspec.Raw(b"[%b]" % b",".join(logprobs)) if logprobs else _NO_LOGPROBS
@@ -452,11 +365,9 @@ class _ResponseStreamer(Encoder[AnswerDelta]):
 
     def _begin(self, item: Item) -> Iterator[bytes]:
         self._open = item
-        record = item.record(self._items.form, "in_progress")
-        if item.kind == "function_call":
-            record["arguments"] = ""
-        yield self._event("response.output_item.added", output_index=item.index, item=record)
-        if not item.is_call:
+        record = item.record("in_progress")
+        yield self._event("response.output_item.added", output_index=item.part.index, item=record)
+        if item.part.call is None:
             yield self._bounds(item, "added", "")
 
     def _done(self, *, is_whole: bool) -> Iterator[bytes]:
@@ -476,26 +387,24 @@ class _ResponseStreamer(Encoder[AnswerDelta]):
                 if text:
                     yield self._of(item, "response.custom_tool_call_input.delta", delta=text)
                 yield self._of(item, "response.custom_tool_call_input.done", input=text)
-        if not item.is_call:
+        if item.part.call is None:
             yield self._bounds(item, "done", text)
-        record = item.record(self._items.form, "completed" if is_whole else "incomplete")
-        yield self._event("response.output_item.done", output_index=item.index, item=record)
+        record = item.record("completed" if is_whole else "incomplete")
+        yield self._event("response.output_item.done", output_index=item.part.index, item=record)
 
     def _reasoning(self, item: Item, what: str, **fields: str) -> bytes:
-        if self._items.form.as_summary:
+        if item.form.as_summary:
             return self._of(item, f"response.reasoning_summary_text.{what}", summary_index=0, **fields)
         return self._of(item, f"response.reasoning_text.{what}", content_index=0, **fields)
 
     def _bounds(self, item: Item, what: str, text: str) -> bytes:
-        if item.kind == "message":
-            return self._of(item, f"response.content_part.{what}", content_index=0, part=item.text_part(text))
-        if self._items.form.as_summary:
-            part = summary_part(text)
+        part = item.text_part(text)
+        if item.kind == "reasoning" and item.form.as_summary:
             return self._of(item, f"response.reasoning_summary_part.{what}", summary_index=0, part=part)
-        return self._of(item, f"response.content_part.{what}", content_index=0, part=reasoning_part(text))
+        return self._of(item, f"response.content_part.{what}", content_index=0, part=part)
 
     def _of(self, item: Item, name: str, **fields: Any) -> bytes:
-        return self._event(name, item_id=item.id, output_index=item.index, **fields)
+        return self._event(name, item_id=item.id, output_index=item.part.index, **fields)
 
     def _event(self, name: str, **fields: Any) -> bytes:
         """An event with its name, which its data repeats as `type`."""

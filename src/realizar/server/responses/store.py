@@ -20,6 +20,7 @@ from realizar.server.http.request import compute
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.unknown_fields import unknown_field
 from realizar.server.responses.conversation import check_include
+from realizar.server.responses.output_items import PREFIXES
 from realizar.server.responses.records import ResponsesRequest
 
 _OVERHEAD_BYTES = 1024
@@ -139,15 +140,6 @@ class ResponseStore:
 
 # Items of kept responses: read for a request that goes on from them, and listed.
 
-_PREFIXES = {
-    "message": "msg_",
-    "function_call": "fc_",
-    "function_call_output": "fco_",
-    "custom_tool_call": "ctc_",
-    "custom_tool_call_output": "ctco_",
-    "reasoning": "rs_",
-}
-
 
 def kept_input(request: ResponsesRequest) -> list[dict[str, Any]]:
     """The input items of a checked request in full: with types, ids and parts."""
@@ -171,7 +163,7 @@ def _in_full(item: Mapping[str, Any]) -> dict[str, Any]:
     kind = item.get("type", "message")
     full = {"type": kind, "status": "completed", **item}
     if full.get("id") is None:
-        full["id"] = new_id(_PREFIXES[kind])
+        full["id"] = new_id(PREFIXES[kind])
     if isinstance(full.get("content"), str):
         part = "output_text" if full.get("role") == "assistant" else "input_text"
         full["content"] = [{"type": part, "text": full["content"]}]

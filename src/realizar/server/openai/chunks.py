@@ -1,0 +1,67 @@
+"""`ChunkEncoder`: what the chunks and whole answers of chats and completions share."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeVar
+
+from msgspec import UNSET, UnsetType
+
+from realizar.outputs import PromptProgress
+from realizar.server.api import now_s
+from realizar.server.generation.prompt_read import PromptRead
+from realizar.server.generation.run import Encoder, Run
+from realizar.server.http.sse import EventTemplate, encode_event
+from realizar.server.openai.records import Answer, GenerationFields, StreamOptions, Usage, make_usage
+
+D = TypeVar("D")
+
+
+class ChunkEncoder(Encoder[D]):
+    """Writes the answer of a run to a request; `kind` is the `object` of its chunks."""
+
+    def __init__(self, record: GenerationFields, run: Run[D], kind: str) -> None:
+        options = record.stream_options or StreamOptions()
+        self._last_usage = bool(options.include_usage)
+        self._every_usage = self._last_usage and bool(options.continuous_usage_stats)
+        self._with_ids = bool(record.return_token_ids)
+        self._names = run.api.names(as_ids=record.return_tokens_as_token_ids)
+        self._counted, self._kind = run, kind
+        self._created, self._started_s = now_s(), time.monotonic()
+        self._templates: dict[int, EventTemplate] = {}
+
+    def last(self) -> bytes:
+        return encode_event(self._answer([], self._usage())) if self._last_usage else b""
+
+    def _usage(self) -> Usage:
+        run = self._counted
+        return make_usage(run.num_prompt_tokens, run.num_completion_tokens, run.num_cached_tokens, run.state_snapshots)
+
+    def _answer(self, choices: list[Any], usage: Usage | UnsetType | None) -> Answer:
+        return Answer(
+            id=self._counted.id,
+            object=self._kind,
+            created=self._created,
+            model=self._counted.api.model.name,
+            system_fingerprint=self._counted.api.fingerprint,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _chunk(self, *choices: Any) -> Answer:
+        """A chunk of a stream that goes on, with the usage by now or null where the request wants one."""
+        if self._every_usage:
+            return self._answer(list(choices), self._usage())
+        return self._answer(list(choices), None if self._last_usage else UNSET)
+
+    def _progress(self, choice: Any, read: PromptProgress) -> bytes:
+        """The event of a delta that tells of the prompt, with a choice that gained nothing."""
+        chunk = self._chunk(choice)
+        chunk.prompt_progress = PromptRead.of(read, self._started_s)
+        return encode_event(chunk)
+
+    def _template(self, empty: Any, field: str, *, has_logprobs: bool) -> EventTemplate:
+        """Make and keep the template of a choice's events that add a text alone; `empty` has no text in `field`."""
+        made = EventTemplate(self._chunk(empty), field, "logprobs" if has_logprobs else None)
+        self._templates[empty.index] = made
+        return made
