@@ -19,6 +19,8 @@ Give = Callable[[str], None]
 MAX_UNDECIDED = 128 << 10
 _LEAST_RELEASED = 8 << 10  # dropping less would copy the text too often
 
+NAME = re.compile(r"[\w.:/-]*")  # of a function
+NAME_LIMIT = 256
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 

@@ -10,35 +10,34 @@ from typing import Any
 from realizar.tokenizer.marks import GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE
 from realizar.tokenizer.parsers.argument_types import ALL_TYPES, pass_bare_value, resolve, string_text, types_of
 from realizar.tokenizer.parsers.calls import Calls, read_arguments
-from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, read_whole
+from realizar.tokenizer.parsers.cursor import NAME, NAME_LIMIT, Cursor, Give, MismatchError, Reading, read_whole
 from realizar.tokenizer.parsers.grammar_rules import (
     ANY_TEXT,
     ANYTHING,
+    KEY,
     allowed_values,
     check_text,
     json_rule,
+    member_rules,
     members,
     part_of,
     refuse,
 )
-from realizar.tokenizer.parsers.json_text import pass_string, read_string
+from realizar.tokenizer.parsers.json_text import Bracket, pass_nested, pass_string, read_string
 from realizar.tokenizer.parsers.quoted_text import QuoteEnds, ends_calls, pass_quoted
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
 
 # Rules of arguments in Gemma 4's notation, for grammars that force calls.
 
-_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _MAX_DEPTH = 32
 _LIST_KEYWORDS = ("minItems", "maxItems", "uniqueItems", "prefixItems", "contains")
 
 
-class _GemmaRules:
+def _gemma_rules(rule: str, parameters: Mapping[str, Any], strict: bool, literal: Callable[[str], str]) -> list[str]:
     """The arguments of Gemma 4's calls: members by name, as its template writes them."""
-
-    def rules(self, rule: str, parameters: Mapping[str, Any], strict: bool, literal: Callable[[str], str]) -> list[str]:
-        writer = _Writer(rule, parameters, strict, literal)
-        writer.object_rule(rule, parameters)
-        return writer.written
+    writer = _Writer(rule, parameters, strict, literal)
+    writer.object_rule(rule, parameters)
+    return writer.written
 
 
 @dataclass(slots=True)
@@ -58,20 +57,11 @@ class _Writer:
         if not found and schema.get("additionalProperties", schema is not self.root) is not False:
             self.written.append(f'{rule}: "{{" ({self._pairs()})? "}}"')
             return
-        # `head` writes the first member that is there, `tail` each later one behind a comma.
-        start = f"{rule}_head_0" if found else ""
-        self.written.append(f'{rule}: "{{" {start} "}}"')
+        self.written.append(f'{rule}: "{{" {rule}_head_0 "}}"' if found else f'{rule}: "{{"  "}}"')
         for place, (key, part, required) in enumerate(found):
-            last = place + 1 == len(found)
-            tail = "" if last else f" {rule}_tail_{place + 1}"
             value = self._value_rule(f"{rule}_{place}", part)
-            self.written.append(f"{rule}_member_{place}: {self.literal(key + ':')} {value}")
-            member = f"{rule}_member_{place}"
-            other = "" if required else ' | ""' if last else f" | {rule}_head_{place + 1}"
-            self.written.append(f"{rule}_head_{place}: {member}{tail}{other}")
-            if place:
-                comma = f'"," {member}' if required else f'("," {member})?'
-                self.written.append(f"{rule}_tail_{place}: {comma}{tail}")
+            member = f"{self.literal(key + ':')} {value}"
+            self.written += member_rules(rule, place, len(found), member, ",", required=required)
 
     def _value_rule(self, rule: str, schema: Any) -> str:
         part = part_of(schema, self.root)
@@ -144,7 +134,7 @@ class _Writer:
                 f'{rule}: {text} | "true" | "false" | "null" | {rule}_number | {rule}_list | {rule}_map',
                 f'{rule}_list: "[" ({rule} ("," {rule})*)? "]"',
                 f'{rule}_map: "{{" ({rule}_pair ("," {rule}_pair)*)? "}}"',
-                f'{rule}_pair: {_KEY} ":" {rule}',
+                f'{rule}_pair: {KEY} ":" {rule}',
             ]
         return self.any_rule
 
@@ -174,23 +164,15 @@ def gemma_text(value: Any) -> str:
 
 
 _CALL = "call:"
-_KEY_LIMIT = 256
-_NAME = re.compile(r"[\w.:/-]*")
 # A bare value ends at one of these, which are not part of it.
 _BARE_ENDS = (",", "}", "]", GEMMA_QUOTE, GEMMA_CALL_END)
 _BARE = re.compile(r"[^:,{}\[\]<\"']*")
 
 
-@dataclass(slots=True)
-class _Bracket:
-    closer: str
-    keys: set[str] = field(default_factory=set)
-
-
 def _read_gemma(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     yield from cursor.space()
     yield from cursor.expect(_CALL)
-    name = yield from cursor.match(_NAME)
+    name = yield from cursor.match(NAME)
     yield from read_arguments(cursor, calls, name, (GEMMA_CALL_END,), _pass_value)
     yield from cursor.space()
     yield from cursor.optional(GEMMA_CALL_END)
@@ -199,52 +181,21 @@ def _read_gemma(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 
 def _pass_value(cursor: Cursor, give: Give) -> Reading[None]:
     """Read one value; `give` gets its JSON as it arrives. MismatchError, the cursor after that: it is malformed."""
-    brackets: list[_Bracket] = []
-    while True:
-        cursor.release()
-        yield from cursor.space()
-        char = yield from cursor.peek()
-        if char in ("{", "["):
-            cursor.position += 1
-            give(char)
-            brackets.append(_Bracket("}" if char == "{" else "]"))
-            yield from cursor.space()
-            if (yield from cursor.peek()) != brackets[-1].closer:
-                yield from _pass_key(cursor, give, brackets[-1])
-                continue  # a value follows
-        else:
-            yield from _pass_scalar(cursor, give, brackets)
-        while brackets:
-            yield from cursor.space()
-            char = yield from cursor.peek()
-            if char == brackets[-1].closer:
-                cursor.position += 1
-                give(brackets.pop().closer)
-            elif char == ",":
-                cursor.position += 1
-                give(", ")
-                yield from cursor.space()
-                yield from _pass_key(cursor, give, brackets[-1])
-                break
-            else:
-                raise MismatchError
-        else:
-            return
+    yield from pass_nested(cursor, give, {"{": "}", "[": "]"}, _pass_key, _pass_scalar)
 
 
-def _pass_key(cursor: Cursor, give: Give, bracket: _Bracket) -> Reading[None]:
-    """Read a key and its colon, within an object. A malformed key stays unread."""
-    if bracket.closer == "}":
-        key = yield from read_whole(cursor, _read_key(cursor, bracket))
-        bracket.keys.add(key)
-        give(f'"{string_text(key)}": ')
+def _pass_key(cursor: Cursor, give: Give, bracket: Bracket) -> Reading[None]:
+    """Read a key and its colon. A malformed key stays unread."""
+    key = yield from read_whole(cursor, _read_key(cursor, bracket))
+    bracket.keys.add(key)
+    give(f'"{string_text(key)}": ')
 
 
-def _read_key(cursor: Cursor, bracket: _Bracket) -> Reading[str]:
+def _read_key(cursor: Cursor, bracket: Bracket) -> Reading[str]:
     """Read a key and its colon; a key that was given before does not match, as one of the two would be lost."""
     quote = yield from cursor.one_of((GEMMA_QUOTE, "'"))
     if quote:
-        key = yield from cursor.until(quote, _KEY_LIMIT)
+        key = yield from cursor.until(quote, NAME_LIMIT)
     elif (yield from cursor.peek()) == '"':
         key = yield from read_string(cursor)
     else:
@@ -256,7 +207,7 @@ def _read_key(cursor: Cursor, bracket: _Bracket) -> Reading[str]:
     return key
 
 
-def _pass_scalar(cursor: Cursor, give: Give, brackets: Sequence[_Bracket]) -> Reading[None]:
+def _pass_scalar(cursor: Cursor, give: Give, brackets: Sequence[Bracket]) -> Reading[None]:
     quote = yield from cursor.one_of((GEMMA_QUOTE, "'"))
     if quote:  # models write Python's quotes too
         ends = QuoteEnds(
@@ -271,7 +222,7 @@ def _pass_scalar(cursor: Cursor, give: Give, brackets: Sequence[_Bracket]) -> Re
         yield from pass_bare_value(cursor, _BARE_ENDS, give)
 
 
-def _is_end(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
+def _is_end(cursor: Cursor, brackets: Sequence[Bracket]) -> Reading[bool]:
     """True if what comes behind a quote can't be the same text: the call goes on there, or it is over."""
     yield from cursor.space()
     if (yield from cursor.peek()) in ("", GEMMA_CALL_END[0]):
@@ -293,7 +244,7 @@ def _is_end(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
     return (yield from ends_calls(cursor, GEMMA_CALL, GEMMA_CALL_END, _begins_call))
 
 
-def _closes(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
+def _closes(cursor: Cursor, brackets: Sequence[Bracket]) -> Reading[bool]:
     for bracket in reversed(brackets):
         yield from cursor.space()
         yield from cursor.expect(bracket.closer)
@@ -302,7 +253,7 @@ def _closes(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
 
 def _begins_call(cursor: Cursor) -> Reading[bool]:
     yield from cursor.space()
-    return (yield from cursor.optional(_CALL)) and bool((yield from cursor.match(_NAME)))
+    return (yield from cursor.optional(_CALL)) and bool((yield from cursor.match(NAME)))
 
 
 GEMMA = ToolStyle(
@@ -311,5 +262,5 @@ GEMMA = ToolStyle(
     long_id,
     CallForm(f"{GEMMA_CALL}{_CALL}", "", GEMMA_CALL_END),
     marks=(GEMMA_CALL,),
-    arguments=_GemmaRules(),
+    arguments=_gemma_rules,
 )

@@ -201,7 +201,7 @@ class _Writer:
             if self._style.arguments is None:
                 rules.append(json_rule(f"arguments_{number}", parameters, is_strict(tool)))
             else:
-                rules += self._style.arguments.rules(f"arguments_{number}", parameters, is_strict(tool), self._text)
+                rules += self._style.arguments(f"arguments_{number}", parameters, is_strict(tool), self._text)
         return rules
 
     def _text(self, literal: str) -> str:

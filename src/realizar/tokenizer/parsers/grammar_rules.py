@@ -1,15 +1,16 @@
-"""`ArgumentRules`: how a style that does not write JSON tells a grammar its arguments. Standard library only."""
+"""How a style that does not write JSON tells a grammar its arguments. Standard library only."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from realizar.errors import InvalidRequestError
 from realizar.tokenizer.parsers.argument_types import resolve
 
+KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 ANY_TEXT = r"/(.|\n)*/"
 SPACING: Mapping[str, Any] = MappingProxyType(
     {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -19,21 +20,27 @@ _TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength", "not", "if")
 _OBJECT_KEYWORDS = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties", "maxProperties")
 
 
-class ArgumentRules(Protocol):
-    """Writes the rules of a call's arguments, in llguidance's Lark."""
+ArgumentRules = Callable[[str, Mapping[str, Any], bool, Callable[[str], str]], list[str]]
+"""Writes the rules of a call's arguments, in llguidance's Lark. It takes:
 
-    def rules(self, rule: str, parameters: Mapping[str, Any], strict: bool, literal: Callable[[str], str]) -> list[str]:
-        """The rules for arguments by a schema.
+1. the name of the rule to write, with which the names of further ones begin;
+2. the tool's JSON schema, of an object;
+3. whether it is strict: a keyword that can't be enforced is an InvalidRequestError then, and ignored otherwise;
+4. what writes a text as strings and control tokens.
+"""
 
-        Args:
-            rule: name of the rule to write; the names of further ones begin with it.
-            parameters: the tool's JSON schema, of an object.
-            strict: a keyword that can't be enforced is an error; otherwise it is ignored.
-            literal: writes a text as strings and control tokens.
 
-        Raises:
-            InvalidRequestError: the schema can't be enforced.
-        """
+def member_rules(rule: str, place: int, count: int, member: str, comma: str, *, required: bool) -> list[str]:
+    """The rules of one of `count` members in their order: `{rule}_head_0` is all of them.
+
+    `head` writes the first member that is there, `tail` each later one behind a comma.
+    """
+    name, last = f"{rule}_member_{place}", place + 1 == count
+    tail = "" if last else f" {rule}_tail_{place + 1}"
+    other = "" if required else ' | ""' if last else f" | {rule}_head_{place + 1}"
+    rules = [f"{name}: {member}", f"{rule}_head_{place}: {name}{tail}{other}"]
+    behind = f'"{comma}" {name}' if required else f'("{comma}" {name})?'
+    return [*rules, f"{rule}_tail_{place}: {behind}{tail}"] if place else rules
 
 
 def json_rule(rule: str, schema: Mapping[str, Any], strict: bool, spacing: Mapping[str, Any] = SPACING) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
@@ -28,15 +29,15 @@ class DeltaList:
         self._last: ParsedDelta | None = None
 
     def content(self, text: str) -> None:
-        if text:
-            if not isinstance(self._last, ContentDelta):
-                self._begin(ContentDelta(""))
-            self._texts.append(text)
+        self._text(ContentDelta, text)
 
     def reasoning(self, text: str) -> None:
+        self._text(ReasoningDelta, text)
+
+    def _text(self, kind: type[ContentDelta | ReasoningDelta], text: str) -> None:
         if text:
-            if not isinstance(self._last, ReasoningDelta):
-                self._begin(ReasoningDelta(""))
+            if not isinstance(self._last, kind):
+                self._begin(kind(""))
             self._texts.append(text)
 
     def call(self, delta: ToolCallDelta) -> None:
@@ -53,12 +54,10 @@ class DeltaList:
 
     def _begin(self, following: ParsedDelta | None) -> None:
         last, text = self._last, self._show("".join(self._texts))
-        if isinstance(last, ContentDelta):
-            self._deltas.append(ContentDelta(text))
-        elif isinstance(last, ReasoningDelta):
-            self._deltas.append(ReasoningDelta(text))
+        if isinstance(last, ToolCallDelta):
+            self._deltas.append(replace(last, arguments=text))
         elif last is not None:
-            self._deltas.append(ToolCallDelta(last.index, last.id, last.name, text))
+            self._deltas.append(replace(last, text=text))
         self._last, self._texts = following, []
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from realizar.tokenizer.parsers.argument_types import string_text
@@ -20,55 +22,91 @@ _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
+@dataclass(slots=True)
+class Bracket:
+    """An open bracket: what closes it, and the keys that were read in it."""
+
+    closer: str
+    keys: set[str] = field(default_factory=set)
+
+
+PassKey = Callable[[Cursor, Give, Bracket], Reading[None]]
+PassScalar = Callable[[Cursor, Give, Sequence[Bracket]], Reading[None]]
+
+
 def pass_value(cursor: Cursor, give: Give) -> Reading[None]:
     """Read one JSON value; `give` gets its text, with the white space before it, as it arrives.
 
     Raises MismatchError: the next text is not JSON, ends early, or is undecided and too long; the cursor is after the
     text that was given.
     """
-    closers: list[str] = []
+    yield from pass_nested(cursor, give, {"{": "}", "[": "]"}, _pass_key, _pass_scalar, as_written=True)
+
+
+def pass_nested(
+    cursor: Cursor,
+    give: Give,
+    closers: Mapping[str, str],
+    pass_key: PassKey,
+    pass_scalar: PassScalar,
+    *,
+    as_written: bool = False,
+    may_end_in_comma: bool = False,
+) -> Reading[None]:
+    """Read one value, with what stands between its brackets; `give` gets its JSON as it arrives.
+
+    Args:
+        closers: what closes each bracket: a mapping's is "}", and the others are lists.
+        pass_key: reads a key of a mapping and what stands behind it, and gives its JSON.
+        pass_scalar: reads a value without brackets within those that are open.
+        as_written: white space and commas are given as they are.
+        may_end_in_comma: as in Python.
+
+    Raises MismatchError as `pass_value` does.
+    """
+    brackets: list[Bracket] = []
     while True:
         cursor.release()
-        if (yield from _open_or_pass(cursor, give, closers)):
-            continue  # a bracket was opened and a value stands in it
-        while closers:
+        yield from _pass_space(cursor, give, as_written)
+        closer = closers.get((yield from cursor.peek()))
+        if closer is not None:
+            cursor.position += 1
+            brackets.append(Bracket(closer))
+            give("{" if closer == "}" else "[")
+            yield from _pass_space(cursor, give, as_written)
+            if (yield from cursor.peek()) != closer:
+                if closer == "}":
+                    yield from pass_key(cursor, give, brackets[-1])
+                continue  # a value follows
+        else:
+            yield from pass_scalar(cursor, give, brackets)
+        while brackets:
             cursor.check_bound()
-            give((yield from cursor.space()))
-            if (yield from _taken(cursor, closers[-1], give)):
-                closers.pop()
+            yield from _pass_space(cursor, give, as_written)
+            closer = brackets[-1].closer
+            if (yield from cursor.optional(closer)):
+                give("}" if brackets.pop().closer == "}" else "]")
                 continue
-            if not (yield from _taken(cursor, ",", give)):
-                raise MismatchError
-            if closers[-1] == "}":
-                yield from _pass_key(cursor, give)
+            yield from cursor.expect(",")
+            give("," if as_written else "")
+            yield from _pass_space(cursor, give, as_written)
+            if may_end_in_comma and (yield from cursor.peek()) == closer:
+                continue
+            give("" if as_written else ", ")
+            if closer == "}":
+                yield from pass_key(cursor, give, brackets[-1])
             break
         else:
             return
 
 
-def _open_or_pass(cursor: Cursor, give: Give, closers: list[str]) -> Reading[bool]:
-    """Read an opening bracket, or a whole value: a scalar, a string or empty brackets. True for an opening bracket."""
-    give((yield from cursor.space()))
-    char = yield from cursor.peek()
-    if char == '"':
-        yield from pass_string(cursor, give)
-        return False
-    if char not in ("{", "["):
-        yield from _pass_scalar(cursor, give)
-        return False
-    yield from _taken(cursor, char, give)
-    closer = "}" if char == "{" else "]"
-    give((yield from cursor.space()))
-    if (yield from _taken(cursor, closer, give)):
-        return False
-    closers.append(closer)
-    if char == "{":
-        yield from _pass_key(cursor, give)
-    return True
+def _pass_space(cursor: Cursor, give: Give, as_written: bool) -> Reading[None]:
+    space = yield from cursor.space()
+    if as_written:
+        give(space)
 
 
-def _pass_key(cursor: Cursor, give: Give) -> Reading[None]:
-    give((yield from cursor.space()))
+def _pass_key(cursor: Cursor, give: Give, _bracket: Bracket) -> Reading[None]:
     yield from pass_string(cursor, give)
     give((yield from cursor.space()))
     if not (yield from _taken(cursor, ":", give)):
@@ -83,7 +121,10 @@ def _taken(cursor: Cursor, char: str, give: Give) -> Reading[bool]:
     return True
 
 
-def _pass_scalar(cursor: Cursor, give: Give) -> Reading[None]:
+def _pass_scalar(cursor: Cursor, give: Give, _brackets: Sequence[Bracket]) -> Reading[None]:
+    if (yield from cursor.peek()) == '"':
+        yield from pass_string(cursor, give)
+        return
     start = cursor.position
     word = yield from cursor.match(_WORD)
     if not _SCALAR.fullmatch(word):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from realizar.tokenizer.marks import LFM2_CALLS, LFM2_CALLS_END
 from realizar.tokenizer.parsers.argument_types import pass_bare_value, string_text
 from realizar.tokenizer.parsers.calls import Calls, read_arguments
-from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, read_whole
-from realizar.tokenizer.parsers.grammar_rules import ANYTHING, json_rule, members, part_of
+from realizar.tokenizer.parsers.cursor import NAME, NAME_LIMIT, Cursor, Give, MismatchError, Reading, read_whole
+from realizar.tokenizer.parsers.grammar_rules import ANYTHING, KEY, json_rule, member_rules, members, part_of
+from realizar.tokenizer.parsers.json_text import Bracket, pass_nested
 from realizar.tokenizer.parsers.quoted_text import QuoteEnds, ends_calls, pass_quoted
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
 
@@ -18,36 +20,24 @@ from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
 #
 # Values are JSON there, which the parser reads as well as Python's own: both write texts between double quotes.
 
-_KEY_RULE = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
-
-class _PythonicRules:
+def _pythonic_rules(rule: str, parameters: Mapping[str, Any], strict: bool, literal: Callable[[str], str]) -> list[str]:
     """The arguments by name, in the schema's order."""
-
-    def rules(self, rule: str, parameters: Mapping[str, Any], strict: bool, literal: Callable[[str], str]) -> list[str]:
-        found = members(parameters, strict)
-        if not found:
-            if not parameters.get("additionalProperties"):
-                return [f'{rule}: ""']
-            pair = f'{rule}_pair: {_KEY_RULE} "=" {rule}_any'
-            return [f'{rule}: ({rule}_pair (", " {rule}_pair)*)?', pair, json_rule(f"{rule}_any", ANYTHING, strict)]
-        # `head` writes the first member that is there, `tail` each later one behind a comma.
-        written = [f"{rule}: {rule}_head_0"]
-        for place, (key, schema, required) in enumerate(found):
-            member, last = f"{rule}_member_{place}", place + 1 == len(found)
-            tail = "" if last else f" {rule}_tail_{place + 1}"
-            other = "" if required else ' | ""' if last else f" | {rule}_head_{place + 1}"
-            written.append(json_rule(f"{rule}_{place}_value", part_of(schema, parameters), strict))
-            written.append(f"{member}: {literal(key + '=')} {rule}_{place}_value")
-            written.append(f"{rule}_head_{place}: {member}{tail}{other}")
-            if place:
-                comma = f'", " {member}' if required else f'(", " {member})?'
-                written.append(f"{rule}_tail_{place}: {comma}{tail}")
-        return written
+    found = members(parameters, strict)
+    if not found:
+        if not parameters.get("additionalProperties"):
+            return [f'{rule}: ""']
+        pair = f'{rule}_pair: {KEY} "=" {rule}_any'
+        return [f'{rule}: ({rule}_pair (", " {rule}_pair)*)?', pair, json_rule(f"{rule}_any", ANYTHING, strict)]
+    written = [f"{rule}: {rule}_head_0"]
+    for place, (key, schema, required) in enumerate(found):
+        written.append(json_rule(f"{rule}_{place}_value", part_of(schema, parameters), strict))
+        member = f"{literal(key + '=')} {rule}_{place}_value"
+        written += member_rules(rule, place, len(found), member, ", ", required=required)
+    return written
 
 
-_NAME, _KEY = re.compile(r"[\w.:/-]*"), re.compile(r"[\w-]*")
-_KEY_LIMIT = 256
+_KEY = re.compile(r"[\w-]*")
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 _BARE_ENDS = (",", ")", "]", "}", LFM2_CALLS_END)  # a bare value ends at one of these, which are not part of it
 
@@ -57,7 +47,7 @@ def _read_calls(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     yield from cursor.optional("[")
     while True:
         yield from cursor.space()
-        name = yield from cursor.match(_NAME)
+        name = yield from cursor.match(NAME)
         yield from read_arguments(cursor, calls, name, (LFM2_CALLS_END,), _pass_arguments, opens="(")
         yield from cursor.space()
         if not (yield from cursor.optional(",")):
@@ -85,65 +75,24 @@ def _pass_arguments(cursor: Cursor, give: Give) -> Reading[None]:
         key = yield from read_whole(cursor, _read_key(cursor, "=", given))
         given.add(key)
         give(f'{separator}"{string_text(key)}": ')
-        yield from _pass_value(cursor, give, given)
+        scalar = functools.partial(_pass_scalar, given=given)
+        yield from pass_nested(cursor, give, _CLOSERS, _pass_key, scalar, may_end_in_comma=True)
         yield from cursor.space()
         separator = ", "
         if not (yield from cursor.optional(",")) and (yield from cursor.peek()) != ")":
             raise MismatchError
 
 
-def _pass_value(cursor: Cursor, give: Give, given: Collection[str]) -> Reading[None]:
-    """Read one value, a tuple as a list, of the last of the given arguments; raises as `_pass_arguments`."""
-    closers: list[str] = []
-    while True:
-        cursor.release()
-        yield from cursor.space()
-        char = yield from cursor.peek()
-        if char in _CLOSERS:
-            cursor.position += 1
-            give("{" if char == "{" else "[")
-            closers.append(_CLOSERS[char])
-            yield from cursor.space()
-            if (yield from cursor.peek()) != closers[-1]:
-                yield from _pass_key(cursor, give, closers[-1], "")
-                continue  # a value follows
-        else:
-            yield from _pass_scalar(cursor, give, closers, given)
-        while closers:
-            yield from cursor.space()
-            char = yield from cursor.peek()
-            if char == closers[-1]:
-                cursor.position += 1
-                give("}" if closers.pop() == "}" else "]")
-            elif char == ",":
-                cursor.position += 1
-                yield from cursor.space()
-                if (yield from cursor.peek()) == closers[-1]:
-                    continue  # Python allows a comma before the end
-                yield from _pass_key(cursor, give, closers[-1], ", ")
-                break
-            else:
-                raise MismatchError
-        else:
-            return
-
-
-def _pass_key(cursor: Cursor, give: Give, closer: str, separator: str) -> Reading[None]:
-    """Read a key and its colon within a mapping, and nothing elsewhere; a separator is given before it.
-
-    A malformed key stays unread.
-    """
-    if closer != "}":
-        give(separator)
-        return
+def _pass_key(cursor: Cursor, give: Give, _bracket: Bracket) -> Reading[None]:
+    """Read a key and its colon. A malformed key stays unread."""
     key = yield from read_whole(cursor, _read_key(cursor, ":"))
-    give(f'{separator}"{string_text(key)}": ')
+    give(f'"{string_text(key)}": ')
 
 
 def _read_key(cursor: Cursor, end: str, given: Collection[str] = ()) -> Reading[str]:
     """Read a key and what ends it; a key that was given before does not match, as one of the two would be lost."""
     quote = yield from cursor.one_of(("'", '"'))
-    key = (yield from cursor.until(quote, _KEY_LIMIT)) if quote else (yield from cursor.match(_KEY))
+    key = (yield from cursor.until(quote, NAME_LIMIT)) if quote else (yield from cursor.match(_KEY))
     yield from cursor.space()
     yield from cursor.expect(end)
     if not key or key in given:
@@ -151,7 +100,9 @@ def _read_key(cursor: Cursor, end: str, given: Collection[str] = ()) -> Reading[
     return key
 
 
-def _pass_scalar(cursor: Cursor, give: Give, closers: Sequence[str], given: Collection[str]) -> Reading[None]:
+def _pass_scalar(cursor: Cursor, give: Give, brackets: Sequence[Bracket], *, given: Collection[str]) -> Reading[None]:
+    """Read a value without brackets of the last of the given arguments."""
+    closers = [bracket.closer for bracket in brackets]
     quote = yield from cursor.one_of(("'", '"'))
     if quote:
         ends = QuoteEnds(
@@ -196,7 +147,7 @@ def _closes(cursor: Cursor, closers: Sequence[str]) -> Reading[bool]:
 def _begins_call(cursor: Cursor) -> Reading[bool]:
     yield from cursor.space()
     yield from cursor.optional("[")
-    return bool((yield from cursor.match(_NAME))) and (yield from cursor.optional("("))
+    return bool((yield from cursor.match(NAME))) and (yield from cursor.optional("("))
 
 
 PYTHONIC = ToolStyle(
@@ -205,5 +156,5 @@ PYTHONIC = ToolStyle(
     long_id,
     CallForm("", "(", ")", first=f"{LFM2_CALLS}[", between=", ", last=f"]{LFM2_CALLS_END}"),
     marks=(LFM2_CALLS,),
-    arguments=_PythonicRules(),
+    arguments=_pythonic_rules,
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from realizar.tokenizer.marks import (
     DEEPSEEK_CALL,
@@ -25,28 +23,11 @@ from realizar.tokenizer.marks import (
     MISTRAL_CALLS,
 )
 from realizar.tokenizer.parsers.calls import CallReader, Calls, read_arguments
-from realizar.tokenizer.parsers.cursor import Cursor, Reading
+from realizar.tokenizer.parsers.cursor import NAME, NAME_LIMIT, Cursor, Reading
 from realizar.tokenizer.parsers.grammar_rules import ArgumentRules
 
-StyleName = Literal[
-    "hermes",
-    "llama3",
-    "mistral",
-    "deepseek",
-    "granite",
-    "json",
-    "glm",
-    "qwen3_coder",
-    "seed_oss",
-    "minimax",
-    "gemma4",
-    "harmony",
-    "lfm2",
-]
 Reader = Callable[[Cursor, Calls, str], Reading[None]]
 
-_NAME = re.compile(r"[\w.:/-]*")
-_NAME_LIMIT = 256
 _FENCE = "```"
 _FENCED_JSON = "```json"
 _ALPHANUMERIC = string.ascii_letters + string.digits
@@ -89,7 +70,7 @@ class ToolStyle:
         arguments: writes the grammar's rules of a call's arguments; None if they are JSON.
     """
 
-    name: StyleName
+    name: str
     read: Reader
     new_id: Callable[[], str]
     form: CallForm
@@ -108,20 +89,16 @@ def _short_id() -> str:
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
 
 
-def _read_hermes(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
-    """Parse `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; some models write a list there."""
-    yield from CallReader(cursor, calls, HERMES_CALL_END).read_all()
-    yield from cursor.space()
-    yield from cursor.optional(HERMES_CALL_END)
-    cursor.save()
+def _objects_before(end: str) -> Reader:
+    """Parses `{"name": ..., "arguments": ...}`, or a list of such objects, and the mark behind it."""
 
+    def read(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
+        yield from CallReader(cursor, calls, end).read_all()
+        yield from cursor.space()
+        yield from cursor.optional(end)
+        cursor.save()
 
-def _read_granite(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
-    """Parse `<|tool_call|>[{"name": ..., "arguments": ...}, ...]`; Phi closes it with `<|/tool_call|>`."""
-    yield from CallReader(cursor, calls, GRANITE_CALLS_END).read_all()
-    yield from cursor.space()
-    yield from cursor.optional(GRANITE_CALLS_END)
-    cursor.save()
+    return read
 
 
 def _read_llama(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
@@ -167,10 +144,10 @@ def _read_mistral(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     if (yield from cursor.peek()) in ("[", "{"):
         yield from CallReader(cursor, calls, MISTRAL_CALLS).read_all()
         return
-    name = yield from cursor.match(_NAME)
+    name = yield from cursor.match(NAME)
     calls.check_name(name)
     if (yield from cursor.optional(MISTRAL_CALL_ID)):
-        yield from cursor.until(MISTRAL_ARGUMENTS, _NAME_LIMIT)
+        yield from cursor.until(MISTRAL_ARGUMENTS, NAME_LIMIT)
     else:
         yield from cursor.optional(MISTRAL_ARGUMENTS)
     yield from cursor.space()
@@ -182,16 +159,13 @@ def _read_deepseek(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     if mark == DEEPSEEK_CALLS:
         yield from cursor.space()
         yield from cursor.expect(DEEPSEEK_CALL)
-    head = yield from cursor.until(DEEPSEEK_NAME_END, _NAME_LIMIT)
-    if (yield from cursor.peek()) in ("{", " ", "\n"):
-        yield from cursor.space()
-        yield from read_arguments(cursor, calls, head.strip(), (DEEPSEEK_CALL_END,))
-    else:
-        name = yield from cursor.until("\n", _NAME_LIMIT)
+    name = yield from cursor.until(DEEPSEEK_NAME_END, NAME_LIMIT)
+    if (yield from cursor.peek()) not in ("{", " ", "\n"):
+        name = yield from cursor.until("\n", NAME_LIMIT)
         yield from cursor.space()
         yield from cursor.expect(_FENCED_JSON)
-        yield from cursor.space()
-        yield from read_arguments(cursor, calls, name.strip(), (DEEPSEEK_CALL_END,))
+    yield from cursor.space()
+    yield from read_arguments(cursor, calls, name.strip(), (DEEPSEEK_CALL_END,))
     for end in (_FENCE, DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END):
         yield from cursor.space()
         yield from cursor.optional(end)
@@ -200,7 +174,7 @@ def _read_deepseek(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 
 HERMES = ToolStyle(
     "hermes",
-    _read_hermes,
+    _objects_before(HERMES_CALL_END),
     long_id,
     CallForm(f'{HERMES_CALL}\n{{"name": "', '", "arguments": ', f"}}\n{HERMES_CALL_END}", between="\n"),
     marks=(HERMES_CALL,),
@@ -241,7 +215,7 @@ DEEPSEEK_FENCED = replace(
 )
 GRANITE = ToolStyle(
     "granite",
-    _read_granite,
+    _objects_before(GRANITE_CALLS_END),
     long_id,
     CallForm('{"name": "', '", "arguments": ', "}", first=f"{GRANITE_CALLS}[", between=", ", last="]"),
     marks=(GRANITE_CALLS,),

@@ -24,9 +24,10 @@ from realizar.tokenizer.marks import (
 )
 from realizar.tokenizer.parsers.argument_types import STRING, string_text, types_of, value_text
 from realizar.tokenizer.parsers.calls import Calls
-from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, ahead, pass_until
+from realizar.tokenizer.parsers.cursor import NAME, NAME_LIMIT, Cursor, Give, MismatchError, Reading, ahead, pass_until
 from realizar.tokenizer.parsers.grammar_rules import (
     ANY_TEXT,
+    KEY,
     allowed_values,
     check_text,
     json_rule,
@@ -34,15 +35,13 @@ from realizar.tokenizer.parsers.grammar_rules import (
     part_of,
     refuse,
 )
-from realizar.tokenizer.parsers.styles import CallForm, StyleName, ToolStyle, long_id
+from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
 
 # Calls whose arguments stand between tags, without quotes; their types come from the tool's schema.
 #
 # Nothing is escaped between tags, so a value may hold any of them, and models leave closing tags out. A value therefore
 # ends only where the call goes on, with another argument, or ends; that is read ahead.
 
-NAME_LIMIT = 256
-_NAME = re.compile(r"[\w.:/-]*")
 # Names of closing tags that are quoted rather than confused with the style's own.
 _CLOSING = frozenset({"parameter", "function", "invoke", *(mark[2:-1] for mark in MARKS if mark.startswith("</"))})
 
@@ -96,7 +95,7 @@ def read_tagged(cursor: Cursor, calls: Calls, tags: Tags, mark: str) -> Reading[
 
 def _read_name(cursor: Cursor, tags: Tags) -> Reading[str]:
     if not tags.name_start:
-        return (yield from cursor.match(_NAME))
+        return (yield from cursor.match(NAME))
     yield from cursor.expect(tags.name_start)
     return (yield from cursor.until(tags.name_end, NAME_LIMIT)).strip()
 
@@ -201,7 +200,7 @@ class _Arguments:
                 give(held.removesuffix("\n" if tags.in_lines else "") if size else "")
                 return True
             cursor.position += 1
-            name = yield from cursor.match(_NAME)
+            name = yield from cursor.match(NAME)
             self._opened.add(name)
             pass_on(f"<{name}")
         give(held)
@@ -239,7 +238,7 @@ class _Arguments:
         cursor, tags = self._cursor, self._tags
         begins_line = cursor.text[cursor.position - 1] == "\n"
         yield from cursor.expect("</")
-        name = yield from cursor.match(_NAME)
+        name = yield from cursor.match(NAME)
         yield from cursor.expect(">")
         gap = yield from cursor.space()
         if not name or name in self._opened or (not begins_line if tags.in_lines else name in _CLOSING):
@@ -333,7 +332,6 @@ _MINIMAX_TAGS = Tags(
 
 
 _EMPTY = '""'
-_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +352,7 @@ class _TaggedRules:
             name = f"{rule}_any"
             parts.append(f"{name}*")
             start, _, end = self._head("\0").partition("\0")
-            rules.append(f"{name}: {literal(start)} {_KEY} {literal(end)} {name}_value")
+            rules.append(f"{name}: {literal(start)} {KEY} {literal(end)} {name}_value")
             rules += self._text(f"{name}_value", literal)
         return [f"{rule}: {' '.join(parts) or _EMPTY}", *rules]
 
@@ -399,11 +397,11 @@ class _TaggedRules:
         return [f"{rule}{lazy}: {ANY_TEXT} {tail}"]
 
 
-def _style(name: StyleName, tags: Tags, form: CallForm, *other_marks: str) -> ToolStyle:
+def _style(name: str, tags: Tags, form: CallForm, *other_marks: str) -> ToolStyle:
     def read(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
         yield from read_tagged(cursor, calls, tags, mark)
 
-    return ToolStyle(name, read, long_id, form, marks=(tags.mark, *other_marks), arguments=_TaggedRules(tags))
+    return ToolStyle(name, read, long_id, form, marks=(tags.mark, *other_marks), arguments=_TaggedRules(tags).rules)
 
 
 def _function_form(tags: Tags) -> CallForm:
