@@ -11,9 +11,9 @@ from typing import Any, Literal, NoReturn, TypeAlias
 
 from realizar.backends.base import Transfer
 from realizar.engine.clients.async_link import EngineLink, closed_error
-from realizar.engine.clients.async_requests import OpenRequests
 from realizar.engine.clients.async_stream import AsyncStream, Embedding
 from realizar.engine.clients.growing_choice import GrowingText
+from realizar.engine.clients.open_requests import OpenRequests
 from realizar.engine.clients.prepare import prepare_request
 from realizar.engine.clients.questions import Questions
 from realizar.engine.core.metrics import EngineStats

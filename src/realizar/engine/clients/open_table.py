@@ -30,6 +30,9 @@ class OpenTable(dict[str, _Entry]):
     def start_of(self, number: int) -> ChoiceStart | None:
         return self._starts.get(number)
 
+    def numbers_of(self, request_id: str) -> tuple[int, ...]:
+        return tuple(self._numbers.get(request_id, ()))
+
     def forget(self, request_id: str) -> _Entry | None:
         """Take out a request, which has ended; an unknown one passes."""
         for number in self._numbers.pop(request_id, ()):
