@@ -15,6 +15,7 @@ preempted that should have been.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -39,9 +40,10 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.errors import CapacityError, QueueFullError
 from realizar.models.generated.shapes import SHAPES
-from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.outputs import TokenLogprobs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.step_deltas import StepDeltas
 
 # Requests of all kinds for an engine itself: token ids and sampling parameters in place of texts and JSON.
 
@@ -267,6 +269,7 @@ class _Run:
         self._core, self._salt = core, salt
         self._open: dict[str, tuple[Subject, int | None]] = {}
         self.seen: dict[str, Seen] = {}
+        self._names: dict[int, tuple[str, int]] = {}  # request and choice, by number
         self.num_ended = 0
 
     @property
@@ -301,32 +304,41 @@ class _Run:
         """
         if not self._core.has_work:
             raise CapacityError(f"{len(self._open)} requests are open, and the engine has ended their work")
-        outputs = self._core.step()
         step = SeenStep(Counter(), 0)
-        for output in outputs:
-            if output.request_id in self._open:
-                self._take(output, step)
+        self._take(self._core.step(), step)
         step.num_unanswered = sum(not self._num_tokens(name) for name in self._open)
         for name, (_, abort_after) in list(self._open.items()):
             if abort_after is not None and self._num_tokens(name) >= abort_after:
                 self._core.abort(name)
                 self._end(name)
 
-    def _take(self, output: TokenOutput, step: SeenStep) -> None:
-        name = output.request_id
-        if output.error is not None:
-            for choice in self.seen[name].values():
-                choice.end = f"error: {output.error.message}"
-            self._end(name)
-            return
-        choice = self.seen[name][output.choice]
-        choice.tokens += output.token_ids
-        choice.logprobs += output.logprobs
-        choice.steps += [step] * len(output.token_ids)
-        step.kinds[self._open[name][0].kind] += 1
-        choice.end = output.finish_reason or ""
-        if all(each.end for each in self.seen[name].values()):
-            self._end(name)
+    def _take(self, deltas: StepDeltas, step: SeenStep) -> None:
+        self._names |= {start.number: (start.request_id, start.choice) for start in deltas.starts}
+        for failure in deltas.failures:
+            name, _ = self._names[failure.number]
+            if name in self._open:
+                for choice in self.seen[name].values():
+                    choice.end = f"error: {failure.error.message}"
+                self._end(name)
+        tokens = iter(deltas.token_list())
+        for number, count in zip(deltas.number_list(), deltas.count_list(), strict=True):
+            name, index = self._names[number]
+            choice, gained = self.seen[name][index], list(itertools.islice(tokens, count))
+            if name in self._open:
+                choice.tokens += gained
+                choice.steps += [step] * count
+                step.kinds[self._open[name][0].kind] += 1
+        for part in deltas.logprobs:
+            for number, entry in zip(part.number_list(), part.entries, strict=True):
+                name, index = self._names[number]
+                if name in self._open:
+                    self.seen[name][index].logprobs.append(entry)
+        for end in deltas.ends:
+            name, index = self._names[end.number]
+            if name in self._open:
+                self.seen[name][index].end = end.finish_reason
+                if all(each.end for each in self.seen[name].values()):
+                    self._end(name)
 
     def _num_tokens(self, name: str) -> int:
         return sum(len(choice.tokens) for choice in self.seen[name].values())

@@ -138,6 +138,7 @@ def run(
     )  # fmt: skip
     in_flight: deque[tuple[ScheduledBatch, float]] = deque()
     free_s, sizes, mixed_s = 0.0, list[int](), list[float]()
+    names: dict[int, str] = {}
     for _ in range(clients):
         load.send(scheduler)
     while load.now_s < seconds:
@@ -155,8 +156,12 @@ def run(
             done, ready_s = in_flight.popleft()
             load.now_s = max(load.now_s, ready_s)
             sampled = np.where(done.columns.samples, 7, NOT_SAMPLED).astype(np.int32)
-            for output in scheduler.update(done, StepOutput(done.columns.numbers, sampled[:, None])):
-                load.token(output.request_id, output.finish_reason is not None, scheduler)
+            scheduler.update(done, StepOutput(done.columns.numbers, sampled[:, None]))
+            deltas = scheduler.take_deltas()
+            names |= {start.number: start.request_id for start in deltas.starts}
+            ended = {end.number for end in deltas.ends}
+            for number in deltas.number_list():
+                load.token(names[number], number in ended, scheduler)
             scheduler.take_closed_rows()
     return sizes, mixed_s
 

@@ -221,13 +221,12 @@ class Load:
                 time.sleep(1e-3)
                 continue
             thread_s = time.thread_time()
-            outputs = self._core.step()
+            deltas = self._core.step()
             busy_s.append(time.thread_time() - thread_s)
-            for output in outputs:
-                if output.error is not None:
-                    raise RuntimeError(output.error.message)
-                tokens += len(output.token_ids)
-                self._open -= output.finish_reason is not None
+            for failure in deltas.failures:
+                raise RuntimeError(failure.error.message)
+            tokens += deltas.num_tokens
+            self._open -= len(deltas.ends)
             times_s.append(time.perf_counter() - now_s)
         rate = tokens / (time.perf_counter() - started_s)
         return rate, statistics.median(times_s), statistics.median(busy_s), len(times_s)

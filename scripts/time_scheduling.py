@@ -50,11 +50,14 @@ def gaps(core: EngineCore, streams: int, round_: int) -> str:
         core.add(Request(f"stream {index}", prompt(core, 64, 100 * round_ + index), GREEDY, 2000))
     times: list[float] = []
     asked = read = 0
+    names: dict[int, str] = {}
     while not read or len(times) < read + 100:
-        for output in core.step():
-            if output.request_id == "stream 0":
+        deltas = core.step()
+        names |= {start.number: start.request_id for start in deltas.starts}
+        for name in [names[number] for number in deltas.number_list()]:
+            if name == "stream 0":
                 times.append(time.perf_counter())
-            elif output.request_id == "long":
+            elif name == "long":
                 read = len(times)
         if len(times) >= 100 and not asked:
             asked = len(times)
@@ -93,9 +96,9 @@ def decode_tokens_per_s(core: EngineCore, round_: int) -> float:
     core.add(Request("a", prompt(core, 40, 3000 + round_) * 4, GREEDY, 257))
     first = last = count = 0.0
     while core.has_work:
-        for output in core.step():
+        if num_tokens := core.step().num_tokens:
             last = time.perf_counter()
-            first, count = first or last, count + len(output.token_ids)
+            first, count = first or last, count + num_tokens
     return (count - 1) / (last - first)
 
 
@@ -131,11 +134,12 @@ def ask(core: EngineCore, name: str, messages: Sequence[tuple[int, ...]]) -> Tur
     answer: list[int] = []
     core.add(Request(name, (*prompt, 1, 2), GREEDY, ANSWER, prompt_marks=tuple(marks)))
     while core.has_work:
-        for output in core.step():
-            if output.error is not None:
-                raise SystemExit(output.error.message)
-            first_s, cached = first_s or time.perf_counter() - start, output.num_cached_tokens
-            answer += output.token_ids
+        deltas = core.step()
+        for failure in deltas.failures:
+            raise SystemExit(failure.error.message)
+        for begun in deltas.starts:
+            first_s, cached = time.perf_counter() - start, begun.num_cached_tokens
+        answer += deltas.token_list()
     core.audit()
     return Turn(first_s, len(prompt) + 2, cached, tuple(answer))
 

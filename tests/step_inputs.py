@@ -1,11 +1,14 @@
-"""Records by hand: rows that open, rows of a step and their results one by one, the arrays that a backend reads."""
+"""Records by hand: rows that open, rows of a step and what they get, one by one; a backend's arrays."""
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +24,11 @@ from realizar.batch import (
     StepRows,
 )
 from realizar.engine.llm_prompts import prompt_embeddings
-from realizar.outputs import RowError, TokenLogprobs
+from realizar.outputs import NO_SNAPSHOTS, FinishReason, RowError, SnapshotUse, TokenLogprobs
 from realizar.request import Pooling, Request
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.growing_deltas import GrowingDeltas
+from realizar.step_deltas import ChoiceStart, StepDeltas, StepLogprobs
 
 
 @dataclass(frozen=True)
@@ -185,3 +190,142 @@ def with_given(
         ids[start:end] = ids[start:end] if placeholder is None else [placeholder] * (end - start)
     given = tuple(prompt_embeddings(embeddings[start:end], start) for start, end in runs)
     return replace(request, prompt_token_ids=tuple(ids), embeddings=given)
+
+
+@dataclass
+class TokenOutput:
+    """What a step gave one choice of a request; `StepDeltas` says what the fields mean."""
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...]
+    scheduled_s: float
+    produced_s: float
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    pooled: tuple[float, ...] | None = None
+    error: RowError | None = None
+    snapshots: SnapshotUse = NO_SNAPSHOTS
+
+
+class OutputReader:
+    """Reads the deltas of all steps of an engine, from its first on, as outputs of choices."""
+
+    def __init__(self) -> None:
+        self._starts: dict[int, ChoiceStart] = {}
+        self._uses: dict[int, SnapshotUse] = {}
+
+    def read(self, deltas: StepDeltas) -> list[TokenOutput]:
+        """One output for each entry of tokens, and one for each choice with something else alone."""
+        self._starts |= {start.number: start for start in deltas.starts}
+        self._uses |= {each.number: each.use for each in deltas.snapshots}
+        found: list[tuple[int, TokenOutput]] = []
+        tokens = iter(deltas.token_list())
+        logprobs = {number: iter(entries) for number, entries in _by_number(deltas.logprobs).items()}
+        for number, count in zip(deltas.number_list(), deltas.count_list(), strict=True):
+            output = self._output(number, deltas.produced_s, tuple(itertools.islice(tokens, count)))
+            output.logprobs = tuple(itertools.islice(logprobs.get(number, iter(())), count))
+            found.append((number, output))
+
+        def last(number: int) -> TokenOutput:
+            outputs = [output for each, output in found if each == number]
+            if not outputs:
+                outputs.append(self._output(number, deltas.produced_s, ()))
+                found.append((number, outputs[0]))
+            return outputs[-1]
+
+        for number, entries in _by_number(deltas.prompt_logprobs).items():
+            last(number).prompt_logprobs = tuple(entries)
+        for end in deltas.ends:
+            output = last(end.number)
+            output.finish_reason, output.stop_token_id = end.finish_reason, end.stop_token_id
+            output.pooled = end.pooled
+        for failure in deltas.failures:
+            output = self._output(failure.number, deltas.produced_s, ())
+            output.error = failure.error
+            found.append((failure.number, output))
+        return [output for _, output in found]
+
+    def _output(self, number: int, produced_s: float, token_ids: tuple[int, ...]) -> TokenOutput:
+        start = self._starts[number]
+        return TokenOutput(
+            start.request_id, start.choice, token_ids, start.scheduled_s, produced_s,
+            num_cached_tokens=start.num_cached_tokens, snapshots=self._uses.get(number, NO_SNAPSHOTS),
+        )  # fmt: skip
+
+
+def _by_number(parts: Sequence[StepLogprobs]) -> dict[int, list[TokenLogprobs]]:
+    found: dict[int, list[TokenLogprobs]] = defaultdict(list)
+    for part in parts:
+        for number, entry in zip(part.number_list(), part.entries, strict=True):
+            found[number].append(entry)
+    return found
+
+
+_READERS: WeakKeyDictionary[Any, OutputReader] = WeakKeyDictionary()
+
+
+def stepped(core: Any) -> list[TokenOutput]:
+    """The outputs of an engine's next step, all steps of which are taken so."""
+    return _READERS.setdefault(core, OutputReader()).read(core.step())
+
+
+def updated(scheduler: Any, batch: ScheduledBatch, output: StepOutput) -> list[TokenOutput]:
+    """The same of a scheduler that takes in a step's results, or whose requests failed before."""
+    scheduler.update(batch, output)
+    return taken(scheduler)
+
+
+def taken(scheduler: Any) -> list[TokenOutput]:
+    """What a scheduler's choices gained since the last call."""
+    return _READERS.setdefault(scheduler, OutputReader()).read(scheduler.take_deltas())
+
+
+class DeltaWriter:
+    """Outputs of choices as the deltas of a step. Choices are numbered in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._deltas, self._numbers = GrowingDeltas(), itertools.count()
+        self._open: dict[tuple[str, int], Any] = {}
+
+    def deltas(self, outputs: Iterable[TokenOutput]) -> StepDeltas:
+        """The deltas of a step that gave these."""
+        for output in outputs:
+            self._deltas.now_s = output.produced_s
+            sequence = self._sequence(output)
+            number = sequence.sequence_id
+            self._deltas._start(sequence)
+            if output.error is not None:
+                self._deltas.fail(sequence, output.error)
+                for name in [name for name in self._open if name[0] == output.request_id]:
+                    self._deltas.close(self._open.pop(name))
+                continue
+            if output.snapshots != sequence.snapshots:
+                sequence.snapshots = output.snapshots
+                self._deltas.use_snapshots(sequence, NO_SNAPSHOTS)
+            if output.token_ids:
+                ids = np.array(output.token_ids, np.int32)
+                self._deltas.add_tokens(np.array([number]), np.array([len(ids)]), ids)
+            if output.logprobs:
+                self._deltas.add_logprobs(number, output.logprobs)
+            if output.prompt_logprobs:
+                self._deltas.add_prompt_logprobs(sequence, output.prompt_logprobs)
+            if output.finish_reason is not None:
+                sequence.token_ids = [output.stop_token_id or 0]
+                pooled = None if output.pooled is None else np.array(output.pooled)
+                self._deltas.end(sequence, output.finish_reason, pooled)
+                self._deltas.close(self._open.pop((output.request_id, output.choice)))
+        return self._deltas.take()
+
+    def _sequence(self, output: TokenOutput) -> Any:
+        name = output.request_id, output.choice
+        if name not in self._open:
+            self._open[name] = sequence = SimpleNamespace(
+                sequence_id=next(self._numbers), request=SimpleNamespace(request_id=name[0]), choice=name[1],
+                scheduled_s=output.scheduled_s, num_cached_tokens=output.num_cached_tokens, snapshots=NO_SNAPSHOTS,
+            )  # fmt: skip
+            self._deltas.open(sequence)  # type: ignore[arg-type]
+        return self._open[name]

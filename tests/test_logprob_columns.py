@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.delta_shares import apart
-from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.logprob_columns import GrowingLogprobs, LogprobColumns, StepEntry
-from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.outputs import TokenLogprobs
 from realizar.step_deltas import StepDeltas, StepLogprobs
+from step_inputs import DeltaWriter, TokenOutput
 
 _ID = st.integers(0, 2**31 - 1)
 _VALUE = st.floats(allow_nan=False)
@@ -82,7 +82,7 @@ def test_a_step_keeps_the_log_probabilities_of_each_choice(
         TokenOutput(str(at), 0, (), 0.0, 0.0, logprobs=LogprobColumns.of(own) if at % 2 else own, prompt_logprobs=of)
         for at, (own, of) in enumerate(rows)
     ]
-    deltas = DeltaColumns().columns(outputs)
+    deltas = DeltaWriter().deltas(outputs)
     together = msgspec.msgpack.decode(msgspec.msgpack.encode(deltas), type=StepDeltas)
     assert together == deltas
     alone = dict(apart(together))
@@ -106,7 +106,7 @@ def test_entries_of_a_backends_step_are_those_of_their_choices(
     rows: list[Sequence[TokenLogprobs]] = [entry[:] if at % 5 == 4 else entry for at, entry in enumerate(picked)]
     assert [entry.logprob for entry in picked] == [entry[0].logprob for entry in picked]
     outputs = [TokenOutput(str(at), 0, (), 0.0, 0.0, logprobs=row) for at, row in enumerate(rows)]
-    deltas = DeltaColumns().columns(outputs)
+    deltas = DeltaWriter().deltas(outputs)
     for number, row in enumerate(rows):
         assert _of_choice(deltas.logprobs, number) == list(row)
 

@@ -120,9 +120,9 @@ class Steps:
         while self._core.has_work:
             self._walks.thread_s = self._samplings.wall_s = 0.0
             wall_s, thread_s = time.perf_counter(), time.thread_time()
-            outputs = self._core.step()
+            deltas = self._core.step()
             wall_s, thread_s = time.perf_counter() - wall_s, time.thread_time() - thread_s
-            if len(outputs) == self._rows:
+            if len(deltas.number_list()) == self._rows:
                 found.append((wall_s, self._samplings.wall_s, thread_s - self._walks.thread_s, thread_s))
         return found[1:]  # the first may have read prompts
 

@@ -59,6 +59,7 @@ def simulate(num_snapshots: int, on_host: int, block_tokens: int, users: int, re
             batch = scheduler.schedule()
             computed += batch.num_tokens
             scheduler.update(batch, _answered(batch))
+            scheduler.take_deltas()
             scheduler.take_closed_rows()
         talk.extend(
             rng.randrange(1000, 9999) for _ in range(rng.randint(50, 400))

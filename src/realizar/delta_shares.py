@@ -1,6 +1,6 @@
 """Shares of a step's deltas: those of some of its choices, or the same with other numbers.
 
-What walks through every part of `StepDeltas` between `DeltaColumns`, which makes them, and their readers stands here.
+What walks through every part of `StepDeltas` between `GrowingDeltas`, which makes them, and their readers stands here.
 """
 
 from __future__ import annotations

@@ -85,37 +85,6 @@ class SnapshotUse:
 NO_SNAPSHOTS = SnapshotUse()
 
 
-@dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
-class TokenOutput:
-    """The output of one step for one choice of a request.
-
-    Attributes:
-        token_ids: new tokens; a stop token that ended the choice is the last of them.
-        logprobs: per new token, where asked for.
-        prompt_logprobs: of the prompt tokens that this step scored, in order; the prompt's first token has none.
-        finish_reason, stop_token_id: set with the last output of the choice.
-        scheduled_s, produced_s: of `time.monotonic`: when the choice first entered a step, and when this one ended.
-        num_cached_tokens: prompt tokens that the choice found in the prefix cache when it first entered a step.
-        snapshots: that the choice used by now.
-        pooled: float32 values [hidden_size]; with the last output of a pooled request.
-        error: the reason why the whole request ended without its output; no output of any choice follows.
-    """
-
-    request_id: str
-    choice: int
-    token_ids: tuple[int, ...]
-    scheduled_s: float
-    produced_s: float
-    logprobs: Sequence[TokenLogprobs] = ()
-    prompt_logprobs: Sequence[TokenLogprobs] = ()
-    finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None
-    num_cached_tokens: int = 0
-    pooled: tuple[float, ...] | None = None
-    error: RowError | None = None
-    snapshots: SnapshotUse = NO_SNAPSHOTS
-
-
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
     """Progress of reading a request's prompt: `num_read` of `num_tokens`, cached ones counted as read."""

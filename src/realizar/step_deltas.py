@@ -17,7 +17,8 @@ class ChoiceStart:
 
     Attributes:
         number: never used twice by one engine.
-        scheduled_s, num_cached_tokens: as in `TokenOutput`.
+        scheduled_s: of `time.monotonic`: when it first entered a step; when it failed, if before that.
+        num_cached_tokens: prompt tokens that it found in the prefix cache then.
     """
 
     number: int
@@ -123,6 +124,11 @@ class StepDeltas:
         counts = memoryview(self.counts).cast("i").tolist()
         if min(counts) < 1 or sum(counts) != num_tokens:
             raise ValueError(f"the counts of {entries} entries do not add up to {num_tokens} tokens")
+
+    def __bool__(self) -> bool:
+        """False where no choice got anything."""
+        parts = self.numbers, self.starts, self.snapshots, self.prompt_logprobs, self.ends, self.failures
+        return any(map(len, parts))
 
     @property
     def num_tokens(self) -> int:

@@ -24,9 +24,11 @@ from realizar.bench.serve.workload import Lengths
 from realizar.config import EngineConfig
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.errors import QueueFullError
-from realizar.outputs import RowError, TokenOutput
+from realizar.outputs import RowError
+from realizar.step_deltas import StepDeltas
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, make_spec
+from step_inputs import DeltaWriter, TokenOutput, stepped
 
 WITHOUT_GRAMMARS = tuple(kind for kind in KINDS if kind not in ("regex", "json-schema", "tools"))
 WORK = SubjectWork(VOCAB_SIZE, Lengths(2, 30), Lengths(6, 12), WITHOUT_GRAMMARS)
@@ -64,6 +66,7 @@ class Faulty:
         self._core, self._change = make_core(), change
         self._made: dict[tuple[str, int], int] = {}
         self._open: set[str] = set()
+        self._writer = DeltaWriter()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
@@ -73,8 +76,8 @@ class Faulty:
         self._open.add(request.request_id)
         self._made.update({(request.request_id, choice): 0 for choice in range(request.sampling.n)})
 
-    def step(self) -> list[TokenOutput]:
-        outputs = self._core.step()
+    def step(self) -> StepDeltas:
+        outputs = stepped(self._core)
         crowded = len(self._open) > 1
         for output in outputs:
             made = self._made[output.request_id, output.choice]
@@ -83,7 +86,7 @@ class Faulty:
             self._made[output.request_id, output.choice] = made + len(output.token_ids)
             if output.finish_reason is not None and output.choice == 0:
                 self._open.discard(output.request_id)
-        return outputs
+        return self._writer.deltas(outputs)
 
 
 VICTIM = "logprobs 9"

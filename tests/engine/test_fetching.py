@@ -16,10 +16,10 @@ from realizar.engine.fetch_speed import FetchSpeed, keep_speed, known_speed
 from realizar.engine.loading import load_core
 from realizar.hub.folders import user_cache
 from realizar.kv_cache.snapshot_tiers import SnapshotCounts
-from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.scheduler import SchedulerCounts
+from step_inputs import TokenOutput, stepped
 from tiny_model import write_tiny_model
 
 OPTIONS: dict[str, Any] = {
@@ -95,7 +95,7 @@ def test_conversations_in_turn_find_their_prefixes(hybrid: Path, max_running: in
             core.add(request)
             outputs: list[TokenOutput] = []
             while core.has_work:
-                outputs += core.step()
+                outputs += stepped(core)
             assert outputs[0].num_cached_tokens == (384 if turn else 0)
     core.audit()
     core.close()

@@ -15,7 +15,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import Drafting, PromptLookup
 from realizar.scheduler.pace import Pace, Policy
 from realizar.scheduler.scheduler import Scheduler
-from step_inputs import RowOutput, ScheduledRow, rows_of, step_output
+from step_inputs import RowOutput, ScheduledRow, rows_of, step_output, taken, updated
 
 CONTEXT = 40
 IDS = 5
@@ -120,11 +120,12 @@ class Traffic:
             steps = list(self.in_flight)
             self.in_flight.clear()
             self.rng.choice([self.scheduler.lose, self.scheduler.try_smaller])(steps, RowError("lost"))
+            taken(self.scheduler)
         while len(self.in_flight) > most:
             done = self.in_flight.popleft()
             results = [self._output(row) for row in rows_of(done)]
             expected = self._expected(done, results)
-            outputs = self.scheduler.update(done, step_output(results))
+            outputs = updated(self.scheduler, done, step_output(results))
             failed = {output.request_id for output in outputs if output.error is not None}
             assert failed == {name for (name, _), gain in expected.items() if gain is None}
             found = {(each.request_id, each.choice): each for each in outputs if each.error is None}

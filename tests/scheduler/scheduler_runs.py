@@ -5,13 +5,12 @@ from __future__ import annotations
 from realizar.batch import ScheduledBatch
 from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import Drafting, PromptLookup
 from realizar.scheduler.pace import Policy
 from realizar.scheduler.scheduler import Scheduler
-from step_inputs import RowOutput, rows_of, step_output
+from step_inputs import RowOutput, TokenOutput, rows_of, step_output, updated
 
 
 class Clock:
@@ -88,7 +87,7 @@ def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, bool]]:
 def answer(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = 50) -> list[TokenOutput]:
     """Every row that is sampled chooses `token_id`."""
     rows = [RowOutput(row.row, (token_id,) if row.sample else ()) for row in rows_of(batch)]
-    return scheduler.update(batch, step_output(rows))
+    return updated(scheduler, batch, step_output(rows))
 
 
 def step(scheduler: Scheduler) -> list[tuple[int, int, int, bool]]:

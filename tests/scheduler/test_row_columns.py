@@ -15,7 +15,7 @@ from realizar.scheduler.row_table import RowTable
 from realizar.stop_rule import FEW_STOP_IDS
 from scheduler.random_traffic import Traffic
 from scheduler.scheduler_runs import answer, make_scheduler, request
-from step_inputs import RowOutput, ScheduledRow, results_of, rows_of, step_output, step_rows
+from step_inputs import RowOutput, ScheduledRow, results_of, rows_of, step_output, step_rows, updated
 
 
 @pytest.mark.parametrize("first", range(0, 24, 6))
@@ -105,6 +105,6 @@ def test_log_probabilities_of_a_step_reach_their_rows() -> None:
     columns = LogprobColumns.of([TokenLogprobs(50, -0.5, 1, ((50, -0.5),)), TokenLogprobs(51, -1.5, 2, ((50, -0.5),))])
     first, last = columns.apart()
     output = StepOutput(batch.columns.numbers, np.array([[50], [52], [51]], np.int32), {0: first, 2: last})
-    found = {each.request_id: each for each in scheduler.update(batch, output)}
+    found = {each.request_id: each for each in updated(scheduler, batch, output)}
     assert [found[name].token_ids for name in "abc"] == [(50,), (52,), (51,)]
     assert [list(found[name].logprobs) for name in "abc"] == [list(first), [], list(last)]

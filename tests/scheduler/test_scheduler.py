@@ -10,7 +10,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
 from realizar.scheduler.scheduler import SchedulerCounts
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape, step
-from step_inputs import RowOutput, rows_of, step_output
+from step_inputs import RowOutput, rows_of, step_output, updated
 
 
 def test_decodes_come_first_then_chunks_then_those_that_wait() -> None:
@@ -179,7 +179,7 @@ def test_an_answer_for_another_row_is_refused() -> None:
     scheduler.add(request("a", 3))
     batch = scheduler.schedule()
     with pytest.raises(RuntimeError, match="answered for row 3 in place of row 0"):
-        scheduler.update(batch, step_output([RowOutput(3, (1,))]))
+        updated(scheduler, batch, step_output([RowOutput(3, (1,))]))
 
 
 def test_accepted_drafts_end_at_the_stop() -> None:
@@ -187,5 +187,5 @@ def test_accepted_drafts_end_at_the_stop() -> None:
     scheduler = make_scheduler()
     scheduler.add(request("a", 3, stop=(9,)))
     batch = scheduler.schedule()
-    (output,) = scheduler.update(batch, step_output([RowOutput(0, (7, 9, 8))]))
+    (output,) = updated(scheduler, batch, step_output([RowOutput(0, (7, 9, 8))]))
     assert (output.token_ids, output.finish_reason) == ((7, 9), "stop")

@@ -11,7 +11,7 @@ from realizar.request import NO_CLIENT, Client, Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.scheduler import Scheduler
-from step_inputs import RowOutput, ScheduledRow, rows_of, step_output
+from step_inputs import RowOutput, ScheduledRow, rows_of, step_output, updated
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -59,9 +59,8 @@ class Run:
     def step(self) -> tuple[ScheduledRow, ...]:
         batch = self.scheduler.schedule()
         self.now_s += self._seconds(batch)
-        for output in self.scheduler.update(
-            batch, step_output([RowOutput(row.row, (7,) if row.sample else ()) for row in rows_of(batch)])
-        ):
+        results = step_output([RowOutput(row.row, (7,) if row.sample else ()) for row in rows_of(batch)])
+        for output in updated(self.scheduler, batch, results):
             self.tokens_s[output.request_id].append(self.now_s)
         self.scheduler.take_closed_rows()
         return rows_of(batch)

@@ -14,7 +14,6 @@ import numpy as np
 from realizar.config import EngineConfig
 from realizar.engine.clients.prepare import prepare_request
 from realizar.engine.core.engine_core import EngineCore
-from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.pace import Policy
@@ -23,6 +22,7 @@ from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, choose, expected_tokens, history_states, make_spec
+from step_inputs import TokenOutput, stepped
 from structured.grammar_walks import allowed_ids, masks_of
 
 END = 94
@@ -82,7 +82,7 @@ def run_out(core: EngineCore, disturb: Callable[[int], None] = lambda _step: Non
         if not core.has_work:
             return outputs
         disturb(number)
-        for output in core.step():
+        for output in stepped(core):
             outputs[output.request_id].append(output)
         core.audit()
     raise AssertionError("the engine does not come to an end")

@@ -219,15 +219,14 @@ def measure(
 
 def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> _PhaseTimes:
     preemptions = core.counts.preemptions
-    read: set[str] = set()
+    read: set[int] = set()
     read_s = started_s = time.perf_counter()
     while core.has_work:
-        outputs = core.step()
+        numbers = set(core.step().number_list())
         if len(read) < batch:
-            names = {output.request_id for output in outputs}
-            if names & read:
+            if numbers & read:
                 break
-            read |= names
+            read |= numbers
             core.forget_experts_read()  # those of the prompts
             read_s = time.perf_counter()
     if len(read) < batch or core.counts.preemptions > preemptions:

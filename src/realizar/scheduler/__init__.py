@@ -9,5 +9,6 @@ Read in this order:
    tokens beside decodes.
 4. `open_sequences.py`: the open sequences and their order, in turn by client.
 5. `drafts.py`: the scheduler's side of drafts, and `PromptLookup`, the drafter.
-6. `state_copies.py`: for models with a state, where snapshots of it are taken in a prompt, and the copies of a step.
+6. `growing_deltas.py`: what steps give choices, until the engine hands it out.
+7. `state_copies.py`: for models with a state, where snapshots of it are taken in a prompt, and the copies of a step.
 """

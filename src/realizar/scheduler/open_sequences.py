@@ -7,7 +7,7 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -204,8 +204,8 @@ class OpenSequences:
     def _all_waiting(self) -> Iterator[Sequence]:
         return itertools.chain.from_iterable(self.waiting.values())
 
-    def add(self, request: Request) -> None:
-        """Queue every choice of a request, or none if one of them can't be made."""
+    def add(self, request: Request) -> Collection[Sequence]:
+        """Queue every choice of a request, or none if one of them can't be made. Returns their sequences."""
         choices = {choice: self._sequence(request, choice) for choice in range(request.sampling.n)}
         self.requests[request.request_id] = choices
         client = self.clients.setdefault(request.client.name, ClientRows(request.client.weight))
@@ -214,6 +214,7 @@ class OpenSequences:
             sequence.turn = self._turns.take(request.client)
             self._sequences[sequence.sequence_id] = sequence
             self._wait(sequence)
+        return choices.values()
 
     def _sequence(self, request: Request, choice: int) -> Sequence:
         keys = BlockKeys(self._block_size, request.cache_salt, request.embeddings)

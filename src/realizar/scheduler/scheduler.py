@@ -17,7 +17,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, replace
 
@@ -27,15 +27,17 @@ from numpy.typing import NDArray
 from realizar.batch import NOT_SAMPLED, LogprobQuery, ScheduledBatch, StepOutput, StepRows
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError, QueueFullError
 from realizar.kv_cache.manager import KVCacheManager, Prefix
-from realizar.outputs import FinishReason, PromptProgress, RowError, TokenLogprobs, TokenOutput
+from realizar.outputs import FinishReason, PromptProgress, RowError
 from realizar.request import Pooling, Request
 from realizar.scheduler.drafts import Drafting
+from realizar.scheduler.growing_deltas import GrowingDeltas
 from realizar.scheduler.open_sequences import OpenSequences, ReadSteps
 from realizar.scheduler.pace import Pace, Policy
 from realizar.scheduler.plan import Plan, StepLimit
-from realizar.scheduler.row_table import Appended, RowPool, Rows, RowTable
+from realizar.scheduler.row_table import RowPool, Rows, RowTable
 from realizar.scheduler.sequence import Sequence
 from realizar.scheduler.state_copies import StateCopies
+from realizar.step_deltas import StepDeltas
 
 _LOG = logging.getLogger(__name__)
 _LEAST_WAIT_S, _MOST_WAIT_S = 1.0, 60.0  # that a client is told while the queue is full
@@ -94,7 +96,8 @@ class Scheduler:
         self._drafting = drafting or Drafting(None, 0, 0)
         self._read_steps = ReadSteps()
         self._take_turns = False  # rows that decode do, in this step
-        self._copies = StateCopies(cache, self._open, context_length, max_step_tokens, pace)
+        self._deltas = GrowingDeltas()
+        self._copies = StateCopies(cache, self._open, self._deltas, context_length, max_step_tokens, pace)
         self._preemptions = self._queries = self._hits = 0
 
     @property
@@ -140,7 +143,8 @@ class Scheduler:
         """
         self._check_request(request)
         self._check_queue()
-        self._open.add(request)
+        for sequence in self._open.add(request):
+            self._deltas.open(sequence)
 
     def is_open(self, request_id: str) -> bool:
         return request_id in self._open.requests
@@ -154,23 +158,26 @@ class Scheduler:
             if choice is None or sequence.choice == choice:
                 self._remove(sequence)
 
-    def fail(self, sequence_id: int, error: RowError) -> TokenOutput | None:
-        """End a whole request because one of its sequences failed. Returns its last output, None if it is not open."""
+    def fail(self, sequence_id: int, error: RowError) -> None:
+        """End a whole request because one of its sequences failed; one that is not open passes."""
         sequence = self._open.get(sequence_id)
         if sequence is None:
-            return None
-        self.abort(sequence.request.request_id)
-        output = _output(sequence, (), self._clock())
-        output.error = error
-        return output
+            return
+        request_id = sequence.request.request_id
+        if error.cause != "request":
+            _LOG.error("request %s ended: %s", request_id, error.message)
+        self._deltas.now_s = self._clock()
+        self._deltas.fail(sequence, error)
+        self.abort(request_id)
 
-    def lose(self, steps: Collection[ScheduledBatch], error: RowError) -> list[TokenOutput]:
+    def lose(self, steps: Collection[ScheduledBatch], error: RowError) -> None:
         """End the requests of all steps in flight, which gave nothing; no cached block is found any more."""
-        failed = [self.fail(number, error) for step in steps for number in step.columns.sequence_ids.tolist()]
+        for step in steps:
+            for number in step.columns.sequence_ids.tolist():
+                self.fail(number, error)
         self._forget(steps)
-        return [output for output in failed if output is not None]
 
-    def try_smaller(self, steps: Collection[ScheduledBatch], error: RowError) -> list[TokenOutput]:
+    def try_smaller(self, steps: Collection[ScheduledBatch], error: RowError) -> None:
         """Replace all steps in flight, one of which did not fit into memory, by smaller ones.
 
         Their sequences start again, each in a new row, since the backend's state of the old one is not certain. A
@@ -178,7 +185,8 @@ class Scheduler:
         """
         largest = max(steps, key=lambda step: step.num_tokens, default=None)
         if largest is None or not self._limit.failed(len(steps), largest.num_rows, largest.num_tokens):
-            return self.lose(steps, error)
+            self.lose(steps, error)
+            return
         for columns in [step.columns for step in steps]:
             for index, number in enumerate(columns.sequence_ids.tolist()):
                 sequence = self._open.get(number)
@@ -189,7 +197,6 @@ class Scheduler:
                     sequence.num_queried = min(sequence.num_queried, first)
                 self._restart(sequence)
         self._forget(steps)
-        return []
 
     def hold(self, step: ScheduledBatch, rows: Collection[int]) -> None:
         """Let rows of the oldest submitted step, whose masks are late, sample nothing in it, and try again in the next.
@@ -244,23 +251,31 @@ class Scheduler:
             self._pace.submitted(self._clock())
         return ScheduledBatch(columns, tuple(plan.opened), self._copies.of_step(plan))
 
-    def update(self, batch: ScheduledBatch, output: StepOutput) -> list[TokenOutput]:
+    def take_deltas(self) -> StepDeltas:
+        """What choices gained since the last call."""
+        return self._deltas.take()
+
+    def request_of(self, number: int) -> str | None:
+        """The request of a choice, by its number in deltas, that is open or whose end was in the last ones."""
+        sequence = self._open.get(number)
+        return self._deltas.ended.get(number) if sequence is None else sequence.request.request_id
+
+    def update(self, batch: ScheduledBatch, output: StepOutput) -> None:
         """Take in a step's results, in the order of the batch's rows, then have drafts proposed for its sequences.
 
         It raises RuntimeError if the results are those of other rows.
         """
-        now = self._clock()
+        now = self._deltas.now_s = self._clock()
         self._limit.fitted()
         if self._pace is not None:
             decodes = batch.num_decode_tokens
             self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position)
-        outputs = self._update_rows(batch.columns, output, now)
+        self._update_rows(batch.columns, output)
         self._finished(batch)
         if self._drafting.is_on:
             go_on = self._table.go_on(batch.columns)
             proposed = None if output.drafts is None else output.drafts[go_on]
             self._drafting.propose(self._open.of_rows(batch.columns.numbers[go_on]), proposed)
-        return outputs
 
     def audit(self) -> None:
         """Prove that rows and sequences belong together; RuntimeError says that they don't."""
@@ -511,49 +526,58 @@ class Scheduler:
             wanted[index] = self._cache.allocate(int(rows[index]), first, count + int(wanted[index])) - count
         return replace(columns, lookahead=wanted.astype(np.int32))
 
-    def _update_rows(self, step: StepRows, output: StepOutput, now_s: float) -> list[TokenOutput]:
+    def _update_rows(self, step: StepRows, output: StepOutput) -> None:
         """Take in the results of a step's rows. What one row raises, or has for an error, ends its request alone."""
         _check_rows(step, output)
         table, in_rows, rows, is_open = self._table, self._open.in_rows, step.numbers, self._are_open(step)
-        failed: list[TokenOutput | None] = []
         if output.errors:
-            ids = step.sequence_ids.tolist()
-            failed = [self.fail(ids[at], error) for at, error in output.errors.items() if is_open[at]]
+            for index, error in output.errors.items():
+                if is_open[index]:
+                    self.fail(int(step.sequence_ids[index]), error)
             is_open = self._are_open(step)
         samples = is_open & step.samples & (output.sampled[:, 0] != NOT_SAMPLED)  # else held, or in a prompt
         at = samples.nonzero()[0]
-        numbers, token_ids = rows[at], output.sampled[at]
-        added = table.append_tokens(numbers, token_ids)
+        numbers, sampled = rows[at], output.sampled[at]
+        added = table.append_tokens(numbers, sampled)
         if not step.only_decodes:
             self._settle_drafts(step, at, output)
-        outputs = {
-            index: _output(owner, ids, now_s, _first(output.logprobs.get(index, ()), len(ids)))
-            for index, row, ids in zip(at.tolist(), numbers.tolist(), _gained(token_ids, added), strict=True)
-            if (owner := in_rows[row]) is not None
-        }
+        kept = np.arange(sampled.shape[1]) < added.counts[:, None]
+        self._deltas.add_tokens(step.sequence_ids[at], added.counts, sampled[kept])
+        self._add_logprobs(step, output, dict(zip(at.tolist(), added.counts.tolist(), strict=True)), is_open)
         need_care = added.stopped | added.full
         if self._cache.prefix_cache:
             need_care |= self._cache.have_new_blocks(numbers, table.num_known[numbers], table.num_computed[numbers])
-        if len(at) == len(rows) and not output.queried and not np.count_nonzero(need_care):
-            return list(outputs.values())  # nearly every step
-        care = {*at[need_care].tolist(), *[index for index in output.queried if is_open[index]]}
+        if len(at) == len(rows) and not np.count_nonzero(need_care):
+            return  # nearly every step
         reasons: dict[int, FinishReason] = dict.fromkeys(at[added.full].tolist(), "length")
         reasons |= dict.fromkeys(at[added.stopped].tolist(), "stop")
         if len(at) < len(rows):  # the last tokens of prompts after which nothing is wanted
             are_read = is_open & ~table.samples[rows] & (step.num_context_tokens == table.most_tokens[rows] - 1)
             reasons |= dict.fromkeys(are_read.nonzero()[0].tolist(), "length")
-        for index in sorted(care | reasons.keys()):
+        for index in sorted({*at[need_care].tolist(), *reasons}):
             if (owner := in_rows[rows[index]]) is not None:  # else its request failed with an earlier row
                 try:
-                    given = outputs.setdefault(index, _output(owner, (), now_s))
-                    given.prompt_logprobs = output.queried.get(index, ())
-                    self._settle(owner, given, reasons.get(index), output.pooled.get(index))
+                    self._register(owner)
+                    if (reason := reasons.get(index)) is not None:
+                        self._deltas.end(owner, reason, output.pooled.get(index))
+                        self._remove(owner)
+                        self._ended_s.append(self._deltas.now_s)
                 except Exception as error:  # noqa: BLE001 - one request's tokens are not the others' trouble
                     _LOG.exception("the tokens of %s could not be taken in", owner.request.request_id)
-                    failed.append(self.fail(owner.sequence_id, RowError.of(error, "tokens")))
-        last = [each for each in failed if each is not None]
-        lost = {each.request_id for each in last}
-        return [each for _, each in sorted(outputs.items()) if each.request_id not in lost] + last
+                    self.fail(owner.sequence_id, RowError.of(error, "tokens"))
+
+    def _add_logprobs(
+        self, step: StepRows, output: StepOutput, counts: Mapping[int, int], is_open: NDArray[np.bool_]
+    ) -> None:
+        """Hand on the log-probabilities of tokens that rows keep, so many by index, and of prompts."""
+        for index, entries in output.logprobs.items():
+            if count := counts.get(index, 0):
+                self._deltas.add_logprobs(
+                    int(step.sequence_ids[index]), entries if len(entries) <= count else entries[:count]
+                )
+        for index, entries in output.queried.items():
+            if is_open[index] and (owner := self._open.in_rows[step.numbers[index]]) is not None:
+                self._deltas.add_prompt_logprobs(owner, entries)
 
     def _settle_drafts(self, step: StepRows, at: NDArray[np.intp], output: StepOutput) -> None:
         """Count the drafts of rows, named by their index, as verified; those that were wrong are computed no more."""
@@ -564,18 +588,6 @@ class Scheduler:
         self._table.settle_drafts(step.numbers[drafted], step.num_computed_tokens[drafted] + num_sampled)
         sequences = self._open.of_rows(step.numbers[drafted])
         self._drafting.verified(sequences, step.num_drafts[drafted].tolist(), (num_sampled - 1).tolist())
-
-    def _settle(
-        self, sequence: Sequence, output: TokenOutput, reason: FinishReason | None, pooled: NDArray[np.float32] | None
-    ) -> None:
-        """Let others find what a row has computed, and end its sequence where there is a reason."""
-        if output.token_ids:
-            self._register(sequence)
-        if reason is not None:
-            output.finish_reason, output.stop_token_id = reason, output.token_ids[-1] if reason == "stop" else None
-            output.pooled = None if pooled is None else tuple(pooled.tolist())
-            self._remove(sequence)
-            self._ended_s.append(output.produced_s)
 
     def _register(self, sequence: Sequence) -> None:
         if sequence.running:
@@ -619,27 +631,8 @@ class Scheduler:
             self._cache.free(sequence.row)
             self._rows.release(sequence.row)
         self._drafting.forget(sequence)
+        self._deltas.close(sequence)
         self._open.remove(sequence)
-
-
-def _output(
-    sequence: Sequence, token_ids: tuple[int, ...], now_s: float, logprobs: ListOf[TokenLogprobs] = ()
-) -> TokenOutput:
-    started_s = now_s if sequence.scheduled_s is None else sequence.scheduled_s
-    output = TokenOutput(sequence.request.request_id, sequence.choice, token_ids, started_s, now_s, logprobs)
-    output.num_cached_tokens, output.snapshots = sequence.num_cached_tokens, sequence.snapshots
-    return output
-
-
-def _gained(token_ids: NDArray[np.int32], added: Appended) -> list[tuple[int, ...]]:
-    """The tokens that rows keep of those that they sampled, int32 [rows, 1 + drafts]."""
-    if token_ids.shape[1] == 1:
-        return [(token_id,) for token_id in token_ids[:, 0].tolist()]
-    return [tuple(ids[:count]) for ids, count in zip(token_ids.tolist(), added.counts.tolist(), strict=True)]
-
-
-def _first(entries: ListOf[TokenLogprobs], count: int) -> ListOf[TokenLogprobs]:
-    return entries if len(entries) <= count else entries[:count]
 
 
 def _check_rows(rows: StepRows, output: StepOutput) -> None:

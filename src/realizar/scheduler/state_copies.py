@@ -15,6 +15,7 @@ from collections.abc import Sequence as ListOf
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.kv_cache.snapshot_tiers import Taken
 from realizar.outputs import SnapshotUse
+from realizar.scheduler.growing_deltas import GrowingDeltas
 from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.plan import Plan
@@ -112,11 +113,13 @@ class StateCopies:
         self,
         cache: KVCacheManager,
         open_sequences: OpenSequences,
+        deltas: GrowingDeltas,
         context_length: int,
         max_step_tokens: int,
         pace: Pace | None = None,
     ) -> None:
-        self._cache, self._open, self._pace, counts = cache, open_sequences, pace, cache.snapshot_counts
+        self._cache, self._open, self._deltas, self._pace = cache, open_sequences, deltas, pace
+        counts = cache.snapshot_counts
         most = counts.total + counts.host_total
         self._places = SnapshotPlaces(most, cache.block_size, context_length, max_step_tokens)
 
@@ -144,11 +147,11 @@ class StateCopies:
             if prefix.snapshot is not None:
                 self._cache.restore_snapshot(prefix.snapshot)
                 copies.restored.append((sequence.own_row, prefix.snapshot))
-                sequence.snapshots = sequence.snapshots.plus(SnapshotUse(restored=1))
+                self._deltas.use_snapshots(sequence, SnapshotUse(restored=1))
             elif prefix.host_snapshot is not None:
                 self._cache.fetch_snapshot(prefix.host_snapshot)
                 copies.fetched.append((sequence.own_row, prefix.host_snapshot))
-                sequence.snapshots = sequence.snapshots.plus(SnapshotUse(restored=1, fetched=1))
+                self._deltas.use_snapshots(sequence, SnapshotUse(restored=1, fetched=1))
         for row, host_snapshot in copies.fetched:
             copies.add(copies.kept, row, self._cache.keep_fetched(row, host_snapshot))
         for sequence in plan.prompts:
@@ -158,7 +161,7 @@ class StateCopies:
                 row, client = sequence.own_row, sequence.request.client.name
                 new = self._cache.take_snapshot(row, sequence.keys, sequence.token_ids, place, client)
                 if new is not None and new.is_new:
-                    sequence.snapshots = sequence.snapshots.plus(SnapshotUse(taken=1))
+                    self._deltas.use_snapshots(sequence, SnapshotUse(taken=1))
                 copies.add(copies.taken, row, new)
         self._count_dropped()
         return copies.moves()
@@ -167,7 +170,7 @@ class StateCopies:
         """Count what was dropped for rows since the last step, with their blocks or for other snapshots."""
         for row, count in self._cache.take_dropped().items():
             if (sequence := self._open.in_rows[row]) is not None:
-                sequence.snapshots = sequence.snapshots.plus(SnapshotUse(dropped=count))
+                self._deltas.use_snapshots(sequence, SnapshotUse(dropped=count))
 
 
 class _Copies:

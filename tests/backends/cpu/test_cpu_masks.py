@@ -18,7 +18,7 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from resolving import new_core, resolved
-from step_inputs import opened_row, results_of
+from step_inputs import opened_row, results_of, stepped
 
 RECIPE = Recipe(vocab_size=90)  # no multiple of 32
 PROMPT = random_tokens(RECIPE, 12, 8)
@@ -146,7 +146,7 @@ def decoded(steps_in_flight: int) -> dict[str, list[int]]:
         core.add(prepare_request(name, PROMPT, sampling, vocab_size=90, max_request_tokens=200, end_ids=(89,)))
     found: dict[str, list[int]] = {name: [] for name in patterns}
     while core.has_work:
-        for output in core.step():
+        for output in stepped(core):
             found[output.request_id].extend(output.token_ids)
     core.close()
     for name, pattern in patterns.items():

@@ -18,10 +18,11 @@ from realizar.backends.cpu.threads import KernelFaults, ThreadTeam
 from realizar.backends.cpu.walker import OPERATION_FIELDS
 from realizar.config import EngineConfig
 from realizar.errors import StepError
-from realizar.outputs import RowError, TokenOutput
+from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from resolving import new_core, resolved
+from step_inputs import TokenOutput, stepped
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -123,7 +124,7 @@ class Faulty:
     def run(self, steps: int = 100) -> list[TokenOutput]:
         outputs: list[TokenOutput] = []
         while self.core.has_work and steps:
-            outputs += self.core.step()
+            outputs += stepped(self.core)
             self.core.audit()
             steps -= 1
         return outputs

@@ -18,12 +18,13 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.patience import Patience
 from realizar.engine.llm import LLM
 from realizar.errors import CapacityError, StepError
-from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.outputs import TokenLogprobs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.sequence import Sequence as Scheduled
 from resolving import new_core, resolved
 from scripted_backend import VOCAB_SIZE
+from step_inputs import TokenOutput, stepped
 from structured.grammar_engines import END
 from tiny_model import write_tiny_model
 
@@ -91,7 +92,7 @@ def run(core: EngineCore, wanted: Sequence[Request], disturb: Any = lambda _step
     step = 0
     while core.has_work:
         disturb(step)
-        for output in core.step():
+        for output in stepped(core):
             assert output.error is None or output.request_id.startswith("lost"), output.error
             outputs[output.request_id].append(output)
         core.audit()
@@ -165,7 +166,7 @@ def test_a_step_that_fails(alone: dict[str, Text], error: type[Exception], monke
         core.add(request)
     ended = set()
     while core.has_work:
-        for output in core.step():
+        for output in stepped(core):
             outputs[output.request_id] += output.token_ids
             if output.error is not None:
                 ended.add(output.request_id)

@@ -41,6 +41,7 @@ from step_inputs import (  # noqa: E402
     results_of,
     scheduled_row,
     step_input,
+    stepped,
 )
 
 RECIPE = Recipe(32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="Q8_0", windows=(None,))
@@ -175,7 +176,7 @@ def test_the_engine_goes_on_after_memory_ran_out(runner: GPURunner, monkeypatch:
         core.add(Request(name, (7, 8, 9), GREEDY, 4))
         outputs = []
         while core.has_work:
-            outputs += core.step()
+            outputs += stepped(core)
             core.audit()
         errors = [output.error.message if output.error else None for output in outputs]
         return [token_id for output in outputs for token_id in output.token_ids], errors
@@ -213,7 +214,7 @@ def test_a_launch_that_fails_costs_its_step_alone(
         core.add(Request(name, (7, 8, 9), GREEDY, 4))
         outputs = []
         while core.has_work:
-            outputs += core.step()
+            outputs += stepped(core)
             core.audit()
         last = outputs[-1].error
         return [token_id for output in outputs for token_id in output.token_ids], last and last.message

@@ -24,6 +24,7 @@ from realizar.errors import CapacityError  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from resolving import new_core, resolved  # noqa: E402
+from step_inputs import stepped  # noqa: E402
 from waits import HANG_S  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -73,7 +74,7 @@ def test_a_step_without_memory_ends_its_requests_alone() -> None:
         core.add(Request(name, (7, 8, 9, 10), parameters, 4))
         outputs = []
         while core.has_work:
-            outputs += core.step()
+            outputs += stepped(core)
             core.audit()
         return [token for output in outputs for token in output.token_ids], outputs[-1].error and outputs[
             -1
@@ -120,11 +121,11 @@ config = EngineConfig(max_running=2, max_step_tokens=64, context_length=256, kv_
 made = GPURunner(*random_model(recipe), config)
 core = new_core(made.backend, made.spec, config, steps_in_flight=2)
 core.add(Request("a", (7, 8, 9), SamplingParams(temperature=0), 50))
-core.step()
+stepped(core)
 torch.zeros(4, device="cuda")[torch.full((1,), 1 << 40, device="cuda")]
 try:
     while core.has_work:
-        core.step()
+        stepped(core)
 except EngineDeadError as error:
     print("dead:", str(error).splitlines()[0])
 core.close()

@@ -18,6 +18,7 @@ from realizar.engine.core.engine_core import EngineCore  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from resolving import new_core, resolved  # noqa: E402
+from step_inputs import stepped  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +47,7 @@ def answers(core: EngineCore) -> list[list[int]]:
         core.add(Request(str(index), (7 + index, 8, 9), sampling, 12))
         found[str(index)] = []
     while core.has_work:
-        for output in core.step():
+        for output in stepped(core):
             assert output.error is None
             found[output.request_id] += output.token_ids
     return list(found.values())

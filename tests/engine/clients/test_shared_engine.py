@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.engine.clients.open_table import OpenTable
-from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.logprob_columns import LogprobColumns
-from realizar.outputs import RowError, SnapshotUse, TokenLogprobs, TokenOutput
+from realizar.outputs import RowError, SnapshotUse, TokenLogprobs
 from realizar.step_deltas import StepDeltas
+from step_inputs import DeltaWriter, TokenOutput
 
 _ENTRY = st.builds(TokenLogprobs, st.just(3), st.just(-1.0), st.just(1), st.sampled_from([(), ((3, -1.0),)]))
 _ROW = st.fixed_dictionaries(
@@ -57,10 +57,10 @@ def facts(deltas: StepDeltas) -> list[tuple[int, object]]:
 
 @given(steps=st.lists(st.lists(_ROW, max_size=6, unique_by=lambda row: (row["request_id"], row["choice"])), max_size=4))
 def test_each_owner_gets_its_own(steps: Sequence[list[dict[str, Any]]]) -> None:
-    columns, table = DeltaColumns(), table_of(OWNERS)
+    columns, table = DeltaWriter(), table_of(OWNERS)
     owner_of: dict[int, int | None] = {}
     for rows in steps:
-        deltas = columns.columns(map(output, rows))
+        deltas = columns.deltas(map(output, rows))
         owner_of.update({start.number: OWNERS.get(start.request_id) for start in deltas.starts})
         shares = table.split(deltas, int)
         assert len({owner for owner, _ in shares}) == len(shares)
@@ -78,14 +78,14 @@ def test_each_owner_gets_its_own(steps: Sequence[list[dict[str, Any]]]) -> None:
 def test_a_forgotten_request_gets_nothing_and_another_engine_gives_numbers_anew() -> None:
     table = table_of({"a": 1, "b": 2})
     row = {"choice": 0, "token_ids": (1,), "prompt_logprobs": (), "finish_reason": None, "error": None}
-    columns = DeltaColumns()
+    columns = DeltaWriter()
     both = [output({"request_id": name, **row}) for name in "ab"]
-    assert [owner for owner, _ in table.split(columns.columns(both), int)] == [1, 2]
+    assert [owner for owner, _ in table.split(columns.deltas(both), int)] == [1, 2]
     table.forget("a")
     table.forget("a")
-    assert [owner for owner, _ in table.split(columns.columns(both), int)] == [2]
+    assert [owner for owner, _ in table.split(columns.deltas(both), int)] == [2]
     table.forget_numbers()
-    assert table.split(columns.columns(both), int) == []
-    assert [(owner, share.number_list()) for owner, share in table.split(DeltaColumns().columns(both[1:]), int)] == [
+    assert table.split(columns.deltas(both), int) == []
+    assert [(owner, share.number_list()) for owner, share in table.split(DeltaWriter().deltas(both[1:]), int)] == [
         (2, [0])
     ]

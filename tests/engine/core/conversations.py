@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass, field, replace
 
 from realizar.engine.core.engine_core import EngineCore
-from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
+from step_inputs import TokenOutput, stepped
 
 END_OF_MESSAGE = 96
 _NUM_WORDS = 93  # ids of messages are below it
@@ -115,7 +115,7 @@ class Chat:
                 self.core.abort(name)
                 del self.open[name]
                 self.lost += 1
-            for output in self.core.step():
+            for output in stepped(self.core):
                 self._take_in(output)
             self.core.audit()
 

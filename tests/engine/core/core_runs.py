@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 
 from realizar.engine.core.engine_core import EngineCore
-from realizar.outputs import TokenOutput
+from step_inputs import TokenOutput, stepped
 
 
 def run(core: EngineCore) -> dict[str, list[TokenOutput]]:
     """All outputs by request; the core is audited after every step."""
     outputs: dict[str, list[TokenOutput]] = defaultdict(list)
     while core.has_work:
-        for output in core.step():
+        for output in stepped(core):
             outputs[output.request_id].append(output)
         core.audit()
     return outputs

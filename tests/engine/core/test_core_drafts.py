@@ -16,6 +16,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.sequence import Sequence as Scheduled
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, expected_tokens, make_spec
+from step_inputs import stepped
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = {name: tuple(range(start, start + 9)) for name, start in (("a", 1), ("b", 20), ("c", 40))}
@@ -70,7 +71,7 @@ def run(drafter: Foreseeing, in_flight: int = 1, step_tokens: int = 64) -> tuple
     found: dict[str, list[int]] = {name: [] for name in PROMPTS}
     most = 0
     while core.has_work:
-        for output in core.step():
+        for output in stepped(core):
             assert output.error is None
             found[output.request_id].extend(output.token_ids)
         most = max(most, len(core._in_flight))

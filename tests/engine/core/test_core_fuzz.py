@@ -16,12 +16,13 @@ import pytest
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import QueueFullError
-from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.outputs import TokenLogprobs
 from realizar.request import Client, Pooling, Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import prompt_lookup
 from resolving import new_core
 from scripted_backend import ScriptedBackend, choose, history_states, logprobs_of, make_spec, pooled_of
+from step_inputs import TokenOutput, stepped
 from wider import wider
 
 NUM_IDS = 4
@@ -153,7 +154,7 @@ def run(
             for key in [key for key in received if key[0] == name and choice in (None, key[1])]:
                 del received[key]
                 aborted += 1
-        for output in core.step():
+        for output in stepped(core):
             key = output.request_id, output.choice
             received[key].take_in(output)
             if output.finish_reason is not None:

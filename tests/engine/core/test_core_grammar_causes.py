@@ -13,12 +13,13 @@ from grammar_services import LastingService
 from realizar.config import EngineConfig
 from realizar.engine.clients.open_requests import error_of
 from realizar.errors import InvalidRequestError, RequestFailedError
-from realizar.outputs import ErrorCause, TokenOutput
+from realizar.outputs import ErrorCause
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, expected_tokens, make_spec
+from step_inputs import TokenOutput, stepped
 
 END = 94
 TOKENS = [bytes((0x20 + index,)) for index in range(END)] + [b"<end>", b"<control>"]
@@ -81,7 +82,7 @@ def test_a_request_gets_the_cause_of_the_fault(
     core.add(Request("stuck", (1, 2), sampling, 12))
     outputs: dict[str, list[TokenOutput]] = defaultdict(list)
     while core.has_work:
-        for output in core.step():
+        for output in stepped(core):
             outputs[output.request_id].append(output)
         core.audit()
     failure = outputs["stuck"][-1].error

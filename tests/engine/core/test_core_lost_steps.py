@@ -23,6 +23,7 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from resolving import EngineClient, new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
+from step_inputs import stepped
 from waits import HANG_S
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -121,7 +122,7 @@ def test_any_other_failure_ends_the_engine(make: Callable[[], Exception]) -> Non
     with pytest.raises(EngineDeadError):
         run(core)
     with pytest.raises(EngineDeadError):
-        core.step()
+        stepped(core)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

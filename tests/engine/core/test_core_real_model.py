@@ -13,10 +13,10 @@ import pytest
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core
-from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
+from step_inputs import TokenOutput, stepped
 from wider import wider
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -32,7 +32,7 @@ def run(core: EngineCore, requests: Sequence[Request]) -> dict[tuple[str, int], 
         core.add(request)
     outputs: dict[tuple[str, int], list[TokenOutput]] = defaultdict(list)
     while core.has_work:
-        for output in core.step():
+        for output in stepped(core):
             outputs[output.request_id, output.choice].append(output)
         core.audit()
     return outputs
@@ -78,7 +78,7 @@ def test_streams_at_once_are_what_each_is_alone(smollm2_path: Path, streams: int
         for request in requests:
             core.add(request)
         while core.has_work:
-            for output in core.step():
+            for output in stepped(core):
                 together[output.request_id].append(output)
             most_running = max(most_running, core.counts.running)
             core.audit()

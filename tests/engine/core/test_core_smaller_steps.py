@@ -12,14 +12,13 @@ from number_text import NumberText
 from realizar.backends.base import ForwardInput
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError, StepMemoryError
-from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.plan import StepLimit
 from realizar.structured.grammar_tokens import GrammarTokens
 from resolving import EngineClient, new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
-from step_inputs import rows_of
+from step_inputs import TokenOutput, rows_of, stepped
 
 GREEDY = SamplingParams(temperature=0.0)
 POISON = 91  # a token that no step fits with
@@ -79,7 +78,7 @@ def test_requests_go_on_in_smaller_steps(room: tuple[int, int], late: bool, in_f
         core.add(Request(name, tuple(prompt), samplings[name], 20))
     outputs: dict[str, list[TokenOutput]] = defaultdict(list)
     for _ in range(6):
-        for output in core.step():
+        for output in stepped(core):
             outputs[output.request_id].append(output)
     backend.room = room
     backend.sizes.clear()
@@ -138,7 +137,7 @@ def test_a_grammar_goes_on_where_it_was() -> None:
         core.add(Request(name, (1, 2, 3), sampling, 20))
     outputs: dict[str, list[TokenOutput]] = defaultdict(list)
     for _ in range(6):
-        for output in core.step():
+        for output in stepped(core):
             outputs[output.request_id].append(output)
     backend.room = (1, 64)
     for name, more in run(core).items():

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, ContextLengthError, EngineDeadError, InvalidRequestError
-from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Pace, Policy
@@ -28,6 +27,7 @@ from scripted_backend import (
     logprobs_of,
     make_spec,
 )
+from step_inputs import TokenOutput, stepped
 from wider import diagonal
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -53,7 +53,7 @@ def run_out(core: EngineCore, limit: int = 100_000) -> dict[tuple[str, int], lis
     for _ in range(limit):
         if not core.has_work:
             return outputs
-        for output in core.step():
+        for output in stepped(core):
             outputs[output.request_id, output.choice].append(output)
         core.audit()
     raise AssertionError("the engine does not come to an end")
@@ -163,7 +163,7 @@ def test_random_arrivals_and_aborts(windows: tuple[int | None, ...], steps_in_fl
             core.abort(name)
             del open_requests[name]
             aborted += 1
-        for output in core.step():
+        for output in stepped(core):
             tokens[output.request_id].extend(output.token_ids)
             if output.finish_reason is not None:
                 check_finished(open_requests.pop(output.request_id), tokens[output.request_id], windows, output)
@@ -192,7 +192,7 @@ def test_the_last_to_come_gives_way_and_all_finish() -> None:
         core.add(make_request(str(index), [index, 1, 2], 12))
     done = []
     while core.has_work:
-        done += [output.request_id for output in core.step() if output.finish_reason]
+        done += [output.request_id for output in stepped(core) if output.finish_reason]
         core.audit()
     assert done == [str(index) for index in range(6)]
     assert core.counts.preemptions > 0
@@ -210,10 +210,10 @@ def test_decodes_keep_their_pace_while_a_long_prompt_is_read() -> None:
     backend = ScriptedBackend(num_blocks=[200], max_step_tokens=8)
     core = make_core(backend)
     core.add(make_request("short", [1], 60))
-    core.step()
+    stepped(core)
     core.add(make_request("long", [2] * 200, 2))
     for _ in range(25):
-        assert [output.request_id for output in core.step()] == ["short"]
+        assert [output.request_id for output in stepped(core)] == ["short"]
 
 
 def test_prefill_first_reads_every_prompt_before_the_first_decode() -> None:
@@ -221,7 +221,7 @@ def test_prefill_first_reads_every_prompt_before_the_first_decode() -> None:
     core = make_core(backend, policy=Policy("prefill"))
     for index in range(4):
         core.add(make_request(str(index), [index] * 10, 5))
-    outputs = [output for _ in range(6) for output in core.step()]
+    outputs = [output for _ in range(6) for output in stepped(core)]
     assert [output.request_id for output in outputs[:4]] == ["0", "1", "2", "3"]
     assert len(outputs) == 8
 
@@ -287,7 +287,7 @@ def test_sampled_choices_differ_and_repeat_with_the_seed() -> None:
 def test_a_choice_can_end_alone() -> None:
     core = make_core(ScriptedBackend())
     core.add(make_request("a", [8, 9], 10, SamplingParams(seed=11, n=2)))
-    core.step()
+    stepped(core)
     core.abort("a", 0)
     outputs = run_out(core)
     assert ("a", 0) not in outputs
@@ -297,8 +297,8 @@ def test_a_choice_can_end_alone() -> None:
 def test_an_aborted_request_id_can_be_used_again_at_once() -> None:
     core = make_core(ScriptedBackend(), steps_in_flight=2)
     core.add(make_request("a", [8, 9], 10))
-    core.step()
-    core.step()
+    stepped(core)
+    stepped(core)
     core.abort("a")
     core.add(make_request("a", [7], 3))
     assert tokens_of(run_out(core)["a", 0]) == expected_tokens([7], (None,), GREEDY, 3)
@@ -321,12 +321,12 @@ def test_requests_that_never_fit_are_refused_with_counts() -> None:
 def test_a_failed_step_ends_the_engine_for_everyone() -> None:
     core = make_core(ScriptedBackend(fail_at=3))
     core.add(make_request("a", [1], 50))
-    core.step()
-    core.step()
+    stepped(core)
+    stepped(core)
     with pytest.raises(EngineDeadError, match="the device fell off the bus"):
-        core.step()
+        stepped(core)
     with pytest.raises(EngineDeadError, match="the device fell off the bus"):
-        core.step()
+        stepped(core)
     with pytest.raises(EngineDeadError, match="the device fell off the bus"):
         core.add(make_request("b", [1], 5))
     assert not core.has_work
@@ -361,10 +361,10 @@ def test_reading_is_paced_where_somebody_streams_and_not_where_nobody_does() -> 
         core._scheduler._clock = lambda backend=backend: 1e-3 * backend.num_tokens
         core.add(make_request("stream", [1] * 64, 150))
         for _ in range(10):
-            core.step()
+            stepped(core)
         core.add(make_request("long", [2] * 180, 1))
         before, tokens = backend.num_tokens, []
-        while all(output.request_id != "long" for output in core.step()):
+        while all(output.request_id != "long" for output in stepped(core)):
             tokens.append(backend.num_tokens - before)
             before = backend.num_tokens
         longest[stretch] = max(tokens)

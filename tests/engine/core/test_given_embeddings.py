@@ -22,13 +22,13 @@ from realizar.engine.core.patience import Patience
 from realizar.engine.llm_prompts import prompt_embeddings
 from realizar.errors import CapacityError, InvalidRequestError
 from realizar.models.spec import ModelSpec
-from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.outputs import TokenLogprobs
 from realizar.request import PromptEmbeddings, Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from reference_tensors import looked_up
 from resolving import new_core, resolved
 from scripted_backend import VOCAB_SIZE
-from step_inputs import with_given
+from step_inputs import TokenOutput, stepped, with_given
 from structured.grammar_engines import END
 
 MODELS = {
@@ -87,7 +87,7 @@ def run(core: EngineCore, wanted: Sequence[Request]) -> tuple[dict[str, Text], d
     for request in wanted:
         core.add(request)
     while core.has_work:
-        for output in core.step():
+        for output in stepped(core):
             assert output.error is None, output.error
             outputs[output.request_id].append(output)
         core.audit()
@@ -207,7 +207,7 @@ def test_several_choices_share_a_prompt_of_embeddings() -> None:
         choices: dict[int, list[int]] = defaultdict(list)
         core.add(request)
         while core.has_work:
-            for output in core.step():
+            for output in stepped(core):
                 choices[output.choice] += output.token_ids
         texts.append(choices)
     core.close()

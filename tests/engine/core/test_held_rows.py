@@ -16,12 +16,12 @@ from realizar.backends.base import ForwardInput
 from realizar.batch import StepOutput
 from realizar.engine.core.patience import Patience
 from realizar.errors import CapacityError
-from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens
+from step_inputs import TokenOutput, stepped
 from structured.grammar_engines import (
     END,
     GRAMMAR_TOKENS,
@@ -167,7 +167,7 @@ def test_a_late_row_delays_nobody(late: LateService, monkeypatch: pytest.MonkeyP
     for step in range(200):
         if not core.has_work:
             break
-        for output in core.step():
+        for output in stepped(core):
             outputs[output.request_id].append(output)
             ends[output.request_id] = step
         core.audit()
@@ -248,7 +248,7 @@ def test_a_step_with_all_its_masks_goes_on_before_the_next_is_submitted(
     outputs: list[TokenOutput] = []
     for _ in range(30):
         before = len(sampled)
-        outputs += core.step()
+        outputs += stepped(core)
         if 1 < len(tokens_of(outputs)) < 8:
             assert [core._in_flight[0][1]] == sampled[before:]
     assert tokens_of(outputs) == alone(request)[:8]
@@ -337,24 +337,24 @@ def test_requests_come_and_leave_while_all_masks_are_due(
     core.add(structured_request("leaving", [2], sampling))
     outputs: list[TokenOutput] = []
     for _ in range(3):
-        outputs += core.step()
+        outputs += stepped(core)
     pids = end_workers(stopped, signal.SIGSTOP)
     assert pids
     for _ in range(5):
-        outputs += core.step()
+        outputs += stepped(core)
     held.clear()
-    outputs += core.step()
+    outputs += stepped(core)
     assert held == [2]
     core.abort("leaving")
     plain = Request("plain", (4, 5), SamplingParams(temperature=0), 20)
     core.add(plain)
     for _ in range(25):
-        outputs += core.step()
+        outputs += stepped(core)
     assert tokens_of([each for each in outputs if each.request_id == "plain"]) == expected_tokens(
         (4, 5), (window,), plain.sampling, 20
     )
     held.clear()
-    outputs += core.step()
+    outputs += stepped(core)
     assert held == [1]
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
@@ -372,10 +372,10 @@ def test_a_row_that_ended_while_it_was_held_makes_room() -> None:
     core.add(structured_request("held", (1, 2), SamplingParams(structured=first)))
     core.add(Request("plain", (3, 4), SamplingParams(temperature=0.0), 20))
     for _ in range(4):
-        core.step()
+        stepped(core)
     (grammar,) = limited._known._grammars.values()
     pids = end_workers(limited, signal.SIGSTOP)
-    core.step()
+    stepped(core)
     memory = limited.rows.memory
     assert (memory.asked != memory.answered).any()
     core.abort("held")

@@ -21,12 +21,13 @@ from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.patience import Patience
 from realizar.errors import CapacityError
-from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.outputs import TokenLogprobs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.pace import Policy
 from resolving import resolved
 from scripted_backend import VOCAB_SIZE
+from step_inputs import TokenOutput
 from structured.grammar_engines import END
 from wider import diagonal, wider
 

@@ -24,7 +24,7 @@ from realizar.errors import (
     StepMemoryError,
 )
 from realizar.kv_cache.block_keys import BlockKeys
-from realizar.outputs import RowError, TokenOutput
+from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import DraftLookup
@@ -32,7 +32,7 @@ from realizar.scheduler.scheduler import Scheduler
 from realizar.scheduler.sequence import Sequence as ScheduledSequence
 from resolving import EngineClient, new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
-from step_inputs import RowOutput, ScheduledRow
+from step_inputs import RowOutput, ScheduledRow, TokenOutput, stepped
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = {name: tuple(range(start, start + 9)) for name, start in (("a", 1), ("b", 20), ("c", 40))}
@@ -76,7 +76,7 @@ def make_core(backend: ScriptedBackend, in_flight: int = 1, speculative: int = 0
 def run(core: EngineCore) -> dict[str, list[TokenOutput]]:
     outputs: dict[str, list[TokenOutput]] = defaultdict(list)
     while core.has_work:
-        for output in core.step():
+        for output in stepped(core):
             outputs[output.request_id].append(output)
         core.audit()
     return outputs
@@ -137,7 +137,7 @@ def test_a_lost_device_is_everyones() -> None:
     core = make_core(RowsFail(opening=DeviceLostError("the context is lost")))
     core.add(Request("bad", (1, BAD), GREEDY, 3))
     with pytest.raises(EngineDeadError, match="context is lost"):
-        core.step()
+        stepped(core)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

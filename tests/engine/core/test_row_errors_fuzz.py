@@ -16,7 +16,7 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
-from step_inputs import RowOutput, ScheduledRow
+from step_inputs import RowOutput, ScheduledRow, stepped
 
 FAILS = 90  # the first token of requests whose rows may fail
 NUM_IDS = 7  # few, so that drafts come true
@@ -75,7 +75,7 @@ def test_random_failures(seed: int) -> None:
             core.add(waiting.pop())
         if rng.random() < 0.03:
             core.abort(rng.choice(requests).request_id)
-        for output in core.step() if core.has_work else ():
+        for output in stepped(core) if core.has_work else ():
             assert output.request_id not in failed, "an output follows a request's last"
             if output.error is not None:
                 failed.add(output.request_id)

@@ -12,6 +12,7 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from resolving import new_core
 from scripted_backend import ScriptedBackend, expected_tokens, make_spec
+from step_inputs import stepped
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = tuple(range(1, 14))
@@ -44,7 +45,7 @@ def test_a_request_keeps_it_awake_and_is_refused_while_it_sleeps() -> None:
     backend = SleepingBackend()
     core = new_core(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
     core.add(request("open"))
-    core.step()
+    stepped(core)
     with pytest.raises(EngineUnavailableError, match="while a request is open"):
         core.sleep()
     core.abort("open")

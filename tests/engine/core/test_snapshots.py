@@ -11,11 +11,11 @@ from realizar.backends.base import ForwardInput
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError
-from realizar.outputs import SnapshotUse, TokenOutput
+from realizar.outputs import SnapshotUse
 from realizar.request import Request
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, choose, history_states, logprobs_of, make_spec
-from step_inputs import rows_of
+from step_inputs import TokenOutput, rows_of
 from wider import diagonal, wider
 
 # Snapshots in the host's memory or none, drafts or none, steps in flight.

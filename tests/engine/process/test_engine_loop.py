@@ -28,12 +28,13 @@ from realizar.engine.process.messages import (
     Shutdown,
 )
 from realizar.frames import FrameReader
-from realizar.outputs import RowError, TokenLogprobs, TokenOutput
+from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import RequestFailure, StepDeltas
 from resolving import new_core
 from scripted_backend import ScriptedBackend, expected_tokens, make_spec
+from step_inputs import DeltaWriter, TokenOutput
 from waits import HANG_S
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -131,7 +132,7 @@ def test_results_too_large_to_be_sent_end_their_request_alone() -> None:
         names = ["0", "large", "1", "2"]
         outputs = [TokenOutput(name, 0, (at,), 0.0, 0.0, logprobs=logprobs[:50]) for at, name in enumerate(names)]
         outputs[1].prompt_logprobs = logprobs
-        engine._report(Outputs(engine._loop._columns.columns(outputs)))
+        engine._report(Outputs(DeltaWriter().deltas(outputs)))
         theirs.shutdown(socket.SHUT_WR)
         reader: FrameReader[Event] = FrameReader(Event)
         found: list[StepDeltas] = []
@@ -196,5 +197,5 @@ def test_a_choice_that_ended_in_the_step_that_could_not_be_sent_ends_its_request
 def test_the_prompt_of_a_request_that_fails_is_counted_and_forgotten() -> None:
     loop = EngineLoop(lambda event: None)
     loop._prompts["a"] = 5
-    loop._count(loop._columns.columns([TokenOutput("a", 0, (), 0.0, 0.0, error=RowError("no"))]))
+    loop._count(DeltaWriter().deltas([TokenOutput("a", 0, (), 0.0, 0.0, error=RowError("no"))]))
     assert (loop._prompts, loop._prompt_tokens) == ({}, 5)

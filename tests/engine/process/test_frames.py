@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from realizar.backends.base import Transfer
 from realizar.config import EngineConfig
-from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Abort,
@@ -55,9 +54,10 @@ from realizar.frames import (
     FrameReader,
     encode_frame,
 )
-from realizar.outputs import RowError, TokenLogprobs, TokenOutput
+from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Client, PromptEmbeddings, Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
+from step_inputs import DeltaWriter, TokenOutput
 
 _TEXT = st.text(max_size=20)
 _COUNT = st.integers(0, 2**40)
@@ -109,7 +109,7 @@ _OUTPUT = st.builds(
     pooled=st.none() | st.lists(_FLOAT, max_size=4).map(tuple),
     error=st.none() | st.builds(RowError, _TEXT),
 )
-_DELTAS = st.lists(_OUTPUT, max_size=4).map(lambda outputs: DeltaColumns().columns(outputs))
+_DELTAS = st.lists(_OUTPUT, max_size=4).map(lambda outputs: DeltaWriter().deltas(outputs))
 _ERROR = st.builds(ErrorRecord, _TEXT, _TEXT, st.none() | _TEXT)
 _EVENTS = st.one_of(
     st.builds(Loading, _TEXT, _FLOAT),

@@ -38,12 +38,13 @@ from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.kv_cache.snapshot_tiers import SnapshotCounts
 from realizar.models.spec import ModelSpec
-from realizar.outputs import PromptProgress, RowError, TokenOutput
+from realizar.outputs import PromptProgress, RowError
 from realizar.request import Request
 from realizar.scheduler.drafts import Drafter, Drafting, prompt_lookup
 from realizar.scheduler.pace import Policy, pace_of
 from realizar.scheduler.scheduler import Scheduler, SchedulerCounts
 from realizar.scheduler.sequence import Sequence
+from realizar.step_deltas import StepDeltas
 from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
@@ -80,7 +81,6 @@ class EngineCore:
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self._grammars = RowGrammars(new_grammars, max_running)
         self._failing: dict[int, RowError] = {}  # sequences that end once what was scheduled of them is submitted
-        self._outputs: list[TokenOutput] = []  # not returned by `step` yet
         self._death: str | None = None
         self._cache = KVCacheManager(
             [group.kind for group in spec.block_groups()],
@@ -203,12 +203,16 @@ class EngineCore:
         """As `RowGrammars.prepare_later`; any thread may call what it returns."""
         return self._grammars.prepare_later(request, on_done)
 
+    def request_of(self, number: int) -> str | None:
+        """As `Scheduler.request_of`."""
+        return self._scheduler.request_of(number)
+
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, without an output; its blocks are free at once."""
         self._scheduler.abort(request_id, choice)
 
-    def step(self) -> list[TokenOutput]:
-        """Run one step.
+    def step(self) -> StepDeltas:
+        """Run one step. Returns what choices gained.
 
         Whatever one row raises ends its request with an error. Where memory does not suffice for the step, smaller ones
         take its place, and a request ends with an error where it does not fit alone. Where one of its kernels fails,
@@ -224,11 +228,7 @@ class EngineCore:
             self._die(f"the engine stopped: {type(error).__name__}: {error}")
             _LOG.exception("a step failed")
             raise EngineDeadError(self._death) from error
-        outputs, self._outputs = self._outputs, []
-        for output in outputs:
-            if output.error is not None and output.error.cause != "request":
-                _LOG.error("request %s ended: %s", output.request_id, output.error.message)
-        return outputs
+        return self._scheduler.take_deltas()
 
     def audit(self) -> None:
         """Prove that blocks, rows and sequences are all accounted for. It raises RuntimeError if they are not."""
@@ -356,7 +356,7 @@ class EngineCore:
         if self._in_flight:  # the sooner, the sooner its masks are there; rows that end now leave a moment later
             self._grammars.start(self._in_flight[0][0].columns)
         self._end_failing()
-        self._outputs += self._scheduler.update(done, output)
+        self._scheduler.update(done, output)
         self._close_rows()
         if self._in_flight and self._grammars.give_all(self._in_flight[0][1]):
             self._in_flight[0][1].sample()  # or the device would wait for it until the next step is submitted
@@ -379,16 +379,16 @@ class EngineCore:
         self._grammars.drop()
         if isinstance(error, CapacityError):
             _LOG.warning("a step does not fit into memory, smaller ones take its place: %s", error)
-            self._outputs += self._scheduler.try_smaller(lost, RowError.of(error, "step"))
+            self._scheduler.try_smaller(lost, RowError.of(error, "step"))
         else:
             _LOG.error("a step was given up, and the requests in it: %s", error)
-            self._outputs += self._scheduler.lose(lost, RowError.of(error, "step"))
+            self._scheduler.lose(lost, RowError.of(error, "step"))
 
     def _end_failing(self) -> None:
         """End requests of which a row could not be opened, or can't go on; what steps give them is dropped."""
         failing, self._failing = self._failing, {}
-        failed = [self._scheduler.fail(sequence_id, error) for sequence_id, error in failing.items()]
-        self._outputs += [output for output in failed if output is not None]
+        for sequence_id, error in failing.items():
+            self._scheduler.fail(sequence_id, error)
 
     def _close_rows(self) -> None:
         for row in self._scheduler.take_closed_rows():

@@ -7,13 +7,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from realizar.backends.base import Transfer
 from realizar.backends.machine import resident_bytes
-from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
@@ -44,7 +43,7 @@ from realizar.errors import (
     InvalidRequestError,
     RealizarError,
 )
-from realizar.outputs import PromptProgress, TokenOutput
+from realizar.outputs import PromptProgress
 from realizar.step_deltas import StepDeltas
 
 _LOG = logging.getLogger(__name__)
@@ -75,9 +74,8 @@ class EngineLoop:
         self._generation_tokens = 0
         self._prompts: dict[str, int] = {}
         self._progress: dict[str, PromptProgress | None] = {}  # as last reported, until the prompt is read
-        self._columns = DeltaColumns()
         self._keys_reported_s = 0.0
-        self._unsent: list[str] = []  # requests with a choice of the last step that could not be sent
+        self._unsent: list[int] = []  # numbers of choices of the last step that could not be sent
         self._compiling: dict[str, tuple[Add, Callable[[], None]]] = {}  # and what cancels the compilation, by id
 
     def post(self, command: _Command) -> None:
@@ -88,9 +86,7 @@ class EngineLoop:
 
     def abort_unsent(self, number: int) -> None:
         """End a request whose deltas of this step can't be sent; `report` may call it while it has the deltas."""
-        request_id = self._columns.request_of(number)
-        if request_id is not None:
-            self._unsent.append(request_id)
+        self._unsent.append(number)
 
     @property
     def step_age_s(self) -> float:
@@ -145,19 +141,19 @@ class EngineLoop:
 
     def step(self, core: EngineCore) -> None:
         started_s = self._step_started_s = time.monotonic()
-        outputs = core.step()
+        deltas = core.step()
         self._step_started_s = None
         self._step_s += time.monotonic() - started_s
         self._num_steps += 1
         if self._progress:
-            self._report_progress(core, outputs)
-        if outputs:
-            deltas = self._columns.columns(outputs)
+            self._report_progress(core, deltas)
+        if deltas:
             self._count(deltas)
             self._report(Outputs(deltas))
-            unsent, self._unsent = self._unsent, []
+            unsent, self._unsent = [core.request_of(number) for number in self._unsent], []
             for request_id in unsent:
-                self._abort(core, request_id)
+                if request_id is not None:
+                    self._abort(core, request_id)
         if time.monotonic() - self._keys_reported_s >= _KEYS_S:
             self._report_keys(core)
 
@@ -167,14 +163,15 @@ class EngineLoop:
             self._keys_reported_s = time.monotonic()
             self._report(CachedKeys(changes))
 
-    def _report_progress(self, core: EngineCore, outputs: Sequence[TokenOutput]) -> None:
+    def _report_progress(self, core: EngineCore, deltas: StepDeltas) -> None:
         """Report how much has been read of the prompts of requests that want to know, where it is more than before."""
+        failed = {failure.number for failure in deltas.failures}
+        started = {start.request_id: start for start in deltas.starts if start.number not in failed}
         for request_id, reported in list(self._progress.items()):
             progress = core.prompt_progress(request_id)
-            last = next((each for each in outputs if each.request_id == request_id), None)
-            if progress is None and last is not None and last.error is None:  # its only step ended it
+            if progress is None and (start := started.get(request_id)) is not None:  # its only step ended it
                 total = self._prompts.get(request_id, 0)
-                progress = PromptProgress(total, last.num_cached_tokens, total)
+                progress = PromptProgress(total, start.num_cached_tokens, total)
             if progress is not None and progress != reported:
                 self._progress[request_id] = progress
                 self._report(PromptRead(request_id, progress))
@@ -225,7 +222,6 @@ class EngineLoop:
 
     def _abort(self, core: EngineCore, request_id: str, choice: int | None = None) -> None:
         core.abort(request_id, choice)
-        self._columns.forget(request_id, choice)
         if choice is None:
             self._progress.pop(request_id, None)
             self._prompts.pop(request_id, None)

@@ -42,6 +42,7 @@ from realizar.quantization.ggml_layouts import GGML_LAYOUTS  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from resolving import resolved  # noqa: E402
+from step_inputs import stepped  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
 
 Q4_K = fragment_format(GGML_LAYOUTS[GGMLType.Q4_K])
@@ -172,7 +173,7 @@ def test_auto_goes_on_to_the_cpu(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     core.add(Request("a", (1, 2, 3), SamplingParams(temperature=0), 2))
     outputs = []
     while core.has_work:
-        outputs += core.step()
+        outputs += stepped(core)
     assert [output.error for output in outputs] == [None, None]
     core.close()
     (record,) = (record for record in caplog.records if record.levelname == "WARNING")

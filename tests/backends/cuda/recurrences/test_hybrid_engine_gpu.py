@@ -29,12 +29,13 @@ from realizar.backends.cuda.step import CUDAStep  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.core.engine_core import EngineCore  # noqa: E402
 from realizar.engine.core.patience import Patience  # noqa: E402
-from realizar.outputs import TokenLogprobs, TokenOutput  # noqa: E402
+from realizar.outputs import TokenLogprobs  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from realizar.scheduler.pace import Policy  # noqa: E402
 from resolving import resolved  # noqa: E402
 from scripted_backend import VOCAB_SIZE  # noqa: E402
+from step_inputs import TokenOutput  # noqa: E402
 from structured.grammar_engines import END  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -32,6 +32,7 @@ from realizar.sampling_params import SamplingParams  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from resolving import new_core  # noqa: E402
+from step_inputs import stepped  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
 from waits import HANG_S  # noqa: E402
 
@@ -106,7 +107,7 @@ def answers(core: EngineCore, count: int) -> list[list[int]]:
         core.add(Request(f"{count}-{index}", (7 + index, 8, 9), SamplingParams(temperature=0), 12))
     found: dict[str, list[int]] = {f"{count}-{index}": [] for index in range(count)}
     while core.has_work:
-        for output in core.step():
+        for output in stepped(core):
             assert output.error is None
             found[output.request_id] += output.token_ids
         core.audit()

@@ -1,0 +1,148 @@
+"""`GrowingDeltas`: what steps give choices, until the engine hands it out as `StepDeltas`."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.logprob_columns import LogprobColumns, StepEntry
+from realizar.outputs import FinishReason, RowError, SnapshotUse, TokenLogprobs
+from realizar.scheduler.sequence import Sequence
+from realizar.step_deltas import ChoiceEnd, ChoiceSnapshots, ChoiceStart, RequestFailure, StepDeltas, StepLogprobs
+
+_Entries: TypeAlias = tuple[int, ListOf[TokenLogprobs]]  # with the choice's number
+
+
+@dataclass(slots=True)
+class _Gained:
+    """The parts of the next `StepDeltas`."""
+
+    numbers: list[NDArray[np.int64]] = field(default_factory=list)
+    counts: list[NDArray[np.intp]] = field(default_factory=list)
+    token_ids: list[NDArray[np.int32]] = field(default_factory=list)
+    starts: list[ChoiceStart] = field(default_factory=list)
+    snapshots: list[ChoiceSnapshots] = field(default_factory=list)
+    logprobs: list[_Entries] = field(default_factory=list)
+    prompt_logprobs: list[_Entries] = field(default_factory=list)
+    ends: list[ChoiceEnd] = field(default_factory=list)
+    failures: list[RequestFailure] = field(default_factory=list)
+    ended: dict[int, str] = field(default_factory=dict)  # request ids, by number
+
+
+class GrowingDeltas:
+    """A choice's number is the id of its sequence. `now_s` is the time of what is added, of the scheduler's clock."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._gained = _Gained()
+        self._new: dict[int, Sequence] = {}  # of which nothing was handed out yet, by number
+        self._used: dict[int, Sequence] = {}  # that used snapshots since that was said last, by number
+        self.ended: dict[int, str] = {}  # request ids of the choices whose ends were handed out last, by number
+
+    def open(self, sequence: Sequence) -> None:
+        self._new[sequence.sequence_id] = sequence
+
+    def close(self, sequence: Sequence) -> None:
+        self._new.pop(sequence.sequence_id, None)
+        self._used.pop(sequence.sequence_id, None)
+
+    def use_snapshots(self, sequence: Sequence, use: SnapshotUse) -> None:
+        sequence.snapshots = sequence.snapshots.plus(use)
+        self._used[sequence.sequence_id] = sequence
+
+    def add_tokens(self, numbers: NDArray[np.int64], counts: NDArray[np.intp], token_ids: NDArray[np.int32]) -> None:
+        """New tokens of open choices: int64 [choices], intp [choices], 1 or more each, and int32 [sum of counts]."""
+        for number in sorted(self._new.keys() & numbers.tolist()) if self._new else ():
+            self._start(self._new[number])
+        self._gained.numbers.append(numbers)
+        self._gained.counts.append(counts)
+        self._gained.token_ids.append(token_ids)
+
+    def add_logprobs(self, number: int, entries: ListOf[TokenLogprobs]) -> None:
+        """Of each of a choice's new tokens."""
+        self._gained.logprobs.append((number, entries))
+
+    def add_prompt_logprobs(self, sequence: Sequence, entries: ListOf[TokenLogprobs]) -> None:
+        self._start(sequence)
+        self._gained.prompt_logprobs.append((sequence.sequence_id, entries))
+
+    def end(self, sequence: Sequence, reason: FinishReason, pooled: NDArray[np.float32] | None = None) -> None:
+        """The end of a choice; a stop token is the last that it has gained."""
+        number = sequence.sequence_id
+        self._start(sequence)
+        self._say_used([number])
+        stop_token_id = int(sequence.token_ids[-1]) if reason == "stop" else None
+        values = None if pooled is None else tuple(pooled.tolist())
+        self._gained.ends.append(ChoiceEnd(number, reason, stop_token_id, values))
+        self._gained.ended[number] = sequence.request.request_id
+
+    def fail(self, sequence: Sequence, error: RowError) -> None:
+        """The end of a whole request, named by one of its choices."""
+        self._start(sequence)
+        self._gained.failures.append(RequestFailure(sequence.sequence_id, error))
+
+    def take(self) -> StepDeltas:
+        """Hand out what choices gained since the last call."""
+        self._say_used([number for number in self._used if number not in self._new])
+        gained, self._gained = self._gained, _Gained()
+        self.ended = gained.ended
+        counts = b"".join([part.astype(np.int32).tobytes() for part in gained.counts])
+        token_ids = b"".join([part.tobytes() for part in gained.token_ids])
+        return StepDeltas(
+            produced_s=self.now_s,
+            numbers=b"".join([part.tobytes() for part in gained.numbers]),
+            counts=b"" if len(counts) == len(token_ids) else counts,
+            token_ids=token_ids,
+            starts=tuple(gained.starts),
+            snapshots=tuple(gained.snapshots),
+            logprobs=_by_width(gained.logprobs),
+            prompt_logprobs=_by_width(gained.prompt_logprobs),
+            ends=tuple(gained.ends),
+            failures=tuple(gained.failures),
+        )
+
+    def _start(self, sequence: Sequence) -> None:
+        number = sequence.sequence_id
+        if self._new.pop(number, None) is not None:
+            started_s = self.now_s if sequence.scheduled_s is None else sequence.scheduled_s
+            cached = sequence.num_cached_tokens
+            self._gained.starts.append(
+                ChoiceStart(number, sequence.request.request_id, sequence.choice, started_s, cached)
+            )
+
+    def _say_used(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if (sequence := self._used.pop(number, None)) is not None:
+                self._gained.snapshots.append(ChoiceSnapshots(number, sequence.snapshots))
+
+
+def _by_width(listed: ListOf[_Entries]) -> tuple[StepLogprobs, ...]:
+    """The log-probabilities of choices, those together that list equally many ids."""
+    groups: dict[int, tuple[list[int], list[LogprobColumns]]] = {}
+    for _, run in itertools.groupby(listed, lambda each: id(_step_of(each[1]))):
+        of_run = list(run)
+        step = _step_of(of_run[0][1])
+        if step is None:
+            parts = [([number] * len(entries), LogprobColumns.of(entries)) for number, entries in of_run]
+        else:
+            places = [entry.place for _, entry in of_run if isinstance(entry, StepEntry)]
+            parts = [([number for number, _ in of_run], step.picked(places))]
+        for of_part, columns in parts:
+            of_width, of_columns = groups.setdefault(columns.width, ([], []))
+            of_width.extend(of_part)
+            of_columns.append(columns)
+    return tuple(
+        StepLogprobs(array("q", numbers).tobytes(), LogprobColumns.joined(parts)) for numbers, parts in groups.values()
+    )
+
+
+def _step_of(entries: ListOf[TokenLogprobs]) -> LogprobColumns | None:
+    """The columns of the step that a single entry lies in; None for entries by themselves."""
+    return entries.columns if type(entries) is StepEntry else None
