@@ -65,7 +65,7 @@ def simulate(num_snapshots: int, on_host: int, block_tokens: int, users: int, re
             rng.randrange(1000, 9999) for _ in range(rng.randint(50, 400))
         )  # the answer, as the next turn has it
         ends.append(len(talk))
-    counts = cache.snapshot_counts
+    counts = cache.snapshots.counts
     return computed / total, counts.fetched, counts.dropped
 
 

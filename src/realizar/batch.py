@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
-from realizar.state_moves import NO_MOVES, StateMoves
 
 FROM_PREVIOUS_STEP = -1  # a token id that only the device knows: what the row sampled in the step before
 GIVEN_EMBEDDING = -1  # in a row's history, in place of a token id under which the request brings an embedding
@@ -173,6 +172,37 @@ class StepRows:
 def _decode_columns(count: int) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.int32]]:
     """`starts`, `samples`, and numbers of drafts and uncertain tokens of `count` rows that decode; never written."""
     return np.arange(count + 1, dtype=np.int32), np.ones(count, np.bool_), np.zeros(count, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class StateMoves:
+    """Copies between the states of rows, snapshots, and snapshots in the host's memory, of a model with states.
+
+    All but the last are made before anything else of the step, in this order.
+
+    Attributes:
+        stored: pairs (snapshot, host snapshot): the snapshot is copied to the host's memory. Another one may be written
+            over it in the same step.
+        fetched: pairs (row, host snapshot): the row's state becomes the host snapshot's.
+        restored: pairs (row, snapshot): the row's state becomes the snapshot's.
+        kept: pairs (row, snapshot): the state of a row that was fetched is copied to the snapshot.
+        taken: pairs (row, snapshot): after the row's tokens in the step, none of which is uncertain, its state is
+            copied to the snapshot.
+    """
+
+    restored: tuple[tuple[int, int], ...] = ()
+    taken: tuple[tuple[int, int], ...] = ()
+    stored: tuple[tuple[int, int], ...] = ()
+    fetched: tuple[tuple[int, int], ...] = ()
+    kept: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def begun(self) -> list[int]:
+        """The rows whose state is another one's before the step."""
+        return [row for row, _ in (*self.restored, *self.fetched)]
+
+
+NO_MOVES = StateMoves()
 
 
 @dataclass(frozen=True, slots=True)

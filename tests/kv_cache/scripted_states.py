@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from realizar.state_moves import StateMoves
+from realizar.batch import StateMoves
 from step_inputs import ScheduledRow
 
 START = 0x5EED

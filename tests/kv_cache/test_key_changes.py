@@ -12,7 +12,6 @@ from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.key_changes import KEY_BYTES, CacheChanges
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.state_moves import StateMoves
 
 BLOCK = 4
 
@@ -71,10 +70,8 @@ def _run_row(manager: KVCacheManager, numbers: random.Random, row: int) -> None:
         done += count
         manager.register(row, keys, tokens, done)
         if manager.has_state and done // BLOCK:
-            taken = manager.take_snapshot(row, keys, tokens, done // BLOCK * BLOCK)
-            if taken is not None:
-                stored = () if taken.stored is None else ((taken.snapshot, taken.stored),)
-                manager.finish_moves(StateMoves(taken=((row, taken.snapshot),), stored=stored))
+            manager.take_snapshot(row, keys, tokens, done // BLOCK * BLOCK)
+            manager.snapshots.finished(manager.snapshots.take_moves())
     manager.free(row)
 
 
@@ -97,7 +94,7 @@ def test_reports_put_together_are_what_the_cache_holds(
         pools = [group.pool for group in manager._groups]
         assert mirror.blocks == _cut(pools[0].keys)
         if has_state:
-            assert mirror.ends == _cut(manager._snapshots.keys)
+            assert mirror.ends == _cut(manager.snapshots.keys)
         elif len(windows) > 1:
             assert mirror.ends == _cut(pools[1].keys)
         else:

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kv_cache.test_snapshots import TOKENS, compute, everything, manager
+from realizar.batch import StateMoves
 from realizar.kv_cache.block_keys import BlockKeys
-from realizar.kv_cache.snapshot_tiers import SnapshotCounts, SnapshotTiers, Taken
-from realizar.state_moves import StateMoves
+from realizar.kv_cache.snapshot_tiers import SnapshotCounts, SnapshotTiers
+from realizar.outputs import SnapshotUse
 
 
-def take(tiers: SnapshotTiers, key: bytes, client: str = "") -> Taken:
-    """A snapshot of a step that is done."""
-    taken = tiers.take(key, client)
-    assert taken is not None
-    stored = () if taken.stored is None else ((taken.snapshot, taken.stored),)
-    tiers.finished(StateMoves(taken=((0, taken.snapshot),), stored=stored))
-    return taken
+def take(tiers: SnapshotTiers, key: bytes, client: str = "") -> StateMoves:
+    """The copies of a step that takes a snapshot and is done."""
+    tiers.take(0, key, client)
+    return done(tiers)
+
+
+def done(tiers: SnapshotTiers) -> StateMoves:
+    """The copies of a step that is done."""
+    moves = tiers.take_moves()
+    tiers.finished(moves)
+    return moves
 
 
 def test_what_leaves_the_device_goes_to_the_host() -> None:
     tiers = SnapshotTiers(1, 2)
-    assert take(tiers, b"a") == Taken(0)
-    assert take(tiers, b"b") == Taken(0, stored=0)
-    assert take(tiers, b"c") == Taken(0, stored=1)
+    assert take(tiers, b"a") == StateMoves(taken=((0, 0),))
+    assert take(tiers, b"b") == StateMoves(taken=((0, 0),), stored=((0, 0),))
+    assert take(tiers, b"c") == StateMoves(taken=((0, 0),), stored=((0, 1),))
     assert [tiers.find(key) for key in (b"a", b"b", b"c")] == [None, None, 0]
     assert [tiers.find_on_host(key) for key in (b"a", b"b", b"c")] == [0, 1, None]
-    assert take(tiers, b"d") == Taken(0, stored=0)  # the oldest leaves the host for good
+    assert take(tiers, b"d").stored == ((0, 0),)  # the oldest leaves the host for good
     assert not tiers.has(b"a")
     assert tiers.counts == SnapshotCounts(1, 1, 4, 0, 1, 2, 2, 3, 0)
+    assert tiers.take_uses() == {0: SnapshotUse(taken=4, dropped=1)}
     tiers.audit(everything)
 
 
@@ -42,26 +46,30 @@ def test_a_fetched_snapshot_stays_on_the_host() -> None:
     tiers = SnapshotTiers(1, 2)
     take(tiers, b"a")
     take(tiers, b"b")
-    tiers.fetch(0)
-    assert tiers.keep(0) == Taken(0, stored=1)
-    assert tiers.keep(0) is None
-    tiers.finished(StateMoves(fetched=((3, 0),), kept=((3, 0),), stored=((0, 1),)))
+    tiers.take_uses()
+    tiers.restore(3, b"a")
+    tiers.restore(4, b"a")
+    tiers.keep_fetched()
+    assert done(tiers) == StateMoves(fetched=((3, 0), (4, 0)), kept=((3, 0),), stored=((0, 1),))
+    assert tiers.take_uses() == {row: SnapshotUse(restored=1, fetched=1) for row in (3, 4)}
     assert [(tiers.find(key), tiers.find_on_host(key)) for key in (b"a", b"b")] == [(0, 0), (None, 1)]
-    assert take(tiers, b"c") == Taken(0)
+    assert take(tiers, b"c") == StateMoves(taken=((0, 0),))
     assert tiers.find_on_host(b"a") == 0
     counts = tiers.counts
-    assert (counts.taken, counts.restored, counts.fetched, counts.stored, counts.dropped) == (3, 1, 1, 2, 0)
+    assert (counts.taken, counts.restored, counts.fetched, counts.stored, counts.dropped) == (3, 2, 2, 2, 0)
 
 
 def test_a_host_snapshot_that_a_step_names_is_not_given_up() -> None:
     tiers = SnapshotTiers(1, 1)
     take(tiers, b"a")
     take(tiers, b"b")
-    tiers.fetch(0)
-    assert take(tiers, b"c") == Taken(0)  # b has no place and is dropped
+    tiers.restore(0, b"a")
+    fetching = tiers.take_moves()
+    assert fetching == StateMoves(fetched=((0, 0),))
+    assert take(tiers, b"c") == StateMoves(taken=((0, 0),))  # b has no place and is dropped
     assert (tiers.has(b"a"), tiers.has(b"b"), tiers.counts.dropped) == (True, False, 1)
-    tiers.finished(StateMoves(fetched=((0, 0),)))
-    assert take(tiers, b"d") == Taken(0, stored=0)
+    tiers.finished(fetching)
+    assert take(tiers, b"d").stored == ((0, 0),)
 
 
 def test_a_snapshot_that_is_dropped_or_forgotten_is_in_neither_memory() -> None:
@@ -88,19 +96,9 @@ def test_the_audit_finds(fault: str) -> None:
     take(tiers, b"a")
     take(tiers, b"b")
     if fault == "count":
-        tiers._dropped += 1
+        tiers._counts["dropped"] += 1
     with pytest.raises(RuntimeError, match="snapshot"):
         tiers.audit(lambda key: (key, fault) not in ((b"b", "device"), (b"a", "host")))
-
-
-class _Step(NamedTuple):
-    """The copies of a step, and what each that it reads must hold."""
-
-    restored: list[tuple[int, int]]
-    fetched: list[tuple[int, int]]
-    stored: list[tuple[int, int]]
-    kept: list[tuple[int, int]]
-    taken: list[tuple[int, int]]
 
 
 class Tiers(RuleBasedStateMachine):
@@ -118,40 +116,27 @@ class Tiers(RuleBasedStateMachine):
         self.begin()
 
     def begin(self) -> None:
-        self.now = _Step([], [], [], [], [])
         self.rows: list[int] = []  # what the state of each row of the step is
+        self.may_start = True
 
-    def add(self, pairs: list[tuple[int, int]], row: int, taken: Taken | None) -> None:
-        if taken is not None:
-            pairs.append((row, taken.snapshot))
-            if taken.stored is not None:
-                self.now.stored.append((taken.snapshot, taken.stored))
-
-    @precondition(lambda self: not self.now.kept and not self.now.taken)
+    @precondition(lambda self: self.may_start)
     @rule(number=st.integers(0, 9))
     def start(self, number: int) -> None:
         """A row starts from a snapshot, if there is one."""
-        key = bytes([number])
-        snapshot, host_snapshot = self.tiers.find(key), self.tiers.find_on_host(key)
-        if snapshot is not None:
-            self.tiers.restore(snapshot)
-            self.now.restored.append((len(self.rows), snapshot))
-        elif host_snapshot is not None:
-            self.tiers.fetch(host_snapshot)
-            self.now.fetched.append((len(self.rows), host_snapshot))
-        else:
-            return
-        self.rows.append(number)
+        if self.tiers.has(bytes([number])):
+            self.tiers.restore(len(self.rows), bytes([number]))
+            self.rows.append(number)
 
+    @precondition(lambda self: self.may_start)
     @rule()
     def keep(self) -> None:
-        if not self.now.kept and not self.now.taken:
-            for row, host_snapshot in self.now.fetched:
-                self.add(self.now.kept, row, self.tiers.keep(host_snapshot))
+        self.tiers.keep_fetched()
+        self.may_start = False
 
     @rule(number=st.integers(0, 9), client=st.sampled_from(["a", "b"]))
     def take(self, number: int, client: str) -> None:
-        self.add(self.now.taken, number, self.tiers.take(bytes([number]), client))
+        self.tiers.take(100 + number, bytes([number]), client)
+        self.may_start = False
 
     @rule(number=st.integers(0, 9))
     def drop(self, number: int) -> None:
@@ -160,7 +145,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule()
     def submit(self) -> None:
-        moves = self.now
+        moves = self.tiers.take_moves()
         for snapshot, host_snapshot in moves.stored:
             self.host[host_snapshot] = self.device[snapshot]
         for row, host_snapshot in moves.fetched:
@@ -169,9 +154,9 @@ class Tiers(RuleBasedStateMachine):
             assert self.device[snapshot] == self.rows[row]
         for row, snapshot in moves.kept:
             self.device[snapshot] = self.rows[row]
-        for number, snapshot in moves.taken:
-            self.device[snapshot] = number
-        self.steps.append(StateMoves(*(tuple(getattr(moves, name)) for name in StateMoves.__slots__)))
+        for row, snapshot in moves.taken:
+            self.device[snapshot] = row - 100
+        self.steps.append(moves)
         self.begin()
 
     @precondition(lambda self: self.steps)
@@ -200,20 +185,22 @@ def test_a_prefix_ends_where_a_snapshot_on_the_host_saves_enough() -> None:
     )
     cache.least_fetched_tokens = 9
     compute(cache, keys, 40, (8, 20, 32))  # 8 and 20 leave the device
-    assert (cache.snapshot_counts.kept, cache.snapshot_counts.host_kept) == (1, 2)
+    assert (cache.snapshots.counts.kept, cache.snapshots.counts.host_kept) == (1, 2)
     for most, wanted, on_host in ((40, 32, False), (31, 20, True), (20, 20, True), (19, 0, None), (7, 0, None)):
         prefix = cache.find_prefix(keys, TOKENS, most)
         assert (prefix.num_tokens, prefix.num_matched_tokens) == (wanted, most // 4 * 4)
-        assert (prefix.snapshot is not None, prefix.host_snapshot is not None) == (on_host is False, on_host is True)
+        assert (prefix.snapshot is None) is (on_host is None)
+        if prefix.snapshot is not None:
+            assert (cache.snapshots.find(prefix.snapshot) is None) is on_host
     cache.audit()
 
 
 def test_a_block_that_is_given_up_takes_its_snapshot_on_the_host_along() -> None:
     cache, keys = manager(num_blocks=8, num_snapshots=1, num_host_snapshots=4), BlockKeys(4, None)
     compute(cache, keys, 28, (20, 8))
-    assert cache.snapshot_counts.host_kept == 1
+    assert cache.snapshots.counts.host_kept == 1
     cache.allocate(1, 0, 16)
     cache.audit()
-    counts = cache.snapshot_counts
+    counts = cache.snapshots.counts
     assert counts.kept + counts.host_kept == 1
     assert counts.dropped == 1

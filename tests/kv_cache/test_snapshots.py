@@ -8,11 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from realizar.batch import NO_MOVES
 from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.manager import GroupBlocks, KVCacheManager
 from realizar.kv_cache.snapshot_tiers import GivenUp, SnapshotPool
-from realizar.state_moves import StateMoves
+from realizar.outputs import SnapshotUse
 
 TOKENS = np.arange(100, dtype=np.int32)
 
@@ -190,9 +191,10 @@ def compute(cache: KVCacheManager, keys: BlockKeys, num_tokens: int, places: tup
         assert cache.allocate(row, done, end - done) >= end - done
         cache.register(row, keys, TOKENS[:end], end)
         if end in places:
-            snapshot = cache.take_snapshot(row, keys, TOKENS[:end], end)
-            assert snapshot is not None
-            cache.finish_moves(StateMoves(taken=((row, snapshot.snapshot),)))
+            cache.take_snapshot(row, keys, TOKENS[:end], end)
+            moves = cache.snapshots.take_moves()
+            assert len(moves.taken) == 1
+            cache.snapshots.finished(moves)
         done = end
         cache.audit()
     cache.free(row)
@@ -223,23 +225,22 @@ def test_a_snapshot_goes_with_the_block_that_it_follows() -> None:
     compute(cache, keys, 28, (8, 20))
     cache.allocate(1, 0, 16)  # four of the blocks: the last of the chain are given up first
     cache.audit()
-    assert cache.snapshot_counts.dropped == 1
-    assert cache.take_dropped() == {1: 1}
-    assert cache.take_dropped() == {}
+    assert cache.snapshots.counts.dropped == 1
+    assert cache.snapshots.take_uses() == {0: SnapshotUse(taken=2), 1: SnapshotUse(dropped=1)}
+    assert cache.snapshots.take_uses() == {}
     assert cache.find_prefix(keys, TOKENS, 28).num_tokens == 8
     cache.free(1)
     cache.forget()
     cache.audit()
     assert cache.find_prefix(keys, TOKENS, 28).num_matched_tokens == 0
-    assert cache.snapshot_counts.kept == 0
+    assert cache.snapshots.counts.kept == 0
 
 
 def test_snapshots_dropped_for_others_count_for_the_row_that_takes_them() -> None:
     cache, other = manager(num_blocks=30, num_snapshots=2), BlockKeys(4, "other")
     compute(cache, BlockKeys(4, None), 28, (8, 20))
-    assert cache.take_dropped() == {}
     compute(cache, other, 12, (4, 8), row=2)
-    assert cache.take_dropped() == {2: 2}
+    assert cache.snapshots.take_uses() == {0: SnapshotUse(taken=2), 2: SnapshotUse(taken=2, dropped=2)}
 
 
 def test_what_rests_on_a_forgotten_cache_is_not_found_later() -> None:
@@ -253,7 +254,8 @@ def test_what_rests_on_a_forgotten_cache_is_not_found_later() -> None:
     rows = np.array([0], np.intp)
     assert not cache.have_new_blocks(rows, np.array([20], np.int32), np.array([20], np.int32)).any()
     cache.register(0, keys, TOKENS[:20], 20)
-    assert cache.take_snapshot(0, keys, TOKENS[:20], 20) is None
+    cache.take_snapshot(0, keys, TOKENS[:20], 20)
+    assert cache.snapshots.take_moves() == NO_MOVES
     cache.audit()
     cache.free(0)
     assert cache.find_prefix(keys, TOKENS, 28).num_matched_tokens == 0
@@ -272,7 +274,7 @@ def test_blocks_after_the_last_snapshot_go_first() -> None:
     cache.audit()
     assert cache.find_prefix(first, TOKENS, 20).num_tokens == 20
     assert cache.find_prefix(second, TOKENS, 40).num_tokens == 8
-    assert cache.snapshot_counts.dropped == 0
+    assert cache.snapshots.counts.dropped == 0
 
 
 def test_a_snapshot_keeps_the_block_that_its_row_computed() -> None:
@@ -284,9 +286,8 @@ def test_a_snapshot_keeps_the_block_that_its_row_computed() -> None:
     cache.adopt(1, prefix)
     cache.allocate(1, 8, 16)
     cache.register(1, keys, TOKENS[:24], 24)
-    snapshot = cache.take_snapshot(1, keys, TOKENS, 24)
-    assert snapshot is not None
-    cache.finish_moves(StateMoves(taken=((1, snapshot.snapshot),)))
+    cache.take_snapshot(1, keys, TOKENS, 24)
+    cache.snapshots.finished(cache.snapshots.take_moves())
     assert cache.audit()[0].cached == 0
     cache.free(1)
     cache.allocate(2, 0, 40)

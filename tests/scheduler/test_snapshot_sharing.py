@@ -6,14 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from realizar.batch import ScheduledBatch
+from realizar.batch import NO_MOVES, ScheduledBatch
 from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.scheduler import Scheduler
-from realizar.state_moves import NO_MOVES
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape, step
 
 SYSTEM = tuple(range(1, 13))  # six blocks
@@ -175,7 +174,7 @@ def test_what_was_read_before_a_clear_is_found_by_nobody() -> None:
     scheduler.add(request("b", prompt, 4, salt=None, marks=(8, 16, 24, 32)))
     assert [start for _, start, _, _ in shape(run(scheduler))] == [16, 0]
     finish(scheduler)
-    kept = cache.snapshot_counts
+    kept = cache.snapshots.counts
     assert kept.kept == 4  # of the second alone
     scheduler.add(request("c", prompt, 4, salt=None, marks=(8, 16, 24, 32)))
     assert shape(run(scheduler))[0][1] == 38

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import OpenedRow, StepOutput, StepRows
+from realizar.batch import NO_MOVES, OpenedRow, StateMoves, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec
-from realizar.state_moves import NO_MOVES, StateMoves
 
 
 @dataclass(frozen=True, slots=True)

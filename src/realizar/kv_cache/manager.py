@@ -5,8 +5,7 @@ A model whose layers have a state goes on from cached blocks only where a snapsh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +15,7 @@ from realizar.cache_kinds import CacheKind, attention_window
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.block_pool import BlockCounts, BlockPool
 from realizar.kv_cache.key_changes import CacheChanges, KeyWatch
-from realizar.kv_cache.snapshot_tiers import SnapshotCounts, SnapshotTiers, Taken
-from realizar.state_moves import StateMoves
+from realizar.kv_cache.snapshot_tiers import SnapshotTiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +25,16 @@ class Prefix:
     Attributes:
         num_tokens: a multiple of the block size.
         blocks: per cache group, those that the next token sees.
-        snapshot: of the state after these tokens; None where there are none, or the model has no state.
-        host_snapshot: the same in the host's memory, where none on the device comes near it.
+        snapshot: the key of the block before the snapshot of the state after these tokens; None where there are none,
+            or the model has no state.
         num_matched_tokens: tokens whose blocks were found; more than `num_tokens` where the last snapshot is before
             their end.
     """
 
     num_tokens: int
     blocks: tuple[tuple[int, ...], ...]
-    snapshot: int | None = None
+    snapshot: bytes | None = None
     num_matched_tokens: int = 0
-    host_snapshot: int | None = None
 
 
 class KVCacheManager:
@@ -54,6 +51,7 @@ class KVCacheManager:
             none are found.
 
     Attributes:
+        snapshots: of states.
         least_fetched_tokens: tokens that are sooner fetched than computed; a host snapshot that saves fewer is left.
 
     Raises:
@@ -78,14 +76,13 @@ class KVCacheManager:
         self._max_step_tokens = max_step_tokens
         self._prefix_cache = prefix_cache and (num_snapshots > 0 or not has_state)
         self._has_state = has_state
-        self._snapshots = SnapshotTiers(num_snapshots if has_state and prefix_cache else 0, num_host_snapshots)
+        self.snapshots = SnapshotTiers(num_snapshots if has_state and prefix_cache else 0, num_host_snapshots)
         self.least_fetched_tokens = 1
-        on_evict = self._snapshots.drop if has_state else None
+        on_evict = self.snapshots.drop if has_state else None
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row
         self._is_forgotten = np.zeros(num_rows, np.bool_)  # rows with tokens of before the last `forget`
         self._keys: list[Sequence[bytes]] = [()] * num_rows  # of each row's full blocks
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
-        self._dropped_for: dict[int, int] = {}  # by row
         self._watch: KeyWatch | None = None
         max_blocks = -(-context_length // block_size)
         self._groups = tuple(
@@ -113,15 +110,6 @@ class KVCacheManager:
     def counts(self) -> tuple[BlockCounts, ...]:
         return tuple(group.pool.counts for group in self._groups)
 
-    @property
-    def snapshot_counts(self) -> SnapshotCounts:
-        return self._snapshots.counts
-
-    def take_dropped(self) -> dict[int, int]:
-        """Snapshots dropped since the last call so that rows could have blocks or snapshots, by row."""
-        taken, self._dropped_for = self._dropped_for, {}
-        return taken
-
     def holds(self, num_tokens: int) -> bool:
         """True if a sequence of `num_tokens` tokens fits when it is alone, in steps of one token if need be."""
         return all(group.blocks_for(num_tokens, 1) <= group.pool.num_blocks for group in self._groups)
@@ -143,34 +131,28 @@ class KVCacheManager:
         wanted = keys.of(token_ids)[:most]
         runs = [group.runs(wanted) for group in self._groups]
         matched = end = self._first_usable(runs, range(min(map(len, runs)) - 1, 0, -1))
-        snapshot = host_snapshot = None
         if self._has_state:
-            end, snapshot, host_snapshot = self._last_snapshot(wanted[:matched], runs)
+            end = self._last_snapshot(wanted[:matched], runs)
         return Prefix(
             num_tokens=end * self._block_size,
             blocks=tuple(group.cached_prefix(wanted[:end]) for group in self._groups),
-            snapshot=snapshot,
+            snapshot=wanted[end - 1] if self._has_state and end else None,
             num_matched_tokens=matched * self._block_size,
-            host_snapshot=host_snapshot,
         )
 
-    def _last_snapshot(
-        self, keys: Sequence[bytes], runs: Sequence[Sequence[int]]
-    ) -> tuple[int, int | None, int | None]:  # fmt: skip
-        """The last snapshot among cached blocks from which a sequence can go on; `runs` are per cache group.
+    def _last_snapshot(self, keys: Sequence[bytes], runs: Sequence[Sequence[int]]) -> int:
+        """The blocks before the last snapshot among cached ones from which a sequence can go on, 0 without any.
 
-        It returns the blocks before it, 0 without one; then the snapshot on the device, or else the one in the host's
-        memory, which is taken where it saves enough tokens.
+        One in the host's memory is taken where it saves enough tokens. `runs` are per cache group.
         """
-        tiers, ends = self._snapshots, range(len(keys), 0, -1)
+        tiers, ends = self.snapshots, range(len(keys), 0, -1)
         end = self._first_usable(runs, (at for at in ends if tiers.find(keys[at - 1]) is not None))
-        if tiers.has_host:
-            least = max(-(-self.least_fetched_tokens // self._block_size), 1)
-            later_ends = range(len(keys), end + least - 1, -1)
-            later = self._first_usable(runs, (at for at in later_ends if tiers.find_on_host(keys[at - 1]) is not None))
-            if later:
-                return later, None, tiers.find_on_host(keys[later - 1])
-        return end, tiers.find(keys[end - 1]) if end else None, None
+        if not tiers.has_host:
+            return end
+        least = max(-(-self.least_fetched_tokens // self._block_size), 1)
+        later_ends = range(len(keys), end + least - 1, -1)
+        later = self._first_usable(runs, (at for at in later_ends if tiers.find_on_host(keys[at - 1]) is not None))
+        return later or end
 
     def _first_usable(self, runs: Sequence[Sequence[int]], ends: Iterable[int]) -> int:
         """The first of `ends` after which all blocks that the next token sees are cached, or 0. `runs`: per group."""
@@ -222,7 +204,7 @@ class KVCacheManager:
         self._is_forgotten[:] = True
         for group in self._groups:
             group.pool.forget()
-        self._snapshots.forget()
+        self.snapshots.forget()
 
     def watch_keys(self) -> None:
         """Note changes of what can be found from now on, beginning with all that is held.
@@ -235,7 +217,7 @@ class KVCacheManager:
         whole = [group.pool for group in self._groups if group.window is None]
         windows = [group.pool for group in self._groups if group.window is not None]
         blocks, *_ = whole or windows
-        ends = self._snapshots if self._has_state else windows[0] if whole and windows else None
+        ends = self.snapshots if self._has_state else windows[0] if whole and windows else None
         self._watch = KeyWatch(blocks.keys, None if ends is None else ends.keys)
         blocks.log = self._watch.blocks
         if ends is not None:
@@ -246,47 +228,17 @@ class KVCacheManager:
 
     def has_snapshot(self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int) -> bool:
         """True if there is a snapshot after the first `num_tokens` tokens, full blocks of them."""
-        return self._snapshots.has(keys.of(token_ids)[num_tokens // self._block_size - 1])
-
-    def restore_snapshot(self, snapshot: int) -> None:
-        """Name the snapshot of a prefix in the step that is being scheduled, whose row has adopted the prefix."""
-        self._snapshots.restore(snapshot)
-
-    def fetch_snapshot(self, host_snapshot: int) -> None:
-        """As `restore_snapshot`, for a prefix whose snapshot is in the host's memory."""
-        self._snapshots.fetch(host_snapshot)
-
-    def keep_fetched(self, row: int, host_snapshot: int) -> Taken | None:
-        """Name a snapshot on the device for one that a row fetches in the step that is being scheduled.
-
-        It returns None if it is there already, or none can be given up now.
-        """
-        with self._drops_for(row):
-            return self._snapshots.keep(host_snapshot)
+        return self.snapshots.has(keys.of(token_ids)[num_tokens // self._block_size - 1])
 
     def take_snapshot(
         self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int, client: str = ""
-    ) -> Taken | None:
-        """Name a new snapshot of a row, after its first `num_tokens` tokens, in the step that is being scheduled.
+    ) -> None:
+        """Take a snapshot of a row, after its first `num_tokens` tokens, in the step that is being scheduled.
 
-        These are full blocks, the last of which the row has registered, unless it is not to be found. It returns None
-        if there is a snapshot already, none can be given up now, or the row is not to be found.
+        These are full blocks, the last of which the row has registered; of a row that is not to be found none is taken.
         """
-        if not self.lets_find(row):
-            return None
-        with self._drops_for(row):
-            return self._snapshots.take(keys.of(token_ids)[num_tokens // self._block_size - 1], client)
-
-    @contextmanager
-    def _drops_for(self, row: int) -> Iterator[None]:
-        before = self._snapshots.num_dropped
-        yield
-        if count := self._snapshots.num_dropped - before:
-            self._dropped_for[row] = self._dropped_for.get(row, 0) + count
-
-    def finish_moves(self, moves: StateMoves) -> None:
-        """Note that a step with these moves is done, or was given up: their snapshots may be given up."""
-        self._snapshots.finished(moves)
+        if self.lets_find(row):
+            self.snapshots.take(row, keys.of(token_ids)[num_tokens // self._block_size - 1], client)
 
     def can_allocate(self, num_tokens: int, prefix: Prefix | None = None) -> bool:
         """True if a new sequence of `num_tokens` tokens fits now, beside a block for each row that may grow."""
@@ -300,9 +252,9 @@ class KVCacheManager:
         count = min(num_tokens, min([group.fit(row, num_computed_tokens, num_tokens) for group in self._groups]))
         if count <= 0:
             return 0
-        with self._drops_for(row):
-            for group in self._groups:
-                group.extend(row, num_computed_tokens, count)
+        self.snapshots.row = row
+        for group in self._groups:
+            group.extend(row, num_computed_tokens, count)
         self._steady_until[row] = min([group.steady_until(row) for group in self._groups])
         return count
 
@@ -313,7 +265,7 @@ class KVCacheManager:
     def free(self, row: int) -> None:
         """Release all blocks of the row. Those after the last snapshot are of no use to a model with a state."""
         useful, keys = int(self._num_registered[row]), self._keys[row]
-        while self._has_state and useful and keys and not self._snapshots.has(keys[useful - 1]):
+        while self._has_state and useful and keys and not self.snapshots.has(keys[useful - 1]):
             useful -= 1
         self._num_registered[row] = self._steady_until[row] = 0
         self._keys[row] = ()
@@ -335,7 +287,7 @@ class KVCacheManager:
     def audit(self) -> tuple[BlockCounts, ...]:
         """Prove the counts of blocks and references, and that snapshots have their blocks, else raise RuntimeError."""
         counts = tuple(group.audit() for group in self._groups)
-        self._snapshots.audit(lambda key: all(group.pool.find(key) is not None for group in self._groups))
+        self.snapshots.audit(lambda key: all(group.pool.find(key) is not None for group in self._groups))
         return counts
 
 

@@ -7,15 +7,16 @@ Blocks stay on the device: a snapshot is found, in either memory, as long as the
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from realizar.batch import NO_MOVES, StateMoves
 from realizar.kv_cache.key_changes import KeyLog
-from realizar.state_moves import StateMoves
+from realizar.outputs import NO_SNAPSHOTS, SnapshotUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,40 +43,30 @@ class SnapshotCounts:
     fetched: int = 0
 
 
-class Taken(NamedTuple):
-    """A snapshot to be written.
-
-    `stored` is the host snapshot to which what it held before is copied; None where nothing is. `is_new` is False if
-    the host's memory has the same one, which counts as taken already.
-    """
-
-    snapshot: int
-    stored: int | None = None
-    is_new: bool = True
-
-
 class SnapshotTiers:
     """Snapshots by the key of the block that they follow; none in the host's memory without any on the device.
 
-    `log` notes the keys that snapshots can be found by, in either memory; None notes none.
+    It gathers the copies of the step that is being scheduled, and what each row's tokens cost and gave meanwhile. `row`
+    is that for which something is dropped; None is nobody. `log` notes the keys that snapshots can be found by, in
+    either memory; None notes none.
     """
 
     def __init__(self, num_snapshots: int, num_host_snapshots: int = 0) -> None:
         self._device = SnapshotPool(num_snapshots)
         self._host = SnapshotPool(num_host_snapshots if num_snapshots else 0)
-        self._taken = self._restored = self._dropped = self._stored = self._fetched = 0
+        self._counts: Counter[str] = Counter()
+        self._uses: dict[int, SnapshotUse] = {}
+        self._moves: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by the fields of `StateMoves`
+        self.row: int | None = None
         self.log: KeyLog | None = None
 
     @property
     def counts(self) -> SnapshotCounts:
+        device, host = self._device, self._host
         return SnapshotCounts(
-            self._device.num_snapshots, self._device.num_kept, self._taken, self._restored, self._dropped,
-            self._host.num_snapshots, self._host.num_kept, self._stored, self._fetched,
+            total=device.num_snapshots, kept=device.num_kept, host_total=host.num_snapshots, host_kept=host.num_kept,
+            **self._counts,
         )  # fmt: skip
-
-    @property
-    def num_dropped(self) -> int:
-        return self._dropped
 
     @property
     def has_host(self) -> bool:
@@ -94,74 +85,86 @@ class SnapshotTiers:
     def has(self, key: bytes) -> bool:
         return self.find(key) is not None or self.find_on_host(key) is not None
 
-    def restore(self, snapshot: int) -> None:
-        self._device.use(snapshot)
-        self._restored += 1
+    def restore(self, row: int, key: bytes) -> None:
+        """Let a row start from a snapshot in the step that is being scheduled, before any other is taken in it.
 
-    def fetch(self, host_snapshot: int) -> None:
+        One on the host is fetched; `keep_fetched` names memory on the device for it.
+        """
+        self._count("restored", row)
+        if (snapshot := self._device.find(key)) is not None:
+            self._device.use(snapshot)
+            self._moves["restored"].append((row, snapshot))
+            return
+        self._count("fetched", row)
+        host_snapshot = self._host.snapshot_of(key)
         self._host.use(host_snapshot)
-        self._restored += 1
-        self._fetched += 1
+        self._moves["fetched"].append((row, host_snapshot))
 
-    def take(self, key: bytes, client: str = "") -> Taken | None:
-        """Name memory for a new snapshot of a client in the step that is being scheduled, from which on it is found.
+    def keep_fetched(self) -> None:
+        """Name memory on the device for what rows fetch, unless it is there already or none can be given up."""
+        for row, host_snapshot in self._moves["fetched"]:
+            self._allocate("kept", row, self._host.key_of(host_snapshot), self._host.client_of(host_snapshot))
 
-        It returns None if there is one with this key on the device, or steps in flight name all of them.
+    def take(self, row: int, key: bytes, client: str = "") -> None:
+        """Name memory for a new snapshot of a row, after whose step it is written and from now on found.
+
+        There is none if there is one with this key on the device, or steps in flight name all of them. What the host
+        has already counts as taken.
         """
         is_new = not self.has(key)
-        taken = self._take(key, client)
-        if taken is None:
-            return None
-        if not is_new:
-            return taken._replace(is_new=False)
-        self._taken += 1
-        if self.log is not None:
-            self.log.add(key)
-        return taken
+        if self._allocate("taken", row, key, client) and is_new:
+            self._count("taken", row)
+            if self.log is not None:
+                self.log.add(key)
 
-    def keep(self, host_snapshot: int) -> Taken | None:
-        """Name memory on the device for a snapshot that is fetched in the step that is being scheduled.
+    def take_moves(self) -> StateMoves:
+        """The copies of the step that was scheduled."""
+        moves, self._moves = self._moves, defaultdict(list)
+        return StateMoves(**{name: tuple(pairs) for name, pairs in moves.items()}) if any(moves.values()) else NO_MOVES
 
-        It returns None if it is there already, or none can be given up.
-        """
-        return self._take(self._host.key_of(host_snapshot), self._host.client_of(host_snapshot))
+    def take_uses(self) -> dict[int, SnapshotUse]:
+        """What rows used since the last call, by row."""
+        uses, self._uses = self._uses, {}
+        return uses
 
     def drop(self, key: bytes) -> None:
         """Let the snapshot with this key be found no more; unknown keys pass."""
         if self.has(key):
             self._device.drop(key)
             self._host.drop(key)
-            self._lost(key)
+            self._lose(key)
 
     def forget(self) -> None:
+        self.row = None
         for key in self.keys:
             self.drop(key)
 
     def finished(self, moves: StateMoves) -> None:
+        """Note that a step with these moves is done, or was given up: their snapshots may be given up."""
         self._device.finished(snapshot for _, snapshot in (*moves.restored, *moves.kept, *moves.taken))
-        self._host.finished(snapshot for _, snapshot in moves.fetched)
-        self._host.finished(snapshot for _, snapshot in moves.stored)
+        self._host.finished(snapshot for _, snapshot in (*moves.fetched, *moves.stored))
 
     def audit(self, has_block: Callable[[bytes], bool]) -> None:
         """Audit both memories, as `SnapshotPool.audit`; nothing that was taken is lost uncounted."""
         for pool in (self._device, self._host):
             pool.audit(has_block)
-        found = len(self.keys)
-        if self._taken != found + self._dropped:
-            raise RuntimeError(
-                f"{self._taken} snapshots were taken, {found} are found and {self._dropped} were dropped"
-            )
+        taken, found, dropped = self._counts["taken"], len(self.keys), self._counts["dropped"]
+        if taken != found + dropped:
+            raise RuntimeError(f"{taken} snapshots were taken, {found} are found and {dropped} were dropped")
 
-    def _take(self, key: bytes, client: str) -> Taken | None:
+    def _allocate(self, move: str, row: int, key: bytes, client: str) -> bool:
+        """Name memory on the device for a row's state; what it held before may go to the host."""
         if self._device.find(key) is not None:
-            return None
+            return False
+        self.row = row
         given_up = self._device.make_room(client)
         snapshot = self._device.take(key, client)
         if snapshot is None:
-            return None
-        if given_up is None:
-            return Taken(snapshot)
-        return Taken(snapshot, self._store(*given_up))
+            return False
+        self._moves[move].append((row, snapshot))
+        if given_up is not None and (host_snapshot := self._store(*given_up)) is not None:
+            self._moves["stored"].append((snapshot, host_snapshot))
+        return True
 
     def _store(self, key: bytes, client: str) -> int | None:
         """Name memory of the host for a snapshot that was given up; None if it is there, or has to be dropped."""
@@ -170,18 +173,24 @@ class SnapshotTiers:
             return None
         lost = self._host.make_room(client)
         if lost is not None and self._device.find(lost.key) is None:
-            self._lost(lost.key)
+            self._lose(lost.key)
         host_snapshot = self._host.take(key, client)
         if host_snapshot is None:
-            self._lost(key)
+            self._lose(key)
         else:
-            self._stored += 1
+            self._counts["stored"] += 1
         return host_snapshot
 
-    def _lost(self, key: bytes) -> None:
-        self._dropped += 1
+    def _lose(self, key: bytes) -> None:
+        self._count("dropped", self.row)
         if self.log is not None:
             self.log.drop(key)
+
+    def _count(self, what: Literal["taken", "restored", "fetched", "dropped"], row: int | None) -> None:
+        self._counts[what] += 1
+        if row is not None:
+            use: dict[str, int] = {what: 1}
+            self._uses[row] = self._uses.get(row, NO_SNAPSHOTS).plus(SnapshotUse(**use))
 
 
 class GivenUp(NamedTuple):
@@ -224,6 +233,10 @@ class SnapshotPool:
 
     def find(self, key: bytes) -> int | None:
         return self._snapshots.get(key)
+
+    def snapshot_of(self, key: bytes) -> int:
+        """KeyError if there is none."""
+        return self._snapshots[key]
 
     def key_of(self, snapshot: int) -> bytes:
         return self._keys[snapshot]

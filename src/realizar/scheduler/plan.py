@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from realizar.batch import OpenedRow
-from realizar.kv_cache.manager import Prefix
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.row_table import Column, Rows
 from realizar.scheduler.sequence import Sequence
@@ -22,7 +21,7 @@ class Plan:
     Attributes:
         decodes: intp [decodes], rows that compute their last token; they come before all others.
         num_drafts: int32 [decodes], drafts that follow it; None where no row has any.
-        restored: prefixes with snapshots that sequences start from.
+        restored: keys of the snapshots that sequences start from.
 
     Args:
         pace: bounds what is read beside decodes; None reads what fits.
@@ -39,7 +38,7 @@ class Plan:
         self.decodes: Rows = np.zeros(0, np.intp)
         self.num_drafts: Column | None = None
         self.prompts: dict[Sequence, int] = {}
-        self.restored: dict[Sequence, Prefix] = {}
+        self.restored: dict[Sequence, bytes] = {}
         self.opened: list[OpenedRow] = []
 
     @property

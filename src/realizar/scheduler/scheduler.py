@@ -609,7 +609,7 @@ class Scheduler:
 
     def _finished(self, step: ScheduledBatch) -> None:
         self._rows.finished(step.columns.numbers)
-        self._cache.finish_moves(step.state_moves)
+        self._cache.snapshots.finished(step.state_moves)
 
     def _preempt(self, sequence: Sequence) -> None:
         row = sequence.own_row

@@ -12,15 +12,13 @@ import bisect
 from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
 
+from realizar.batch import StateMoves
 from realizar.kv_cache.manager import KVCacheManager, Prefix
-from realizar.kv_cache.snapshot_tiers import Taken
-from realizar.outputs import SnapshotUse
 from realizar.scheduler.growing_deltas import GrowingDeltas
 from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.plan import Plan
 from realizar.scheduler.sequence import Sequence
-from realizar.state_moves import NO_MOVES, StateMoves
 
 MOST_OF_A_REQUEST = 16
 """Snapshots that one request may take, also where there is memory for many more."""
@@ -119,16 +117,16 @@ class StateCopies:
         pace: Pace | None = None,
     ) -> None:
         self._cache, self._open, self._deltas, self._pace = cache, open_sequences, deltas, pace
-        counts = cache.snapshot_counts
+        counts = cache.snapshots.counts
         most = counts.total + counts.host_total
         self._places = SnapshotPlaces(most, cache.block_size, context_length, max_step_tokens)
 
     def start(self, sequence: Sequence, prefix: Prefix, plan: Plan) -> None:
         """A sequence starts from a prefix: choose where its chunks are to end, so that snapshots are taken there."""
-        if not self._cache.snapshot_counts.total:
+        if not self._cache.snapshots.counts.total:
             return
-        if prefix.num_tokens:
-            plan.restored[sequence] = prefix
+        if prefix.snapshot is not None:
+            plan.restored[sequence] = prefix.snapshot
         request = sequence.request
         places = self._places.of_prompt(
             request.num_prompt_tokens,
@@ -137,56 +135,23 @@ class StateCopies:
             is_shared=request.sampling.n > 1,
             step_tokens=None if self._pace is None else self._pace.prompt_tokens(0),
         )
+        keys = sequence.keys.of(sequence.token_ids)
         sequence.places = tuple(
-            place for place in places if not self._cache.has_snapshot(sequence.keys, sequence.token_ids, place)
+            place for place in places if not self._cache.snapshots.has(keys[place // self._cache.block_size - 1])
         )
 
     def of_step(self, plan: Plan) -> StateMoves:
-        copies = _Copies()
-        for sequence, prefix in plan.restored.items():  # all before any other: what they name is not given up
-            if prefix.snapshot is not None:
-                self._cache.restore_snapshot(prefix.snapshot)
-                copies.restored.append((sequence.own_row, prefix.snapshot))
-                self._deltas.use_snapshots(sequence, SnapshotUse(restored=1))
-            elif prefix.host_snapshot is not None:
-                self._cache.fetch_snapshot(prefix.host_snapshot)
-                copies.fetched.append((sequence.own_row, prefix.host_snapshot))
-                self._deltas.use_snapshots(sequence, SnapshotUse(restored=1, fetched=1))
-        for row, host_snapshot in copies.fetched:
-            copies.add(copies.kept, row, self._cache.keep_fetched(row, host_snapshot))
+        snapshots = self._cache.snapshots
+        for sequence, key in plan.restored.items():  # all before any other: what they name is not given up
+            snapshots.restore(sequence.own_row, key)
+        snapshots.keep_fetched()
         for sequence in plan.prompts:
             if sequence.places and sequence.places[0] == sequence.num_computed_tokens:
                 place, *later = sequence.places
                 sequence.places = tuple(later)
                 row, client = sequence.own_row, sequence.request.client.name
-                new = self._cache.take_snapshot(row, sequence.keys, sequence.token_ids, place, client)
-                if new is not None and new.is_new:
-                    self._deltas.use_snapshots(sequence, SnapshotUse(taken=1))
-                copies.add(copies.taken, row, new)
-        self._count_dropped()
-        return copies.moves()
-
-    def _count_dropped(self) -> None:
-        """Count what was dropped for rows since the last step, with their blocks or for other snapshots."""
-        for row, count in self._cache.take_dropped().items():
-            if (sequence := self._open.in_rows[row]) is not None:
-                self._deltas.use_snapshots(sequence, SnapshotUse(dropped=count))
-
-
-class _Copies:
-    def __init__(self) -> None:
-        self.restored: list[tuple[int, int]] = []
-        self.taken: list[tuple[int, int]] = []
-        self.stored: list[tuple[int, int]] = []
-        self.fetched: list[tuple[int, int]] = []
-        self.kept: list[tuple[int, int]] = []
-
-    def add(self, pairs: list[tuple[int, int]], row: int, new: Taken | None) -> None:
-        if new is not None:
-            pairs.append((row, new.snapshot))
-            if new.stored is not None:
-                self.stored.append((new.snapshot, new.stored))
-
-    def moves(self) -> StateMoves:
-        every = self.restored, self.taken, self.stored, self.fetched, self.kept
-        return StateMoves(*map(tuple, every)) if any(every) else NO_MOVES
+                self._cache.take_snapshot(row, sequence.keys, sequence.token_ids, place, client)
+        for row, use in snapshots.take_uses().items():
+            if (sequence_of_row := self._open.in_rows[row]) is not None:
+                self._deltas.use_snapshots(sequence_of_row, use)
+        return snapshots.take_moves()

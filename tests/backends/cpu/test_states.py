@@ -15,8 +15,8 @@ from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cpu.inspection.backend import InspectedCPUBackend
 from realizar.backends.cpu.state.memory import StateMemory
 from realizar.backends.cpu.state.sizes import LayerState, StateSizes
+from realizar.batch import StateMoves
 from realizar.config import EngineConfig
-from realizar.state_moves import StateMoves
 from resolving import resolved
 from step_inputs import scheduled_row, step_rows
 

@@ -156,7 +156,7 @@ class EngineCore:
 
     @property
     def snapshot_counts(self) -> SnapshotCounts:
-        return self._cache.snapshot_counts
+        return self._cache.snapshots.counts
 
     @property
     def cache(self) -> KVCacheManager:

@@ -15,9 +15,9 @@ from realizar.backends.cuda.recurrences import host_snapshots  # noqa: E402
 from realizar.backends.cuda.recurrences import memory as recurrent_memory  # noqa: E402
 from realizar.backends.cuda.recurrences.host_snapshots import HostSnapshots  # noqa: E402
 from realizar.backends.cuda.recurrences.memory import StateMemory  # noqa: E402
+from realizar.batch import StateMoves  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CapacityError, KernelError  # noqa: E402
-from realizar.state_moves import StateMoves  # noqa: E402
 from resolving import resolved  # noqa: E402
 
 RECIPE = Recipe(

@@ -16,7 +16,7 @@ from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.recurrences.rows import RecurringRows, num_recurring, num_tiles
 from realizar.backends.cuda.shapes import chunk_kinds, mixed_kinds
 from realizar.backends.cuda.step_arrays import StepSizes, recurrence_counts, tiles_of
-from realizar.state_moves import StateMoves
+from realizar.batch import StateMoves
 from step_inputs import ScheduledRow, scheduled_row, step_input
 
 SIZES = StepSizes(512, 8, 32, 8 + 512 // 16 + 1, 1, 16, 16, recurrences=True)

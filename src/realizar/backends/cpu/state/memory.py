@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
 from realizar.backends.cpu.state.sizes import StateSizes
-from realizar.batch import StepRows
-from realizar.state_moves import NO_MOVES, StateMoves
+from realizar.batch import NO_MOVES, StateMoves, StepRows
 
 _FETCHES = 5  # to know how long one takes
 _Column = NDArray[np.int64]

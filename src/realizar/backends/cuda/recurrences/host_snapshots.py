@@ -14,9 +14,9 @@ import torch
 from realizar.backends.cuda.sleep.driver import CUDADriver, SleepDriver
 from realizar.backends.cuda.sleep.host_memory import map_pages
 from realizar.backends.machine import free_memory_bytes
+from realizar.batch import StateMoves
 from realizar.errors import CapacityError, KernelError
 from realizar.sizes import format_bytes
-from realizar.state_moves import StateMoves
 
 _LOG = logging.getLogger(__name__)
 _FETCHES = 5  # to know how long one takes

@@ -8,11 +8,11 @@ import torch
 
 from realizar.backends.cuda.recurrences.host_snapshots import HostSnapshots
 from realizar.backends.resolved_config import ResolvedConfig
+from realizar.batch import StateMoves
 from realizar.config import DEFAULT_ROWS, EngineConfig
 from realizar.errors import CapacityError, KernelError
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
 from realizar.models.spec import ModelSpec
-from realizar.state_moves import StateMoves
 
 _LOG = logging.getLogger(__name__)
 Recurrent = GatedDeltaNet | ShortConvolution
