@@ -167,7 +167,7 @@ def time_conversation(core: EngineCore, num_tokens: int) -> bool:
     for name, turn in (("cold", cold), ("next turn", following), ("fifth message edited", edit)):
         print(f"{name:<21} {turn}")
     share = following.first_s / cold.first_s
-    print(f"the next turn takes {share:.2%} of the cold time; {core.snapshot_counts}")
+    print(f"the next turn takes {share:.2%} of the cold time; {core.cache.snapshots.counts}")
     return share <= MOST_OF_COLD and 0 < edit.num_cached <= before
 
 

@@ -159,7 +159,7 @@ def test_a_real_engine_follows_grammars_beside_others(smollm2_path: Path) -> Non
         assert all(
             len(choice.tokens) > 1 and choice.end == "length" for seen in alone.values() for choice in seen.values()
         )
-        assert core.block_counts[0].used == 0
+        assert core.cache.counts[0].used == 0
     finally:
         core.close()
 

@@ -47,9 +47,9 @@ def test_a_load_measures_both_speeds_and_keeps_them(hybrid: Path) -> None:
     assert speed.snapshot_bytes == state_sizes(core.spec, 0).slot_bytes
     assert core.cache.least_fetched_tokens == speed.least_tokens >= 1
     assert not core.has_work
-    assert all(group.used == group.cached == 0 for group in core.block_counts)
+    assert all(group.used == group.cached == 0 for group in core.cache.counts)
     total, on_host = core.capacity.num_snapshots, core.capacity.num_host_snapshots
-    assert core.snapshot_counts == SnapshotCounts(total=total, host_total=on_host)
+    assert core.cache.snapshots.counts == SnapshotCounts(total=total, host_total=on_host)
     assert core.counts == SchedulerCounts(0, 0, 0)  # what was read to measure is nobody's request
     core.audit()
     core.close()

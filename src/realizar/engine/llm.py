@@ -78,7 +78,7 @@ class LLM:
             progress=load_progress,
             tokenizer=self._reader.tokenizer,
         )
-        self._spec, self._capacity, self._device = core.spec, core.capacity, core.device
+        self._spec, self._capacity, self._device = core.spec, core.capacity, core.config.chosen
         self._max_request_tokens = core.max_request_tokens
         engine = AsyncEngine(
             InlineLink(core),

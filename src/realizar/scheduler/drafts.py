@@ -6,7 +6,7 @@ A backend may propose drafts too, which come with the results of its steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as ListOf
 from contextlib import contextmanager
 from itertools import takewhile
@@ -145,18 +145,24 @@ class Drafting:
 
     Args:
         drafter: goes before the backend, whose drafts are taken where it has none. None drafts nothing.
+        forced: gives up to so many next tokens of a row that its grammar forces. They go before the drafter's: they are
+            right in any case, and are verified all the same.
         most_drafts: drafts of a sequence that the backend has room for.
         most_proposed: drafts that the backend itself proposes, as its `Capacity` has it.
     """
 
-    def __init__(self, drafter: Drafter | None, most_drafts: int, vocab_size: int, most_proposed: int = 0) -> None:
+    def __init__(
+        self, drafter: Drafter | None, most_drafts: int, vocab_size: int, most_proposed: int = 0,
+        forced: Callable[[int, int], tuple[int, ...]] = lambda _row, _most: (),
+    ) -> None:  # fmt: skip
         if drafter is not None and most_drafts < 1:
             message = f"a drafter needs speculative_tokens of at least 1, not {most_drafts}"
             raise InvalidRequestError(message, "speculative_tokens")
         self._drafter, self._most_drafts, self._vocab_size = drafter, most_drafts, vocab_size
+        self._forced = forced
         self.most_proposed = min(most_proposed, most_drafts)
         self.num_drafts = self.num_accepted = 0
-        self._of_backend: set[int] = set()  # ids of sequences whose drafts the backend has proposed
+        self._of_drafter: set[int] = set()  # ids of sequences whose drafts the drafter has proposed
 
     @property
     def awaits_results(self) -> bool:
@@ -168,22 +174,25 @@ class Drafting:
         return self.most_proposed > 0 or self._drafter is not None
 
     def propose(self, going: ListOf[Sequence], proposed: NDArray[np.int32] | None) -> None:
-        """Have drafts proposed, in one call, for sequences that go on from a known token and have room for a draft.
+        """Have drafts proposed for sequences that go on from a known token and have room for a draft.
 
         `proposed`, int32 [sequences, most], are the backend's drafts of each, NOT_SAMPLED after the last; or None.
         """
-        if not going:
-            return
-        found: ListOf[tuple[int, ...]] = [()] * len(going)
-        if self._drafter is not None:
+        found: dict[int, tuple[int, ...]] = {}
+        self._of_drafter.difference_update([sequence.sequence_id for sequence in going])
+        if self._drafter is not None and going:
             with self._faults():
-                found = [self._usable(*each) for each in zip(going, self._drafter.propose(going), strict=True)]
-        for index, (sequence, drafts) in enumerate(zip(going, found, strict=True)):
-            self._of_backend.discard(sequence.sequence_id)
+                found = {each.sequence_id: self._forced(each.own_row, each.max_drafts) for each in going}
+                asked = [sequence for sequence in going if not found[sequence.sequence_id]]
+                for sequence, drafts in zip(asked, self._drafter.propose(asked) if asked else (), strict=True):
+                    found[sequence.sequence_id] = usable = self._usable(sequence, drafts)
+                    if usable:
+                        self._of_drafter.add(sequence.sequence_id)
+        for index, sequence in enumerate(going):
+            drafts = found.get(sequence.sequence_id, ())
             if not drafts and proposed is not None:
-                drafts = self._usable(sequence, tuple(proposed[index].tolist()))
-                self._of_backend.add(sequence.sequence_id)
-            sequence.propose(drafts)
+                drafts = tuple(proposed[index].tolist())
+            sequence.propose(self._usable(sequence, drafts))
 
     def verified(self, sequences: Iterable[Sequence], num_drafts: ListOf[int], num_accepted: ListOf[int]) -> None:
         self.num_drafts += sum(num_drafts)
@@ -191,11 +200,11 @@ class Drafting:
         if self._drafter is not None:
             with self._faults():
                 for sequence, drafts, accepted in zip(sequences, num_drafts, num_accepted, strict=True):
-                    if sequence.sequence_id not in self._of_backend:
+                    if sequence.sequence_id in self._of_drafter:
                         self._drafter.verified(sequence, drafts, accepted)
 
     def forget(self, sequence: Sequence) -> None:
-        self._of_backend.discard(sequence.sequence_id)
+        self._of_drafter.discard(sequence.sequence_id)
         if self._drafter is not None:
             with self._faults():
                 self._drafter.forget(sequence.sequence_id)

@@ -175,7 +175,7 @@ def test_where_nothing_helps_the_cpu_runs_it(gpu: Card, tmp_path: Path, caplog: 
     for _ in range(2):
         caplog.clear()
         core = load_core(checkpoint, EngineConfig(**OPTIONS))
-        assert core.device.kind == "cpu"
+        assert core.config.chosen.kind == "cpu"
         core.close()
         (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
         assert record.message.startswith(

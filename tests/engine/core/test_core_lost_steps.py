@@ -87,7 +87,7 @@ def test_the_requests_of_the_step_end_and_the_engine_goes_on(where: str, step: i
     for name, prompt in (("first", PROMPT), ("other", PROMPT[3:9]), ("later", PROMPT[5:20])):
         if name not in failed:
             assert tokens(outputs[name]) == expected_tokens(prompt, (None,), GREEDY, 8)
-    assert all(group.used == 0 for group in core.block_counts)
+    assert all(group.used == 0 for group in core.cache.counts)
     for name in ("again", "once more"):
         core.add(Request(name, tuple(PROMPT), GREEDY, 8))
         assert tokens(run(core)[name]) == expected_tokens(PROMPT, (None,), GREEDY, 8)

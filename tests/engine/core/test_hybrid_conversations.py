@@ -133,7 +133,7 @@ def test_random_conversations(name: str, pressed: tuple[int, int, int]) -> None:
         chat.run(100)
         assert len(chat.ended) + chat.lost == 100
         compare(chat, fresh)
-        snapshots, counts = core.snapshot_counts, core.counts
+        snapshots, counts = core.cache.snapshots.counts, core.counts
         assert min(snapshots.restored, snapshots.dropped) > 30
         assert not on_host or min(snapshots.stored, snapshots.fetched) > 10
         assert counts.preemptions > 0 or on_host
@@ -188,8 +188,8 @@ def test_late_masks_and_steps_without_memory(
         assert len(chat.ended) > 25
         assert backend.num_failed > 5
         assert held[0] > 50
-        assert core.snapshot_counts.restored > 5
-        assert not on_host or core.snapshot_counts.fetched > 1
+        assert core.cache.snapshots.counts.restored > 5
+        assert not on_host or core.cache.snapshots.counts.fetched > 1
     finally:
         core.close()
         fresh.close()

@@ -94,7 +94,7 @@ def check(core: EngineCore, error: RowError, sampling: SamplingParams = GREEDY) 
     for name, prompt in PROMPTS.items():
         found = [token_id for output in outputs[name] for token_id in output.token_ids]
         assert found == expected_tokens(prompt, (None,), GREEDY, 12, num_ids=7)
-    assert all(group.used == 0 for group in core.block_counts)
+    assert all(group.used == 0 for group in core.cache.counts)
     core.add(Request("after", (*PROMPTS["a"][:8], 3), GREEDY, 5))
     found = [token_id for output in run(core)["after"] for token_id in output.token_ids]
     assert found == expected_tokens((*PROMPTS["a"][:8], 3), (None,), GREEDY, 5, num_ids=7)

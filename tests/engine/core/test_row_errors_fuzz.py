@@ -90,4 +90,4 @@ def test_random_failures(seed: int) -> None:
                     request.prompt_token_ids, (None,), request.sampling, request.max_tokens, num_ids=NUM_IDS
                 )
                 assert found[request.request_id, choice] == wanted
-    assert all(group.used == 0 for group in core.block_counts)
+    assert all(group.used == 0 for group in core.cache.counts)

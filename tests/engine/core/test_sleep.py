@@ -28,9 +28,9 @@ def test_after_sleep_texts_are_the_same_and_no_block_is_found_again() -> None:
     wanted = expected_tokens(list(PROMPT), (None,), GREEDY, 8)
     core.add(request("before"))
     assert tokens(run(core)["before"]) == wanted
-    assert core.block_counts[0].cached
+    assert core.cache.counts[0].cached
     assert core.sleep().num_bytes == 1000
-    assert (core.block_counts[0].cached, core.block_counts[0].used) == (0, 0)
+    assert (core.cache.counts[0].cached, core.cache.counts[0].used) == (0, 0)
     core.wake()
     core.add(request("after"))
     outputs = run(core)["after"]

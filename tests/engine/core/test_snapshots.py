@@ -84,8 +84,8 @@ def test_steps_that_do_not_fit_leave_no_snapshot(steps_in_flight: int, on_host: 
     chat = Chat(steps_in_flight, core)
     chat.run(60)
     check_all(chat, backend, 60)
-    assert core.snapshot_counts.restored > 10
-    assert not on_host or core.snapshot_counts.fetched > 5
+    assert core.cache.snapshots.counts.restored > 10
+    assert not on_host or core.cache.snapshots.counts.fetched > 5
 
 
 @pytest.mark.parametrize(("on_host", "drafts", "steps_in_flight"), PRESSED)
@@ -99,7 +99,7 @@ def test_random_conversations(on_host: int, drafts: int, steps_in_flight: int) -
     chat = Chat(drafts * 10 + steps_in_flight, core)
     chat.run(200)
     check_all(chat, backend, 200)
-    counts, snapshots = core.counts, core.snapshot_counts
+    counts, snapshots = core.counts, core.cache.snapshots.counts
     assert min(snapshots.taken, snapshots.restored, snapshots.dropped) > 50
     assert not on_host or min(snapshots.stored, snapshots.fetched) > 20
     assert counts.preemptions > 5 or on_host
@@ -120,7 +120,7 @@ def test_requests_count_every_snapshot(on_host: int, drafts: int, steps_in_fligh
     chat.run(150)
     assert len(chat.ended) == 150
     used = SnapshotUse.total(outputs[-1].snapshots for _, choices in chat.ended for outputs in choices)
-    counts = core.snapshot_counts
+    counts = core.cache.snapshots.counts
     assert used == SnapshotUse(counts.taken, counts.restored, counts.fetched, counts.dropped)
     assert min(used.restored, used.taken, used.dropped) > 20
     assert core.counts.preemptions > 3
@@ -142,7 +142,7 @@ def test_clearing_in_the_midst_changes_no_answer(
         if chat.rng.random() < 0.03:
             core.clear_cache()
             core.audit()
-            assert core.snapshot_counts.kept == core.snapshot_counts.host_kept == 0
+            assert core.cache.snapshots.counts.kept == core.cache.snapshots.counts.host_kept == 0
             cleared[0] += 1
         return step()
 
@@ -150,6 +150,6 @@ def test_clearing_in_the_midst_changes_no_answer(
     chat.run(120)
     check_all(chat, backend, 120)
     assert cleared[0] > 5
-    assert core.snapshot_counts.restored > 10
+    assert core.cache.snapshots.counts.restored > 10
     assert core.counts.prefix_cache_hits > 0
-    assert not on_host or core.snapshot_counts.fetched > 0
+    assert not on_host or core.cache.snapshots.counts.fetched > 0

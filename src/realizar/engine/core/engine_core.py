@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection
-from collections.abc import Sequence as ListOf
 from contextlib import suppress
 
 import numpy as np
 
 from realizar.backends.base import (
     Backend,
-    Capacity,
     CountsExperts,
     DeviceMemory,
     ForwardInput,
@@ -20,7 +18,6 @@ from realizar.backends.base import (
     Step,
     Transfer,
 )
-from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import ScheduledBatch
 from realizar.engine.core.row_grammars import RowGrammars
@@ -34,16 +31,13 @@ from realizar.errors import (
     StepError,
     UnsupportedModelError,
 )
-from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.kv_cache.snapshot_tiers import SnapshotCounts
 from realizar.models.spec import ModelSpec
 from realizar.outputs import PromptProgress, RowError
 from realizar.request import Request
 from realizar.scheduler.drafts import Drafter, Drafting, prompt_lookup
 from realizar.scheduler.pace import Policy, pace_of
 from realizar.scheduler.scheduler import Scheduler, SchedulerCounts
-from realizar.scheduler.sequence import Sequence
 from realizar.step_deltas import StepDeltas
 from realizar.structured.workers.service import GrammarService
 
@@ -59,6 +53,11 @@ class EngineCore:
         new_grammars: makes what compiles and follows grammars over the model's vocabulary, when the first is asked for;
             without it structured output is refused. Closed by `close`.
         drafter: proposes drafts; None looks them up in the sequences themselves, where `config` asks for any.
+
+    Attributes:
+        spec, config: as given.
+        capacity: the backend's.
+        cache: the KV cache, for reports of what it holds; only the engine changes it.
 
     Raises:
         InvalidRequestError: there is a drafter, and `config.speculative_tokens` is 0.
@@ -77,12 +76,12 @@ class EngineCore:
         capacity = backend.capacity()
         max_running = min(config.max_running, capacity.max_rows)
         max_step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
-        self._backend, self._spec, self._config, self._capacity = backend, spec, config, capacity
+        self._backend, self.spec, self.config, self.capacity = backend, spec, config, capacity
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self._grammars = RowGrammars(new_grammars, max_running)
         self._failing: dict[int, RowError] = {}  # sequences that end once what was scheduled of them is submitted
         self._death: str | None = None
-        self._cache = KVCacheManager(
+        self.cache = KVCacheManager(
             [group.kind for group in spec.block_groups()],
             capacity.num_blocks,
             block_size=capacity.block_size,
@@ -97,36 +96,21 @@ class EngineCore:
         self._is_asleep = False
         policy = policy or Policy()
         self._scheduler = Scheduler(
-            self._cache,
+            self.cache,
             max_running=max_running,
             max_step_tokens=max_step_tokens,
             context_length=capacity.context_length,
             max_queued=config.max_queued,
             policy=policy,
             pace=pace_of(policy, config.tile_tokens, capacity.step_sizes),
-            drafting=self._drafting(drafter or prompt_lookup(config)),
+            drafting=Drafting(
+                drafter or prompt_lookup(config),
+                config.speculative_tokens,
+                spec.vocab_size,
+                capacity.num_drafts,
+                self._grammars.certain_ids,
+            ),
         )
-
-    def _drafting(self, drafter: Drafter | None) -> Drafting:
-        drafts = None if drafter is None else GrammarDrafts(self._grammars.certain_ids, drafter)
-        config, proposed = self._config, self._capacity.num_drafts
-        return Drafting(drafts, config.speculative_tokens, self._spec.vocab_size, proposed)
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._spec
-
-    @property
-    def config(self) -> ResolvedConfig:
-        return self._config
-
-    @property
-    def device(self) -> ChosenDevice:
-        return self._config.chosen
-
-    @property
-    def capacity(self) -> Capacity:
-        return self._capacity
 
     @property
     def device_memory(self) -> DeviceMemory | None:
@@ -150,20 +134,6 @@ class EngineCore:
         return self._scheduler.counts
 
     @property
-    def block_counts(self) -> tuple[BlockCounts, ...]:
-        """KV blocks by state, per cache group; a cached block has no reference."""
-        return self._cache.counts
-
-    @property
-    def snapshot_counts(self) -> SnapshotCounts:
-        return self._cache.snapshots.counts
-
-    @property
-    def cache(self) -> KVCacheManager:
-        """The KV cache, for reports of what it holds; only the engine changes it."""
-        return self._cache
-
-    @property
     def has_work(self) -> bool:
         """True while any request is open, or a step in flight."""
         return self._death is None and (self._scheduler.has_work or bool(self._in_flight))
@@ -178,7 +148,7 @@ class EngineCore:
             EngineDeadError: the engine stopped.
         """
         self._check_alive()
-        _check_embeddings(request, self._spec.hidden_size)
+        _check_embeddings(request, self.spec.hidden_size)
         while not self.holds_grammar(request):
             self._grammars.prepare(request.sampling.structured, request.client.name)
         self._scheduler.add(request)
@@ -232,14 +202,14 @@ class EngineCore:
 
     def audit(self) -> None:
         """Prove that blocks, rows and sequences are all accounted for. It raises RuntimeError if they are not."""
-        counts = self._cache.audit()
+        counts = self.cache.audit()
         self._scheduler.audit()
         if not self._scheduler.has_work and any(group.used for group in counts):
             raise RuntimeError("no sequence is open and KV blocks are in use")
 
     def clear_cache(self) -> None:
         """Let nothing that was computed by now be found again; open requests keep the blocks that they have."""
-        self._cache.forget()
+        self.cache.forget()
 
     def sleep(self) -> Transfer:
         """Give the device's memory back; the prefix cache loses what it holds.
@@ -253,7 +223,7 @@ class EngineCore:
         backend = self._sleeping()
         if self.has_work:
             raise EngineUnavailableError("the model can't sleep while a request is open", 1.0)
-        self._cache.forget()
+        self.cache.forget()
         done = backend.sleep()
         self._is_asleep = True
         return done
@@ -326,7 +296,7 @@ class EngineCore:
             self._grammars.start(batch.columns)  # else its rows' last tokens are not known yet
         elif held := self._give_masks():
             batch = self._scheduler.computed_again(batch, held)
-        self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self._cache))))
+        self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self.cache))))
         self._end_failing()
 
     def _give_masks(self) -> Collection[int]:
@@ -344,7 +314,7 @@ class EngineCore:
         """Steps in flight, the last one submitted among them, that must be done before the next is scheduled."""
         if not batch.num_rows:
             return min(len(self._in_flight), 1)  # nothing can be scheduled before the oldest is done
-        most = self._config.steps_in_flight - 1
+        most = self.config.steps_in_flight - 1
         return len(self._in_flight) - (0 if most and self._scheduler.awaits(batch) else most)
 
     def _finish_oldest(self) -> None:
@@ -438,29 +408,3 @@ def build_forward_input(batch: ScheduledBatch, cache: KVCacheManager) -> Forward
         block_tables=cache.block_tables(columns.numbers, columns.most_context_tokens),
         state_moves=batch.state_moves,
     )
-
-
-class GrammarDrafts:
-    """A `Drafter` on top of another one. What a grammar forces is right in any case, and is verified all the same.
-
-    `certain_ids` gives up to so many next tokens of a row that its grammar forces; `drafter` has all other rows.
-    """
-
-    def __init__(self, certain_ids: Callable[[int, int], tuple[int, ...]], drafter: Drafter) -> None:
-        self._certain_ids, self._drafter = certain_ids, drafter
-        self.awaits_results = drafter.awaits_results
-        self._forced: set[int] = set()  # ids of sequences whose drafts the grammar has forced
-
-    def propose(self, sequences: ListOf[Sequence]) -> list[tuple[int, ...]]:
-        forced = [self._certain_ids(sequence.own_row, sequence.max_drafts) for sequence in sequences]
-        others = [sequence for sequence, drafts in zip(sequences, forced, strict=True) if not drafts]
-        self._forced = {one.sequence_id for one, drafts in zip(sequences, forced, strict=True) if drafts}
-        proposed = iter(self._drafter.propose(others) if others else ())
-        return [drafts or next(proposed) for drafts in forced]
-
-    def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        if sequence.sequence_id not in self._forced:
-            self._drafter.verified(sequence, num_drafts, num_accepted)
-
-    def forget(self, sequence_id: int) -> None:
-        self._drafter.forget(sequence_id)

@@ -259,8 +259,8 @@ class EngineLoop:
             return Answer(ask.number, error=record_error(error))
 
     def _stats(self, core: EngineCore) -> EngineStats:
-        counts, blocks, memory = core.counts, core.block_counts, core.device_memory
-        snapshots = core.snapshot_counts
+        counts, blocks, memory = core.counts, core.cache.counts, core.device_memory
+        snapshots = core.cache.snapshots.counts
         return EngineStats(
             num_running=counts.running,
             num_waiting=counts.waiting,
@@ -324,6 +324,6 @@ def describe(core: EngineCore) -> EngineInfo:
         queue_length=core.config.queue_length,
         threads=core.config.threads,
         cached_block_tokens=capacity.block_size if core.config.prefix_cache else 0,
-        device=core.device.kind,
-        device_label=core.device.label,
+        device=core.config.chosen.kind,
+        device_label=core.config.chosen.label,
     )

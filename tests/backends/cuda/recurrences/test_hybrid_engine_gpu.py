@@ -128,7 +128,7 @@ def test_conversations_have_the_bits_of_fresh_ones(name: str, drafts: int, steps
             for output in run(fresh)[request.request_id]:
                 alone[output.choice].append(output)
             assert [contents(each) for each in choices] == [contents(each) for each in alone]
-        assert min(core.snapshot_counts.restored, core.snapshot_counts.dropped) > 10
+        assert min(core.cache.snapshots.counts.restored, core.cache.snapshots.counts.dropped) > 10
         assert core.counts.accepted_tokens > 0 or not drafts
     finally:
         core.close()
@@ -160,7 +160,7 @@ def test_conversations_with_snapshots_in_the_hosts_memory(
             for output in run(fresh)[request.request_id]:
                 alone[output.choice].append(output)
             assert [contents(each) for each in choices] == [contents(each) for each in alone]
-        assert min(core.snapshot_counts.stored, core.snapshot_counts.fetched) > 3
+        assert min(core.cache.snapshots.counts.stored, core.cache.snapshots.counts.fetched) > 3
     finally:
         core.close()
         fresh.close()
