@@ -149,16 +149,11 @@ class Channel(Generic[_Record]):
 
         ChannelTimeoutError: the other end does not read.
         """
-        data = memoryview(encode_frame(record))
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while data:
-            try:
-                data = data[self._socket.send(data) :]
-            except BlockingIOError:
-                if not self._wait(select.POLLOUT, deadline_s):
-                    raise ChannelTimeoutError("it does not read what it is sent") from None
-            except OSError as error:
-                raise ChannelError(str(error)) from error
+        self.post(record)
+        while not self.flush():
+            if not self._wait(select.POLLOUT, deadline_s):
+                raise ChannelTimeoutError("it does not read what it is sent")
 
     def send_descriptor(self, descriptor: int) -> None:
         """Send an open file's descriptor with one byte. Raises ChannelError."""

@@ -108,13 +108,10 @@ class LogprobColumns(Sequence[TokenLogprobs]):
     def __getitem__(self, index: slice) -> LogprobColumns: ...
 
     def __getitem__(self, index: int | slice) -> TokenLogprobs | LogprobColumns:
-        if not isinstance(index, slice):
-            place = range(len(self))[index]
-            return next(iter(self.between(place, place + 1)))
-        start, stop, step = index.indices(len(self))
-        if step == 1:
-            return self.between(start, max(start, stop))
-        return LogprobColumns.joined([self.between(place, place + 1) for place in range(start, stop, step)])
+        if isinstance(index, slice):
+            return self.picked(range(len(self))[index])
+        place = range(len(self))[index]
+        return next(iter(self.between(place, place + 1)))
 
     def between(self, start: int, stop: int) -> LogprobColumns:
         """The tokens from `start` up to `stop`, both from 0 up to their number."""
@@ -132,6 +129,8 @@ class LogprobColumns(Sequence[TokenLogprobs]):
     def picked(self, places: Sequence[int]) -> LogprobColumns:
         if len(places) == len(self) and all(map(operator.eq, places, range(len(self)))):
             return self
+        if isinstance(places, range) and places.step == 1:
+            return self.between(places.start, places.stop)
         ids, values = self.width * _ID_BYTES, self.width * _VALUE_BYTES
         return LogprobColumns(
             self.width,
@@ -197,75 +196,3 @@ class StepEntry(Sequence[TokenLogprobs]):
 
     def __hash__(self) -> int:
         return hash(self.alone())
-
-
-class GrowingLogprobs:
-    """Log-probabilities of a choice or of a prompt while they come.
-
-    Unless it `keeps` them, the last token's stay in the columns of its step until the next one come, for who keeps up.
-    """
-
-    __slots__ = ("_first", "_ids", "_keeps", "_last", "_ranks", "_values", "_width")
-
-    def __init__(self, *, keeps: bool = True) -> None:
-        self._keeps = keeps
-        self._width = 1
-        self._first = 0  # the first token that is still here
-        self._ids, self._values, self._ranks = bytearray(), bytearray(), bytearray()
-        self._last: StepEntry | None = None
-
-    def take(self, source: LogprobColumns, place: int) -> None:
-        if self._keeps:
-            self._append(source, place)
-            return
-        self.settle()
-        self._last = StepEntry(source, place)
-
-    def settle(self) -> None:
-        if self._last is not None:
-            self._append(self._last.columns, self._last.place)
-            self._last = None
-
-    def between(self, start: int, stop: int) -> LogprobColumns:
-        """The tokens from `start` up to `stop`, as far as they came and are kept."""
-        self.settle()
-        first, last = max(start - self._first, 0) * self._width, max(stop - self._first, 0) * self._width
-        return LogprobColumns(
-            self._width,
-            bytes(self._ids[first * _ID_BYTES : last * _ID_BYTES]),
-            bytes(self._values[first * _VALUE_BYTES : last * _VALUE_BYTES]),
-            bytes(self._ranks[first // self._width * _RANK_BYTES : last // self._width * _RANK_BYTES]),
-        )
-
-    def give(self, start: int, stop: int) -> StepEntry | LogprobColumns:
-        """The same, which are not wanted again unless they are kept."""
-        last = self._last
-        if last is not None and stop == start + 1 and not self._ranks:
-            self._first, self._last = stop, None
-            return last
-        given = self.between(start, stop)
-        if not self._keeps:
-            del self._ids[: len(given.ids)], self._values[: len(given.values)], self._ranks[: len(given.ranks)]
-            self._first += len(given)
-        return given
-
-    def __len__(self) -> int:
-        return len(self._ranks) // _RANK_BYTES + (self._last is not None)
-
-    def _append(self, source: LogprobColumns, place: int) -> None:
-        width = source.width
-        if width != self._width:
-            if width < self._width:
-                source, place = source.between(place, place + 1).widened(self._width), 0
-            else:
-                self._widen(width)
-            width = self._width
-        start = place * width
-        self._ids += source.ids[start * _ID_BYTES : (start + width) * _ID_BYTES]
-        self._values += source.values[start * _VALUE_BYTES : (start + width) * _VALUE_BYTES]
-        self._ranks += source.ranks[place * _RANK_BYTES : (place + 1) * _RANK_BYTES]
-
-    def _widen(self, width: int) -> None:
-        here = LogprobColumns(self._width, bytes(self._ids), bytes(self._values), bytes(self._ranks)).widened(width)
-        self._width = width
-        self._ids, self._values = bytearray(here.ids), bytearray(here.values)

@@ -20,15 +20,16 @@ from realizar.backends.program import (
 from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention
 
-_NAMES: dict[type[Block], str] = {
-    AttentionBlock: "attention",
-    SharedAttentionBlock: "shared attention",
-    ShortConvolutionBlock: "short convolution",
-    GatedDeltaNetBlock: "gated delta net",
-    FeedForwardBlock: "feed-forward",
-    ExpertsBlock: "experts",
-    InputGateBlock: "input gate",
+_NAMES: dict[type[Block], tuple[str, str, str]] = {
+    AttentionBlock: ("attention", "qkv", "output"),
+    SharedAttentionBlock: ("shared attention", "q", "output"),
+    ShortConvolutionBlock: ("short convolution", "convolution inputs", "convolution output"),
+    GatedDeltaNetBlock: ("gated delta net", "delta net inputs", "delta net output"),
+    FeedForwardBlock: ("feed-forward", "gate and up", "down"),
+    ExpertsBlock: ("experts", "router", "experts"),
+    InputGateBlock: ("input gate", "input gate", "input projection"),
 }
+"""Of each block, of the matmuls of its inputs, and of its join."""
 SHARED_PART = "shared expert"
 """All matmuls of an expert that every token goes through."""
 
@@ -46,34 +47,15 @@ class PartTime:
 
 
 def block_name(block: Block) -> str:
-    return _NAMES[type(block)]
-
-
-_INPUTS: dict[type[Block], str] = {
-    AttentionBlock: "qkv",
-    SharedAttentionBlock: "q",
-    ShortConvolutionBlock: "convolution inputs",
-    GatedDeltaNetBlock: "delta net inputs",
-    FeedForwardBlock: "gate and up",
-    ExpertsBlock: "router",
-    InputGateBlock: "input gate",
-}
-_OUTPUTS: dict[type[Block], str] = {
-    AttentionBlock: "output",
-    SharedAttentionBlock: "output",
-    ShortConvolutionBlock: "convolution output",
-    GatedDeltaNetBlock: "delta net output",
-    FeedForwardBlock: "down",
-    InputGateBlock: "input projection",
-}
+    return _NAMES[type(block)][0]
 
 
 def inputs_part(block: Block) -> str:
-    return _INPUTS[type(block)]
+    return _NAMES[type(block)][1]
 
 
 def join_part(block: Block) -> str:
-    return _OUTPUTS[type(block)]
+    return _NAMES[type(block)][2]
 
 
 def cached_tokens_read(attention: Attention | SharedAttention, step: ForwardInput) -> int:

@@ -147,7 +147,7 @@ def test_the_steps_requests_end_and_the_engine_goes_on(
 ) -> None:
     """Two are in the step, one waits for a row; what the step was to write is not taken from the cache later."""
     alone = {name: faulty.answer(name) for name in PROMPTS}
-    faulty.core._cache.forget()
+    faulty.core.cache.forget()
     for name, prompt in PROMPTS.items():
         faulty.core.add(Request(name, prompt, GREEDY, 6))
     with monkeypatch.context() as patched:

@@ -22,7 +22,7 @@ _ROW = st.fixed_dictionaries(
         "token_ids": st.lists(st.integers(0, 99), max_size=3).map(tuple),
         "prompt_logprobs": st.lists(_ENTRY, max_size=2).map(LogprobColumns.of),
         "finish_reason": st.sampled_from([None, None, "stop"]),
-        "snapshots": st.builds(SnapshotUse, st.integers(0, 2), taken=st.integers(0, 2)),
+        "snapshots": st.builds(SnapshotUse, taken=st.integers(0, 2), restored=st.integers(0, 2)),
         "error": st.sampled_from([None, None, None, RowError("broken")]),
     }
 )

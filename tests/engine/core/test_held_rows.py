@@ -294,14 +294,14 @@ def test_a_step_with_held_rows_may_be_given_up(late: LateService, full_at: int, 
 def test_patience_lasts_for_the_share_of_the_late() -> None:
     patience = Patience()
     for number in range(200):
-        patience.note_step(2e-3 * number)
+        patience.note(2e-3 * number)
     assert patience.left_s(0.0, 63, 64) == pytest.approx(2e-3 * 63 / 64, rel=0.01)
     assert patience.left_s(0.0, 1, 64) == pytest.approx(2e-3 / 64, rel=0.01)
     assert patience.left_s(1e-3, 16, 64) < 0
-    patience.note_idle(50.0)
-    patience.note_step(50.002)
+    patience.note(50.0, is_idle=True)
+    patience.note(50.002)
     assert patience.left_s(0.0, 1, 1 << 20) * (1 << 20) == pytest.approx(2e-3, rel=0.01)
-    patience.note_step(100.0)
+    patience.note(100.0)
     assert patience.left_s(0.0, 63, 64) < 0.1
 
 

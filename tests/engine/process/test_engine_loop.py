@@ -67,7 +67,7 @@ def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, mon
                 assert answered.acquire(timeout=HANG_S)
             assert not audited.acquire(blocking=False)
             assert ("block audit found a fault" in caplog.text) is (number > 0)
-            core._cache._groups[0].pool._free.pop()
+            core.cache._groups[0].pool._free.pop()
     finally:
         loop.post(Shutdown())
         thread.join(HANG_S)

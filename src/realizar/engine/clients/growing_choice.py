@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from realizar.logprob_columns import GrowingLogprobs, LogprobColumns
+from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import NO_SNAPSHOTS, ChoiceDelta, CompletionOutput, FinishReason
 
 
@@ -29,6 +29,48 @@ class GrowingText(Protocol):
     @property
     def marks(self) -> Sequence[int]:
         """Where in the whole text tokens begin that mark tool calls or reasoning."""
+
+
+class GrowingLogprobs:
+    """Log-probabilities of a choice or of a prompt while they come.
+
+    Unless it `keeps` them, the last token's stay in the columns of its step until the next one come, for who keeps up.
+    """
+
+    def __init__(self, *, keeps: bool = True) -> None:
+        self._keeps = keeps
+        self._first = 0  # the first token that is still here
+        self._entries: list[StepEntry | LogprobColumns] = []  # of one token each
+
+    def take(self, source: LogprobColumns, index: int) -> None:
+        """Those of the next token, which have an index in the columns of their step."""
+        self.settle()
+        self._entries.append(StepEntry(source, index))
+        if self._keeps:
+            self.settle()
+
+    def settle(self) -> None:
+        """Let go of the last step's columns."""
+        if self._entries and isinstance(last := self._entries[-1], StepEntry):
+            self._entries[-1] = last.alone()
+
+    def between(self, start: int, stop: int) -> LogprobColumns:
+        """The tokens from `start` up to `stop`, as far as they came and are kept."""
+        first, last = max(start - self._first, 0), max(stop - self._first, 0)
+        return LogprobColumns.joined([LogprobColumns.of(entry) for entry in self._entries[first:last]])
+
+    def give(self, start: int, stop: int) -> StepEntry | LogprobColumns:
+        """The same, which are not wanted again unless they are kept."""
+        if self._keeps:
+            return self.between(start, stop)
+        count = min(max(stop - self._first, 0), len(self._entries))
+        given = self._entries[:count]
+        del self._entries[:count]
+        self._first += count
+        return given[0] if count == 1 else LogprobColumns.joined([LogprobColumns.of(entry) for entry in given])
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 class GrowingChoice:

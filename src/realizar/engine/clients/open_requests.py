@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.growing_choice import GrowingChoice, GrowingText
+from realizar.engine.clients.growing_choice import GrowingChoice, GrowingLogprobs, GrowingText
 from realizar.engine.clients.open_table import OpenTable
 from realizar.engine.clients.places import Places
 from realizar.engine.clients.suspects import Suspects
 from realizar.engine.process.messages import Abort, Add, PromptRead, RequestsLost, restore_error
 from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError, StepMemoryError
-from realizar.logprob_columns import GrowingLogprobs
 from realizar.outputs import ChoiceDelta, RequestOutput, RowError, SnapshotUse, Timings
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams

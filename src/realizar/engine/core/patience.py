@@ -20,14 +20,13 @@ class Patience:
         self._step_s = _FIRST_S
         self._last_s: float | None = None
 
-    def note_step(self, now_s: float) -> None:
-        """A step has its masks at `now_s`, on any steady clock."""
-        if self._last_s is not None:
-            self._step_s += _WEIGHT * (min(now_s - self._last_s, _LONGEST_S) - self._step_s)
-        self._last_s = now_s
+    def note(self, now_s: float, *, is_idle: bool = False) -> None:
+        """A step has its masks at `now_s`, on any steady clock.
 
-    def note_idle(self, now_s: float) -> None:
-        """A step goes on without a mask at `now_s`: how long it took says nothing about the others."""
+        Where `is_idle`, it goes on without any: how long it took says nothing about the others.
+        """
+        if self._last_s is not None and not is_idle:
+            self._step_s += _WEIGHT * (min(now_s - self._last_s, _LONGEST_S) - self._step_s)
         self._last_s = now_s
 
     def left_s(self, waited_s: float, num_late: int, num_rows: int) -> float:

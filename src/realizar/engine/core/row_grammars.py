@@ -201,7 +201,7 @@ class RowGrammars:
         if not masks.are_done(asking.slots).all() or masks.are_failed(asking.slots).any():
             return False
         self._is_given = True
-        self._patience.note_step(time.monotonic())
+        self._patience.note(time.monotonic())
         self._set(step, asking, np.ones(len(asking), np.bool_))
         return True
 
@@ -224,15 +224,19 @@ class RowGrammars:
 
     def _late(self, asking: _Asking, masks: MaskRequests) -> NDArray[np.bool_]:
         """Wait for the masks of rows; bool [rows], those whose masks are not awaited any longer."""
+        started_s, late = time.monotonic(), np.zeros(len(asking), np.bool_)
         try:
-            late = self._wait(asking, masks)
+            masks.wait(0)
+            while (late := ~masks.are_done(asking.slots)).any():
+                num_late, waited_s = int(np.count_nonzero(late)), time.monotonic() - started_s
+                left_s = self._patience.left_s(waited_s, num_late, len(asking.step))
+                if left_s <= 0:
+                    break
+                masks.wait(left_s)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(asking.numbers.tolist(), error)
             return np.zeros(len(asking), np.bool_)
-        if np.count_nonzero(late) < len(asking.step):
-            self._patience.note_step(time.monotonic())
-        else:
-            self._patience.note_idle(time.monotonic())
+        self._patience.note(time.monotonic(), is_idle=np.count_nonzero(late) == len(asking.step))
         return late
 
     def _fail(self, numbers: list[int], error: Exception) -> None:
@@ -240,19 +244,6 @@ class RowGrammars:
         for number in numbers:
             reason = f"masks could not be computed: {type(error).__name__}"
             self._made_service().rows.fail(self._rows[number], reason, "engine")
-
-    def _wait(self, asking: _Asking, masks: MaskRequests) -> NDArray[np.bool_]:
-        started_s = time.monotonic()
-        masks.wait(0)
-        while True:
-            late = ~masks.are_done(asking.slots)
-            num_late = int(np.count_nonzero(late))
-            if not num_late:
-                return late
-            left_s = self._patience.left_s(time.monotonic() - started_s, num_late, len(asking.step))
-            if left_s <= 0:
-                return late
-            masks.wait(left_s)
 
     def certain_ids(self, row: int, most: int) -> tuple[int, ...]:
         """The next tokens of a row that its grammar forces, `most` at the most, as far as they are known by now.
