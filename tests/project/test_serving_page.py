@@ -15,7 +15,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.metrics import EngineStats
 from realizar.replicas.link import ReplicaLink
 from realizar.server.figures import ServerFigures, own_samples
-from realizar.server.metrics import COUNTERS, GAUGES, Metrics, MetricSamples
+from realizar.server.metrics import COUNTERS, GAUGES, Metrics, MetricSamples, exposition_of
 from realizar.server.models.shelf import shelf_samples
 from realizar.server.replica_figures import replica_samples
 from realizar.server.settings import ServerSettings
@@ -45,8 +45,8 @@ def test_limits_have_the_defaults_that_the_page_gives() -> None:
 
 
 def test_every_metric_is_listed_with_its_kind() -> None:
-    others = (*ServerFigures().samples(), *own_samples(), *shelf_samples(()))
-    text = Metrics("model").exposition(EngineStats(device_memory_total_bytes=1), others).decode()
+    samples = (*Metrics("model").samples(), *ServerFigures().samples(), *own_samples(), *shelf_samples(()))
+    text = exposition_of({"model": EngineStats(device_memory_total_bytes=1)}, samples).decode()
     exported = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
     exported = {name: kind for name, kind in exported.items() if not name.endswith("_created")}
     replicas = {f"{metric.name}{'_total' * (metric.kind == 'counter')}": metric.kind for metric in _of_replicas()}

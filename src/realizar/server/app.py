@@ -16,7 +16,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from realizar import __version__
 from realizar.engine.clients.async_engine import AsyncEngine, EngineState
@@ -42,8 +41,8 @@ from realizar.server.http.request import settings_of
 from realizar.server.http.request_memory import RequestMemoryMiddleware
 from realizar.server.http.unknown_fields import IGNORED, IgnoredFields
 from realizar.server.http.work import WorkPool
-from realizar.server.metrics import CONTENT_TYPE, Metrics, MetricSamples
-from realizar.server.models.models import ModelLease, Models, ModelState, ModelStatus, models_of
+from realizar.server.metrics import CONTENT_TYPE, MetricSamples, exposition_of
+from realizar.server.models.models import Models, ModelState, ModelStatus, models_of
 from realizar.server.models.names import not_served
 from realizar.server.ollama.listing import probe
 from realizar.server.ollama.routes import OLLAMA
@@ -194,7 +193,7 @@ def create_app(
     engine: AsyncEngine,
     model: ServedModel,
     settings: ServerSettings,
-    exposition: Callable[[Metrics], Awaitable[bytes]] | None = None,
+    exposition: Callable[[], Awaitable[bytes]] | None = None,
     more_samples: Callable[[], tuple[MetricSamples, ...]] = tuple,
 ) -> Starlette:
     """Make the server of one model, without its sockets. The caller starts and closes the engine, which may be loading.
@@ -301,27 +300,7 @@ def _layers(
     layers.append(Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys), open_paths=open_paths))
     clients = Clients(settings.api_keys, settings.key_weights, have_own_caches=settings.have_own_caches)
     layers.append(Middleware(RequestMemoryMiddleware, total_bytes=settings.request_memory_bytes, clients=clients))
-    layers.append(Middleware(_ModelLeaseMiddleware))
     return layers
-
-
-class _ModelLeaseMiddleware:
-    """Gives every request a list for its leases, in `scope["state"]["model_leases"]`, and releases them at the end."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        leases: list[ModelLease] = []
-        scope["state"]["model_leases"] = leases
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            for lease in leases:
-                lease.release()
 
 
 class _OneModel:
@@ -337,7 +316,7 @@ class _OneModel:
     def __init__(
         self,
         api: Api,
-        exposition: Callable[[Metrics], Awaitable[bytes]] | None = None,
+        exposition: Callable[[], Awaitable[bytes]] | None = None,
         more_samples: Callable[[], tuple[MetricSamples, ...]] = tuple,
     ) -> None:
         self.api = api
@@ -393,6 +372,7 @@ class _OneModel:
 
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         if self._exposition is not None:
-            return await self._exposition(self.api.metrics)
+            return await self._exposition()
         stats = await self.api.engine.stats()
-        return self.api.metrics.exposition(stats, (*others, *self._more_samples()))
+        samples = (*self.api.metrics.samples(), *others, *self._more_samples())
+        return exposition_of({self.api.model.name: stats}, samples)

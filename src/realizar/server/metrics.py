@@ -89,12 +89,10 @@ class _EngineCollector(Collector):
 
 
 class Metrics:
-    """The metrics of one server, with the label `model_name`."""
+    """The metrics of one model's requests, with the label `model_name`."""
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
-        self._engine = _EngineCollector({model_name: EngineStats()})
-        self._registry.register(self._engine)
         self._label = model_name
         self._success = Counter(
             "realizar:request_success",
@@ -137,17 +135,7 @@ class Metrics:
         self._success.labels(self._label, "abort").inc()
 
     def samples(self) -> tuple[MetricSamples, ...]:
-        """All metrics but the engine's."""
-        self._registry.unregister(self._engine)
-        try:
-            return collected(self._registry)
-        finally:
-            self._registry.register(self._engine)
-
-    def exposition(self, stats: EngineStats, others: Iterable[MetricSamples] = ()) -> bytes:
-        """All metrics in Prometheus' text format, and others behind them."""
-        self._engine.stats = {self._label: stats}
-        return generate_latest(self._registry) + _text(others)
+        return collected(self._registry)
 
     def _histogram(self, stem: str, buckets: tuple[float, ...], text: str) -> Histogram:
         return Histogram(f"realizar:{stem}", text, ["model_name"], buckets=buckets, registry=self._registry).labels(
@@ -165,12 +153,6 @@ def collected(registry: CollectorRegistry) -> tuple[MetricSamples, ...]:
         )
         for metric in registry.collect()
     )
-
-
-def _text(metrics: Iterable[MetricSamples]) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(_SamplesCollector(tuple(metrics)))
-    return generate_latest(registry)
 
 
 def add_samples(listed: Iterable[Iterable[MetricSamples]]) -> tuple[MetricSamples, ...]:

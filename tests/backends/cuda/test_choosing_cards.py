@@ -24,7 +24,7 @@ from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.process.loop import EngineLoop  # noqa: E402
 from realizar.errors import CapacityError, InvalidRequestError, UnsupportedModelError  # noqa: E402
-from realizar.server.metrics import Metrics  # noqa: E402
+from realizar.server.metrics import exposition_of  # noqa: E402
 from resolving import new_core  # noqa: E402
 from scripted_backend import ScriptedBackend, make_spec  # noqa: E402
 
@@ -178,6 +178,6 @@ def test_memory_of_the_gpu_is_among_the_figures() -> None:
     core = new_core(backend, make_spec((None,)), EngineConfig())
     for memory in (None, DeviceMemory(3 << 30, 16 << 30)):
         backend.memory = memory
-        text = Metrics("m").exposition(loop._stats(core)).decode()
+        text = exposition_of({"m": loop._stats(core)}, ()).decode()
         assert ('realizar:device_memory_used_bytes{model_name="m"} 3.221225472e+09' in text) == (memory is not None)
         assert ("device_memory_total_bytes" in text) == (memory is not None)

@@ -186,7 +186,7 @@ class _HubLink(asyncio.Protocol):
     async def close(self, *, at_once: bool = False) -> None:
         """The engine is the main process's."""
 
-    async def exposition(self, metrics: Metrics) -> bytes:
+    async def exposition(self) -> bytes:
         text: bytes = await self._asked.ask("exposition")
         return text
 
