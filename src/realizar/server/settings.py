@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from realizar.errors import InvalidRequestError
@@ -86,24 +86,10 @@ class ServerSettings:
     traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_body_bytes",
-            "request_memory_bytes",
-            "body_timeout_s",
-            "max_header_bytes",
-            "header_timeout_s",
-            "max_headers",
-            "max_connections",
-            "keep_alive_s",
-            "ping_interval_s",
-            "write_timeout_s",
-            "max_prompts",
-            "max_choices",
-            "stored_response_bytes",
-        ):
-            value = getattr(self, name)
-            if not value > 0:
-                raise InvalidRequestError(f"{name} must be above 0, not {value}", name)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type in ("int", "float") and not value > 0 and field.name != "max_stored_responses":
+                raise InvalidRequestError(f"{field.name} must be above 0, not {value}", field.name)
         if self.max_stored_responses < 0:
             raise InvalidRequestError(
                 f"max_stored_responses must be at least 0, not {self.max_stored_responses}", "max_stored_responses"

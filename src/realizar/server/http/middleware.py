@@ -69,15 +69,13 @@ class RequestLogMiddleware:
             return
         request_id = _request_id(scope)
         state: dict[str, Any] = scope.setdefault("state", {})
-        state["request_id"], state["notes"] = request_id, {}
+        state["request_id"], state["status"], state["notes"] = request_id, 0, {}
         header = dialect_of(scope).request_id_header.encode()
         started_s = time.monotonic()
-        status = 0
 
         async def send_noting(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                state["status"] = message["status"]
                 message["headers"] = [*message.get("headers", ()), (header, request_id.encode())]
             await send(message)
 
@@ -88,19 +86,19 @@ class RequestLogMiddleware:
         except Exception as error:  # noqa: BLE001 - the last barrier: no exception may reach the client
             api_error = to_api_error(error)
             note_error(scope, api_error)
-            if not status:
+            if not state["status"]:
                 await error_response(scope, api_error)(scope, receive, send_noting)
         finally:
-            self._count(scope, status)
+            self._count(scope)
             if self._enabled:
-                _write_line(scope, status, time.monotonic() - started_s, self._hidden)
+                _write_line(scope, time.monotonic() - started_s, self._hidden)
 
-    def _count(self, scope: Scope, status: int) -> None:
+    def _count(self, scope: Scope) -> None:
         state = scope["state"]
         if "error_status" in state:
             self._figures.failed(state["error_status"], state["error_code"])
-        if not _is_quiet(scope, status):
-            self._figures.ended(status, disconnected=state.get("disconnected", False))
+        if not _is_quiet(scope):
+            self._figures.ended(state["status"], disconnected=state.get("disconnected", False))
 
 
 def _request_id(scope: Scope) -> str:
@@ -110,25 +108,25 @@ def _request_id(scope: Scope) -> str:
     return f"req-{secrets.token_hex(12)}"
 
 
-def _is_quiet(scope: Scope, status: int) -> bool:
+def _is_quiet(scope: Scope) -> bool:
     """True for a usual answer to a probe or a scrape. 503 is usual for `/ready` during loading."""
-    return scope["path"] in _QUIET and status in (200, 503)
+    return scope["path"] in _QUIET and scope["state"]["status"] in (200, 503)
 
 
-def _level(scope: Scope, status: int) -> int:
+def _level(scope: Scope) -> int:
     """The level of a request's line: DEBUG for what comes often and says nothing."""
-    is_page_file = scope["path"].startswith(_PAGE_FILES) and status in (200, 304)
-    return logging.DEBUG if is_page_file or _is_quiet(scope, status) else logging.INFO
+    is_page_file = scope["path"].startswith(_PAGE_FILES) and scope["state"]["status"] in (200, 304)
+    return logging.DEBUG if is_page_file or _is_quiet(scope) else logging.INFO
 
 
-def _write_line(scope: Scope, status: int, duration_s: float, hidden: Collection[str]) -> None:
+def _write_line(scope: Scope, duration_s: float, hidden: Collection[str]) -> None:
     """One line, whose `fields` are what it says, for lines of JSON."""
     state = scope["state"]
     client = scope.get("client")
     fields: dict[str, Any] = {
         "method": scope["method"],
         "path": ascii(scope["path"])[1:-1][:200],
-        "status": "disconnected" if state.get("disconnected", False) else status,
+        "status": "disconnected" if state.get("disconnected", False) else state["status"],
         "duration_s": round(duration_s, 3),
         "id": state["request_id"],
         "client": client[0] if client else "",
@@ -142,7 +140,7 @@ def _write_line(scope: Scope, status: int, duration_s: float, hidden: Collection
         if name not in hidden and value != ""
     )
     _LOG.log(
-        _level(scope, status),
+        _level(scope),
         "%s %s %s %.3fs %s",
         fields["method"],
         fields["path"],
@@ -286,24 +284,16 @@ class TraceMiddleware:
             for name, value in scope["headers"]
             if name in (b"traceparent", b"tracestate", b"baggage")
         }
-        status = 0
-
-        async def send_noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
         with self._tracer.start_as_current_span(
             "llm_request", context=self._propagate.extract(carrier), kind=self._trace.SpanKind.SERVER
         ) as span:
             try:
-                await self._app(scope, receive, send_noting)
+                await self._app(scope, receive, send)
             finally:
-                self._describe(span, scope, status)
+                self._describe(span, scope)
 
-    def _describe(self, span: Any, scope: Scope, status: int) -> None:
-        state = scope["state"]
+    def _describe(self, span: Any, scope: Scope) -> None:
+        state, status = scope["state"], scope["state"]["status"]
         span.set_attribute("http.request.method", scope["method"])
         span.set_attribute("url.path", scope["path"])
         span.set_attribute("http.response.status_code", status)

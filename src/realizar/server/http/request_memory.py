@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -79,11 +80,12 @@ class RequestMemory:
 
 
 class RequestLease:
-    """The memory of one request. `body_bytes` is the size of its body, once it is read."""
+    """What one request holds until its answer is complete. `body_bytes` is the size of its body, once it is read."""
 
     def __init__(self, memory: RequestMemory, client: Client) -> None:
         self._memory, self.client = memory, client
         self._held = self._logprobs = 0
+        self._releases: list[Callable[[], None]] = []
         self.body_bytes = 0
 
     def hold(self, num_bytes: int) -> None:
@@ -128,11 +130,17 @@ class RequestLease:
             self.take(size)
         return size
 
+    def at_end(self, release: Callable[[], None]) -> None:
+        """Have something else released with the memory."""
+        self._releases.append(release)
+
     def take(self, num_bytes: int) -> None:
         self._memory.take(self.client.name, num_bytes, self._held)
         self._held += num_bytes
 
     def release(self) -> None:
+        for release in self._releases:
+            release()
         if self._held:
             self._memory.give(self.client.name, self._held)
             if self._held >= _WORTH_RETURNING_BYTES:

@@ -147,5 +147,5 @@ async def model_of(request: Request, name: str | None, keep_alive_s: float | Non
         if status.facts.are_known:
             need(status.names[0], status.facts, status.max_model_len, settings_of(request))
         lease = await unless_disconnected(request.receive, models.wait(name, lease_of(request).client))
-    request.scope["state"]["model_leases"].append(lease)
+    lease_of(request).at_end(lease.release)
     return lease.api
