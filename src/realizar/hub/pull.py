@@ -57,23 +57,16 @@ def resolve(name: str, progress: Progress = ignore_progress) -> Path:
     local = _local(name)
     if local is not None:
         return local
-    builtin = BUILTIN_MODELS.get(name.lower())
-    if builtin is not None:
-        return builtin.path if builtin.is_fetched() else _pull_builtin(builtin, progress)
-    repository = _repository(name)
-    recorded = _recorded(models_dir() / repository.folder_name)
-    return (
-        recorded.path if recorded is not None and recorded.path is not None else _pull_repository(repository, progress)
-    )
+    if name.lower() not in BUILTIN_MODELS:
+        recorded = _recorded(models_dir() / _repository(name).folder_name)
+        if recorded is not None and recorded.path is not None:
+            return recorded.path
+    return pull_by_name(name, progress)
 
 
 def pull(name: str, progress: Progress = ignore_progress) -> Path:
     """As `resolve`, but a Hugging Face repository is checked again, so that newer files are fetched."""
-    local = _local(name)
-    if local is not None:
-        return local
-    builtin = BUILTIN_MODELS.get(name.lower())
-    return _pull_builtin(builtin, progress) if builtin is not None else _pull_repository(_repository(name), progress)
+    return _local(name) or pull_by_name(name, progress)
 
 
 def network_name(name: str) -> str:
@@ -86,7 +79,7 @@ def network_name(name: str) -> str:
     return name.lower() if name.lower() in BUILTIN_MODELS else str(_repository(name))
 
 
-def pull_by_name(name: str, progress: Progress, announce: Announce) -> Path:
+def pull_by_name(name: str, progress: Progress, announce: Announce = ignore_files) -> Path:
     """As `pull`, but the name is never taken for a path, and `announce` may raise HubError."""
     builtin = BUILTIN_MODELS.get(name.lower())
     if builtin is None:
@@ -155,7 +148,7 @@ def _pull_builtin(model: BuiltinModel, progress: Progress) -> Path:
         return model.path if model.is_fetched() else fetch(model, folder, progress)
 
 
-def _pull_repository(name: RepositoryName, progress: Progress, announce: Announce = ignore_files) -> Path:
+def _pull_repository(name: RepositoryName, progress: Progress, announce: Announce) -> Path:
     download = huggingface.fetch(name, progress, announce)
     record = {"name": str(name), "path": str(download.path), "files": [str(path) for path in download.files]}
     with locked(name.folder_name) as folder:
@@ -277,12 +270,13 @@ def _last_error(output: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Removal:
-    """A planned removal of `files`, without those that another pulled model needs.
+    """A planned removal of `files`, without those that another pulled model needs, and of the model's own folder.
 
     `shared_folder` is the folder of Hugging Face's cache, if it has the files; other programs read them too.
     """
 
     name: str
+    folder_name: str
     files: tuple[Path, ...]
     size_bytes: int
     shared_folder: Path | None = None
@@ -297,7 +291,7 @@ def plan_removal(name: str) -> _Removal:
     if builtin is not None:
         if not builtin.path.is_file():
             raise HubError(f"{name} is not pulled: there is nothing to remove")
-        return _Removal(builtin.name, (builtin.path,), builtin.path.stat().st_size)
+        return _Removal(builtin.name, builtin.folder_name, (builtin.path,), builtin.path.stat().st_size)
     repository = parse_name(name)
     if repository is None:
         raise HubError(
@@ -309,36 +303,24 @@ def plan_removal(name: str) -> _Removal:
     others = {
         file for record in models_dir().glob(f"*/{RECORD_FILE}") if record.parent != folder for file in _files(record)
     }
-    root = _shared_root()
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    root = Path(HF_HUB_CACHE)
     files = [file for file in _files(folder / RECORD_FILE) if file not in others and _lies_in(file, root)]
     there = tuple(file for file in files if file.is_file())
-    return _Removal(str(repository), there, sum(file.stat().st_size for file in there), root)
+    return _Removal(str(repository), repository.folder_name, there, sum(file.stat().st_size for file in there), root)
 
 
 def remove(removal: _Removal) -> None:
     """Delete the planned files; who has the model open is not affected. HubError: the cache can't be written."""
-    builtin = BUILTIN_MODELS.get(removal.name)
-    if builtin is not None:
-        _remove_builtin(builtin)
-        return
-    repository = parse_name(removal.name)
-    if repository is None or removal.shared_folder is None:
-        raise HubError(f"{removal.name} is not the name of a pulled model")
-    with locked(repository.folder_name) as folder:
+    with locked(removal.folder_name) as folder:
         try:
-            for file in removal.files:
-                _unlink_cached(file, removal.shared_folder)
+            if removal.shared_folder is not None:
+                for file in removal.files:
+                    _unlink_cached(file, removal.shared_folder)
             shutil.rmtree(folder)
         except OSError as error:
             raise HubError(f"{error.filename or removal.name} can't be deleted: {error.strerror or error}") from error
-
-
-def _remove_builtin(model: BuiltinModel) -> None:
-    with locked(model.folder_name) as folder:
-        try:
-            shutil.rmtree(folder)
-        except OSError as error:
-            raise HubError(f"{error.filename or folder} can't be deleted: {error.strerror or error}") from error
 
 
 def _files(record: Path) -> list[Path]:
@@ -346,12 +328,6 @@ def _files(record: Path) -> list[Path]:
         return [Path(file) for file in json.loads(record.read_text(encoding="utf-8"))["files"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-
-
-def _shared_root() -> Path:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return Path(HF_HUB_CACHE)
 
 
 def _lies_in(file: Path, root: Path) -> bool:
