@@ -6,7 +6,7 @@ from realizar.engine.core.metrics import EngineStats
 from realizar.ray import serve_link
 from realizar.ray.serve_link import EngineFigures
 from realizar.server.metrics import exposition_of
-from realizar.server.replica_figures import engine_samples
+from realizar.server.replica_figures import samples_of_engines
 
 
 def test_counts_never_fall_and_gauges_are_of_engines_that_answer() -> None:
@@ -32,7 +32,7 @@ def test_counts_of_many_that_are_gone_stay() -> None:
 def test_each_engine_has_metrics_beside_the_sums() -> None:
     figures = EngineFigures()
     figures.take({"b": EngineStats(prompt_tokens=30), "a": EngineStats(prompt_tokens=5)})
-    text = exposition_of({"m": figures.total()}, engine_samples(figures.engines, "m")).decode()
+    text = exposition_of({"m": figures.total()}, samples_of_engines(figures.engines, "m")).decode()
     for line in (
         'realizar:prompt_tokens_total{model_name="m"} 35.0',
         'realizar:replica_prompt_tokens_total{model_name="m",replica="a"} 5.0',

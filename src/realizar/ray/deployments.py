@@ -39,7 +39,7 @@ from realizar.request import Request
 from realizar.server.app import create_app
 from realizar.server.models.names import default_name
 from realizar.server.processes.messages import Start
-from realizar.server.replica_figures import engine_samples
+from realizar.server.replica_figures import samples_of_engines
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.tokenizer.generation_defaults import default_sampling
 
@@ -144,7 +144,7 @@ class Front:
         engine = model.engine(link, start.max_queued, start.pooling)
         await engine.start()
         app = create_app(
-            engine, model, start.settings, more_samples=lambda: engine_samples(link.figures.engines, start.names[0])
+            engine, model, start.settings, more_samples=lambda: samples_of_engines(link.figures.engines, start.names[0])
         )
         return _PlainBodies(app)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector
-from prometheus_client.core import InfoMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Info, ProcessCollector
 
 from realizar import __version__
 from realizar.server.errors import ApiError
@@ -41,16 +39,10 @@ class ServerFigures:
         return collected(self._registry)
 
 
-class _Build(Collector):
-    def collect(self) -> list[Metric]:
-        build = InfoMetricFamily("realizar_build", "The program's version, and Python's.")
-        build.add_metric([], {"version": __version__, "python": platform.python_version()})
-        return [build]
-
-
 def own_samples() -> tuple[MetricSamples, ...]:
     """Figures of this process and of the program, under the names that Prometheus' clients give them."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(_Build())
+    build = Info("realizar_build", "The program's version, and Python's.", registry=registry)
+    build.info({"version": __version__, "python": platform.python_version()})
     return collected(registry)

@@ -6,10 +6,11 @@ import bisect
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Self
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
@@ -70,22 +71,24 @@ class MetricSamples(msgspec.Struct, frozen=True):
     kind: str
     samples: tuple[tuple[str, dict[str, str], float], ...]
 
+    @classmethod
+    def of(cls, name: str, text: str, kind: str, values: Iterable[tuple[dict[str, str], float]]) -> Self:
+        """A gauge or a counter, by the labels of its values."""
+        sample = f"{name}_total" if kind == "counter" else name
+        return cls(name, text, kind, tuple((sample, labels, float(value)) for labels, value in values))
 
-class _EngineCollector(Collector):
-    def __init__(self, stats: Mapping[str, EngineStats]) -> None:
-        self.stats = stats
 
-    def collect(self) -> Iterator[Metric]:
-        on_gpu = any(stats.device_memory_total_bytes for stats in self.stats.values())
-        for stem, text, name in GAUGES + (_GAUGES_OF_A_GPU if on_gpu else ()):
-            yield self._filled(GaugeMetricFamily(f"realizar:{stem}", text, labels=["model_name"]), name)
-        for stem, text, name in COUNTERS:
-            yield self._filled(CounterMetricFamily(f"realizar:{stem}", text, labels=["model_name"]), name)
-
-    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, name: str) -> Metric:
-        for model_name, stats in self.stats.items():
-            family.add_metric([model_name], float(getattr(stats, name)))
-        return family
+def engine_samples(
+    prefix: str, engines: Sequence[tuple[dict[str, str], EngineStats]], *, with_gpu: bool = False
+) -> tuple[MetricSamples, ...]:
+    """The figures of engines, each under its labels; `with_gpu`, those of the GPU too where one has it."""
+    on_gpu = with_gpu and any(stats.device_memory_total_bytes for _, stats in engines)
+    gauges = GAUGES + (_GAUGES_OF_A_GPU if on_gpu else ())
+    return tuple(
+        MetricSamples.of(f"{prefix}{stem}", text, kind, [(labels, getattr(stats, name)) for labels, stats in engines])
+        for listed, kind in ((gauges, "gauge"), (COUNTERS, "counter"))
+        for stem, text, name in listed
+    )
 
 
 class Metrics:
@@ -182,8 +185,8 @@ def add_samples(listed: Iterable[Iterable[MetricSamples]]) -> tuple[MetricSample
 def exposition_of(stats: Mapping[str, EngineStats], metrics: Iterable[MetricSamples]) -> bytes:
     """The metrics of engines and others in Prometheus' text format. Args: stats: by the names of models."""
     registry = CollectorRegistry()
-    registry.register(_EngineCollector(stats))
-    registry.register(_SamplesCollector(tuple(metrics)))
+    engines = [({"model_name": name}, each) for name, each in stats.items()]
+    registry.register(_SamplesCollector((*engine_samples("realizar:", engines, with_gpu=True), *metrics)))
     return generate_latest(registry)
 
 

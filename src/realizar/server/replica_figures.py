@@ -11,63 +11,37 @@ from typing import get_args
 from realizar.engine.core.metrics import EngineStats
 from realizar.replicas.link import ReplicaLink
 from realizar.replicas.replica import ReplicaState
-from realizar.server.metrics import COUNTERS, GAUGES, MetricSamples
+from realizar.server.metrics import MetricSamples, engine_samples
 
-_Sample = tuple[str, dict[str, str], float]
+_PREFIX = "realizar:replica_"
 
 
 def replica_samples(link: ReplicaLink, model_name: str) -> tuple[MetricSamples, ...]:
     """The metrics of each replica, as it last said, and of what the router did."""
-    replicas = link.replicas
-    states: tuple[_Sample, ...] = tuple(
-        ("realizar:replica_state", {**_label(model_name, each.name), "state": state}, float(each.state == state))
-        for each in replicas
+    replicas = [(_labels(model_name, each.name), each) for each in link.replicas]
+    states = [
+        ({**labels, "state": state}, each.state == state)
+        for labels, each in replicas
         for state in get_args(ReplicaState)
-    )
-    moved: tuple[_Sample, ...] = (
-        ("realizar:replica_moved_requests_total", {"model_name": model_name}, float(link.num_moved)),
-    )
+    ]
+    requests = [(labels, len(each.requests)) for labels, each in replicas]
+    blocks = [(labels, link.num_keys(each)) for labels, each in replicas]
+    moved = [({"model_name": model_name}, link.num_moved)]
     return (
-        MetricSamples("realizar:replica_state", "State of each replica: 1 for the one it is in.", "gauge", states),
-        _of_each(
-            "requests",
-            "Requests that a replica has.",
-            "gauge",
-            {each.name: len(each.requests) for each in replicas},
-            model_name,
+        MetricSamples.of(f"{_PREFIX}state", "State of each replica: 1 for the one it is in.", "gauge", states),
+        MetricSamples.of(f"{_PREFIX}requests", "Requests that a replica has.", "gauge", requests),
+        MetricSamples.of(f"{_PREFIX}known_blocks", "Cached blocks that are known.", "gauge", blocks),
+        MetricSamples.of(
+            f"{_PREFIX}moved_requests", "Requests that left a dead replica for another.", "counter", moved
         ),
-        _of_each(
-            "known_blocks",
-            "Cached blocks that are known.",
-            "gauge",
-            {each.name: link.num_keys(each) for each in replicas},
-            model_name,
-        ),
-        MetricSamples(
-            "realizar:replica_moved_requests", "Requests that left a dead replica for another.", "counter", moved
-        ),
-        *engine_samples({each.name: each.stats for each in replicas}, model_name),
+        *samples_of_engines({each.name: each.stats for each in link.replicas}, model_name),
     )
 
 
-def engine_samples(engines: Mapping[str, EngineStats], model_name: str) -> tuple[MetricSamples, ...]:
+def samples_of_engines(engines: Mapping[str, EngineStats], model_name: str) -> tuple[MetricSamples, ...]:
     """The figures of each engine. Args: engines: by the names of their replicas."""
-    return tuple(
-        _of_each(stem, text, kind, {each: float(getattr(stats, name)) for each, stats in engines.items()}, model_name)
-        for listed, kind in ((GAUGES, "gauge"), (COUNTERS, "counter"))
-        for stem, text, name in listed
-    )
+    return engine_samples(_PREFIX, [(_labels(model_name, name), stats) for name, stats in engines.items()])
 
 
-def _of_each(stem: str, text: str, kind: str, values: Mapping[str, float], model_name: str) -> MetricSamples:
-    """One metric. Args: values: by replica."""
-    name = f"realizar:replica_{stem}"
-    suffix = "_total" if kind == "counter" else ""
-    samples: tuple[_Sample, ...] = tuple(
-        (name + suffix, _label(model_name, replica), value) for replica, value in values.items()
-    )
-    return MetricSamples(name, text, kind, samples)
-
-
-def _label(model_name: str, replica: str) -> dict[str, str]:
+def _labels(model_name: str, replica: str) -> dict[str, str]:
     return {"model_name": model_name, "replica": replica}
