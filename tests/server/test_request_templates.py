@@ -80,7 +80,7 @@ def test_renderings_of_one_request_share_their_time() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system has this limit")
 def test_memory_is_bounded() -> None:
     RequestCompiler()("x")
-    for process in request_templates._PROCESSES._idle:
+    for process in request_templates._PROCESSES._idle.queue:
         assert resource.prlimit(process._process.pid, resource.RLIMIT_DATA)[0] < 2 << 30
 
 
@@ -114,7 +114,7 @@ def test_results_and_errors_are_those_of_this_process(source: str) -> None:
 
 def test_a_process_that_died_idle_is_replaced() -> None:
     assert RequestCompiler()("a")[0]({}) == "a"
-    for process in request_templates._PROCESSES._idle:
+    for process in request_templates._PROCESSES._idle.queue:
         process._process.kill()
         process._process.wait()
     assert RequestCompiler()("a")[0]({}) == "a"
@@ -122,7 +122,7 @@ def test_a_process_that_died_idle_is_replaced() -> None:
 
 def test_one_that_ends_before_it_is_asked_costs_its_request_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RequestCompiler()("a")[0]({}) == "a"
-    for process in request_templates._PROCESSES._idle:
+    for process in request_templates._PROCESSES._idle.queue:
         process._process.kill()
         process._process.wait()
     monkeypatch.setattr(request_templates._Process, "alive", True)  # it was alive a moment ago

@@ -98,17 +98,6 @@ def unsupported(param: str, reason: str) -> ApiError:
     return refused(f"{param} {reason}", param, "unsupported_parameter")
 
 
-def to_api_error(error: BaseException) -> ApiError:
-    """The client's view of an exception. An unexpected exception is logged whole and answered with a plain 500."""
-    known = _known(error)
-    if known is not None:
-        return known
-    _LOG.error("a request failed", exc_info=error)
-    return ApiError(
-        500, "the server failed to answer; its log names the error", kind="server_error", code="internal_error"
-    )
-
-
 @contextmanager
 def renaming(names: Mapping[str, str]) -> Iterator[None]:
     """Translate the field that errors raised inside name: `names` maps the engine's fields to the request's."""
@@ -148,7 +137,8 @@ def _renamed(message: str, known: str, names: Mapping[str, str]) -> str:
     return f"{names[known]} {rest}" if rest != message and rest.startswith(_VERBS) else message
 
 
-def _known(error: BaseException) -> ApiError | None:
+def to_api_error(error: BaseException) -> ApiError:
+    """The client's view of an exception. An unexpected exception is logged whole and answered with a plain 500."""
     if isinstance(error, ApiError):
         return error
     message = cleaned(str(error))
@@ -164,9 +154,7 @@ def _known(error: BaseException) -> ApiError | None:
             return _later(503, message, "server_error", "out_of_memory", 1.0)
         case RequestFailedError():
             # The request would fail again: the header keeps the official clients from retrying it.
-            return ApiError(
-                500, message, kind="server_error", code="request_failed", headers={"x-should-retry": "false"}
-            )
+            return _failed(message, "request_failed", {"x-should-retry": "false"})
         case CapacityError():
             return refused(message, None, "request_too_large")
         case QueueFullError():
@@ -178,11 +166,13 @@ def _known(error: BaseException) -> ApiError | None:
         case RecursionError():
             return refused("the request is nested too deeply", None, "invalid_json")
         case TokenizerError():
-            return ApiError(
-                500, "the tokenizer failed on the text of this request", kind="server_error", code="internal_error"
-            )
-        case _:
-            return None
+            return _failed("the tokenizer failed on the text of this request", "internal_error")
+    _LOG.error("a request failed", exc_info=error)
+    return _failed("the server failed to answer; its log names the error", "internal_error")
+
+
+def _failed(message: str, code: str, headers: Mapping[str, str] | None = None) -> ApiError:
+    return ApiError(500, message, kind="server_error", code=code, headers=headers)
 
 
 def _later(status: int, message: str, kind: str, code: str, retry_after_s: float) -> ApiError:

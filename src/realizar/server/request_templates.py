@@ -8,8 +8,9 @@ import json
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from queue import Empty, Full, LifoQueue
 from typing import Any
 
 from realizar.errors import ChatTemplateError, EngineUnavailableError
@@ -116,8 +117,7 @@ class _Processes:
     """Processes without work, for the next templates. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[_Process] = []
+        self._idle: LifoQueue[_Process] = LifoQueue(_MOST_IDLE)
 
     def ask(self, ask: Ask) -> Made | None:
         """Ask a process, which is started if none is idle; raises as `_Process.ask` does.
@@ -127,31 +127,24 @@ class _Processes:
         process = self._take()
         made = process.ask(ask)
         if made is not None:
-            self._give_back(process)
+            try:
+                self._idle.put_nowait(process)
+            except Full:
+                process.close()
         return made
 
     def _take(self) -> _Process:
-        while True:
-            with self._lock:
-                process = self._idle.pop() if self._idle else None
-            if process is None:
-                return _Process()
-            if process.alive:
-                return process
-            process.close()
-
-    def _give_back(self, process: _Process) -> None:
-        with self._lock:
-            if len(self._idle) < _MOST_IDLE:
-                self._idle.append(process)
-                return
-        process.close()
+        try:
+            while not (process := self._idle.get_nowait()).alive:
+                process.close()
+        except Empty:
+            return _Process()
+        return process
 
     def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for process in idle:
-            process.close()
+        with suppress(Empty):
+            while True:
+                self._idle.get_nowait().close()
 
 
 _PROCESSES = _Processes()

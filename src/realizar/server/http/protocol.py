@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
 import msgspec
@@ -22,11 +22,6 @@ from realizar.server.settings import ServerSettings
 _MAX_REFUSED = 32
 
 
-class _Closable(Protocol):
-    def give_way(self) -> None:
-        """Close the connection, which has no open request."""
-
-
 class Connections:
     """The table of open connections.
 
@@ -37,14 +32,14 @@ class Connections:
     def __init__(self, most: int, proxies: TrustedProxies) -> None:
         self._most, self._proxies = most, proxies
         self._peers: Counter[str] = Counter()
-        self._open: dict[_Closable, str] = {}
-        self._idle: dict[_Closable, None] = {}  # the longest idle first
-        self._refused: set[_Closable] = set()
+        self._open: dict[_BoundedProtocol, str] = {}
+        self._idle: dict[_BoundedProtocol, None] = {}  # the longest idle first
+        self._refused: set[_BoundedProtocol] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def enter(self, connection: _Closable, address: str) -> bool:
+    def enter(self, connection: _BoundedProtocol, address: str) -> bool:
         """Add a connection, which is idle at first; False if there is no place for it."""
         peer = peer_of(address)
         if self._peers[peer] >= max(1, self._most // 2) and not is_loopback(address) and not self._proxies.has(address):
@@ -60,14 +55,14 @@ class Connections:
         self._idle[connection] = None
         return True
 
-    def may_be_refused(self, connection: _Closable) -> bool:
+    def may_be_refused(self, connection: _BoundedProtocol) -> bool:
         """True if a connection without a place may stay until it has its error answer; only a few may."""
         if len(self._refused) >= _MAX_REFUSED:
             return False
         self._refused.add(connection)
         return True
 
-    def leave(self, connection: _Closable) -> None:
+    def leave(self, connection: _BoundedProtocol) -> None:
         """Unknown connections are ignored."""
         peer = self._open.pop(connection, None)
         self._idle.pop(connection, None)
@@ -77,10 +72,10 @@ class Connections:
             if not self._peers[peer]:
                 del self._peers[peer]
 
-    def busy(self, connection: _Closable) -> None:
+    def busy(self, connection: _BoundedProtocol) -> None:
         self._idle.pop(connection, None)
 
-    def idle(self, connection: _Closable) -> None:
+    def idle(self, connection: _BoundedProtocol) -> None:
         if connection in self._open:
             self._idle.setdefault(connection)
 
@@ -156,6 +151,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def give_way(self) -> None:
+        """Close the connection, which has no open request."""
         self._close()
 
     def shutdown(self) -> None:
@@ -428,19 +424,6 @@ def _error_bytes(fault: ApiError) -> bytes:
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
-class _RequestEvents(Protocol):
-    """What the parser calls. Attributes: headers: those of the present request, with names in lower case."""
-
-    headers: list[tuple[bytes, bytes]]
-
-    def on_message_begin(self) -> None: ...
-    def on_url(self, url: bytes) -> None: ...
-    def on_header(self, name: bytes, value: bytes) -> None: ...
-    def on_headers_complete(self) -> None: ...
-    def on_body(self, body: bytes) -> None: ...
-    def on_message_complete(self) -> None: ...
-
-
 class RequestParser:
     """Parses requests, and takes `Upgrade` for a header like any other: a server may pass over it.
 
@@ -448,7 +431,7 @@ class RequestParser:
     would be read as a request of its own. Java's client asks for HTTP/2 with its first requests.
     """
 
-    def __init__(self, events: _RequestEvents) -> None:
+    def __init__(self, events: HttpToolsProtocol) -> None:
         self._events = events
         self._goes_on = False
         self._parser = self._made()
