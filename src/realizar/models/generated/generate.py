@@ -57,7 +57,6 @@ _GEMMA4_PERIOD = 6  # the last layer of each six is full
 _GEMMA4_WINDOW, _GEMMA4_LOCAL_BASE, _GEMMA4_LOGIT_CAP, _GEMMA4_ROTATING_SHARE = 1024, 1e4, 30.0, 0.25
 _GEMMA4_QUERY_NORM = 0.25  # stands for the scale of attention
 _UNROTATED = 1e30
-_Make = Callable[..., NewTensor]
 
 
 def generate_gguf(
@@ -165,99 +164,108 @@ def _own_keys(shape: Shape) -> Mapping[str, Any]:
     return _KEYS.get(shape.architecture, {})
 
 
-def _tensors(
-    shape: Shape, file_type: FileType | GGMLType, seed: int, skew: float = 0.0, *, embedding_std: float | None = None
-) -> Iterator[NewTensor]:
+class _Maker:
+    """Makes the tensors of a shape, by their names in the layer of that index, or in the model where it is None."""
+
+    def __init__(
+        self, shape: Shape, file_type: FileType | GGMLType, seed: int, skew: float, index: int | None = None
+    ) -> None:
+        self.shape, self._file_type, self._seed, self._skew = shape, file_type, seed, skew
+        self.index, self._prefix = index or 0, "" if index is None else f"blk.{index}."
+        self.better = index is not None and _gets_more_bits(index, shape.num_layers)  # V and down
+
     def matrix(
-        name: str, *sizes: int, five_bits: bool = False, six_bits: bool = False, of_experts: bool = False,
+        self, name: str, *sizes: int, five_bits: bool = False, six_bits: bool = False, of_experts: bool = False,
         std: float | None = None,
     ) -> NewTensor:  # fmt: skip
-        *outer, cols = sizes
-        ggml_type = _matrix_type(file_type, five_bits, six_bits, of_experts)
-        if file_type == "q4_k_m" and cols % ggml_type.block_size:
+        name, (*outer, cols) = f"{self._prefix}{name}.weight", sizes
+        ggml_type = _matrix_type(self._file_type, five_bits, six_bits, of_experts)
+        if self._file_type == "q4_k_m" and cols % ggml_type.block_size:
             ggml_type = _OF_SMALL_BLOCKS[ggml_type]
         if cols % ggml_type.block_size:
             raise ValueError(f"out_features of {cols} weights are not whole {ggml_type.name} blocks")
-        make = partial(_random_matrix, ggml_type, math.prod(outer), cols, _state(seed, name), std or cols**-0.5)
+        make = partial(_random_matrix, ggml_type, math.prod(outer), cols, self._state(name), std or cols**-0.5)
         return NewTensor(name, ggml_type, sizes, make)
 
-    def vector(name: str, size: int, mean: float, *outer: int) -> NewTensor:
-        shape, count = (*outer, size), math.prod(outer) * size
-        return NewTensor(name, GGMLType.F32, shape, partial(_random_vector, count, mean, _state(seed, name)))
+    def vector(self, name: str, size: int, mean: float, *outer: int) -> NewTensor:
+        name, count = self._prefix + name, math.prod(outer) * size
+        return NewTensor(name, GGMLType.F32, (*outer, size), partial(_random_vector, count, mean, self._state(name)))
 
-    def router(name: str) -> NewTensor:
-        make = partial(
-            router_weights, shape.num_experts, shape.experts_per_token, hidden, skew, _state(seed, name)
-        )  # fmt: skip
-        return NewTensor(name, GGMLType.F32, (shape.num_experts, hidden), make)
+    def norm(self, name: str, size: int | None = None) -> NewTensor:
+        """Over the hidden size where `size` is None."""
+        return self.vector(f"{name}.weight", self.shape.hidden_size if size is None else size, 1.0)
 
-    hidden = shape.hidden_size
-    if embedding_std is None and shape.num_experts:
-        embedding_std = _GEMMA4_EMBEDDING_STD if shape.architecture == "gemma4" else _MIXTURE_EMBEDDING_STD
-    if shape.architecture == "gemma4":
-        yield _gemma4_rope_divisors(shape)
-    yield matrix("token_embd.weight", shape.vocab_size, hidden, six_bits=shape.tied, std=embedding_std)
-    for index in range(shape.num_layers):
-        if shape.architecture == "gemma4":
-            better = _gets_more_bits(index, shape.num_layers)
-            yield from _gemma4_layer(shape, index, matrix, vector, router, better)
-        elif shape.architecture in _HYBRIDS:
-            better = _gets_more_bits(index, shape.num_layers)
-            yield from _hybrid_layer(shape, index, matrix, vector, router, better)
-        else:
-            yield from _layer(shape, index, matrix, vector, router)
-    yield vector("token_embd_norm.weight" if shape.architecture in _CONVOLUTIONS else "output_norm.weight", hidden, 1.0)
-    if not shape.tied:
-        yield matrix("output.weight", shape.vocab_size, hidden, six_bits=True)
+    def router(self) -> NewTensor:
+        shape, name = self.shape, f"{self._prefix}ffn_gate_inp.weight"
+        sizes, state = (shape.num_experts, shape.hidden_size), self._state(name)
+        make = partial(router_weights, sizes[0], shape.experts_per_token, sizes[1], self._skew, state)
+        return NewTensor(name, GGMLType.F32, sizes, make)
+
+    def _state(self, name: str) -> list[int]:
+        """A tensor's own seed, by its name: its bytes do not depend on the tensors before it."""
+        return [self._seed, zlib.crc32(name.encode())]
 
 
-def _layer(
-    shape: Shape,
-    index: int,
-    matrix: Callable[..., NewTensor],
-    vector: Callable[..., NewTensor],
-    router: Callable[[str], NewTensor],
+def _tensors(
+    shape: Shape, file_type: FileType | GGMLType, seed: int, skew: float = 0.0, *, embedding_std: float | None = None
 ) -> Iterator[NewTensor]:
-    prefix = f"blk.{index}."
-    hidden, wide = shape.hidden_size, shape.feed_forward_size
-    query_size, kv_size = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
-    better = _gets_more_bits(index, shape.num_layers)
-    yield vector(prefix + "attn_norm.weight", hidden, 1.0)
-    yield matrix(prefix + "attn_q.weight", query_size, hidden)
-    yield matrix(prefix + "attn_k.weight", kv_size, hidden)
-    yield matrix(prefix + "attn_v.weight", kv_size, hidden, six_bits=better)
-    is_gpt_oss = shape.architecture == "gpt-oss"
-    if shape.architecture == "qwen2" or is_gpt_oss:
-        yield vector(prefix + "attn_q.bias", query_size, 0.0)
-        yield vector(prefix + "attn_k.bias", kv_size, 0.0)
-        yield vector(prefix + "attn_v.bias", kv_size, 0.0)
-    if shape.architecture in ("qwen3", "qwen3moe", "olmoe", "gemma3"):
-        per_head = shape.architecture != "olmoe"
-        yield vector(prefix + "attn_q_norm.weight", shape.head_size if per_head else query_size, 1.0)
-        yield vector(prefix + "attn_k_norm.weight", shape.head_size if per_head else kv_size, 1.0)
-    yield matrix(prefix + "attn_output.weight", hidden, query_size)
+    is_gemma4, whole = shape.architecture == "gemma4", _Maker(shape, file_type, seed, skew)
+    if embedding_std is None and shape.num_experts:
+        embedding_std = _GEMMA4_EMBEDDING_STD if is_gemma4 else _MIXTURE_EMBEDDING_STD
+    if is_gemma4:
+        yield _gemma4_rope_divisors(shape)
+    yield whole.matrix("token_embd", shape.vocab_size, shape.hidden_size, six_bits=shape.tied, std=embedding_std)
+    layer = _gemma4_layer if is_gemma4 else _hybrid_layer if shape.architecture in _HYBRIDS else _layer
+    for index in range(shape.num_layers):
+        yield from layer(_Maker(shape, file_type, seed, skew, index))
+    yield whole.norm("token_embd_norm" if shape.architecture in _CONVOLUTIONS else "output_norm")
+    if not shape.tied:
+        yield whole.matrix("output", shape.vocab_size, shape.hidden_size, six_bits=True)
+
+
+def _layer(make: _Maker) -> Iterator[NewTensor]:
+    shape, hidden, architecture = make.shape, make.shape.hidden_size, make.shape.architecture
+    queries, keys = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    is_gpt_oss = architecture == "gpt-oss"
+    yield make.norm("attn_norm")
+    yield make.matrix("attn_q", queries, hidden)
+    yield make.matrix("attn_k", keys, hidden)
+    yield make.matrix("attn_v", keys, hidden, six_bits=make.better)
+    if architecture == "qwen2" or is_gpt_oss:
+        for part, size in (("q", queries), ("k", keys), ("v", keys)):
+            yield make.vector(f"attn_{part}.bias", size, 0.0)
+    if architecture in ("qwen3", "qwen3moe", "olmoe", "gemma3"):
+        per_head = architecture != "olmoe"
+        yield make.norm("attn_q_norm", shape.head_size if per_head else queries)
+        yield make.norm("attn_k_norm", shape.head_size if per_head else keys)
+    yield make.matrix("attn_output", hidden, queries)
     if is_gpt_oss:
-        yield vector(prefix + "attn_output.bias", hidden, 0.0)
-        yield vector(prefix + "attn_sinks.weight", shape.num_heads, 1.0)
-    if shape.architecture == "gemma3":
-        yield vector(prefix + "post_attention_norm.weight", hidden, 1.0)
-        yield vector(prefix + "post_ffw_norm.weight", hidden, 1.0)
-    yield vector(prefix + ("post_attention_norm.weight" if is_gpt_oss else "ffn_norm.weight"), hidden, 1.0)
-    if shape.num_experts:
-        count, wide = shape.num_experts, shape.expert_size
-        yield router(prefix + "ffn_gate_inp.weight")
-        yield matrix(prefix + "ffn_gate_exps.weight", count, wide, hidden, of_experts=True)
-        yield matrix(prefix + "ffn_up_exps.weight", count, wide, hidden, of_experts=True)
-        yield matrix(prefix + "ffn_down_exps.weight", count, hidden, wide, six_bits=better, of_experts=True)
-        if is_gpt_oss:
-            yield vector(prefix + "ffn_gate_inp.bias", count, 0.0)
-            yield vector(prefix + "ffn_gate_exps.bias", wide, 0.0, count)
-            yield vector(prefix + "ffn_up_exps.bias", wide, 0.0, count)
-            yield vector(prefix + "ffn_down_exps.bias", hidden, 0.0, count)
-        return
-    yield matrix(prefix + "ffn_gate.weight", wide, hidden)
-    yield matrix(prefix + "ffn_up.weight", wide, hidden)
-    yield matrix(prefix + "ffn_down.weight", hidden, wide, six_bits=better)
+        yield make.vector("attn_output.bias", hidden, 0.0)
+        yield make.vector("attn_sinks.weight", shape.num_heads, 1.0)
+    if architecture == "gemma3":
+        yield make.norm("post_attention_norm")
+        yield make.norm("post_ffw_norm")
+    yield make.norm("post_attention_norm" if is_gpt_oss else "ffn_norm")
+    yield from _experts(make) if shape.num_experts else _dense(make)
+    if is_gpt_oss:
+        yield make.vector("ffn_gate_inp.bias", shape.num_experts, 0.0)
+        for part, size in (("gate", shape.expert_size), ("up", shape.expert_size), ("down", hidden)):
+            yield make.vector(f"ffn_{part}_exps.bias", size, 0.0, shape.num_experts)
+
+
+def _dense(make: _Maker) -> Iterator[NewTensor]:
+    hidden, wide = make.shape.hidden_size, make.shape.feed_forward_size
+    yield make.matrix("ffn_gate", wide, hidden)
+    yield make.matrix("ffn_up", wide, hidden)
+    yield make.matrix("ffn_down", hidden, wide, six_bits=make.better)
+
+
+def _experts(make: _Maker) -> Iterator[NewTensor]:
+    count, wide, hidden = make.shape.num_experts, make.shape.expert_size, make.shape.hidden_size
+    yield make.router()
+    yield make.matrix("ffn_gate_exps", count, wide, hidden, of_experts=True)
+    yield make.matrix("ffn_up_exps", count, wide, hidden, of_experts=True)
+    yield make.matrix("ffn_down_exps", count, hidden, wide, six_bits=make.better, of_experts=True)
 
 
 def _gets_more_bits(layer: int, num_layers: int) -> bool:
@@ -274,11 +282,6 @@ def _matrix_type(file_type: FileType | GGMLType, five_bits: bool, six_bits: bool
     if file_type == "q4_k_m":
         return GGMLType.Q6_K if six_bits else GGMLType.Q5_K if five_bits else GGMLType.Q4_K
     return _WHOLE_FILE[file_type]
-
-
-def _state(seed: int, name: str) -> list[int]:
-    """A tensor's own seed, by its name: its bytes do not depend on the tensors before it."""
-    return [seed, zlib.crc32(name.encode())]
 
 
 def _random_matrix(
@@ -348,69 +351,55 @@ def _hybrid_keys(shape: Shape) -> dict[str, Any]:
     return keys | ({"expert_shared_feed_forward_length": shape.expert_size} if shape.num_experts else {})
 
 
-def _hybrid_layer(
-    shape: Shape, index: int, matrix: _Make, vector: _Make, router: Callable[[str], NewTensor], better: bool
-) -> Iterator[NewTensor]:
-    """The tensors of a layer; `better` gives V and down projections more bits. See `generate` for the rest."""
-    prefix, hidden, is_qwen = f"blk.{index}.", shape.hidden_size, shape.architecture in _QWEN
-    yield vector(prefix + "attn_norm.weight", hidden, 1.0)
-    if _hybrid_attention_layers(shape)[index]:
-        yield from _hybrid_attention(shape, prefix, matrix, vector, better)
+def _hybrid_layer(make: _Maker) -> Iterator[NewTensor]:
+    shape, hidden, is_qwen = make.shape, make.shape.hidden_size, make.shape.architecture in _QWEN
+    yield make.norm("attn_norm")
+    if _hybrid_attention_layers(shape)[make.index]:
+        yield from _hybrid_attention(make)
     elif is_qwen:
-        yield from _hybrid_delta_net(shape, prefix, matrix, vector)
+        yield from _hybrid_delta_net(make)
     else:
-        yield matrix(prefix + "shortconv.in_proj.weight", 3 * hidden, hidden)
-        yield vector(prefix + "shortconv.conv.weight", _CONVOLUTION_LENGTH, 0.5, hidden)
-        yield matrix(prefix + "shortconv.out_proj.weight", hidden, hidden)
-    yield vector(prefix + ("post_attention_norm.weight" if is_qwen else "ffn_norm.weight"), hidden, 1.0)
-    if shape.num_experts and index >= shape.dense_layers:
-        yield from _hybrid_experts(shape, prefix, matrix, vector, router, better)
+        yield make.matrix("shortconv.in_proj", 3 * hidden, hidden)
+        yield make.vector("shortconv.conv.weight", _CONVOLUTION_LENGTH, 0.5, hidden)
+        yield make.matrix("shortconv.out_proj", hidden, hidden)
+    yield make.norm("post_attention_norm" if is_qwen else "ffn_norm")
+    if not shape.num_experts or make.index < shape.dense_layers:
+        yield from _dense(make)
         return
-    yield matrix(prefix + "ffn_gate.weight", shape.feed_forward_size, hidden)
-    yield matrix(prefix + "ffn_up.weight", shape.feed_forward_size, hidden)
-    yield matrix(prefix + "ffn_down.weight", hidden, shape.feed_forward_size, six_bits=better)
+    yield from _experts(make)
+    if not is_qwen:
+        yield make.vector("exp_probs_b.bias", shape.num_experts, 0.0)  # of the choice
+        return
+    yield make.vector("ffn_gate_inp_shexp.weight", hidden, 0.0)
+    yield make.matrix("ffn_gate_shexp", shape.expert_size, hidden)
+    yield make.matrix("ffn_up_shexp", shape.expert_size, hidden)
+    yield make.matrix("ffn_down_shexp", hidden, shape.expert_size, six_bits=make.better)
 
 
-def _hybrid_attention(shape: Shape, prefix: str, matrix: _Make, vector: _Make, better: bool) -> Iterator[NewTensor]:
+def _hybrid_attention(make: _Maker) -> Iterator[NewTensor]:
     """Queries of Qwen have the output gate beside them."""
-    hidden, queries, keys = shape.hidden_size, shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
-    yield matrix(prefix + "attn_q.weight", queries * (2 if shape.architecture in _QWEN else 1), hidden)
-    yield matrix(prefix + "attn_k.weight", keys, hidden)
-    yield matrix(prefix + "attn_v.weight", keys, hidden, six_bits=better)
-    yield vector(prefix + "attn_q_norm.weight", shape.head_size, 1.0)
-    yield vector(prefix + "attn_k_norm.weight", shape.head_size, 1.0)
-    yield matrix(prefix + "attn_output.weight", hidden, queries)
+    shape, hidden = make.shape, make.shape.hidden_size
+    queries, keys = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    yield make.matrix("attn_q", queries * (2 if shape.architecture in _QWEN else 1), hidden)
+    yield make.matrix("attn_k", keys, hidden)
+    yield make.matrix("attn_v", keys, hidden, six_bits=make.better)
+    yield make.norm("attn_q_norm", shape.head_size)
+    yield make.norm("attn_k_norm", shape.head_size)
+    yield make.matrix("attn_output", hidden, queries)
 
 
-def _hybrid_delta_net(shape: Shape, prefix: str, matrix: _Make, vector: _Make) -> Iterator[NewTensor]:
-    hidden, keys, values = shape.hidden_size, shape.key_heads * _DELTA_HEAD, shape.value_heads * _DELTA_HEAD
-    yield matrix(prefix + "attn_qkv.weight", 2 * keys + values, hidden, five_bits=True)
-    yield matrix(prefix + "attn_gate.weight", values, hidden)
-    yield vector(prefix + "ssm_conv1d.weight", _DELTA_LENGTH, 0.5, 2 * keys + values)
-    yield vector(prefix + "ssm_dt.bias", shape.value_heads, 0.0)
-    yield vector(prefix + "ssm_a", shape.value_heads, _DECAY)
-    yield matrix(prefix + "ssm_beta.weight", shape.value_heads, hidden)
-    yield matrix(prefix + "ssm_alpha.weight", shape.value_heads, hidden)
-    yield vector(prefix + "ssm_norm.weight", _DELTA_HEAD, 1.0)
-    yield matrix(prefix + "ssm_out.weight", hidden, values)
-
-
-def _hybrid_experts(
-    shape: Shape, prefix: str, matrix: _Make, vector: _Make, router: Callable[[str], NewTensor], better: bool
-) -> Iterator[NewTensor]:
-    """Qwen has an expert that all tokens share, LFM2 a bias of the choice."""
-    count, wide, hidden = shape.num_experts, shape.expert_size, shape.hidden_size
-    yield router(prefix + "ffn_gate_inp.weight")
-    yield matrix(prefix + "ffn_gate_exps.weight", count, wide, hidden, of_experts=True)
-    yield matrix(prefix + "ffn_up_exps.weight", count, wide, hidden, of_experts=True)
-    yield matrix(prefix + "ffn_down_exps.weight", count, hidden, wide, six_bits=better, of_experts=True)
-    if shape.architecture not in _QWEN:
-        yield vector(prefix + "exp_probs_b.bias", count, 0.0)
-        return
-    yield vector(prefix + "ffn_gate_inp_shexp.weight", hidden, 0.0)
-    yield matrix(prefix + "ffn_gate_shexp.weight", wide, hidden)
-    yield matrix(prefix + "ffn_up_shexp.weight", wide, hidden)
-    yield matrix(prefix + "ffn_down_shexp.weight", hidden, wide, six_bits=better)
+def _hybrid_delta_net(make: _Maker) -> Iterator[NewTensor]:
+    shape, hidden = make.shape, make.shape.hidden_size
+    keys, values = shape.key_heads * _DELTA_HEAD, shape.value_heads * _DELTA_HEAD
+    yield make.matrix("attn_qkv", 2 * keys + values, hidden, five_bits=True)
+    yield make.matrix("attn_gate", values, hidden)
+    yield make.vector("ssm_conv1d.weight", _DELTA_LENGTH, 0.5, 2 * keys + values)
+    yield make.vector("ssm_dt.bias", shape.value_heads, 0.0)
+    yield make.vector("ssm_a", shape.value_heads, _DECAY)
+    yield make.matrix("ssm_beta", shape.value_heads, hidden)
+    yield make.matrix("ssm_alpha", shape.value_heads, hidden)
+    yield make.norm("ssm_norm", _DELTA_HEAD)
+    yield make.matrix("ssm_out", hidden, values)
 
 
 def _hybrid_attention_layers(shape: Shape) -> list[bool]:
@@ -447,49 +436,38 @@ def _gemma4_rope_divisors(shape: Shape) -> NewTensor:
     return NewTensor("rope_freqs.weight", GGMLType.F32, divisors.shape, divisors)
 
 
-def _gemma4_layer(
-    shape: Shape,
-    index: int,
-    matrix: Callable[..., NewTensor],
-    vector: Callable[..., NewTensor],
-    router: Callable[[str], NewTensor],
-    better: bool,
-) -> Iterator[NewTensor]:
-    """The tensors of a layer; `better` gives V and down projections more bits. See `generate` for the rest."""
-    prefix, hidden = f"blk.{index}.", shape.hidden_size
-    yield vector(prefix + "attn_norm.weight", hidden, 1.0)
-    yield from _gemma4_attention(shape, index, matrix, vector, better)
-    yield vector(prefix + "post_attention_norm.weight", hidden, 1.0)
-    yield vector(prefix + "ffn_norm.weight", hidden, 1.0)
-    yield matrix(prefix + "ffn_gate.weight", shape.feed_forward_size, hidden)
-    yield matrix(prefix + "ffn_up.weight", shape.feed_forward_size, hidden)
-    yield matrix(prefix + "ffn_down.weight", hidden, shape.feed_forward_size, six_bits=better)
+def _gemma4_layer(make: _Maker) -> Iterator[NewTensor]:
+    shape, hidden = make.shape, make.shape.hidden_size
+    yield make.norm("attn_norm")
+    yield from _gemma4_attention(make)
+    yield make.norm("post_attention_norm")
+    yield make.norm("ffn_norm")
+    yield from _dense(make)
     for name in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2", "post_ffw_norm"):
-        yield vector(f"{prefix}{name}.weight", hidden, 1.0)
+        yield make.norm(name)
     count, wide = shape.num_experts, shape.expert_size
-    yield router(prefix + "ffn_gate_inp.weight")
+    yield make.router()
     # Takes back the root of the width, by which the router's norm is divided.
-    yield vector(prefix + "ffn_gate_inp.scale", hidden, hidden**0.5)
-    yield matrix(prefix + "ffn_gate_up_exps.weight", count, 2 * wide, hidden, of_experts=True)
-    yield matrix(prefix + "ffn_down_exps.weight", count, hidden, wide, six_bits=better, of_experts=True)
-    yield vector(prefix + "ffn_down_exps.scale", count, 1.0)
-    yield vector(prefix + "layer_output_scale.weight", 1, 1.0)
+    yield make.vector("ffn_gate_inp.scale", hidden, hidden**0.5)
+    yield make.matrix("ffn_gate_up_exps", count, 2 * wide, hidden, of_experts=True)
+    yield make.matrix("ffn_down_exps", count, hidden, wide, six_bits=make.better, of_experts=True)
+    yield make.vector("ffn_down_exps.scale", count, 1.0)
+    yield make.norm("layer_output_scale", 1)
 
 
-def _gemma4_attention(
-    shape: Shape, index: int, matrix: Callable[..., NewTensor], vector: Callable[..., NewTensor], better: bool
-) -> Iterator[NewTensor]:
+def _gemma4_attention(make: _Maker) -> Iterator[NewTensor]:
     """K makes V in full layers."""
-    prefix, hidden, is_local = f"blk.{index}.", shape.hidden_size, _gemma4_windowed_layers(shape)[index]
+    shape, hidden = make.shape, make.shape.hidden_size
+    is_local = _gemma4_windowed_layers(shape)[make.index]
     size = shape.head_size if is_local else shape.full_head_size
     keys = size * (shape.num_kv_heads if is_local else shape.full_kv_heads)
-    yield matrix(prefix + "attn_q.weight", shape.num_heads * size, hidden)
-    yield matrix(prefix + "attn_k.weight", keys, hidden)
+    yield make.matrix("attn_q", shape.num_heads * size, hidden)
+    yield make.matrix("attn_k", keys, hidden)
     if is_local:
-        yield matrix(prefix + "attn_v.weight", keys, hidden, six_bits=better)
-    yield vector(prefix + "attn_q_norm.weight", size, _GEMMA4_QUERY_NORM)
-    yield vector(prefix + "attn_k_norm.weight", size, 1.0)
-    yield matrix(prefix + "attn_output.weight", hidden, shape.num_heads * size)
+        yield make.matrix("attn_v", keys, hidden, six_bits=make.better)
+    yield make.vector("attn_q_norm.weight", size, _GEMMA4_QUERY_NORM)
+    yield make.norm("attn_k_norm", size)
+    yield make.matrix("attn_output", hidden, shape.num_heads * size)
 
 
 def _gemma4_windowed_layers(shape: Shape) -> list[bool]:
