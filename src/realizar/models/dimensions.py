@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realizar.errors import InvalidRequestError
-from realizar.models.hyper_parameters import REQUIRED, HyperParameters
+from realizar.models.hyper_parameters import REQUIRED, HyperParameters, Required
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
@@ -63,32 +63,28 @@ def read_dimensions(
         InvalidRequestError: a longer context is configured than the model was made for.
     """
     known = {} if hparams.is_gguf or defaults is None else defaults
-    hidden = hparams.integer(
-        "embedding_length", "hidden_size", high=MAX_WIDTH, default=known.get("hidden_size", REQUIRED)
-    )
-    heads, kv_heads = _read_heads(hparams, known, 0 if some_without_attention else None, varies)
-    layers = hparams.integer(
-        "block_count", "num_hidden_layers", high=MAX_LAYERS, default=known.get("num_hidden_layers", REQUIRED)
-    )
-    trained = hparams.integer(
-        "context_length",
-        "max_position_embeddings",
-        high=MAX_CONTEXT,
-        default=known.get("max_position_embeddings", REQUIRED),
-    )
+
+    def read(gguf: str, hf: str, high: int, default: int | Required = REQUIRED, **options: Any) -> int:
+        return hparams.integer(gguf, hf, high=high, default=known.get(hf, default), **options)
+
+    hidden = read("embedding_length", "hidden_size", MAX_WIDTH)
+    heads = read("attention.head_count", "num_attention_heads", MAX_HEADS)
+    kv_keys, absent = ("attention.head_count_kv", "num_key_value_heads"), 0 if some_without_attention else None
+    kv_heads = read(*kv_keys, MAX_HEADS, heads, absent=absent, varies=varies)
+    if heads % kv_heads:
+        raise hparams.malformed(*kv_keys, f"{kv_heads} does not divide the {heads} heads")
+    layers = read("block_count", "num_hidden_layers", MAX_LAYERS)
+    trained = read("context_length", "max_position_embeddings", MAX_CONTEXT)
+    default_width = 0 if some_without_feed_forward else REQUIRED
     return Dimensions(
-        vocab_size=_read_vocab_size(hparams, known),
+        vocab_size=read("vocab_size", "vocab_size", MAX_VOCABULARY, _count_ids(hparams)),
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=_read_head_size(hparams, hidden, heads, known),
-        feed_forward_size=hparams.integer(
-            "feed_forward_length",
-            "intermediate_size",
-            high=MAX_FEED_FORWARD,
-            default=0 if some_without_feed_forward else known.get("intermediate_size", REQUIRED),
-            varies=varies,
+        feed_forward_size=read(
+            "feed_forward_length", "intermediate_size", MAX_FEED_FORWARD, default_width, varies=varies
         ),
         context_length=_choose_context_length(hparams, trained),
         trained_context_length=trained,
@@ -96,57 +92,27 @@ def read_dimensions(
     )
 
 
-def _read_heads(
-    hparams: HyperParameters, known: Mapping[str, Any], absent: int | None, varies: bool
-) -> tuple[int, int]:
-    """Heads of queries and of keys; layers with `absent` do not count."""
-    heads = hparams.integer(
-        "attention.head_count",
-        "num_attention_heads",
-        high=MAX_HEADS,
-        default=known.get("num_attention_heads", REQUIRED),
-    )
-    kv_heads = hparams.integer(
-        "attention.head_count_kv",
-        "num_key_value_heads",
-        high=MAX_HEADS,
-        default=known.get("num_key_value_heads", heads),
-        absent=absent,
-        varies=varies,
-    )
-    if heads % kv_heads:
-        raise hparams.malformed(
-            "attention.head_count_kv", "num_key_value_heads", f"{kv_heads} does not divide the {heads} heads"
-        )
-    return heads, kv_heads
-
-
 def _read_head_size(hparams: HyperParameters, hidden: int, heads: int, known: Mapping[str, Any]) -> int:
-    derived = known.get("head_dim", hidden // heads)
-    size = hparams.integer("attention.key_length", "head_dim", high=MAX_HEAD_SIZE, default=derived)
-    given = hparams.raw("attention.key_length", "head_dim") is not None or "head_dim" in known
-    if not given and hidden % heads:
+    keys = ("attention.key_length", "head_dim")
+    size = hparams.integer(*keys, high=MAX_HEAD_SIZE, default=known.get("head_dim", hidden // heads))
+    if hparams.raw(*keys) is None and "head_dim" not in known and hidden % heads:
         raise hparams.malformed(
             "attention.head_count", "num_attention_heads", f"{heads} heads do not divide the hidden size {hidden}"
         )
     if hparams.integer("attention.value_length", None, high=MAX_HEAD_SIZE, default=size) != size:
         raise hparams.unsupported("attention.value_length", None, hparams.raw("attention.value_length", None))
     if size % 2:
-        raise hparams.malformed("attention.key_length", "head_dim", f"head size {size} is odd")
+        raise hparams.malformed(*keys, f"head size {size} is odd")
     return size
 
 
-def _read_vocab_size(hparams: HyperParameters, known: Mapping[str, Any]) -> int:
-    """`vocab_size`; a GGUF file without it has the length of the token list, or the rows of the embedding."""
-    fallback: Any = known.get("vocab_size", REQUIRED)
-    if hparams.is_gguf:
-        tokens = hparams.checkpoint.metadata.get("tokenizer.ggml.tokens")
-        embedding = hparams.checkpoint.tensors.get("token_embd.weight")
-        if tokens is not None and hasattr(tokens, "__len__") and len(tokens) > 0:
-            fallback = len(tokens)
-        elif embedding is not None and len(embedding.shape) == 2:
-            fallback = embedding.shape[0]
-    return hparams.integer("vocab_size", "vocab_size", high=MAX_VOCABULARY, default=fallback)
+def _count_ids(hparams: HyperParameters) -> int | Required:
+    """What a GGUF file without `vocab_size` has: the length of the token list, or the rows of the embedding."""
+    tokens = hparams.checkpoint.metadata.get("tokenizer.ggml.tokens") if hparams.is_gguf else None
+    if tokens is not None and hasattr(tokens, "__len__") and len(tokens) > 0:
+        return len(tokens)
+    embedding = hparams.checkpoint.tensors.get("token_embd.weight") if hparams.is_gguf else None
+    return embedding.shape[0] if embedding is not None and len(embedding.shape) == 2 else REQUIRED
 
 
 def _choose_context_length(hparams: HyperParameters, trained: int) -> int:

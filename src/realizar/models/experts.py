@@ -171,13 +171,14 @@ class Mixture:
     def _selection_bias(self, builder: SpecBuilder, index: int) -> TensorName | None:
         if self.selection_bias is None:
             return None
-        shape = (self.count,)
-        if builder.hparams.is_gguf:
-            source = TensorSource(f"blk.{index}.exp_probs_b.bias", shape)
-        else:
-            name = builder.stored_name(f"model.layers.{index}.{self.selection_bias}")
-            source = TensorSource(name, shape, stored_shape=(1, *shape) if self.bias_in_row else None)
-        return builder.note(f"model.layers.{index}.mlp.gate.e_score_correction_bias", source)
+        return builder.vector(
+            index,
+            "mlp.gate.e_score_correction_bias",
+            self.count,
+            gguf="exp_probs_b.bias",
+            hf=self.selection_bias,
+            stored_shape=(1, self.count) if self.bias_in_row else None,
+        )
 
 
 def _shared_gate(builder: SpecBuilder, index: int) -> Linear:

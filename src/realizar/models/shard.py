@@ -82,8 +82,7 @@ class _Cutter:
         q, o = self._rows(part.q, queries), self._columns(part.o, queries)
         if isinstance(part, SharedAttention):
             return replace(part, q=q, o=o)
-        if part.sinks is not None:
-            self._keep(part.sinks, rows=[heads])
+        self._keep(part.sinks, rows=[heads])
         if part.qk_norm_axis == "token":
             self._norm(part.q_norm, queries)
             self._norm(part.k_norm, keys)
@@ -101,8 +100,7 @@ class _Cutter:
         channels = self._even(part.channels, "channels of a convolution")
         thirds = [_after(channels, third * part.channels) for third in range(3)]
         self._keep(part.kernel, rows=[channels])
-        if part.bias is not None:
-            self._keep(part.bias, rows=[channels])
+        self._keep(part.bias, rows=[channels])
         in_proj, out_proj = self._rows(part.in_proj, thirds), self._columns(part.out_proj, [channels])
         return replace(part, channels=_length(channels), in_proj=in_proj, out_proj=out_proj)
 
@@ -155,9 +153,8 @@ class _Cutter:
         return replace(part, gate=gate, up=self._rows(part.up, width), down=self._columns(part.down, width))
 
     def _rows(self, matrix: _Matrix, runs: Sequence[Run]) -> _Matrix:
-        for name in (matrix.weight, matrix.bias):
-            if name is not None:
-                self._keep(name, rows=runs)
+        self._keep(matrix.weight, rows=runs)
+        self._keep(matrix.bias, rows=runs)
         return replace(matrix, out_features=sum(map(_length, runs)))
 
     def _columns(self, matrix: _Matrix, runs: Sequence[Run]) -> _Matrix:
@@ -174,8 +171,11 @@ class _Cutter:
         for name in () if norm is None else norm.vectors():
             self._keep(name, rows=runs)
 
-    def _keep(self, name: TensorName, rows: Sequence[Run] | None = None, columns: Sequence[Run] | None = None) -> None:
-        self._tensors[name] = self._spec.tensors[name].cut(rows, columns)
+    def _keep(
+        self, name: TensorName | None, rows: Sequence[Run] | None = None, columns: Sequence[Run] | None = None
+    ) -> None:
+        if name is not None:
+            self._tensors[name] = self._spec.tensors[name].cut(rows, columns)
 
     def _even(self, count: int, what: str) -> Run:
         each, rest = divmod(count, self._ranks)

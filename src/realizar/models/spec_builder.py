@@ -78,10 +78,8 @@ class SpecBuilder:
 
     def stored_name(self, canonical: TensorName) -> str:
         name = stored_name(canonical, self._names, is_gguf=self.hparams.is_gguf)
-        return name if self.hparams.is_gguf else self.prefixed(name)
-
-    def prefixed(self, name: str) -> str:
-        """The name of a tensor of a safetensors checkpoint with the prefix that it has there."""
+        if self.hparams.is_gguf:
+            return name
         if name.startswith("model."):
             return self._prefix[0] + name.removeprefix("model.")
         return self._prefix[1] + name
@@ -117,9 +115,27 @@ class SpecBuilder:
         bias_name = self._note(f"{base}.bias", (out_features,)) if bias else None
         return Linear(weight, out_features, in_features, bias_name)
 
-    def vector(self, name: TensorName, size: int) -> TensorName:
-        """The vector of that full name, for what belongs to no norm and no matrix."""
-        return self._note(name, (size,))
+    def vector(
+        self,
+        index: int,
+        name: str,
+        size: int,
+        *,
+        gguf: str,
+        hf: str | None = None,
+        stored_shape: tuple[int, ...] | None = None,
+    ) -> TensorName:
+        """A vector of layer `index` that belongs to no norm and no matrix, by its names after the layer's.
+
+        Args:
+            hf: in a safetensors checkpoint, where that is not the canonical `name`.
+            stored_shape: there, see `TensorSource`.
+        """
+        canonical = f"model.layers.{index}.{name}"
+        if self.hparams.is_gguf:
+            return self.note(canonical, TensorSource(f"blk.{index}.{gguf}", (size,)))
+        stored = self.stored_name(f"model.layers.{index}.{hf or name}")
+        return self.note(canonical, TensorSource(stored, (size,), stored_shape=stored_shape))
 
     def fused(self, base: str, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool) -> list[Linear]:
         """Matrices one below the other in the tensor `base`; `parts` are names and out_features of each, in order."""

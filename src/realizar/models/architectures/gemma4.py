@@ -112,7 +112,7 @@ def _layer(
         pre_feedforward_norm=builder.norm(f"{base}.pre_feedforward_layernorm") if mixture is None else None,
         post_feedforward_norm=builder.norm(f"{base}.post_feedforward_layernorm"),
         input_gate=gate,
-        output_scale=_output_scale(builder, base),
+        output_scale=_output_scale(builder, index),
     )
 
 
@@ -148,13 +148,12 @@ def _mixer(builder: SpecBuilder, index: int, shape: _Shape, shapes: list[_Shape]
     )
 
 
-def _output_scale(builder: SpecBuilder, base: str) -> TensorName | None:
+def _output_scale(builder: SpecBuilder, index: int) -> TensorName | None:
     """The factor of a layer's output, which a GGUF file may leave out."""
-    name = f"{base}.layer_scalar.weight"
-    stored = builder.stored_name(name)
-    if builder.hparams.is_gguf:
-        return builder.vector(name, 1) if builder.has(name) else None
-    return builder.note(name, TensorSource(stored.removesuffix(".weight"), (1,)))
+    name = "layer_scalar.weight"
+    if builder.hparams.is_gguf and not builder.has(f"model.layers.{index}.{name}"):
+        return None
+    return builder.vector(index, name, 1, gguf="layer_output_scale.weight", hf="layer_scalar")
 
 
 def _rope(builder: SpecBuilder, shape: _Shape) -> Rope:

@@ -11,7 +11,6 @@ from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.parts import Norm
 from realizar.models.spec import Experts, FeedForward
 from realizar.models.spec_builder import SpecBuilder
-from realizar.models.tensor_source import TensorName, TensorSource
 
 _JOINED = Joined(gate_up="experts.gate_up_proj", down="experts.down_proj")
 _GGUF_SCALES = "ffn_down_exps.scale"
@@ -27,7 +26,8 @@ class GemmaMixture:
     def build(self, builder: SpecBuilder, index: int, dense: FeedForward) -> Experts:
         scales = None
         if self.has_scales:
-            scales = _vector(builder, index, "per_expert_scale", _GGUF_SCALES, self.plain.count)
+            name, hf = "mlp.gate.per_expert_scale", "router.per_expert_scale"
+            scales = builder.vector(index, name, self.plain.count, gguf=_GGUF_SCALES, hf=hf)
         norms = _norms(builder, index)
         return replace(self.plain.build(builder, index), shared=dense, expert_scales=scales, norms=norms)
 
@@ -54,7 +54,7 @@ def read_mixture(hparams: HyperParameters) -> GemmaMixture | None:
 
 def _norms(builder: SpecBuilder, index: int) -> ExpertNorms:
     base, hidden = f"model.layers.{index}", builder.sizes.hidden_size
-    scale = _vector(builder, index, "scale", "ffn_gate_inp.scale", hidden)
+    scale = builder.vector(index, "mlp.gate.scale", hidden, gguf="ffn_gate_inp.scale", hf="router.scale")
     # The router's norm is divided by the root of its width, and its weights are a tensor of their own.
     return ExpertNorms(
         router=Norm("rms", builder.sizes.norm_eps, scale, weight_scale=hidden**-0.5),
@@ -63,10 +63,3 @@ def _norms(builder: SpecBuilder, index: int) -> ExpertNorms:
         experts_output=builder.norm(f"{base}.post_feedforward_layernorm_2"),
         shared_output=builder.norm(f"{base}.post_feedforward_layernorm_1"),
     )
-
-
-def _vector(builder: SpecBuilder, index: int, name: str, gguf_name: str, size: int) -> TensorName:
-    """A vector of the router, which has a name of its own in each format."""
-    hf_name = builder.stored_name(f"model.layers.{index}.router.{name}") if not builder.hparams.is_gguf else ""
-    stored = hf_name or f"blk.{index}.{gguf_name}"
-    return builder.note(f"model.layers.{index}.mlp.gate.{name}", TensorSource(stored, (size,)))

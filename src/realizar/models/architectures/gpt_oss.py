@@ -12,7 +12,6 @@ from realizar.models.rope_parameters import read_rope
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT, Attention, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import GGUF_POST_ATTENTION
-from realizar.models.tensor_source import TensorSource
 
 _WINDOW = 128
 _JOINED = Joined(transposed=True, alternating=True, bias="_bias")
@@ -45,6 +44,5 @@ def build(hparams: HyperParameters) -> ModelSpec:
 
 def _attention(builder: SpecBuilder, index: int, rope: Rope, window: int | None, *, bias: bool) -> Attention:
     attention = builder.attention(index, rope=rope, window=window, biases=(bias, bias))
-    name = f"model.layers.{index}.self_attn.sinks"
-    stored = f"blk.{index}.attn_sinks.weight" if builder.hparams.is_gguf else builder.stored_name(name)
-    return replace(attention, sinks=builder.note(name, TensorSource(stored, (attention.num_heads,))))
+    sinks = builder.vector(index, "self_attn.sinks", attention.num_heads, gguf="attn_sinks.weight")
+    return replace(attention, sinks=sinks)

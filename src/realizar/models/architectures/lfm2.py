@@ -103,7 +103,7 @@ def _convolution(builder: SpecBuilder, index: int, length: int, *, bias: bool) -
         in_proj=builder.linear(f"{base}.in_proj", 3 * channels, channels, bias=bias),
         kernel=builder.kernel(f"{base}.conv", channels, length),
         out_proj=builder.linear(f"{base}.out_proj", channels, channels, bias=bias),
-        bias=builder.vector(f"{base}.conv.bias", channels) if bias else None,
+        bias=builder.vector(index, "conv.conv.bias", channels, gguf="shortconv.conv.bias") if bias else None,
     )
 
 

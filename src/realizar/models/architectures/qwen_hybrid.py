@@ -28,7 +28,6 @@ from realizar.models.rope_parameters import read_rope
 from realizar.models.spec import AnyFeedForward, Mixer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import GGUF_POST_ATTENTION
-from realizar.models.tensor_source import TensorName, TensorSource
 
 _PERIOD = 4  # layers, of which the last is attention
 
@@ -225,8 +224,8 @@ def _build_delta_net(
         beta=beta,
         decay=decay,
         kernel=builder.kernel(f"{base}.conv1d", 2 * sizes.keys + sizes.values, sizes.length),
-        decay_bias=_vector(builder, index, "dt_bias", "ssm_dt.bias", sizes.num_value_heads),
-        rate=_vector(builder, index, "A_log", "ssm_a", sizes.num_value_heads),
+        decay_bias=builder.vector(index, "linear_attn.dt_bias", sizes.num_value_heads, gguf="ssm_dt.bias"),
+        rate=builder.vector(index, "linear_attn.A_log", sizes.num_value_heads, gguf="ssm_a"),
         norm=norm,
         out=builder.linear(f"{base}.out_proj", builder.sizes.hidden_size, sizes.values, bias=False),
         rate_is_log=not builder.hparams.is_gguf,
@@ -252,10 +251,3 @@ def _gates(builder: SpecBuilder, base: str, sizes: _DeltaSizes, *, alternating: 
         parts = [(name, sizes.ratio) for name in names]
         return builder.alternating(f"{base}.in_proj_ba", parts, sizes.num_key_heads, hidden, bias=False)
     return [builder.linear(name, sizes.num_value_heads, hidden, bias=False) for name in names]
-
-
-def _vector(builder: SpecBuilder, index: int, name: str, gguf: str, size: int) -> TensorName:
-    """A vector whose name ends neither in `weight` nor, in both formats, in `bias`."""
-    canonical = f"model.layers.{index}.linear_attn.{name}"
-    stored = f"blk.{index}.{gguf}" if builder.hparams.is_gguf else builder.prefixed(canonical)
-    return builder.note(canonical, TensorSource(stored, (size,)))
