@@ -41,38 +41,17 @@ END_OF_GENERATION = (
     "<｜end▁of▁sentence｜>",
     "[e~[",
 )
+
+
+def _spellings(word: str, *others: str) -> tuple[str, ...]:
+    return f"<|fim_{word}|>", f"<fim-{word}>", f"<fim_{word}>", *others
+
+
 _FILL_IN_MIDDLE: Mapping[str, tuple[str, ...]] = {
-    "fim_prefix": (
-        "<|fim_prefix|>",
-        "<fim-prefix>",
-        "<fim_prefix>",
-        "<｜fim▁begin｜>",
-        "<PRE>",
-        "▁<PRE>",
-        "<|code_prefix|>",
-        "<|prefix|>",
-    ),
-    "fim_suffix": (
-        "<|fim_suffix|>",
-        "<fim-suffix>",
-        "<fim_suffix>",
-        "<｜fim▁hole｜>",
-        "<SUF>",
-        "▁<SUF>",
-        "<|code_suffix|>",
-        "<|suffix|>",
-    ),
-    "fim_middle": (
-        "<|fim_middle|>",
-        "<fim-middle>",
-        "<fim_middle>",
-        "<｜fim▁end｜>",
-        "<MID>",
-        "▁<MID>",
-        "<|code_middle|>",
-        "<|middle|>",
-    ),
-    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_prefix": _spellings("prefix", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>", "<|prefix|>"),
+    "fim_suffix": _spellings("suffix", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>", "<|suffix|>"),
+    "fim_middle": _spellings("middle", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>", "<|middle|>"),
+    "fim_pad": _spellings("pad", "<PAD>", "[PAD]"),
     "fim_repo": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_separator": ("<|file_sep|>",),
 }
@@ -110,8 +89,7 @@ class SpecialTokens:
     @property
     def fill_in(self) -> FillInIds | None:
         """The marks of a text with a hole; None if the vocabulary lacks one of them."""
-        ids = [self.ids[role] for role in _FILL_IN_ROLES if role in self.ids]
-        return FillInIds(*ids) if len(ids) == len(_FILL_IN_ROLES) else None
+        return _fill_in(self.ids.get)
 
 
 def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
@@ -140,9 +118,15 @@ def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
 
 def fill_in_ids(find: Callable[[str], int | None]) -> FillInIds | None:
     """The marks of a text with a hole by their texts, where a vocabulary does not name them; None if one is missing."""
-    texts = (_FILL_IN_MIDDLE[role] for role in _FILL_IN_ROLES)
-    found = [next((index for text in each if (index := find(text)) is not None), None) for each in texts]
-    ids = [index for index in found if index is not None]
+
+    def find_role(role: str) -> int | None:
+        return next((index for text in _FILL_IN_MIDDLE[role] if (index := find(text)) is not None), None)
+
+    return _fill_in(find_role)
+
+
+def _fill_in(find: Callable[[str], int | None]) -> FillInIds | None:
+    ids = [index for role in _FILL_IN_ROLES if (index := find(role)) is not None]
     return FillInIds(*ids) if len(ids) == len(_FILL_IN_ROLES) else None
 
 

@@ -50,21 +50,22 @@ class Tokenizer(ABC):
     @functools.cached_property
     def mark_ids(self) -> Mapping[str, int]:
         """Control tokens that mark tool calls or reasoning, by text; an answer's text contains them."""
-        found = {text: self._encode(text, False, True) for text in sorted(MARKS & self.control_texts())}
-        return {text: ids[0] for text, ids in found.items() if len(ids) == 1} | self._harmony_ids()
+        return self._whole_ids(MARKS & self.control_texts()) | self._harmony_ids()
 
     @functools.cached_property
     def answer_marks(self) -> Mapping[str, int]:
         """The tokens that mark tool calls or reasoning, by text, whatever their type."""
-        found = {text: self._encode(text, False, True) for text in sorted(MARKS)}
-        whole = {text: ids[0] for text, ids in found.items() if len(ids) == 1 and self.token_text(ids[0]) == text}
-        return whole | self._harmony_ids()
+        return self._whole_ids(MARKS) | self._harmony_ids()
 
     def _harmony_ids(self) -> dict[str, int]:
         """The marks of answers in channels, if the vocabulary has all of them as tokens, whatever their type."""
-        found = {text: self._encode(text, False, True) for text in sorted(HARMONY_MARKS)}
-        whole = all(len(ids) == 1 and self.token_text(ids[0]) == text for text, ids in found.items())
-        return {text: ids[0] for text, ids in found.items()} if whole else {}
+        found = self._whole_ids(HARMONY_MARKS)
+        return found if len(found) == len(HARMONY_MARKS) else {}
+
+    def _whole_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """The texts that are one token each, and its id."""
+        found = {text: self._encode(text, False, True) for text in sorted(texts)}
+        return {text: ids[0] for text, ids in found.items() if len(ids) == 1 and self.token_text(ids[0]) == text}
 
     @functools.cached_property
     def answer_bytes(self) -> TokenBytes:

@@ -99,13 +99,21 @@ class ChatTemplate:
         wrote the marks of reasoning, and others at which the template splits, stay marks: the prompt is what
         transformers makes. If the model wants a BOS, the prompt has exactly one, whether or not the template writes it.
         """
+        return self._tokenizer.encode_rendered(*self._render_safely(messages, tools, add_generation_prompt, variables))
+
+    def _render_safely(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> tuple[str, Mapping[int, str] | None]:
+        """The text with marks in what would be control tokens, and what removes them: None where there are none."""
         compiled = self._chosen(tools, variables)
         hidden = self._hider.hide((_with_answers(messages), tools, variables))
-        if hidden is None:
-            return self._tokenizer.encode_rendered(compiled.render(messages, tools, add_generation_prompt, variables))
-        safe_messages, safe_tools, safe_variables = hidden.value
-        text = compiled.render(safe_messages, safe_tools, add_generation_prompt, safe_variables)
-        return self._tokenizer.encode_rendered(text, hidden.restore)
+        given, safe_tools, safe_variables = (messages, tools, variables) if hidden is None else hidden.value
+        text = compiled.render(given, safe_tools, add_generation_prompt, safe_variables)
+        return text, None if hidden is None else hidden.restore
 
     def encode_unfinished(
         self,
@@ -118,14 +126,11 @@ class ChatTemplate:
         Raises as `render` does, and ChatTemplateError where the template leaves the last message's end out.
         """
         *before, last = with_texts(messages)
-        marked = [*before, _broken_off(last)]
-        compiled = self._chosen(tools, variables)
-        hidden = self._hider.hide((_with_answers(marked), tools, variables))
-        given, safe_tools, safe_variables = (marked, tools, variables) if hidden is None else hidden.value
-        text, found, _ = compiled.render(given, safe_tools, False, safe_variables).rpartition(_BREAK)
+        rendered, restore = self._render_safely([*before, _broken_off(last)], tools, False, variables)
+        text, found, _ = rendered.rpartition(_BREAK)
         if not found:
             raise ChatTemplateError("the chat template leaves out the end of the message that is to be continued")
-        return self._tokenizer.encode_rendered(text, None if hidden is None else hidden.restore)
+        return self._tokenizer.encode_rendered(text, restore)
 
     def source(self, tools: Sequence[Mapping[str, Any]] | None = None, documents: Any = None) -> str:
         """The source of the template that is used with these tools or documents, or with neither."""
