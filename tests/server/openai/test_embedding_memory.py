@@ -16,7 +16,7 @@ import pytest
 
 from realizar.engine.clients.async_stream import Embedding
 from realizar.request import Client
-from realizar.server.generation.embedding import UnitVector
+from realizar.server.generation.embedding import unit_vector
 from realizar.server.http.request_memory import _BYTES_PER_BASE64_VALUE, _BYTES_PER_VALUE
 from realizar.server.http.work import Stop
 from realizar.server.openai import routes
@@ -120,7 +120,7 @@ def test_what_a_value_takes(as_base64: bool, most: int) -> None:
     values = tuple(np.random.default_rng(0).standard_normal(1024).tolist())
     tracemalloc.start()
     try:
-        units = [UnitVector.of(Embedding(values, 1, 0)) for _ in range(256)]
+        units = [unit_vector(values) for _ in range(256)]
         body = _encoded(units, b"]}", Stop(), as_base64=as_base64)
         peak = tracemalloc.get_traced_memory()[1]
     finally:

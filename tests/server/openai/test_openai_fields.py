@@ -41,9 +41,10 @@ from openai.types.shared_params.response_format_json_schema import JSONSchema
 from realizar import server as server_package
 from realizar.server.app import COMMON_ROUTES, DIALECTS, describe
 from realizar.server.errors import ApiError
+from realizar.server.generation.objects import check_neutral
 from realizar.server.generation.sampling import PLAIN_FIELDS
 from realizar.server.openai.conversation import check_messages, plan_tools
-from realizar.server.openai.fields import NEUTRAL, check_neutral
+from realizar.server.openai.fields import NEUTRAL
 from realizar.server.openai.records import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -186,9 +187,9 @@ def test_fields_without_a_type_are_checked() -> None:
     for name in NEUTRAL:
         if name not in ChatCompletionRequest.__struct_fields__:
             continue
-        check_neutral(msgspec.convert({**chat, name: None}, ChatCompletionRequest))
+        check_neutral(msgspec.convert({**chat, name: None}, ChatCompletionRequest), NEUTRAL)
         with pytest.raises(ApiError) as caught:
-            check_neutral(msgspec.convert({**chat, name: {"some": "thing"}}, ChatCompletionRequest))
+            check_neutral(msgspec.convert({**chat, name: {"some": "thing"}}, ChatCompletionRequest), NEUTRAL)
         assert caught.value.param == name
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from realizar.sampling_params import StructuredOutput
 from realizar.server.anthropic.records import CountTokensRequest, MessagesRequest, ToolChoice
 from realizar.server.errors import ApiError, refused, unsupported
-from realizar.server.generation.conversation import MAX_MESSAGES, Conversation, can_continue, check_num_messages
+from realizar.server.generation.conversation import MAX_MESSAGES, Conversation, can_continue, check_num_messages, turn
+from realizar.server.generation.objects import check_fields, checked, optional, text_in
 from realizar.server.generation.sampling import SamplingWishes
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
 from realizar.server.http.unknown_fields import known_only
@@ -125,9 +126,7 @@ def _check_without_effect(request: CountTokensRequest) -> None:
             raise unsupported(name, "is not supported")
     management = request.context_management or {}
     known_only("context_management", management, ("edits",))
-    edits = management.get("edits")
-    if not isinstance(edits, list | None):
-        raise refused("context_management.edits must be a list", "context_management.edits")
+    edits = optional("context_management.edits", management.get("edits"), list)
     for place, edit in enumerate(edits or ()):
         if not isinstance(edit, dict) or edit.get("type") != _KEPT_EDIT:
             path = f"context_management.edits.{place}.type"
@@ -158,13 +157,8 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 _OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "redacted_thinking", "tool_use")}
 _MEDIA = ("image", "document", "container_upload")
-_TYPES: Mapping[str, tuple[type, str]] = {
-    "cache_control": (dict, "an object"),
-    "is_error": (bool, "true or false"),
-    "signature": (str, "text"),
-    "data": (str, "text"),
-}
-"""Types of the fields that change no prompt; each may be null."""
+_KINDS = {"cache_control": dict, "is_error": bool, "signature": str, "data": str}
+"""Kinds of the fields that change no prompt; each may be null."""
 
 
 def _read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -229,7 +223,7 @@ def _converted(where: str, message: dict[str, Any]) -> list[dict[str, Any]]:
 def _of_user(where: str, kind: str, block: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "text":
         return {"role": "user", "content": _text(where, block)}
-    call = _required(where, block, "tool_use_id")
+    call = text_in(where, block, "tool_use_id")
     content = block.get("content")
     if isinstance(content, list):
         content = "\n".join(_text(f"{where}.content.{place}", part) for place, part in enumerate(content))
@@ -247,23 +241,16 @@ def _of_assistant(path: str, kinds: Sequence[str], blocks: Sequence[Mapping[str,
         if kind == "text":
             texts.append(_text(where, block))
         elif kind == "thinking":
-            thoughts.append(_required(where, block, "thinking", may_be_empty=True))
+            thoughts.append(text_in(where, block, "thinking", may_be_empty=True))
         elif kind == "tool_use":
             calls.append(_call(where, block))
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return turn("assistant", texts, thoughts, calls)
 
 
 def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = block.get("input")
-    if not isinstance(arguments, dict):
-        raise refused(f"{where}.input must be an object", f"{where}.input")
-    function = {"name": _required(where, block, "name"), "arguments": arguments}
-    return {"id": _required(where, block, "id"), "type": "function", "function": function}
+    arguments = checked(f"{where}.input", block.get("input"), dict)
+    function = {"name": text_in(where, block, "name"), "arguments": arguments}
+    return {"id": text_in(where, block, "id"), "type": "function", "function": function}
 
 
 def _kind(where: str, block: Any, role: str) -> str:
@@ -275,7 +262,7 @@ def _kind(where: str, block: Any, role: str) -> str:
     if kind not in _OF_ROLE[role]:
         known = ", ".join(_OF_ROLE[role])
         raise refused(f"{where}.type {kind[:40]!a} is not supported for the role {role}: {known} are", f"{where}.type")
-    _check_fields(where, kind, block)
+    check_fields(where, block, _FIELDS[kind], _KINDS)
     return kind
 
 
@@ -284,24 +271,8 @@ def _text(where: str, block: Any) -> str:
     if kind != "text":
         reason = ": the model reads text only" if kind in _MEDIA else ""
         raise refused(f"{where}.type must be 'text'{reason}", f"{where}.type")
-    _check_fields(where, "text", block)
-    return _required(where, block, "text", may_be_empty=True)
-
-
-def _check_fields(where: str, kind: str, block: dict[str, Any]) -> None:
-    """Refuse unknown fields of a block, and wrong types of those that are otherwise not looked at."""
-    known_only(where, block, _FIELDS[kind])
-    for name, value in block.items():
-        wanted, words = _TYPES.get(name, (object, ""))
-        if value is not None and not isinstance(value, wanted):
-            raise refused(f"{where}.{name} must be {words}", f"{where}.{name}")
-
-
-def _required(where: str, block: Mapping[str, Any], name: str, *, may_be_empty: bool = False) -> str:
-    value = block.get(name)
-    if not isinstance(value, str) or not (value or may_be_empty):
-        raise refused(f"{where}.{name} must be text", f"{where}.{name}")
-    return value
+    check_fields(where, block, _FIELDS["text"], _KINDS)
+    return text_in(where, block, "text", may_be_empty=True)
 
 
 _WITHOUT_EFFECT = ("cache_control", "eager_input_streaming", "allowed_callers")
@@ -335,19 +306,14 @@ def _read_tools(given: Sequence[dict[str, Any]] | None, choice: ToolChoice | Non
 def _converted_tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise unsupported(f"{where}.type", "must be 'custom': the server runs no tools of its own")
-    known_only(where, tool, _KNOWN if tool.get("defer_loading") else (*_KNOWN, "defer_loading"))
-    name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
-    if not isinstance(name, str):
-        raise refused(f"{where}.name must be text", f"{where}.name")
-    if not isinstance(schema, dict):
-        raise refused(f"{where}.input_schema must be an object", f"{where}.input_schema")
-    if not isinstance(description, str | None):
-        raise refused(f"{where}.description must be text", f"{where}.description")
-    if not isinstance(tool.get("strict"), bool | None):
-        raise refused(f"{where}.strict must be true or false", f"{where}.strict")
-    function: dict[str, Any] = {"name": name, "parameters": schema}
-    if description is not None:
-        function["description"] = description
+    known = _KNOWN if tool.get("defer_loading") else (*_KNOWN, "defer_loading")
+    check_fields(where, tool, known, {"description": str, "strict": bool})
+    function: dict[str, Any] = {
+        "name": text_in(where, tool, "name", may_be_empty=True),
+        "parameters": checked(f"{where}.input_schema", tool.get("input_schema"), dict),
+    }
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
     if tool.get("strict"):
         function["strict"] = True
     return {"type": "function", "function": function}

@@ -55,6 +55,21 @@ class Conversation:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
+def turn(
+    role: str, texts: Sequence[str], thoughts: Sequence[str] = (), calls: Sequence[Any] = (), between: str = ""
+) -> dict[str, Any]:
+    """A message whose texts are joined, and whose content is null where it has nothing but calls.
+
+    Texts are joined once, as there may be thousands.
+    """
+    message: dict[str, Any] = {"role": role, "content": between.join(texts) if texts or not calls else None}
+    if thoughts:
+        message["reasoning_content"] = between.join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
 def check_num_messages(given: Sequence[object], path: str = "messages") -> None:
     """Raise ApiError (400) for a request without messages, or with too many, in the field `path`."""
     if not given:

@@ -110,6 +110,17 @@ def check_top(value: int | None, param: str) -> int | None:
     return value
 
 
+def listed_logprobs(top: int | None, *, wanted: bool | None, needs: str = "logprobs to be true") -> int | None:
+    """Most probable tokens to list for each token, of a request's `top_logprobs`; None without log-probabilities.
+
+    Raises ApiError: 400; it is out of range, or log-probabilities, which the request `needs` for it, are not wanted.
+    """
+    if top and not wanted:
+        raise refused(f"top_logprobs needs {needs}", "top_logprobs", "invalid_value")
+    listed = check_top(top, "top_logprobs") or 0
+    return listed if wanted else None
+
+
 def check_priority(priority: int | None, *, allowed: bool) -> int:
     """Check a request's priority; None is 0, and no other is `allowed` where priorities are turned off.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +86,33 @@ def check_functions(
         if function.get("parameters", {}).get("type", "object") != "object":
             path = f"{schema_path(place)}.type"
             raise refused(f"{path} must be 'object'", path, "invalid_value")
+
+
+def plan_mode(
+    tools: tuple[Mapping[str, Any], ...], mode: str | None, *, parallel: bool, code: str | None = None
+) -> ToolPlan:
+    """The plan of a `tool_choice` that is none, auto, as null is too, or required.
+
+    Raises ApiError: 400; it is another, or required without tools, which has a `code` of its own.
+    """
+    if mode is None or mode == "auto":
+        return ToolPlan(tools, parallel=parallel)
+    if mode == "none":
+        return ToolPlan()
+    if mode != "required":
+        raise refused("tool_choice must be none, auto, required or an object", "tool_choice", "invalid_value")
+    if not tools:
+        raise refused("tool_choice is 'required', but the request has no tools", "tool_choice", code)
+    return ToolPlan(tools, required=True, parallel=parallel)
+
+
+def plan_allowed(
+    tools: Sequence[Mapping[str, Any]], allowed: Iterable[Mapping[str, Any]], *, required: bool, parallel: bool
+) -> ToolPlan:
+    """The plan of those tools alone that are allowed; one that is named twice is shown once."""
+    wanted = {tool["function"]["name"] for tool in allowed}
+    kept = tuple(tool for tool in tools if tool["function"]["name"] in wanted)
+    return ToolPlan(kept, required=required, parallel=parallel)
 
 
 def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:

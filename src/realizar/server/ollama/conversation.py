@@ -13,7 +13,8 @@ from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import reasons
 from realizar.server.generation.conversation import Conversation, can_continue
-from realizar.server.generation.sampling import SamplingWishes, check_top
+from realizar.server.generation.objects import check_fields, checked, text_in
+from realizar.server.generation.sampling import SamplingWishes, listed_logprobs
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
 from realizar.server.http.unknown_fields import known_only
 from realizar.server.ollama.messages import read_messages
@@ -89,7 +90,7 @@ def check_answer_fields(request: AnswerRequest) -> None:
 
 
 _KNOWN = ("type", "function")
-_OF_FUNCTION = ("name", "description", "parameters", "strict")
+_OF_FUNCTION = {"name": str, "description": str, "parameters": dict, "strict": bool}
 
 
 def _read_tools(given: Sequence[dict[str, Any]] | None) -> ToolPlan:
@@ -105,21 +106,11 @@ def _converted(where: str, tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") not in (None, "function"):
         raise unsupported(f"{where}.type", "must be 'function': other tools are not supported")
     known_only(where, tool, _KNOWN)
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        raise refused(f"{where}.function must be an object", f"{where}.function")
     where = f"{where}.function"
-    function = {key: value for key, value in function.items() if value is not None}
-    known_only(where, function, _OF_FUNCTION)
-    name, description, parameters = (function.get(key) for key in ("name", "description", "parameters"))
-    if not isinstance(name, str):
-        raise refused(f"{where}.name must be text", f"{where}.name")
-    if not isinstance(description, str | None):
-        raise refused(f"{where}.description must be text", f"{where}.description")
-    if not isinstance(parameters, dict | None):
-        raise refused(f"{where}.parameters must be an object", f"{where}.parameters")
-    if not isinstance(function.get("strict"), bool | None):
-        raise refused(f"{where}.strict must be true or false", f"{where}.strict")
+    given = checked(where, tool.get("function"), dict)
+    function = {key: value for key, value in given.items() if value is not None}
+    check_fields(where, function, _OF_FUNCTION, _OF_FUNCTION)
+    text_in(where, function, "name", may_be_empty=True)
     return {"type": "function", "function": function}
 
 
@@ -164,7 +155,7 @@ def read_options(api: Api, request: AnswerRequest) -> SamplingWishes:
     return SamplingWishes(
         plain=plain,
         stop=given.stop or None,
-        logprobs=_logprobs(request),
+        logprobs=listed_logprobs(request.top_logprobs, wanted=request.logprobs),
         structured=read_format(request.format),
     )
 
@@ -186,13 +177,6 @@ def _max_tokens(given: int) -> int | None:
     if given < 1:
         raise refused(f"options.num_predict must be -2 or more, not {given}", "options.num_predict")
     return given
-
-
-def _logprobs(request: AnswerRequest) -> int | None:
-    top = check_top(request.top_logprobs, "top_logprobs") or 0
-    if top and not request.logprobs:
-        raise refused("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
-    return top if request.logprobs else None
 
 
 def _check_penalties(given: Options, plain: dict[str, Any], default: SamplingParams, max_tokens: int) -> None:

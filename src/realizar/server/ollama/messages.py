@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from realizar.server.errors import refused
-from realizar.server.generation.conversation import check_num_messages
+from realizar.server.generation.conversation import check_num_messages, turn
+from realizar.server.generation.objects import checked, optional, text_in
 from realizar.server.http.unknown_fields import known_only
 
 _EVERYWHERE = ("role", "content", "images")
@@ -71,23 +72,17 @@ def _made_id(number: int) -> str:
 
 def _converted(where: str, message: Mapping[str, Any], calls: _Calls) -> dict[str, Any]:
     role = message.get("role")
-    known = _FIELDS.get(role) if isinstance(role, str) else None
-    if known is None:
+    if not isinstance(role, str) or role not in _FIELDS:
         raise refused(f"{where}.role must be one of {', '.join(_FIELDS)}", f"{where}.role", "invalid_value")
     message = {name: value for name, value in message.items() if value is not None}
-    known_only(where, message, known)
+    known_only(where, message, _FIELDS[role])
     check_images(where, message.get("images"))
     content = _text(where, message, "content") or ""
     if role == "tool":
         return _result(where, message, content, calls)
-    converted: dict[str, Any] = {"role": role, "content": content}
-    if role == "assistant":
-        if thinking := _text(where, message, "thinking"):
-            converted["reasoning_content"] = thinking
-        if made := _read_calls(f"{where}.tool_calls", message.get("tool_calls"), calls):
-            converted["tool_calls"] = made
-            converted["content"] = content or None
-    return converted
+    thinking = _text(where, message, "thinking")
+    made = _read_calls(f"{where}.tool_calls", message.get("tool_calls"), calls)
+    return turn(role, [content] if content else [], [thinking] if thinking else [], made)
 
 
 def check_images(where: str, images: object) -> None:
@@ -104,35 +99,23 @@ def _result(where: str, message: Mapping[str, Any], content: str, calls: _Calls)
 
 
 def _read_calls(where: str, given: object, calls: _Calls) -> list[dict[str, Any]]:
-    if given is None:
-        return []
-    if not isinstance(given, list):
-        raise refused(f"{where} must be a list", where)
-    converted = [_call(f"{where}[{place}]", call) for place, call in enumerate(given)]
+    listed = optional(where, given, list) or ()
+    converted = [_call(f"{where}[{place}]", call) for place, call in enumerate(listed)]
     for call in converted:
         call["id"] = calls.begin(call["id"], call["function"]["name"])
     return converted
 
 
-def _call(where: str, call: object) -> dict[str, Any]:
-    if not isinstance(call, dict):
-        raise refused(f"{where} must be an object", where)
+def _call(where: str, given: object) -> dict[str, Any]:
+    call = checked(where, given, dict)
     known_only(where, call, _OF_CALL)
-    function = call.get("function")
-    if not isinstance(function, dict):
-        raise refused(f"{where}.function must be an object", f"{where}.function")
-    known_only(f"{where}.function", function, _OF_FUNCTION)
-    name, arguments = function.get("name"), function.get("arguments")
-    if not isinstance(name, str) or not name:
-        raise refused(f"{where}.function.name must be text", f"{where}.function.name")
-    if not isinstance(arguments, dict | None):
-        raise refused(f"{where}.function.arguments must be an object", f"{where}.function.arguments")
-    function = {"name": name, "arguments": arguments or {}}
+    path = f"{where}.function"
+    function = checked(path, call.get("function"), dict)
+    known_only(path, function, _OF_FUNCTION)
+    arguments = optional(f"{path}.arguments", function.get("arguments"), dict) or {}
+    function = {"name": text_in(path, function, "name"), "arguments": arguments}
     return {"id": _text(where, call, "id"), "type": "function", "function": function}
 
 
 def _text(where: str, value: Mapping[str, Any], name: str) -> str | None:
-    found = value.get(name)
-    if not isinstance(found, str | None):
-        raise refused(f"{where}.{name} must be text", f"{where}.{name}")
-    return found
+    return optional(f"{where}.{name}", value.get(name), str)

@@ -19,6 +19,7 @@ from realizar.server.api import Api, new_id
 from realizar.server.errors import refused, renaming, unsupported
 from realizar.server.generation.logprob_rows import LogprobRows
 from realizar.server.generation.merge import Admission, merged
+from realizar.server.generation.objects import check_neutral
 from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.prompts import Prompt, keep_last, read_hole, tokenize_prompts
 from realizar.server.generation.run import Run, deltas_of
@@ -31,7 +32,7 @@ from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import completes
 from realizar.server.openai.chunks import ChunkEncoder
-from realizar.server.openai.fields import check_neutral, find_structured, read_wishes
+from realizar.server.openai.fields import NEUTRAL, check_stream, find_structured, read_wishes
 from realizar.server.openai.logprobs import (
     CompletionLogprobs,
     CompletionLogprobsMaker,
@@ -57,8 +58,8 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> _Comple
 
     `stop` is checked between the parts of the work. Raises ApiError or RealizarError where the request is refused.
     """
-    check_neutral(record)
-    _check_stream(record)
+    check_neutral(record, NEUTRAL)
+    check_stream(record, "; echo with logprobs can")
     echo = bool(record.echo)
     score_only = record.max_tokens == 0 and (echo or record.prompt_logprobs is not None)
     logprobs = check_top(record.logprobs, "logprobs")
@@ -122,13 +123,6 @@ def _check_suffix(record: CompletionRequest) -> None:
         raise unsupported("echo", "can't be combined with suffix")
     if record.truncate_prompt_tokens is not None:
         raise unsupported("truncate_prompt_tokens", "can't be combined with suffix")
-
-
-def _check_stream(record: CompletionRequest) -> None:
-    if record.stream_options is not None and not record.stream:
-        raise refused("stream_options needs stream to be true", "stream_options", "invalid_value")
-    if record.stream and record.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "can't be combined with stream; echo with logprobs can")
 
 
 def _check_answers(prompts: int, n: int, most: int) -> None:

@@ -11,11 +11,12 @@ from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
 from realizar.server.generation.conversation import Conversation, can_continue, check_num_messages
+from realizar.server.generation.objects import check_neutral
 from realizar.server.generation.prompt_read import check_progress
-from realizar.server.generation.sampling import SamplingWishes, check_top
-from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
+from realizar.server.generation.sampling import SamplingWishes, check_top, listed_logprobs
+from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools, plan_allowed, plan_mode
 from realizar.server.http.unknown_fields import known_only
-from realizar.server.openai.fields import check_neutral, find_structured, read_wishes
+from realizar.server.openai.fields import NEUTRAL, check_stream, find_structured, read_wishes
 from realizar.server.openai.records import ChatCompletionRequest, FunctionDefinition, TokenizeRequest, Tool
 
 # Checks of a conversation's messages, field by field; errors name the path of the field.
@@ -163,18 +164,8 @@ def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
     tools = check_tools(request.tools)
     parallel = request.parallel_tool_calls is not False
     choice = request.tool_choice
-    if choice is None:
-        return ToolPlan(tools, parallel=parallel)
-    if isinstance(choice, str):
-        if choice not in ("none", "auto", "required"):
-            raise refused("tool_choice must be none, auto, required or an object", "tool_choice", "invalid_value")
-        if choice == "none":
-            return ToolPlan()
-        if choice == "auto":
-            return ToolPlan(tools, parallel=parallel)
-        if not tools:
-            raise refused("tool_choice is 'required', but the request has no tools", "tool_choice", "invalid_value")
-        return ToolPlan(tools, required=True, parallel=parallel)
+    if not isinstance(choice, dict):
+        return plan_mode(tools, choice, parallel=parallel, code="invalid_value")
     if choice.get("type") == "function":
         named = _named(tools, choice, "tool_choice", ("name",))
         return ToolPlan(tools, name=named["function"]["name"], parallel=False)
@@ -196,9 +187,7 @@ def _allowed(tools: Sequence[Mapping[str, Any]], choice: dict[str, Any], paralle
     check_num_tools(allowed["tools"], f"{path}.tools")
     fields = FunctionDefinition.__struct_fields__  # a tool may be named by its whole definition
     named = [_named(tools, each, f"{path}.tools[{place}]", fields) for place, each in enumerate(allowed["tools"])]
-    wanted = {tool["function"]["name"] for tool in named}  # one that is named twice is shown once
-    kept = tuple(tool for tool in tools if tool["function"]["name"] in wanted)
-    return ToolPlan(kept, required=mode == "required", parallel=parallel)
+    return plan_allowed(tools, named, required=mode == "required", parallel=parallel)
 
 
 def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str, known: tuple[str, ...]) -> Mapping[str, Any]:
@@ -230,7 +219,7 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
 
     Raises ApiError or InvalidRequestError, naming the field, where the request is refused.
     """
-    check_neutral(request)
+    check_neutral(request, NEUTRAL)
     tools = plan_tools(request)
     found = find_structured(request, request.response_format)
     messages = check_messages(request.messages)
@@ -275,18 +264,13 @@ def continues_last(request: ChatCompletionRequest | TokenizeRequest, last: dict[
 
 
 def _wishes(request: ChatCompletionRequest, structured: StructuredOutput | None) -> SamplingWishes:
-    if request.top_logprobs and not request.logprobs:
-        raise refused("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
-    if request.stream_options is not None and not request.stream:
-        raise refused("stream_options needs stream to be true", "stream_options", "invalid_value")
-    if request.stream and request.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "can't be combined with stream")
-    top = check_top(request.top_logprobs, "top_logprobs") or 0
+    logprobs = listed_logprobs(request.top_logprobs, wanted=request.logprobs)
+    check_stream(request)
     wins = request.max_completion_tokens is not None
     return read_wishes(
         request,
         max_tokens=request.max_completion_tokens if wins else request.max_tokens,
-        logprobs=top if request.logprobs else None,
+        logprobs=logprobs,
         prompt_logprobs=check_top(request.prompt_logprobs, "prompt_logprobs"),
         structured=structured,
     )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
-from realizar.server.generation.conversation import Conversation, check_num_messages
+from realizar.server.generation.conversation import Conversation, check_num_messages, turn
+from realizar.server.generation.objects import Neutral, check_fields, check_neutral, text_in
 from realizar.server.generation.prompt_read import check_progress
-from realizar.server.generation.sampling import SamplingWishes, check_top
-from realizar.server.http.unknown_fields import known_only
+from realizar.server.generation.sampling import SamplingWishes, listed_logprobs
 from realizar.server.responses.reasoning import revealed
 from realizar.server.responses.records import InputTokensRequest, ResponsesRequest
 from realizar.server.responses.tools import ResponseTools, arguments_of, full_name
@@ -29,19 +29,17 @@ _PLAIN = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalt
 _MAX_METADATA = 16
 _MAX_METADATA_KEY, _MAX_METADATA_VALUE = 64, 512
 
-_Check = Callable[[Any], bool]
-_NEUTRAL: Mapping[str, tuple[_Check, str]] = {
-    "access_programs": (lambda value: False, "is not supported"),
-    "background": (lambda value: value is False, "must be false: answers are made while the client waits"),
-    "background_options": (lambda value: False, "is not supported: answers are made while the client waits"),
-    "context_management": (lambda value: value == [], "is not supported: the server edits no conversation"),
-    "conversation": (lambda value: False, "is not supported; send the items in input"),
-    "image": (lambda value: False, "is not supported: the model reads text only"),
-    "moderation": (lambda value: False, "is not supported"),
-    "prompt": (lambda value: False, "is not supported: the server keeps no prompt templates"),
-    "service_tier": (lambda value: value in ("auto", "default"), "must be auto or default: the server has one tier"),
+_NEUTRAL: Neutral = {
+    "access_programs": ((), "is not supported"),
+    "background": ((False,), "must be false: answers are made while the client waits"),
+    "background_options": ((), "is not supported: answers are made while the client waits"),
+    "context_management": (([],), "is not supported: the server edits no conversation"),
+    "conversation": ((), "is not supported; send the items in input"),
+    "image": ((), "is not supported: the model reads text only"),
+    "moderation": ((), "is not supported"),
+    "prompt": ((), "is not supported: the server keeps no prompt templates"),
+    "service_tier": (("auto", "default"), "must be auto or default: the server has one tier"),
 }
-"""Fields that have no effect here: the check of a value that is accepted, and why others are not."""
 
 
 def read_conversation(
@@ -116,14 +114,12 @@ def _wishes(request: InputTokensRequest, structured: StructuredOutput | None) ->
     if not isinstance(request, ResponsesRequest):
         # The room for an answer decides what is dropped: a count of what remains is that of an answer of any length.
         return SamplingWishes(plain={} if request.truncation == "auto" else {"max_tokens": 1}, structured=structured)
-    wanted = includes(request, LOGPROBS)
-    if request.top_logprobs and not wanted:
-        raise refused(f"top_logprobs needs include to have {LOGPROBS}", "top_logprobs", "invalid_value")
-    top = check_top(request.top_logprobs, "top_logprobs") or 0
+    wanted, needs = includes(request, LOGPROBS), f"include to have {LOGPROBS}"
+    listed = listed_logprobs(request.top_logprobs, wanted=wanted, needs=needs)
     plain = {name: value for name in _PLAIN if (value := getattr(request, name)) is not None}
     if request.max_output_tokens is not None:
         plain["max_tokens"] = request.max_output_tokens
-    return SamplingWishes(plain=plain, logprobs=top if wanted else None, structured=structured)
+    return SamplingWishes(plain=plain, logprobs=listed, structured=structured)
 
 
 def _structured(request: InputTokensRequest) -> StructuredOutput | None:
@@ -140,10 +136,7 @@ def _structured(request: InputTokensRequest) -> StructuredOutput | None:
 
 
 def _check_without_effect(request: InputTokensRequest) -> None:
-    for name, (accepts, reason) in _NEUTRAL.items():
-        value = getattr(request, name, None)
-        if value is not None and not accepts(value):
-            raise unsupported(name, reason)
+    check_neutral(request, _NEUTRAL)
     if request.text is not None and request.text.verbosity not in (None, "medium"):
         raise unsupported("text.verbosity", "must be medium: the model knows no other")
     reasoning = request.reasoning
@@ -158,8 +151,6 @@ def _check_without_effect(request: InputTokensRequest) -> None:
 
 def _check_answer_fields(request: ResponsesRequest) -> None:
     check_include(request.include or ())
-    if request.stream_options is not None and request.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "is not supported: the stream has no padding")
     if request.max_tool_calls is not None and request.max_tool_calls < 1:
         raise refused("max_tool_calls must be at least 1", "max_tool_calls", "invalid_value")
     _check_metadata(request.metadata or {})
@@ -202,20 +193,20 @@ _PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Types of parts: the field of the text, and all fields."""
 _MEDIA = ("input_image", "input_file", "input_audio", "input_video", "computer_screenshot")
-_TYPES: Mapping[str, tuple[type, str]] = {
-    **dict.fromkeys(("id", "status", "phase", "namespace", "created_by", "name", "encrypted_content"), (str, "text")),
-    **dict.fromkeys(("caller", "prompt_cache_breakpoint"), (dict, "an object")),
-    **dict.fromkeys(("annotations", "logprobs"), (list, "a list")),
-    "async": (bool, "true or false"),
+_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("id", "status", "phase", "namespace", "created_by", "name", "encrypted_content"), str),
+    **dict.fromkeys(("caller", "prompt_cache_breakpoint"), dict),
+    **dict.fromkeys(("annotations", "logprobs"), list),
+    "async": bool,
 }
-"""Types of the fields that change no prompt, or may be null."""
+"""Kinds of the fields that change no prompt, or may be null."""
 _SPOKEN = ("input_text", "output_text", "refusal")
 _OF_ROLE = {"assistant": _SPOKEN} | dict.fromkeys(("user", "system", "developer"), ("input_text", "output_text"))
 
 
 @dataclass(slots=True)
 class _Message:
-    """A message that grows; its texts are joined once, as there may be thousands."""
+    """A message that grows."""
 
     role: str
     texts: list[str] = field(default_factory=list)
@@ -226,13 +217,7 @@ class _Message:
     def converted(self) -> dict[str, Any]:
         if self.role == "tool":
             return {"role": "tool", "tool_call_id": self.call_id, "content": "\n".join(self.texts)}
-        content = "\n\n".join(self.texts) if self.texts or not self.calls else None
-        message: dict[str, Any] = {"role": self.role, "content": content}
-        if self.thoughts:
-            message["reasoning_content"] = "\n\n".join(self.thoughts)
-        if self.calls:
-            message["tool_calls"] = self.calls
-        return message
+        return turn(self.role, self.texts, self.thoughts, self.calls, "\n\n")
 
 
 class _ItemReader:
@@ -248,7 +233,7 @@ class _ItemReader:
         kind = item.get("type", "message")
         if not isinstance(kind, str) or kind not in _FIELDS:
             raise _foreign(where, kind)
-        _check_fields(where, item, _FIELDS[kind])
+        check_fields(where, item, _FIELDS[kind], _KINDS, "invalid_type")
         match kind:
             case "message":
                 self._read_message(where, item)
@@ -292,10 +277,10 @@ class _ItemReader:
         self._add_call(where, item, arguments)
 
     def _read_custom_call(self, where: str, item: dict[str, Any]) -> None:
-        self._add_call(where, item, arguments_of(_required(where, item, "input", may_be_empty=True)))
+        self._add_call(where, item, arguments_of(text_in(where, item, "input", may_be_empty=True)))
 
     def _add_call(self, where: str, item: dict[str, Any], arguments: str) -> None:
-        call_id, name = _required(where, item, "call_id"), _required(where, item, "name")
+        call_id, name = text_in(where, item, "call_id"), text_in(where, item, "name")
         if call_id in self._calls:
             raise refused(f"{where}.call_id is that of an earlier call", f"{where}.call_id", "invalid_value")
         self._calls[call_id] = False
@@ -303,7 +288,7 @@ class _ItemReader:
         self._of("assistant").calls.append({"id": call_id, "type": "function", "function": function})
 
     def _read_output(self, where: str, item: dict[str, Any]) -> None:
-        call_id, output = _required(where, item, "call_id"), item.get("output")
+        call_id, output = text_in(where, item, "call_id"), item.get("output")
         if call_id not in self._calls:
             raise refused(f"{where}.call_id names no earlier call", f"{where}.call_id", "invalid_value")
         if self._calls[call_id]:
@@ -346,21 +331,5 @@ def _text(where: str, part: Any, kinds: Sequence[str]) -> str:
         expected = " or ".join(kinds)
         raise refused(f"{where}.type must be {expected}, not {kind[:40]!a}", f"{where}.type", "invalid_value")
     name, known = _PARTS[kind]
-    _check_fields(where, part, known)
-    return _required(where, part, name, may_be_empty=True)
-
-
-def _check_fields(where: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse unknown fields, and wrong types of those that are otherwise not looked at."""
-    known_only(where, given, known)
-    for name, value in given.items():
-        wanted, words = _TYPES.get(name, (object, ""))
-        if value is not None and not isinstance(value, wanted):
-            raise refused(f"{where}.{name} must be {words}", f"{where}.{name}", "invalid_type")
-
-
-def _required(where: str, given: Mapping[str, Any], name: str, *, may_be_empty: bool = False) -> str:
-    value = given.get(name)
-    if not isinstance(value, str) or not (value or may_be_empty):
-        raise refused(f"{where}.{name} must be text", f"{where}.{name}")
-    return value
+    check_fields(where, part, known, _KINDS, "invalid_type")
+    return text_in(where, part, name, may_be_empty=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from starlette.responses import Response
 
 from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import PLAIN_SCHEMA, ApiError, plain_body, refused, unsupported
-from realizar.server.generation.answer import AnswerDelta, FinishReason
+from realizar.server.generation.answer import AnswerDelta
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.prompt_read import PromptRead
@@ -42,15 +43,13 @@ from realizar.server.responses.store import (
     cancel_response,
     delete_response,
     items_of,
-    kept_input,
+    keep_response,
     list_input_items,
     owner_of,
     show_response,
     store_of,
 )
 from realizar.server.responses.tools import ResponseTools, read_tools
-
-# `ResponseForm`: the response object of a request, at its beginning, at its end and between.
 
 _REPEATED = (
     *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),
@@ -59,97 +58,42 @@ _REPEATED = (
 """Fields of a request that its response repeats as they are."""
 
 
-class ResponseForm:
-    """Makes the response objects of one request; `stored`: the response will be kept."""
-
-    def __init__(self, run: ChatRun, request: ResponsesRequest, tools: ResponseTools, *, stored: bool) -> None:
-        plan, reasoning = run.plan, request.reasoning
-        form = msgspec.to_builtins(None if request.text is None else request.text.format) or {"type": "text"}
-        self._head: dict[str, Any] = {
-            "id": run.id,
-            "object": "response",
-            "created_at": now_s(),
-            "model": run.api.model.name,
-            "background": False,
-            **{name: getattr(request, name) for name in _REPEATED},
-            "metadata": request.metadata or {},
-            "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "reasoning": {
-                "effort": None if reasoning is None else reasoning.effort,
-                "summary": None if reasoning is None else reasoning.summary or reasoning.generate_summary,
-            },
-            "service_tier": "default",
-            "store": stored,
-            "temperature": plan.sampling.temperature,
-            "presence_penalty": plan.sampling.presence_penalty,
-            "frequency_penalty": plan.sampling.frequency_penalty,
-            "text": {
-                "format": {name: value for name, value in form.items() if value is not None},
-                "verbosity": "medium",
-            },
-            "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
-            "tools": msgspec.Raw(msgspec.json.encode(tools.shown)),
-            "top_logprobs": request.top_logprobs or 0,
-            "top_p": plan.sampling.top_p,
-            "truncation": request.truncation or "disabled",
-            **({"dropped_messages": plan.num_dropped} if plan.num_dropped else {}),
-        }
-
-    def begun(self) -> dict[str, Any]:
-        return self._object("in_progress", [])
-
-    def ended(self, output: list[dict[str, Any]], usage: ResponseUsage, reason: FinishReason) -> dict[str, Any]:
-        if reason != "length":
-            return self._object("completed", output, usage=usage, completed_at=now_s())
-        details = {"reason": "max_output_tokens"}
-        return self._object("incomplete", output, usage=usage, incomplete_details=details)
-
-    def failed(self, output: list[dict[str, Any]], error: ApiError) -> dict[str, Any]:
-        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        return self._object("failed", output, error={"code": code, "message": error.message})
-
-    def _object(self, status: str, output: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-        empty = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
-        return {**self._head, "status": status, "output": output, **empty, **fields}
-
-
-# `Keeper` puts one response into the store when it has ended.
-
-_LONGEST_ID = 128  # characters; an item with a longer id of a client's own can't be referred to
-
-
-class _Output(msgspec.Struct):
-    """The part of a response that is read. Attributes: output: its items."""
-
-    output: list[dict[str, Any]]
-
-
-_OUTPUT = msgspec.json.Decoder(_Output)
-
-
-class Keeper:
-    """Keeps the response of one request. Args: owner, client: as in `StoredResponse`."""
-
-    def __init__(self, store: ResponseStore, owner: str, client: str, request: ResponsesRequest) -> None:
-        self._store, self._owner, self._client, self._request = store, owner, client, request
-
-    def keep(self, response_id: str, response: bytes) -> None:
-        items = kept_input(self._request)
-        listed = (item["id"] for item in (*items, *_OUTPUT.decode(response).output))
-        ids = tuple(each for each in listed if isinstance(each, str) and len(each) <= _LONGEST_ID)
-        previous = self._request.previous_response_id
-        kept = msgspec.json.encode(items)
-        self._store.keep(StoredResponse(response_id, self._owner, self._client, response, kept, previous, ids))
+def _head(run: ChatRun, request: ResponsesRequest, tools: ResponseTools, *, stored: bool) -> dict[str, Any]:
+    """The fields of a response object that stay as it grows; `stored`: the response will be kept."""
+    plan, reasoning = run.plan, request.reasoning
+    form = msgspec.to_builtins(None if request.text is None else request.text.format) or {"type": "text"}
+    return {
+        "id": run.id,
+        "object": "response",
+        "created_at": now_s(),
+        "model": run.api.model.name,
+        "background": False,
+        **{name: getattr(request, name) for name in _REPEATED},
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary or reasoning.generate_summary,
+        },
+        "service_tier": "default",
+        "store": stored,
+        "temperature": plan.sampling.temperature,
+        "presence_penalty": plan.sampling.presence_penalty,
+        "frequency_penalty": plan.sampling.frequency_penalty,
+        "text": {
+            "format": {name: value for name, value in form.items() if value is not None},
+            "verbosity": "medium",
+        },
+        "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
+        "tools": msgspec.Raw(msgspec.json.encode(tools.shown)),
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": plan.sampling.top_p,
+        "truncation": request.truncation or "disabled",
+        **({"dropped_messages": plan.num_dropped} if plan.num_dropped else {}),
+    }
 
 
 # `POST /v1/responses` and `POST /v1/responses/input_tokens`.
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    tools: ResponseTools
-    chat: ChatPlan
-    item_form: ItemForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +113,17 @@ async def _create_response(request: Request) -> Response:
     record = await read_record(request, ResponsesRequest)
     api = await model_of(request, record.model, need=chats())
     store, kept = store_of(request), _kept(request, record)
-    planned = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
-    run = ChatRun(api, planned.chat, new_id("resp_"), lease_of(request), counts_reasoning=True)
-    keeper = None
+    tools, plan = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
+    run, keep = ChatRun(api, plan, new_id("resp_"), lease_of(request), counts_reasoning=True), None
     if store is not None and record.store is not False:
-        keeper = Keeper(store, owner_of(request), lease_of(request).client.name, record)
-    form = ResponseForm(run, record, planned.tools, stored=keeper is not None)
-    encoder = _ResponseEncoder(run, form, OutputItems(planned.item_form), keeper)
+        keep = functools.partial(keep_response, store, record, run.id, owner_of(request), lease_of(request).client.name)
+    form = ItemForm(
+        as_summary=shows_summary(record),
+        is_sealed=includes(record, ENCRYPTED),
+        namespaces=tools.namespaces,
+        custom=tools.custom,
+    )
+    encoder = _ResponseEncoder(run, _head(run, record, tools, stored=keep is not None), OutputItems(form), keep)
     return await run.answer(request, encoder, stream=record.stream)
 
 
@@ -183,8 +131,8 @@ async def _count_input_tokens(request: Request) -> Response:
     record = await read_record(request, InputTokensRequest)
     api = await model_of(request, record.model, need=chats())
     kept = _kept(request, record)
-    planned = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
-    counted = {"object": "response.input_tokens", "input_tokens": len(planned.chat.token_ids)}
+    _, plan = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
+    counted = {"object": "response.input_tokens", "input_tokens": len(plan.token_ids)}
     return Response(msgspec.json.encode(counted), media_type="application/json")
 
 
@@ -210,18 +158,11 @@ def _size(request: Request, kept: _Kept) -> int:
     return lease_of(request).body_bytes + sum(each.num_bytes for each in kept.responses)
 
 
-def _planned(api: Api, record: InputTokensRequest, kept: _Kept, stop: Stop) -> _Planned:
+def _planned(api: Api, record: InputTokensRequest, kept: _Kept, stop: Stop) -> tuple[ResponseTools, ChatPlan]:
     """Read a request and plan it. Not for the event loop."""
     _with_items(record, kept.referred)
     tools = read_tools(record.tools, record.tool_choice, parallel=record.parallel_tool_calls is not False)
-    plan = plan_chat(api, read_conversation(record, tools, items_of(kept.chain, with_last_output=True)), stop)
-    form = ItemForm(
-        as_summary=shows_summary(record),
-        is_sealed=isinstance(record, ResponsesRequest) and includes(record, ENCRYPTED),
-        namespaces=tools.namespaces,
-        custom=tools.custom,
-    )
-    return _Planned(tools, plan, form)
+    return tools, plan_chat(api, read_conversation(record, tools, items_of(kept.chain, with_last_output=True)), stop)
 
 
 # Items of `input` that are references to items of kept responses: they are replaced by the items that they mean.
@@ -280,7 +221,7 @@ _NO_LOGPROBS = msgspec.Raw(b"[]")
 
 
 class _ResponseEncoder(Encoder[AnswerDelta]):
-    """Makes the response of one request, or its events; `keeper` keeps the response once it ended, None forgets it.
+    """Makes the response of one request, or its events. Once it ended, `keep` gets its JSON and the ids of its items.
 
     Each item begins, grows and is done before the next one begins. The first events come with the first output, so that
     an error before it is an ordinary answer; but where that takes long, they come while the client waits.
@@ -288,8 +229,14 @@ class _ResponseEncoder(Encoder[AnswerDelta]):
 
     shows_waiting = True
 
-    def __init__(self, run: ChatRun, form: ResponseForm, items: OutputItems, keeper: Keeper | None) -> None:
-        self._run, self._form, self._items, self._keeper = run, form, items, keeper
+    def __init__(
+        self,
+        run: ChatRun,
+        head: dict[str, Any],
+        items: OutputItems,
+        keep: Callable[[bytes, Sequence[str]], None] | None,
+    ) -> None:
+        self._run, self._head, self._items, self._keep = run, head, items, keep
         self._open: Item | None = None
         self._number = 0
         self._started_s = time.monotonic()
@@ -298,9 +245,22 @@ class _ResponseEncoder(Encoder[AnswerDelta]):
         self._items.take_in(delta)
 
     def whole(self) -> bytes:
-        data = _encoder.encode(self._ended())
-        if self._keeper is not None:
-            self._keeper.keep(self._run.id, data)
+        run, is_whole = self._run, self._items.finish_reason != "length"
+        usage = ResponseUsage(
+            run.num_prompt_tokens,
+            InputDetails(run.num_cached_tokens or 0, run.num_created_tokens),
+            run.num_completion_tokens,
+            OutputDetails(run.num_reasoning_tokens),
+            run.num_prompt_tokens + run.num_completion_tokens,
+            run.state_snapshots,
+        )
+        if is_whole:
+            ended = self._response("completed", usage=usage, completed_at=now_s())
+        else:
+            ended = self._response("incomplete", usage=usage, incomplete_details={"reason": "max_output_tokens"})
+        data = _encoder.encode(ended)
+        if self._keep is not None:
+            self._keep(data, [item["id"] for item in ended["output"]])
         return data
 
     def grown(self, delta: AnswerDelta) -> bytes:
@@ -313,15 +273,22 @@ class _ResponseEncoder(Encoder[AnswerDelta]):
     def failed(self, error: ApiError) -> bytes:
         if not self._number:
             return b""
-        output = self._items.records(is_whole=False)
-        return self._event("response.failed", response=self._form.failed(output, error))
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        failed = self._response("failed", error={"code": code, "message": error.message})
+        return self._event("response.failed", response=failed)
 
     def _start(self) -> list[bytes]:
-        created = self._event("response.created", response=self._form.begun())
+        created = self._event("response.created", response=self._response("in_progress"))
         return [created, self._in_progress()]
 
     def _in_progress(self, **fields: Any) -> bytes:
-        return self._event("response.in_progress", response=self._form.begun(), **fields)
+        return self._event("response.in_progress", response=self._response("in_progress"), **fields)
+
+    def _response(self, status: str, **fields: Any) -> dict[str, Any]:
+        """The response object; while it is in progress, without its items."""
+        empty = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
+        output = [] if status == "in_progress" else self._items.records(is_whole=status == "completed")
+        return {**self._head, "status": status, "output": output, **empty, **fields}
 
     def _grown(self, delta: AnswerDelta) -> Iterator[bytes]:
         read = delta.source.prompt_progress
@@ -338,18 +305,6 @@ class _ResponseEncoder(Encoder[AnswerDelta]):
             yield from self._done(is_whole=delta.finish_reason != "length")
             kind = "incomplete" if delta.finish_reason == "length" else "completed"
             yield self._event(f"response.{kind}", response=msgspec.Raw(self.whole()))
-
-    def _ended(self) -> dict[str, Any]:
-        run, reason = self._run, self._items.finish_reason
-        usage = ResponseUsage(
-            run.num_prompt_tokens,
-            InputDetails(run.num_cached_tokens or 0, run.num_created_tokens),
-            run.num_completion_tokens,
-            OutputDetails(run.num_reasoning_tokens),
-            run.num_prompt_tokens + run.num_completion_tokens,
-            run.state_snapshots,
-        )
-        return self._form.ended(self._items.records(is_whole=reason != "length"), usage, reason)
 
     def _delta(self, item: Item, text: str, logprobs: list[bytes]) -> Iterator[bytes]:
         match item.kind:

@@ -28,6 +28,7 @@ _OVERHEAD_BYTES = 1024
 _ID_BYTES = 200
 """An item's id and its place in a table, likewise."""
 
+_LONGEST_ID = 128  # characters; an item with a longer id of a client's own can't be referred to
 _MAX_LISTED, _LISTED = 100, 20
 _LIST_FIELDS = ("after", "before", "include", "include[]", "limit", "order")
 
@@ -141,12 +142,29 @@ class ResponseStore:
 # Items of kept responses: read for a request that goes on from them, and listed.
 
 
-def kept_input(request: ResponsesRequest) -> list[dict[str, Any]]:
-    """The input items of a checked request in full: with types, ids and parts."""
+def keep_response(
+    store: ResponseStore,
+    request: ResponsesRequest,
+    response_id: str,
+    owner: str,
+    client: str,
+    response: bytes,
+    output_ids: Sequence[str],
+) -> None:
+    """Keep the response of a checked request, whose input items are kept in full: with types, ids and parts.
+
+    Args:
+        owner, client, response: as in `StoredResponse`.
+        output_ids: ids of its output.
+    """
     given = request.input
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_in_full(item) for item in given or ()]
+    items = [_in_full(item) for item in given or ()]
+    listed = (*(item["id"] for item in items), *output_ids)
+    ids = tuple(each for each in listed if isinstance(each, str) and len(each) <= _LONGEST_ID)
+    previous = request.previous_response_id
+    store.keep(StoredResponse(response_id, owner, client, response, msgspec.json.encode(items), previous, ids))
 
 
 def items_of(chain: Sequence[StoredResponse], *, with_last_output: bool) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from realizar.server.errors import refused, unsupported
-from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
+from realizar.server.generation.objects import check_fields, checked, optional, text_in
+from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools, plan_allowed, plan_mode
 from realizar.server.http.unknown_fields import known_only
 
 _LOG = logging.getLogger(__name__)
@@ -24,6 +25,11 @@ _FUNCTION = (
 )
 _CUSTOM = ("type", "name", "description", "format", "allowed_callers", "defer_loading", "async")
 _NAMESPACE = ("type", "name", "description", "tools")
+_KINDS = {
+    "description": str,
+    **dict.fromkeys(("parameters", "output_schema"), dict),
+    **dict.fromkeys(("strict", "defer_loading", "async"), bool),
+}
 _OWN_TOOLS = "the server runs no tools of its own"
 
 
@@ -101,15 +107,9 @@ def _log_once() -> None:
 
 
 def _in_namespace(path: str, tool: dict[str, Any]) -> Iterator[_Function]:
-    known_only(path, tool, _NAMESPACE)
-    name, functions = tool.get("name"), tool.get("tools")
-    if not isinstance(name, str) or not name:
-        raise refused(f"{path}.name must be text", f"{path}.name")
-    if not isinstance(tool.get("description"), str | None):
-        raise refused(f"{path}.description must be text", f"{path}.description")
-    if not isinstance(functions, list):
-        raise refused(f"{path}.tools must be a list", f"{path}.tools")
-    for place, function in enumerate(functions):
+    check_fields(path, tool, _NAMESPACE, _KINDS)
+    name = text_in(path, tool, "name")
+    for place, function in enumerate(checked(f"{path}.tools", tool.get("tools"), list)):
         where = f"{path}.tools[{place}]"
         if not isinstance(function, dict) or function.get("type") != "function":
             raise unsupported(f"{where}.type", "must be 'function'")
@@ -117,37 +117,27 @@ def _in_namespace(path: str, tool: dict[str, Any]) -> Iterator[_Function]:
 
 
 def _function(path: str, tool: dict[str, Any], namespace: str | None = None) -> _Function:
-    known_only(path, tool, _FUNCTION)
-    for field, kind, words in (("name", str, "text"), ("description", str | None, "text")):
-        if not isinstance(tool.get(field), kind):
-            raise refused(f"{path}.{field} must be {words}", f"{path}.{field}")
-    for field in ("parameters", "output_schema"):
-        if not isinstance(tool.get(field), dict | None):
-            raise refused(f"{path}.{field} must be an object", f"{path}.{field}")
-    for field in ("strict", "defer_loading", "async"):
-        if not isinstance(tool.get(field), bool | None):
-            raise refused(f"{path}.{field} must be true or false", f"{path}.{field}")
+    check_fields(path, tool, _FUNCTION, _KINDS)
+    name = text_in(path, tool, "name", may_be_empty=True)
     for field, reason in (("defer_loading", "all tools are shown"), ("async", "calls are answered in turn")):
         if tool.get(field):
             raise unsupported(f"{path}.{field}", f"must be false: {reason}")
     if tool.get("allowed_callers") not in (None, ["direct"]):
         raise unsupported(f"{path}.allowed_callers", "must be ['direct']: the model alone calls tools")
-    function: dict[str, Any] = {"name": full_name(namespace, tool["name"])}
+    function: dict[str, Any] = {"name": full_name(namespace, name)}
     for field in ("description", "parameters"):
         if tool.get(field) is not None:
             function[field] = tool[field]
     if tool.get("strict"):
         function["strict"] = True
-    return _Function(path, namespace, tool["name"], {"type": "function", "function": function})
+    return _Function(path, namespace, name, {"type": "function", "function": function})
 
 
 def _custom(path: str, tool: dict[str, Any]) -> _Function:
     known_only(path, tool, _CUSTOM)
     form = tool.get("format")
     if form is not None:
-        if not isinstance(form, dict):
-            raise refused(f"{path}.format must be an object", f"{path}.format")
-        if form.get("type") != "text":
+        if checked(f"{path}.format", form, dict).get("type") != "text":
             raise unsupported(f"{path}.format.type", "must be text: inputs follow no grammar")
         known_only(f"{path}.format", form, ("type",))
     given = {name: value for name, value in tool.items() if name != "format"}
@@ -162,16 +152,8 @@ def _planned(
     *,
     parallel: bool,
 ) -> ToolPlan:
-    if choice is None or choice == "auto":
-        return ToolPlan(tools, parallel=parallel)
-    if choice == "none":
-        return ToolPlan()
-    if choice == "required":
-        if not tools:
-            raise refused("tool_choice is 'required', but the request has no tools", "tool_choice")
-        return ToolPlan(tools, required=True, parallel=parallel)
-    if isinstance(choice, str):
-        raise refused("tool_choice must be none, auto, required or an object", "tool_choice", "invalid_value")
+    if not isinstance(choice, dict):
+        return plan_mode(tools, choice, parallel=parallel)
     if choice.get("type") in ("function", "custom"):
         return ToolPlan(tools, name=_named(tools, custom, choice, "tool_choice")["function"]["name"], parallel=False)
     if choice.get("type") == "allowed_tools":
@@ -190,9 +172,7 @@ def _allowed(
         raise refused("tool_choice.tools must be a list that is not empty", "tool_choice.tools", "invalid_value")
     check_num_tools(allowed, "tool_choice.tools")
     named = [_named(tools, custom, each, f"tool_choice.tools[{place}]") for place, each in enumerate(allowed)]
-    wanted = {tool["function"]["name"] for tool in named}
-    kept = tuple(tool for tool in tools if tool["function"]["name"] in wanted)
-    return ToolPlan(kept, required=mode == "required", parallel=parallel)
+    return plan_allowed(tools, named, required=mode == "required", parallel=parallel)
 
 
 def _named(tools: Sequence[Mapping[str, Any]], custom: frozenset[str], choice: Any, path: str) -> Mapping[str, Any]:
@@ -200,11 +180,8 @@ def _named(tools: Sequence[Mapping[str, Any]], custom: frozenset[str], choice: A
     if kind not in ("function", "custom"):
         raise unsupported(f"{path}.type", f"must be function or custom: {_OWN_TOOLS}")
     known_only(path, choice, ("type", "name", "namespace") if kind == "function" else ("type", "name"))
-    name, namespace = choice.get("name"), choice.get("namespace")
-    if not isinstance(name, str):
-        raise refused(f"{path}.name must be text", f"{path}.name")
-    if not isinstance(namespace, str | None):
-        raise refused(f"{path}.namespace must be text", f"{path}.namespace")
+    name = text_in(path, choice, "name", may_be_empty=True)
+    namespace = optional(f"{path}.namespace", choice.get("namespace"), str)
     for tool in tools:
         if tool["function"]["name"] == full_name(namespace, name) and (name in custom) == (kind == "custom"):
             return tool
