@@ -96,7 +96,7 @@ class ImaginedStep:
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         self._masks = masks
 
-    def hold(self, rows: Collection[int]) -> None:
+    def defer(self, rows: Collection[int]) -> None:
         self._held = frozenset(rows)
 
     def sample(self) -> None:
@@ -206,7 +206,7 @@ class Load:
             self._open += 1
             self._number += 1
             request = self._new_request()
-            if self._core.holds_grammar(request):
+            if self._core.acquire_grammar(request):
                 self._core.add(request)
             else:
                 self._core.prepare_later(request, partial(self._note, request))

@@ -134,7 +134,7 @@ class ScriptedStep:
     ) -> None:
         self._backend, self._rows, self._input = backend, rows, forward_input
         self._masks: dict[int, NDArray[np.bool_]] = {}
-        self._held: frozenset[int] = frozenset()
+        self._deferred: frozenset[int] = frozenset()
         self._output: StepOutput | None = None
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
@@ -144,9 +144,9 @@ class ScriptedStep:
             bits = bits[:, : self._backend.vocab_size]
             self._masks[row] = bits.astype(bool)
 
-    def hold(self, rows: Collection[int]) -> None:
-        require(self._output is None, "rows are held after sampling")
-        self._held = frozenset(rows)
+    def defer(self, rows: Collection[int]) -> None:
+        require(self._output is None, "rows are deferred after sampling")
+        self._deferred = frozenset(rows)
 
     def sample(self) -> None:
         self.result()
@@ -161,10 +161,12 @@ class ScriptedStep:
         open_row = self._backend.rows[row.row]
         queried = tuple(logprobs_of(states[ask.index], ask.target or 0, ask.top_n) for ask in row.logprob_queries)
         pooled = None if row.pooling is None else pooled_of(open_row.states or states, row.pooling)
-        lacks_mask = open_row.sampling.structured is not None and row.row not in self._masks  # held, or a lost step's
+        lacks_mask = (
+            open_row.sampling.structured is not None and row.row not in self._masks
+        )  # deferred, or a lost step's
         if not row.sample or lacks_mask:
             return RowOutput(row.row, (), queried=queried, pooled=pooled)
-        require(row.row not in self._held, "a row with masks is held")
+        require(row.row not in self._deferred, "a row with masks is deferred")
         stops = open_row.sampling.stop_token_ids
         sampled: list[int] = []
         for state, draft in zip(states[-row.num_drafts - 1 :], (*row.draft_ids, None), strict=True):

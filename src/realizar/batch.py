@@ -80,7 +80,7 @@ class StepRows:
             each draft is what was sampled; the sampled tokens are the same as without drafts.
         num_drafts: int32 [rows], how many of the row's last tokens are speculated; only where it samples.
         num_uncertain: int32 [rows], how many of the row's last tokens may be refused or computed again: its drafts, and
-            one more where a row may be held. A model with a state keeps the state before them; others ignore it.
+            one more where a row may be deferred. A model with a state keeps the state before them; others ignore it.
         logprob_queries: by index of the row, where there are any.
         pooling: the final hidden state wanted, by index of the row: of the row's last token here, or the mean over its
             tokens from the first on. For a mean, all steps of the row must name it; each gives the mean so far.

@@ -24,21 +24,21 @@ def test_drafts_and_the_token_before_a_sampled_one_that_a_grammar_may_hold(has_s
     """In chunks of a prompt, decodes with drafts, decodes of all rows at once, and a decode beside a prompt."""
     scheduler = make_scheduler(drafts=2, has_state=has_state, max_step_tokens=14)
     add(scheduler, "free", (5, 6, 7, 8, 5), None)
-    add(scheduler, "held", (5, 6, 7, 8, 5), REGEX)
-    held = int(has_state)
+    add(scheduler, "deferred", (5, 6, 7, 8, 5), REGEX)
+    deferred = int(has_state)
     batch = scheduler.schedule()
-    assert [(row.num_tokens, row.num_uncertain) for row in rows_of(batch)] == [(5, 0), (5, held)]
+    assert [(row.num_tokens, row.num_uncertain) for row in rows_of(batch)] == [(5, 0), (5, deferred)]
     answer(scheduler, batch, 6)
     batch = scheduler.schedule()
-    assert [(row.num_tokens, row.num_uncertain) for row in rows_of(batch)] == [(3, 2), (3, 2 + held)]
+    assert [(row.num_tokens, row.num_uncertain) for row in rows_of(batch)] == [(3, 2), (3, 2 + deferred)]
     answer(scheduler, batch, 50)
     batch = scheduler.schedule()
     assert batch.columns.only_decodes
-    assert [(row.num_tokens, row.num_uncertain) for row in rows_of(batch)] == [(1, 0), (1, held)]
+    assert [(row.num_tokens, row.num_uncertain) for row in rows_of(batch)] == [(1, 0), (1, deferred)]
     answer(scheduler, batch, 51)
     add(scheduler, "long", tuple(range(60, 80)), REGEX)
     batch = scheduler.schedule()
-    assert [row.num_uncertain for row in rows_of(batch)] == [0, held, 0]
+    assert [row.num_uncertain for row in rows_of(batch)] == [0, deferred, 0]
     assert rows_of(batch)[2].num_tokens < 20
 
 

@@ -71,7 +71,7 @@ def test_a_compile_that_the_clock_ends_is_forgotten(
     with pytest.raises(RequestFailedError, match=r"compiling it took longer than 0\.1 s"):
         service.prepare(LETTERS)
     with pytest.raises(RequestFailedError):
-        service.hold("a", LETTERS, lambda _id: True)
+        service.acquire("a", LETTERS, lambda _id: True)
     late = service.open_row(LETTERS, ())
     assert (late.error is not None, late.cause) == (True, "engine")
     clock.now_s += 1

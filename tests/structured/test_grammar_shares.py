@@ -74,17 +74,17 @@ def test_open_requests_bound_the_processes() -> None:
     open_ids = {"a", "b"}
     for name, structured in (("a", LETTERS), ("b", DIGITS)):
         service.prepare(structured)
-        assert service.hold(name, structured, open_ids.__contains__)
+        assert service.acquire(name, structured, open_ids.__contains__)
     third = StructuredOutput("regex", "third")
     with pytest.raises(QueueFullError, match="2 different grammars"):
         service.prepare(third)
     open_ids.remove("a")
-    assert service.hold("b", DIGITS, open_ids.__contains__)
+    assert service.acquire("b", DIGITS, open_ids.__contains__)
     service.prepare(third)
     assert not service._known.has(LETTERS)
     assert service._known.usage()[0] == 2
     open_ids.clear()
-    assert service.hold("c", third, open_ids.__contains__)
+    assert service.acquire("c", third, open_ids.__contains__)
     for number in range(4):
         service.prepare(StructuredOutput("regex", f"idle{number}"))
     assert service._known.usage()[0] <= 2
@@ -101,7 +101,7 @@ def test_a_client_has_a_share_of_the_processes() -> None:
         structured = StructuredOutput("regex", text)
         service.prepare(structured, client)
         open_ids.add(text)
-        assert service.hold(text, structured, open_ids.__contains__, client)
+        assert service.acquire(text, structured, open_ids.__contains__, client)
 
     ask("a", "first")
     ask("a", "second")
@@ -117,7 +117,7 @@ def test_a_client_has_a_share_of_the_processes() -> None:
 def test_a_client_has_a_share_of_the_memory() -> None:
     service = make_service()
     service.prepare(LETTERS, "a")
-    assert service.hold("a", LETTERS, {"a"}.__contains__, "a")
+    assert service.acquire("a", LETTERS, {"a"}.__contains__, "a")
     _, size_bytes = service._known.usage()
     service._limits = service._known._limits = WorkerLimits(total_bytes=2 * size_bytes)
     with pytest.raises(QueueFullError, match="share"):
@@ -130,7 +130,7 @@ def test_open_requests_bound_the_memory() -> None:
     service = make_service(WorkerLimits(total_bytes=1))
     service.prepare(LETTERS)
     open_ids = {"a"}
-    assert service.hold("a", LETTERS, open_ids.__contains__)
+    assert service.acquire("a", LETTERS, open_ids.__contains__)
     row = Follower(service, LETTERS)
     step(service, row)
     assert service._known.usage()[1] > 1000
@@ -138,7 +138,7 @@ def test_open_requests_bound_the_memory() -> None:
         service.prepare(DIGITS)
     service.close_row(row.row)
     open_ids.clear()
-    assert not service.hold("b", DIGITS, open_ids.__contains__)
+    assert not service.acquire("b", DIGITS, open_ids.__contains__)
     service.prepare(DIGITS)
     assert not service._known.has(LETTERS)
     service.close()

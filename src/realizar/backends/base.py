@@ -98,7 +98,7 @@ class Step(Protocol):
         sampling parameters name a grammar: a step without any may sample as soon as it has started.
         """
 
-    def hold(self, rows: Collection[int]) -> None:
+    def defer(self, rows: Collection[int]) -> None:
         """Let rows that follow a grammar, and get no mask, sample nothing: their samplers stay as they are.
 
         May come when `set_masks` may. The next step may compute the last token of such a row again, and sample after
@@ -106,7 +106,7 @@ class Step(Protocol):
         """
 
     def sample(self) -> None:
-        """Go on to sampling now: all masks are set, and no row is to be held.
+        """Go on to sampling now: all masks are set, and no row is to be deferred.
 
         Without this call a step does so when `result` or the next `submit` needs it. Raises what `result` does.
         """

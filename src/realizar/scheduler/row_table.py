@@ -74,20 +74,20 @@ class RowTable:
 
     def open(
         self, row: int, sequence_id: int, token_ids: Column, *, most_tokens: int, least_tokens: int,
-        stop_ids: Collection[int], samples: bool, may_be_held: bool = False,
+        stop_ids: Collection[int], samples: bool, may_be_deferred: bool = False,
         embeddings: Sequence[PromptEmbeddings] = (),
     ) -> None:  # fmt: skip
         """Give a row to a sequence of which nothing is computed. `token_ids` are all that are known, int32 [tokens].
 
-        `least_tokens` and `stop_ids` are as in `StopRule.open`, with the prompt's tokens; `may_be_held`: the row
-        follows a grammar (`Scheduler.hold`).
+        `least_tokens` and `stop_ids` are as in `StopRule.open`, with the prompt's tokens; `may_be_deferred`: the row
+        follows a grammar (`Scheduler.defer`).
         """
         self.sequence_ids[row] = sequence_id
         self.token_ids[row, : len(token_ids)] = token_ids
         self.num_known[row] = len(token_ids)
         for column in (self.num_pending, self.num_computed, self.num_drafts, self.num_proposed):
             column[row] = 0
-        self.may_repeat[row] = may_be_held and self._has_state
+        self.may_repeat[row] = may_be_deferred and self._has_state
         self.most_tokens[row], self.samples[row] = most_tokens, samples
         self._stop_rule.open(row, stop_ids, least_tokens)
         self.given_end[row] = embeddings[-1].end if embeddings else 0
@@ -170,12 +170,12 @@ class RowTable:
                 found[index] = runs
         return replace(step, embeddings={**step.embeddings, **found}) if found else step
 
-    def hold(self, step: StepRows, held: NDArray[np.bool_]) -> None:
+    def defer(self, step: StepRows, deferred: NDArray[np.bool_]) -> None:
         """Take back that some open rows of a submitted step, bool [rows], sample a token after it."""
-        rows = step.numbers[held]
+        rows = step.numbers[deferred]
         self.num_pending[rows] -= 1
         self.num_drafts[rows] = 0
-        self.num_computed[rows] -= (1 + step.num_drafts[held]) * self.is_running[rows]
+        self.num_computed[rows] -= (1 + step.num_drafts[deferred]) * self.is_running[rows]
 
     def computed_again(self, step: StepRows, rows: NDArray[np.bool_]) -> StepRows:
         """The step, in which some decodes, bool [rows], compute the last known token of their row."""

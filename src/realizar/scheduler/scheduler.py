@@ -198,20 +198,22 @@ class Scheduler:
                 self._restart(sequence)
         self._forget(steps)
 
-    def hold(self, step: ScheduledBatch, rows: Collection[int]) -> None:
+    def defer(self, step: ScheduledBatch, rows: Collection[int]) -> None:
         """Let rows of the oldest submitted step, whose masks are late, sample nothing in it, and try again in the next.
 
-        A row that is held computes its last token once more: the same keys and values at the same place, so that
+        A row that is deferred computes its last token once more: the same keys and values at the same place, so that
         nothing else is undone. It keeps the blocks that this token sees (`kv_cache/manager.py`), also where the next
         one leaves some out of its window. Without it a step would wait for its slowest grammar.
 
         Rows whose sequences have ended pass.
         """
-        self._table.hold(step.columns, np.isin(step.columns.numbers, list(rows)) & self._are_open(step.columns))
+        self._table.defer(step.columns, np.isin(step.columns.numbers, list(rows)) & self._are_open(step.columns))
 
     def computed_again(self, step: ScheduledBatch, rows: Collection[int]) -> ScheduledBatch:
-        """The step that was scheduled before rows were held and is not submitted yet, in which they compute their last
-        token again, in place of one that they have not sampled. Those that were preempted start again anyway.
+        """The step that was scheduled before rows were deferred and is not submitted yet.
+
+        In it they compute their last token again, in place of one that they have not sampled. Those that were preempted
+        start again anyway.
         """
         numbers = step.columns.numbers
         again = np.isin(numbers, list(rows)) & self._table.is_running[numbers]
@@ -535,7 +537,7 @@ class Scheduler:
                 if is_open[index]:
                     self.fail(int(step.sequence_ids[index]), error)
             is_open = self._are_open(step)
-        samples = is_open & step.samples & (output.sampled[:, 0] != NOT_SAMPLED)  # else held, or in a prompt
+        samples = is_open & step.samples & (output.sampled[:, 0] != NOT_SAMPLED)  # else deferred, or in a prompt
         at = samples.nonzero()[0]
         numbers, sampled = rows[at], output.sampled[at]
         added = table.append_tokens(numbers, sampled)

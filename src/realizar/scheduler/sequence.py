@@ -58,7 +58,7 @@ class Sequence:
             least_tokens=self.num_prompt_tokens + sampling.least_tokens,
             stop_ids=sampling.stop_token_ids,
             samples=self.request.max_tokens > 0,
-            may_be_held=sampling.structured is not None,
+            may_be_deferred=sampling.structured is not None,
             embeddings=self.request.embeddings,
         )
 

@@ -103,7 +103,7 @@ def test_masks_that_come_too_late_are_refused(runner: Runner) -> None:
 
 
 def test_a_held_row_keeps_its_state(runner: Runner) -> None:
-    """It computes its last token again, and its sampler has seen nothing of the step in which it was held."""
+    """It computes its last token again, and its sampler has seen nothing of the step in which it was deferred."""
     sampling = SamplingParams(
         temperature=1.0, seed=4, mirostat=2, mirostat_tau=2.0, mirostat_eta=0.9, repetition_penalty=1.4,
         dry_multiplier=4.0, dry_allowed_length=1, logprobs=2, structured=StructuredOutput("regex", "a"),
@@ -115,7 +115,7 @@ def test_a_held_row_keeps_its_state(runner: Runner) -> None:
         for number in range(6):
             if holds:
                 step = runner.backend.submit(forward_input(runner, [Part(0, tokens, computed)], 6))
-                step.hold([0])
+                step.defer([0])
                 (output,) = results_of(step.result())
                 assert (output.token_ids, output.logprobs) == ((), ())
             mask = mask_of(range(number % 2, 90, 2), 90)

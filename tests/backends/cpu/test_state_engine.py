@@ -186,7 +186,9 @@ def service() -> Iterator[LateService]:
 
 
 @pytest.mark.parametrize(("in_flight", "drafts"), [(1, 0), (2, 0), (1, MOST_DRAFTS), (2, MOST_DRAFTS)])
-def test_rows_that_are_held(service: LateService, in_flight: int, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_deferred(
+    service: LateService, in_flight: int, drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Masks that come several steps late, beside rows without a grammar."""
     monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
     grammar = StructuredOutput("regex", "[a-z]{10,30}")
@@ -198,20 +200,20 @@ def test_rows_that_are_held(service: LateService, in_flight: int, drafts: int, m
     core = make_core(rows=1, new_grammars=lambda: service)
     expected = {name: text for each in wanted for name, text in run(core, [each]).items()}
     core.close()
-    held = 0
-    hold = CPUStep.hold
+    deferred = 0
+    defer = CPUStep.defer
 
     def count(self: CPUStep, rows: Collection[int]) -> None:
-        nonlocal held
-        held += len(rows)
-        hold(self, rows)
+        nonlocal deferred
+        deferred += len(rows)
+        defer(self, rows)
 
-    monkeypatch.setattr(CPUStep, "hold", count)
+    monkeypatch.setattr(CPUStep, "defer", count)
     monkeypatch.setattr(service, "lateness", lambda row: (row.slot * 7 + len(row.output) * 3) % 5)
     drafter = PartlyRight({name: tokens for name, (tokens, _) in expected.items()}) if drafts else None
     core = make_core(drafts=drafts, drafter=drafter, steps_in_flight=in_flight, new_grammars=lambda: service)
     assert run(core, wanted) == expected
-    assert held > 20
+    assert deferred > 20
     core.close()
 
 

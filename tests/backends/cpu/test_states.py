@@ -59,7 +59,7 @@ def expected(runner: Runner, tokens: Sequence[int]) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("first", [1, 2, 3, 7])
 def test_tokens_that_are_computed_again_leave_no_trace(runner: Runner, first: int) -> None:
-    """A row that is held twice, with refused drafts beside, then goes on with others; the first token among them."""
+    """A row that is deferred twice, with refused drafts beside, then goes on with others; the first token too."""
     logits_of(runner, [Part(0, TOKENS[:first], may_repeat=True)])
     again = Part(0, TOKENS[first - 1 : first], first - 1, drafts=[5, 6, 7], may_repeat=True)
     for _ in range(2):

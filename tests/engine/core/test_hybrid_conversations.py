@@ -164,16 +164,16 @@ def test_late_masks_and_steps_without_memory(
     name: str, drafts: int, steps_in_flight: int, on_host: int, services: tuple[LateService, LateService],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Rows that are held, and rows that start again in others, beside snapshots that are taken and given up."""
+    """Rows that are deferred, and rows that start again in others, beside snapshots that are taken and given up."""
     monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
     services[0].lateness = lambda row: (row.slot * 7 + len(row.output) * 3) % 5
-    held, hold = [0], CPUStep.hold
+    deferred, defer = [0], CPUStep.defer
 
     def count(self: CPUStep, rows: Collection[int]) -> None:
-        held[0] += len(rows)
-        hold(self, rows)
+        deferred[0] += len(rows)
+        defer(self, rows)
 
-    monkeypatch.setattr(CPUStep, "hold", count)
+    monkeypatch.setattr(CPUStep, "defer", count)
     recipe, backend = replace(RECIPES[name], vocab_size=VOCAB_SIZE), FailingBackend(on_host)
     core = make_core(
         recipe, backend, max_running=5, context_length=640, speculative_tokens=drafts, steps_in_flight=steps_in_flight,
@@ -187,7 +187,7 @@ def test_late_masks_and_steps_without_memory(
         compare(chat, fresh)
         assert len(chat.ended) > 25
         assert backend.num_failed > 5
-        assert held[0] > 50
+        assert deferred[0] > 50
         assert core.cache.snapshots.counts.restored > 5
         assert not on_host or core.cache.snapshots.counts.fetched > 1
     finally:

@@ -58,7 +58,7 @@ class CPUStep:
             raise RuntimeError("masks came after the step's rows were sampled")
         self._masks.update(masks)
 
-    def hold(self, rows: Collection[int]) -> None:
+    def defer(self, rows: Collection[int]) -> None:
         self._input = replace(self._input, columns=self._input.columns.without_sampling(rows))
 
     def sample(self) -> None:

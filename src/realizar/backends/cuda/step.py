@@ -88,8 +88,8 @@ class CUDAStep:
     ) -> None:
         self.forward_input, self.wanted = forward_input, wanted
         self.masks: Mapping[int, NDArray[np.uint32]] = {}
-        self.held: frozenset[int] = frozenset()
-        self._are_held = np.zeros(0, np.bool_)  # by the numbers of rows
+        self.deferred: frozenset[int] = frozenset()
+        self._are_deferred = np.zeros(0, np.bool_)  # by the numbers of rows
         self._finish, self._device, self._with_drafts = finish, device, with_drafts
         self._finished: Finished | None = None
         self._output: StepOutput | None = None
@@ -98,14 +98,14 @@ class CUDAStep:
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         self.masks = {**self.masks, **masks} if self.masks else masks
 
-    def hold(self, rows: Collection[int]) -> None:
-        self.held = frozenset(rows)
-        self._are_held = np.zeros(int(self.forward_input.columns.numbers.max(initial=-1)) + 1, np.bool_)
-        self._are_held[list(self.held)] = True
+    def defer(self, rows: Collection[int]) -> None:
+        self.deferred = frozenset(rows)
+        self._are_deferred = np.zeros(int(self.forward_input.columns.numbers.max(initial=-1)) + 1, np.bool_)
+        self._are_deferred[list(self.deferred)] = True
 
-    def are_held(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+    def are_deferred(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
         """bool [rows], true for each of these rows of the step that samples nothing, as its masks are late."""
-        return self._are_held[numbers] if self.held else np.zeros(len(numbers), np.bool_)
+        return self._are_deferred[numbers] if self.deferred else np.zeros(len(numbers), np.bool_)
 
     def sample(self) -> None:
         with step_errors(self._device):

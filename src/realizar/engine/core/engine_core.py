@@ -139,7 +139,7 @@ class EngineCore:
         return self._death is None and (self._scheduler.has_work or bool(self._in_flight))
 
     def add(self, request: Request) -> None:
-        """Queue a request. Waits for its grammar to be compiled, unless `holds_grammar` has returned True for it.
+        """Queue a request. Waits for its grammar to be compiled, unless `acquire_grammar` has returned True for it.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: it can't run; the engine goes on.
@@ -149,18 +149,18 @@ class EngineCore:
         """
         self._check_alive()
         _check_embeddings(request, self.spec.hidden_size)
-        while not self.holds_grammar(request):
+        while not self.acquire_grammar(request):
             self._grammars.prepare(request.sampling.structured, request.client.name)
         self._scheduler.add(request)
 
-    def holds_grammar(self, request: Request) -> bool:
+    def acquire_grammar(self, request: Request) -> bool:
         """True if the request has no grammar, or one that is compiled, which is then kept for the request.
 
         InvalidRequestError, RequestFailedError: the grammar was refused. EngineDeadError: the engine stopped.
         """
         self._check_alive()
         self._close_rows()  # those of requests that have ended keep grammars whose room this one may need
-        return self._grammars.hold(request, self._scheduler.is_open)
+        return self._grammars.acquire(request, self._scheduler.is_open)
 
     def prompt_progress(self, request_id: str) -> PromptProgress | None:
         return self._scheduler.prompt_progress(request_id)
@@ -294,8 +294,8 @@ class EngineCore:
         """Submit a step; the backend samples the one before, at the latest now."""
         if not self._in_flight:
             self._grammars.start(batch.columns)  # else its rows' last tokens are not known yet
-        elif held := self._give_masks():
-            batch = self._scheduler.computed_again(batch, held)
+        elif deferred := self._give_masks():
+            batch = self._scheduler.computed_again(batch, deferred)
         self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self.cache))))
         self._end_failing()
 
@@ -306,9 +306,9 @@ class EngineCore:
         batch, step = self._in_flight[0]
         given = self._grammars.give(step)
         self._failing.update(given.stuck)
-        if given.held:
-            self._scheduler.hold(batch, given.held)
-        return given.held
+        if given.deferred:
+            self._scheduler.defer(batch, given.deferred)
+        return given.deferred
 
     def _num_awaited(self, batch: ScheduledBatch) -> int:
         """Steps in flight, the last one submitted among them, that must be done before the next is scheduled."""
@@ -341,7 +341,7 @@ class EngineCore:
             lost.append(each)
             with suppress(CapacityError, StepError):
                 step.result()  # no row is closed before the backend is done with it
-        # A step in flight may have been made anew of this one, with the same rows, as some of them were held.
+        # A step in flight may have been made anew of this one, with the same rows, as some of them were deferred.
         if batch.num_rows and not any(each.columns.sequence_ids is batch.columns.sequence_ids for each in lost):
             lost.append(batch)
         self._in_flight.clear()

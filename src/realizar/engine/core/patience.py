@@ -1,4 +1,4 @@
-"""`Patience`: how long a step waits for masks that are late, before their rows are held. Standard library only."""
+"""`Patience`: how long a step waits for masks that are late, before their rows are deferred. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _MOST_S = 0.25  # for the rows of a step that are all late: meanwhile nobody is 
 
 
 class Patience:
-    """Weighs what waiting costs all rows of a step against what holding costs the late ones.
+    """Weighs what waiting costs all rows of a step against what it costs the late ones to be deferred.
 
-    A row that is held loses a step, and a moment of waiting costs each row that moment. So a step waits for the late
-    rows' share of its time: waiting costs at most twice what the better choice would have. Where all rows are late,
-    only requests that come or leave are to be served.
+    A row that is deferred loses a step, and a moment of waiting costs each row that moment. So a step waits for the
+    late rows' share of its time: waiting costs at most twice what the better choice would have. Where all rows are
+    late, only requests that come or leave are to be served.
     """
 
     def __init__(self) -> None:

@@ -51,11 +51,11 @@ class GivenMasks:
     """The result of giving a step its masks.
 
     `stuck` has the errors of rows that can't go on, by the numbers of their sequences; what the step gives them is
-    dropped. `held` has the numbers of rows that sample nothing: those that are stuck, and those whose masks are late.
+    dropped. `deferred` has the numbers of rows that sample nothing: those that are stuck, or whose masks are late.
     """
 
     stuck: dict[int, RowError] = field(default_factory=dict)
-    held: frozenset[int] = frozenset()
+    deferred: frozenset[int] = frozenset()
 
 
 _NONE_GIVEN = GivenMasks()
@@ -113,7 +113,7 @@ class RowGrammars:
         ticket = service.prepare_later(structured, request.client.name, on_done)
         return lambda: service.cancel(ticket)
 
-    def hold(self, request: Request, is_open: Callable[[str], bool]) -> bool:
+    def acquire(self, request: Request, is_open: Callable[[str], bool]) -> bool:
         """Keep a request's grammar for as long as the request is open; False if it is not compiled yet.
 
         It raises InvalidRequestError or RequestFailedError if the grammar was refused.
@@ -123,7 +123,7 @@ class RowGrammars:
             return True
         service = self._made_service()
         service.rows.wait(0)  # a process whose rows have all ended is free for others once it has answered
-        return service.hold(request.request_id, structured, is_open, request.client.name)
+        return service.acquire(request.request_id, structured, is_open, request.client.name)
 
     def open(self, opened: OpenedRow) -> None:
         """Start a row; its history may hold output already."""
@@ -184,9 +184,9 @@ class RowGrammars:
             self._set(step, asking, ready)
         if ready.all():
             return _NONE_GIVEN
-        held = frozenset(asking.numbers[~ready].tolist())
-        step.hold(held)
-        return GivenMasks(self._stuck(asking, failed), held)
+        deferred = frozenset(asking.numbers[~ready].tolist())
+        step.defer(deferred)
+        return GivenMasks(self._stuck(asking, failed), deferred)
 
     def give_all(self, step: Step) -> bool:
         """Set the masks on their step if all are there, without waiting; False, and nothing is set, otherwise."""

@@ -191,7 +191,7 @@ class EngineLoop:
     def _add(self, core: EngineCore, command: Add) -> None:
         request = command.request
         try:
-            if not core.holds_grammar(request):
+            if not core.acquire_grammar(request):
                 self._compile(core, command)
                 return
             core.add(request)

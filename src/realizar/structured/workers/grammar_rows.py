@@ -22,7 +22,7 @@ class KnownGrammar:
     Attributes:
         memory_bytes: memory that compiling it and its masks have taken, in one worker.
         number: its name in messages.
-        holders: clients of the requests that use it or will use it, by request id.
+        users: clients of the requests that use it or will use it, by request id.
         is_dropped: no row follows it, and none will.
         compiled_in: a worker that has compiled it and that nobody uses yet.
         copies: workers that have it.
@@ -37,7 +37,7 @@ class KnownGrammar:
     structured: StructuredOutput
     memory_bytes: int = 0
     number: int = field(default_factory=lambda: next(_NUMBERS))
-    holders: dict[str, str] = field(default_factory=dict)
+    users: dict[str, str] = field(default_factory=dict)
     num_rows: int = 0
     is_dropped: bool = False
     compiled_in: Worker | None = None
@@ -56,7 +56,7 @@ class KnownGrammar:
 
     @property
     def idle(self) -> bool:
-        return not self.holders and not self.num_rows
+        return not self.users and not self.num_rows
 
 
 @dataclass(eq=False, slots=True)

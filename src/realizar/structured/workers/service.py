@@ -112,14 +112,14 @@ class GrammarService:
         """Cancel a ticket. If no other request waits for its grammar, it is not compiled. Idempotent."""
         self._queue.cancel(ticket)
 
-    def hold(
+    def acquire(
         self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool], client: str = ""
     ) -> bool:
         """Hold a compiled grammar for a request until the request has ended; False if it is not compiled.
 
         Raises InvalidRequestError or RequestFailedError where the grammar was refused.
         """
-        return self._known.hold(request_id, structured, is_open, client)
+        return self._known.acquire(request_id, structured, is_open, client)
 
     def open_row(self, structured: StructuredOutput, output: Sequence[int], begun: Sequence[int] = ()) -> GrammarRow:
         """Make a row at the grammar's begin, or after some output. The row has an error if its grammar was refused.
@@ -262,7 +262,7 @@ class GrammarService:
         self._known.refuse(grammar.structured, str(error), cause)
 
 
-# `KnownGrammars`: the compiled grammars with their holders, and the refused grammars.
+# `KnownGrammars`: the compiled grammars with their users, and the refused grammars.
 
 _MOST_REFUSALS = 1024
 _MOST_REFUSED_CHARACTERS = 16 << 20
@@ -310,17 +310,17 @@ class KnownGrammars:
                 self._refusals.move_to_end(structured)
                 raise refusal.error()
 
-    def hold(
+    def acquire(
         self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool], client: str = ""
     ) -> bool:
         with self._lock:
             self.check(structured)
             for grammar in self._all():
-                grammar.holders = {holder: whose for holder, whose in grammar.holders.items() if is_open(holder)}
+                grammar.users = {user: whose for user, whose in grammar.users.items() if is_open(user)}
             found = self._grammars.get(structured)
             if found is None:
                 return False
-            found.holders[request_id] = client
+            found.users[request_id] = client
             self._grammars.move_to_end(structured)
             return True
 
@@ -397,7 +397,7 @@ class KnownGrammars:
         """
         with self._lock:
             used = [each for each in self._all() if not each.idle]
-            held = [each for each in used if client in each.holders.values()]
+            held = [each for each in used if client in each.users.values()]
             most, most_bytes = self._limits.grammars - len(used), self._limits.total_bytes - _size_bytes(used)
             return not client or (len(held) < most and _size_bytes(held) < most_bytes)
 

@@ -49,7 +49,7 @@ def gated(net: Net, outputs: np.ndarray, inputs: np.ndarray, norm: float) -> np.
 
 
 def check_once(net: Net, device: str, splits: int, columns: int, norm: float = 1.0, undone: int = 3) -> None:
-    """One token a row: after chunks whose last tokens are uncertain, held once, and then one after the other.
+    """One token a row: after chunks whose last tokens are uncertain, deferred once, and then one after the other.
 
     norm: its weight; small values need a divisor in float16. undone: the most tokens that a step computes again, of
     which the first needs the earliest token that the ring has.
@@ -79,7 +79,7 @@ def check_once(net: Net, device: str, splits: int, columns: int, norm: float = 1
 
 
 def check_first(net: Net, device: str, splits: int) -> None:
-    """A row's first tokens one by one, each held once, while its state and ring have nothing yet that may be read."""
+    """A row's first tokens one by one, each deferred once, while state and ring have nothing yet that may be read."""
     kernels = Kernels(net, device, splits=splits, columns=padded(net.value) // 2, undone=2)
     inputs = net.inputs(6, 3)
     expected = net.run(inputs)[0]

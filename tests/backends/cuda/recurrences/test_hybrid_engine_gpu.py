@@ -186,7 +186,7 @@ def service() -> Iterator[LateService]:
 
 @pytest.mark.parametrize("name", ["convolutions", "delta-nets"])
 @pytest.mark.parametrize(("drafts", "steps_in_flight"), [(0, 2), (4, 1)])
-def test_rows_that_are_held(
+def test_rows_that_are_deferred(
     name: str, drafts: int, steps_in_flight: int, service: LateService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Masks that come several steps late, beside rows without a grammar."""
@@ -196,14 +196,14 @@ def test_rows_that_are_held(
         replace(each, sampling=replace(each.sampling, structured=grammar, stop_token_ids=(END,))) if index % 3 else each
         for index, each in enumerate(some_requests(RECIPES[name]))
     ]
-    held, hold = 0, CUDAStep.hold
+    deferred, defer = 0, CUDAStep.defer
 
     def count(self: CUDAStep, rows: Collection[int]) -> None:
-        nonlocal held
-        held += len(rows)
-        hold(self, rows)
+        nonlocal deferred
+        deferred += len(rows)
+        defer(self, rows)
 
-    monkeypatch.setattr(CUDAStep, "hold", count)
+    monkeypatch.setattr(CUDAStep, "defer", count)
     found = []
     lateness: Sequence[Callable[[Any], int]] = (lambda _: 0, lambda row: (row.slot * 7 + len(row.output) * 3) % 5)
     for late, rows in zip(lateness, (1, 6), strict=True):
@@ -214,7 +214,7 @@ def test_rows_that_are_held(
         found.append(texts(core, requests))
         core.close()
     assert found[0] == found[1]
-    assert held > 20
+    assert deferred > 20
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -51,7 +51,7 @@ def shape_of(step: ForwardInput) -> StepKind:
 
 
 def test_drafts_and_held_rows() -> None:
-    """Accepted tokens are replayed, refused ones are not, and a held row's token is computed again."""
+    """Accepted tokens are replayed, refused ones are not, and a deferred row's token is computed again."""
     filled = Filled()
     filled.step(scheduled_row(2, [1] * 5), scheduled_row(5, [1] * 3))
     filled.step(scheduled_row(2, [1], 5, drafts=[2, 3]), scheduled_row(5, [1], 3, num_uncertain=1))

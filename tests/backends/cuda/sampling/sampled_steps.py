@@ -71,20 +71,20 @@ class SampledSteps:
         self.maker.open(opened_row(row, sampling, history, min(prompt, len(history)), choice))
 
     def step(
-        self, rows: list[ScheduledRow], logits: Any, masks: dict[int, Any] | None = None, held: Collection[int] = ()
+        self, rows: list[ScheduledRow], logits: Any, masks: dict[int, Any] | None = None, deferred: Collection[int] = ()
     ) -> list[RowOutput]:
         """The outputs of rows, given the logits of their wanted tokens, float32 [tokens, vocab]."""
-        return self._run(step_input(rows, (), ()), logits, masks or {}, held)
+        return self._run(step_input(rows, (), ()), logits, masks or {}, deferred)
 
     def decode(
-        self, rows: list[int], lengths: list[int], logits: Any, masks: Any = None, held: Collection[int] = ()
+        self, rows: list[int], lengths: list[int], logits: Any, masks: Any = None, deferred: Collection[int] = ()
     ) -> list[RowOutput]:
         """The outputs of a step of decodes: rows of so many tokens, and their logits, float32 [rows, vocab]."""
         numbers, computed = np.array(rows), np.array(lengths, np.int32) - np.int32(1)
         columns = StepRows.of_decodes(numbers, numbers, computed, np.zeros(len(rows), np.int32))
-        return self._run(ForwardInput(columns, computed, (), ()), logits, masks or {}, held)
+        return self._run(ForwardInput(columns, computed, (), ()), logits, masks or {}, deferred)
 
-    def _run(self, given: ForwardInput, logits: Any, masks: Any, held: Collection[int] = ()) -> list[RowOutput]:
+    def _run(self, given: ForwardInput, logits: Any, masks: Any, deferred: Collection[int] = ()) -> list[RowOutput]:
         values = torch.as_tensor(logits).to(self.device)
         self._run_head(values)
         wanted = wanted_tokens(given)
@@ -95,7 +95,7 @@ class SampledSteps:
 
         step = CUDAStep(given, wanted, finish, self.device)
         step.set_masks(masks)
-        step.hold(held)
+        step.defer(deferred)
         return list(results_of(step.result()))
 
     def _send(self, given: ForwardInput, wanted: WantedTokens) -> None:

@@ -304,7 +304,7 @@ def test_graphs_choose_in_steps_that_read_prompts_what_launches_do() -> None:
 
 
 def test_graphs_choose_within_masks_what_launches_do() -> None:
-    """Steps in which rows have masks or none, some are held, and steps between them without masks."""
+    """Steps in which rows have masks or none, some are deferred, and steps between them without masks."""
     vocab, rows, words = 20_011, 24, 626
     graphs, launches = SampledSteps(rows, vocab, graphs=True), SampledSteps(rows, vocab)
     rng = np.random.default_rng(7)
@@ -328,21 +328,21 @@ def test_graphs_choose_within_masks_what_launches_do() -> None:
         logits = random_logits(len(numbers), vocab, step)
         masks = rng.integers(0, 1 << 32, (2 * rows, words), np.uint32)
         masked = [row for row in numbers if row % 3] if step % 5 else []
-        held = [row for row in masked if rng.random() < 0.2]
-        given = np.array([row for row in masked if row not in held], np.intp)
+        deferred = [row for row in masked if rng.random() < 0.2]
+        given = np.array([row for row in masked if row not in deferred], np.intp)
         places = rng.permutation(2 * rows)[: len(given)]
         found = []
         for each, memory in zip((graphs, launches), memories, strict=True):
             memory.masks[:] = masks
             row_masks = RowMasks(given, places, memory.masks, {})
-            found.append(each.decode(numbers, lengths[numbers].tolist(), logits, row_masks, held))
+            found.append(each.decode(numbers, lengths[numbers].tolist(), logits, row_masks, deferred))
         assert found[0] == found[1]
         for row, output in zip(numbers, found[0], strict=True):
-            assert len(output.token_ids) == (row not in held)
+            assert len(output.token_ids) == (row not in deferred)
             if row in given.tolist():
                 (token_id,), mask = output.token_ids, masks[places[given.tolist().index(row)]]
                 assert mask[token_id // 32] >> np.uint32(token_id % 32) & 1
-        lengths[[row for row in numbers if row not in held]] += 1
+        lengths[[row for row in numbers if row not in deferred]] += 1
     assert len(replayed) == 30
     for each, memory in zip((graphs, launches), memories, strict=True):
         each.maker.release()

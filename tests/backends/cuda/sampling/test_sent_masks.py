@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
-from realizar.backends.cuda.sampling.native_buffers import HELD, NO_MASK, SHARED  # noqa: E402
+from realizar.backends.cuda.sampling.native_buffers import DEFERRED, NO_MASK, SHARED  # noqa: E402
 from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSampler  # noqa: E402
 from realizar.backends.row_masks import RowMasks  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
@@ -99,7 +99,7 @@ def test_many_rows_that_share_masks_get_each_once() -> None:
 
 
 def test_places_of_masks_for_a_graph() -> None:
-    """Each sampled token's mask, or that its row is held; none are left for a later step without masks."""
+    """Each sampled token's mask, or that its row is deferred; none are left for a later step without masks."""
     table, sent = np.zeros((32, WORDS), np.uint32), torch.full((4,), NO_MASK, dtype=torch.int32)
 
     def send(places: Any) -> None:
@@ -118,15 +118,15 @@ def test_places_of_masks_for_a_graph() -> None:
         return sent.tolist() if NativeStepSampler._send_places(maker, step, np.array([2, 7, 5])) else None
 
     given = RowMasks(np.array([7]), np.array([3]), table, {})
-    are_held = np.array([False, False, True])
-    none = SimpleNamespace(masks={}, held=frozenset())
+    are_deferred = np.array([False, False, True])
+    none = SimpleNamespace(masks={}, deferred=frozenset())
     assert places(none) == [NO_MASK] * 4
-    masked = SimpleNamespace(masks=given, held=frozenset({5}), are_held=lambda _: are_held)
-    assert places(masked) == [NO_MASK, 3, HELD, NO_MASK]
+    masked = SimpleNamespace(masks=given, deferred=frozenset({5}), are_deferred=lambda _: are_deferred)
+    assert places(masked) == [NO_MASK, 3, DEFERRED, NO_MASK]
     assert places(none) == [NO_MASK] * 4
     maker._rows.min_tokens[7] = 1
     assert places(masked) is None
-    assert places(SimpleNamespace(masks={7: table[0]}, held=frozenset())) is None
+    assert places(SimpleNamespace(masks={7: table[0]}, deferred=frozenset())) is None
 
 
 @pytest.mark.gpu

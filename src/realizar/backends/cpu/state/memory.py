@@ -4,7 +4,7 @@ A row's live state is what its layers keep after the tokens that are certain. Th
 of a step and the one before them, lie in the row's replay buffer as what each of them does to the state. A step of the
 row may begin after any of them: kernels first apply those that come before it, then go on with the step's own tokens.
 That is the same arithmetic in the same order as if the refused ones had never been there, so drafts, rows that were
-held, chunks and batches all leave the same bits.
+deferred, chunks and batches all leave the same bits.
 
 A kernel does, for each row of a step, in this order (fields of `state/rows.py`; L is its part of the row's live state,
 R its part of the replay buffer):

@@ -51,10 +51,10 @@ class HostStepSampler:
     def finish(self, step: CUDAStep, parts: Iterable[range], pool: PoolRows) -> FinishedStep:
         columns, wanted = step.forward_input.columns, step.wanted
         kept: NDArray[np.bool_] | None = None
-        if step.held:
+        if step.deferred:
             kept = np.ones(len(wanted.tokens), np.bool_)
-            kept[: wanted.num_sampled] = ~step.are_held(columns.numbers[wanted.rows[: wanted.num_sampled]])
-            columns = columns.without_sampling(step.held)
+            kept[: wanted.num_sampled] = ~step.are_deferred(columns.numbers[wanted.rows[: wanted.num_sampled]])
+            columns = columns.without_sampling(step.deferred)
         sampler, first = self._sampler.begin(columns, step.masks), 0
         for part in parts:
             logits = self._space.logits[: len(part)].cpu().numpy()

@@ -13,7 +13,7 @@ from realizar.backends.cuda.sampling.native_rows import NativeRows, table_places
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 
 _CHOICE, _DRAFTED, _QUERY, _NEAR = 8, 4, 4, 8  # integers of a record
-NO_MASK, HELD = -1, -2  # in place of a mask
+NO_MASK, DEFERRED = -1, -2  # in place of a mask
 SHARED = 1 << 24  # from this number of a mask on: a line of the table that `read_shared` was given
 MOST_IN_GRAPH = 20  # most probable ids that a query of a graph can list, as many as OpenAI's API
 _MOST_DRY = 192 << 20
@@ -33,7 +33,7 @@ class NativeBuffers:
         lines: float64 [selected, 3 + 2 * MOST_IN_GRAPH], the log-probabilities that graphs find.
         choices, queries: int32 [selected, fields], records of a step (`Choice`, `Query` of sampling/rows.cu).
         drafted: the same of rows, in a step with drafts.
-        mask_places: int32 [selected], the place of each token's mask in a step that graphs sample, NO_MASK or HELD.
+        mask_places: int32 [selected], the place of each token's mask in a step that graphs sample, NO_MASK or DEFERRED.
         draft_table: int32 [rows, 1 + drafts], room for the sampled tokens that stand.
         tables: uint8, `Tables` of sampling/rows.cu.
     """

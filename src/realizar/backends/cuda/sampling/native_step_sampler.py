@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.native.sampling.source import MOST_LISTED
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
-from realizar.backends.cuda.sampling.native_buffers import HELD, MOST_IN_GRAPH, NO_MASK, SHARED, NativeBuffers
+from realizar.backends.cuda.sampling.native_buffers import DEFERRED, MOST_IN_GRAPH, NO_MASK, SHARED, NativeBuffers
 from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY, MIROSTAT, NativeRows
@@ -135,7 +135,7 @@ class NativeStepSampler:
             count, flags = self._send_choices(step, numbers, none, positions, none)
             if count:
                 self._sample(count, flags)
-        self._rows.outputs[numbers[~step.are_held(numbers)] if step.held else numbers] += 1
+        self._rows.outputs[numbers[~step.are_deferred(numbers)] if step.deferred else numbers] += 1
         return made[:, None]
 
     def _replay(self, step: CUDAStep, numbers: Integers, positions: Integers) -> bool:
@@ -156,7 +156,7 @@ class NativeStepSampler:
     def _send_places(self, step: CUDAStep, numbers: Integers) -> bool:
         """Send the place of each token's mask for a graph; False where a mask must be changed."""
         rows, given = self._rows, step.masks
-        if not given and not step.held:
+        if not given and not step.deferred:
             if self._has_places:
                 self._buffers.mask_places.fill_(NO_MASK)
                 self._has_places = False
@@ -168,8 +168,8 @@ class NativeStepSampler:
             if rows.forbids_ends and np.count_nonzero(rows.outputs[numbers] < rows.min_tokens[numbers]):
                 return False
             self._place_masks(given, numbers, places)
-        if step.held:
-            places[step.are_held(numbers)] = HELD
+        if step.deferred:
+            places[step.are_deferred(numbers)] = DEFERRED
         self._buffers.send_places(places)
         self._has_places = True
         return True
@@ -244,12 +244,12 @@ class NativeStepSampler:
             for place in range(most + 1) if one_by_one else (None,):
                 self._pick(count, flags, place, drafted=True)
         firsts = np.cumsum(drafts + 1) - (drafts + 1)
-        settled = np.where(step.are_held(rows), _NO_ROW, rows)
+        settled = np.where(step.are_deferred(rows), _NO_ROW, rows)
         self._send((settled, firsts, drafts, tokens[firsts] + 1), self._buffers.drafted)
         self._kernels.settle(self._buffers, len(rows), most)
         if count:
             self._finish(count, flags)
-        self._rows.outputs[rows[(drafts == 0) & ~step.are_held(rows)]] += 1
+        self._rows.outputs[rows[(drafts == 0) & ~step.are_deferred(rows)]] += 1
         return self._buffers.draft_table[: len(rows) * (most + 1)].view(-1, most + 1)
 
     def _send_choices(
@@ -269,7 +269,7 @@ class NativeStepSampler:
             if step.masks:
                 self._send_masks(step, numbers, places, ends_early, masks)
             flags[ends_early | (masks >= 0)] |= ADJUST
-        flags[step.are_held(numbers)] = 0
+        flags[step.are_deferred(numbers)] = 0
         special = flags.nonzero()[0]
         if not special.size:
             return 0, 0

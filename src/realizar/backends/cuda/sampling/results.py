@@ -89,10 +89,10 @@ class PendingResult:
             sampled = np.full((len(columns), made.shape[1]), NOT_SAMPLED, np.int32)
             sampled[step.wanted.sampled_rows] = made
         if not step.wanted.num_drafts and made.min(initial=0) >= 0:
-            if step.held:
-                sampled[step.are_held(columns.numbers)] = NOT_SAMPLED
+            if step.deferred:
+                sampled[step.are_deferred(columns.numbers)] = NOT_SAMPLED
             return sampled, {}
-        samples = columns.samples & (columns.num_tokens > 0) & ~step.are_held(columns.numbers)
+        samples = columns.samples & (columns.num_tokens > 0) & ~step.are_deferred(columns.numbers)
         counts, ended = ((sampled[:, 0] >= 0) & samples).astype(np.intp), np.zeros(len(columns), np.bool_)
         drafted = samples & (columns.num_drafts > 0)
         if drafted.any():

@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(128) list_choices(const Tables* tab
     if (mask >= 0) {
       c.mask = mask;
       c.flags |= ADJUST;
-    } else if (mask == HELD) {
+    } else if (mask == DEFERRED) {
       c.flags = 0;
     }
   }

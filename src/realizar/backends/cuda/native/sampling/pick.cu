@@ -85,7 +85,8 @@ extern "C" __global__ void __launch_bounds__(256) pick_ids(
   if (!drafted) settle(t, Drafted{c.row, c.index, 0, 0});
 }
 
-// A step with drafts: table [rows, 1 + most] gets the choices that stand, none of a held row, whose number is below 0.
+// A step with drafts: table [rows, 1 + most] gets the choices that stand, none of a deferred row, whose number is
+// below 0.
 // Grid: blocks of 128 rows that choose.
 extern "C" __global__ void __launch_bounds__(128) settle_rows(
     const Tables* tables, const Drafted* rows, int count, int* table, int most) {

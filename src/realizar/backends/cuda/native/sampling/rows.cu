@@ -34,7 +34,7 @@ typedef unsigned long long u64;
 
 #define NO_MASK -1
 #define SHARED (1 << 24) // from this number of a mask on: a line of `shared_masks`
-#define HELD -2         // in place of a mask: the row samples nothing
+#define DEFERRED -2         // in place of a mask: the row samples nothing
 #define NOT_REACHED -2
 #define NONE_ALLOWED -3
 
@@ -65,7 +65,7 @@ struct Cut { u64 low, high, typical; float mean; int summed; };
 // `size`: how many, of which no more than ROOM are kept. `arrivals`: spans that are in the histogram.
 struct Near { int extent, size, first, end, kept, kept_end, arrivals; float mean; };
 
-// `mask_places`: the mask of each choice of list_choices, NO_MASK or HELD. `shared_masks`: in the host's memory.
+// `mask_places`: the mask of each choice of list_choices, NO_MASK or DEFERRED. `shared_masks`: in the host's memory.
 struct Tables {
   const float* logits; const float* tops; const int* top_ids;
   float* adjusted; float* adjusted_tops; int* adjusted_ids;

@@ -1,4 +1,4 @@
-"""Rows whose masks are late: they are held for a step, their texts stay the same, and nobody waits for them."""
+"""Rows whose masks are late: they are deferred for a step, their texts stay the same, and nobody waits for them."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def late(service: LateService, monkeypatch: pytest.MonkeyPatch) -> LateService:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rows that are held, by step with any."""
+def deferred(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows that are deferred, by step with any."""
     counts: list[int] = []
-    hold = ScriptedStep.hold
+    defer = ScriptedStep.defer
 
     def note(self: ScriptedStep, rows: Any) -> None:
         counts.append(len(rows))
-        hold(self, rows)
+        defer(self, rows)
 
-    monkeypatch.setattr(ScriptedStep, "hold", note)
+    monkeypatch.setattr(ScriptedStep, "defer", note)
     return counts
 
 
@@ -76,39 +76,39 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("windows", [(None,), (6,), (5, None)], ids=str)
-def test_texts_of_held_rows_are_the_same(
-    late: LateService, held: list[int], options: dict[str, Any], windows: tuple[int | None, ...]
+def test_texts_of_deferred_rows_are_the_same(
+    late: LateService, deferred: list[int], options: dict[str, Any], windows: tuple[int | None, ...]
 ) -> None:
     backend = ScriptedBackend(windows, num_blocks=(64,) * len(windows), num_ids=4)
     core = new_engine(backend, lambda: late, **options)
     check_mixed(core, num_ids=4, windows=windows)
-    assert len(held) > 10
+    assert len(deferred) > 10
     core.close()
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_states_of_held_rows_are_the_same(late: LateService, held: list[int], options: dict[str, Any]) -> None:
+def test_states_of_deferred_rows_are_the_same(late: LateService, deferred: list[int], options: dict[str, Any]) -> None:
     """A token that is computed again is once in its row's state, and so are drafts that were right."""
     backend = ScriptedBackend(num_ids=4, num_blocks=(24,), max_rows=6, context_length=80, num_snapshots=4)
     core = new_engine(backend, lambda: late, **options)
     check_mixed(core, num_ids=4, has_state=True)
-    assert len(held) > 10
+    assert len(deferred) > 10
     assert core.counts.preemptions > 0
     core.close()
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_held_rows_may_be_preempted(late: LateService, held: list[int], steps_in_flight: int) -> None:
+def test_deferred_rows_may_be_preempted(late: LateService, deferred: list[int], steps_in_flight: int) -> None:
     backend = ScriptedBackend(num_blocks=(20,), max_rows=6, context_length=80)
     core = new_engine(backend, lambda: late, steps_in_flight=steps_in_flight)
     check_mixed(core)
     assert core.counts.preemptions > 0
-    assert len(held) > 10
+    assert len(deferred) > 10
     core.close()
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_held_rows_may_leave(late: LateService, held: list[int], steps_in_flight: int) -> None:
+def test_deferred_rows_may_leave(late: LateService, deferred: list[int], steps_in_flight: int) -> None:
     """Requests that are aborted while their masks are due; their rows serve others."""
     core = new_engine(ScriptedBackend(), lambda: late, steps_in_flight=steps_in_flight)
     left: set[str] = set()
@@ -128,19 +128,19 @@ def test_held_rows_may_leave(late: LateService, held: list[int], steps_in_flight
         core.add(requests[-1])
     outputs = run_out(core, disturb)
     assert left
-    assert held
+    assert deferred
     for request in requests:
         assert tokens_of(outputs[request.request_id]) == alone(request)
     core.close()
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_choices_of_one_request_are_held_each(late: LateService, held: list[int], steps_in_flight: int) -> None:
+def test_choices_of_one_request_are_deferred_each(late: LateService, deferred: list[int], steps_in_flight: int) -> None:
     structured, _ = GRAMMARS["regex"]
     texts: list[dict[int, list[int]]] = []
     for lateness in (lambda _row: 0, late.lateness):
         late.lateness = lateness  # type: ignore[method-assign]
-        held.clear()
+        deferred.clear()
         core = new_engine(ScriptedBackend(), lambda: late, steps_in_flight=steps_in_flight)
         core.add(structured_request("n", [1, 2], SamplingParams(n=4, seed=1, structured=structured)))
         found: dict[int, list[int]] = {}
@@ -148,7 +148,7 @@ def test_choices_of_one_request_are_held_each(late: LateService, held: list[int]
             found.setdefault(output.choice, []).extend(output.token_ids)
         texts.append(found)
         core.close()
-    assert held
+    assert deferred
     assert texts[0] == texts[1]
 
 
@@ -178,7 +178,7 @@ def test_a_late_row_delays_nobody(late: LateService, monkeypatch: pytest.MonkeyP
     core.close()
 
 
-def test_prompt_logprobs_of_a_held_row_come_once(late: LateService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_logprobs_of_a_deferred_row_come_once(late: LateService, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of the step in which its prompt was read."""
     structured, _ = GRAMMARS["choice"]
     sampling = SamplingParams(temperature=0.0, structured=structured, prompt_logprobs=2, logprobs=1)
@@ -281,7 +281,7 @@ class FullStep(ScriptedStep):
 
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("full_at", range(4, 14))
-def test_a_step_with_held_rows_may_be_given_up(late: LateService, full_at: int, early: bool) -> None:
+def test_a_step_with_deferred_rows_may_be_given_up(late: LateService, full_at: int, early: bool) -> None:
     """Its rows start again in smaller steps, each counted once."""
     backend = OnceFullBackend(num_ids=4)
     backend.full_at, backend.early = full_at, early
@@ -312,20 +312,20 @@ def test_patience_with_rows_that_are_all_late_ends() -> None:
     assert patience.left_s(0.3, 64, 64) < 0
 
 
-def test_the_row_alone_in_its_steps_is_held(late: LateService, held: list[int]) -> None:
+def test_the_row_alone_in_its_steps_is_deferred(late: LateService, deferred: list[int]) -> None:
     core = new_engine(ScriptedBackend(), lambda: late, steps_in_flight=2)
     structured, _ = GRAMMARS["regex"]
     request = structured_request("only", [1], SamplingParams(temperature=1.0, seed=5, structured=structured))
     core.add(replace(request))
     assert tokens_of(run_out(core)["only"]) == alone(request)
-    assert held
+    assert deferred
     core.close()
 
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_requests_come_and_leave_while_all_masks_are_due(
-    monkeypatch: pytest.MonkeyPatch, held: list[int], steps_in_flight: int, window: int | None
+    monkeypatch: pytest.MonkeyPatch, deferred: list[int], steps_in_flight: int, window: int | None
 ) -> None:
     """A grammar's process that stands still keeps neither a new request waiting nor one from leaving."""
     monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
@@ -342,9 +342,9 @@ def test_requests_come_and_leave_while_all_masks_are_due(
     assert pids
     for _ in range(5):
         outputs += stepped(core)
-    held.clear()
+    deferred.clear()
     outputs += stepped(core)
-    assert held == [2]
+    assert deferred == [2]
     core.abort("leaving")
     plain = Request("plain", (4, 5), SamplingParams(temperature=0), 20)
     core.add(plain)
@@ -353,9 +353,9 @@ def test_requests_come_and_leave_while_all_masks_are_due(
     assert tokens_of([each for each in outputs if each.request_id == "plain"]) == expected_tokens(
         (4, 5), (window,), plain.sampling, 20
     )
-    held.clear()
+    deferred.clear()
     outputs += stepped(core)
-    assert held == [1]
+    assert deferred == [1]
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     monkeypatch.undo()  # else steps that sample nothing are run as fast as can be
@@ -369,7 +369,7 @@ def test_a_row_that_ended_while_it_was_held_makes_room() -> None:
     limited = GrammarService(GRAMMAR_TOKENS, limits=WorkerLimits(grammars=1, stall_s=10 * HANG_S))
     core = new_engine(ScriptedBackend(), lambda: limited, steps_in_flight=2)
     (first, _), (second, _) = GRAMMARS["regex"], GRAMMARS["choice"]
-    core.add(structured_request("held", (1, 2), SamplingParams(structured=first)))
+    core.add(structured_request("deferred", (1, 2), SamplingParams(structured=first)))
     core.add(Request("plain", (3, 4), SamplingParams(temperature=0.0), 20))
     for _ in range(4):
         stepped(core)
@@ -378,7 +378,7 @@ def test_a_row_that_ended_while_it_was_held_makes_room() -> None:
     stepped(core)
     memory = limited.rows.memory
     assert (memory.asked != memory.answered).any()
-    core.abort("held")
+    core.abort("deferred")
     run_out(core)
     assert not grammar.num_rows
     for pid in pids:

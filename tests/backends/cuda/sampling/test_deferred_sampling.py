@@ -1,4 +1,4 @@
-"""Rows that are held sample nothing, and their samplers stay as they are: on the host, and on a GPU by CUDA kernels."""
+"""Rows that are deferred sample nothing, and their samplers stay as they are: on the host, and by CUDA kernels."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def texts(on_host: bool, *, hold: bool, drafts: int = 0) -> list[list[tuple[int, ...]]]:
-    """The sampled tokens of rows in some steps with masks, each row held once before it samples if `hold`.
+def texts(on_host: bool, *, defer: bool, drafts: int = 0) -> list[list[tuple[int, ...]]]:
+    """The sampled tokens of rows in some steps with masks, each row deferred once before it samples if `defer`.
 
     Args:
-        drafts: of one more row, which stands beside held rows and is not held itself.
+        drafts: of one more row, which stands beside deferred rows and is not deferred itself.
     """
     rng, count = np.random.default_rng(5), 2 * len(ROWS)
     steps = SampledSteps(count + 1, VOCAB, on_host=on_host, places=1 + drafts)
@@ -43,16 +43,16 @@ def texts(on_host: bool, *, hold: bool, drafts: int = 0) -> list[list[tuple[int,
         logits = torch.from_numpy(rng.standard_normal((count, VOCAB)).astype(np.float32) * 2)
         masks = {row: rng.integers(0, 1 << 32, 10, dtype=np.uint32) | np.uint32(1 << 7) for row in range(count)}
         rows = [scheduled_row(row, (1,), 8 + step, True) for row in range(count)]
-        if hold:
-            for held in (range(0, count, 2), range(1, count, 2)):
+        if defer:
+            for deferred in (range(0, count, 2), range(1, count, 2)):
                 several = [scheduled_row(count, (1,), 8 + 2 * step, True, drafts=[5] * drafts)] if drafts else []
                 beside = torch.ones((1 + drafts if drafts else 0, VOCAB))
-                given = torch.cat([logits[list(held)], beside])
-                outputs = steps.step([*(rows[row] for row in held), *several], given, held=held)
-                assert all(output.token_ids == (0,) for output in outputs[len(held) :])
-                assert [(output.token_ids, output.logprobs, output.error) for output in outputs[: len(held)]] == [
+                given = torch.cat([logits[list(deferred)], beside])
+                outputs = steps.step([*(rows[row] for row in deferred), *several], given, deferred=deferred)
+                assert all(output.token_ids == (0,) for output in outputs[len(deferred) :])
+                assert [(output.token_ids, output.logprobs, output.error) for output in outputs[: len(deferred)]] == [
                     ((), (), None)
-                ] * len(held)
+                ] * len(deferred)
         for row, output in enumerate(steps.step(rows, logits, masks)):
             found[row].append(output.token_ids)
     return found
@@ -61,4 +61,4 @@ def texts(on_host: bool, *, hold: bool, drafts: int = 0) -> list[list[tuple[int,
 @pytest.mark.parametrize("on_host", [True, pytest.param(False, marks=NATIVE)])
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_held_rows_choose_the_same_later(on_host: bool, drafts: int) -> None:
-    assert texts(on_host, hold=True, drafts=drafts) == texts(on_host, hold=False)
+    assert texts(on_host, defer=True, drafts=drafts) == texts(on_host, defer=False)
