@@ -39,11 +39,11 @@ class StopRule:
         self._many_stop_ids.pop(row, None)
 
     def stops(
-        self, rows: NDArray[np.intp], token_ids: NDArray[np.int32], places: NDArray[np.integer]
+        self, rows: NDArray[np.intp], token_ids: NDArray[np.int32], positions: NDArray[np.integer]
     ) -> NDArray[np.bool_]:
         """bool [rows, tokens], true where a token of int32 [rows, tokens] ends its row's output.
 
-        `places`, [rows, tokens], say how many tokens lie before each, counted as in `least_tokens`.
+        `positions`, [rows, tokens], say how many tokens lie before each, counted as in `least_tokens`.
         """
         found: NDArray[np.bool_]
         stop_ids = self._stop_ids.take(rows, axis=0)
@@ -54,13 +54,13 @@ class StopRule:
         for row, many in self._many_stop_ids.items():
             at = rows == row
             found[at] = np.isin(token_ids[at], many)
-        return found & (places >= self._least_tokens[rows][:, None])
+        return found & (positions >= self._least_tokens[rows][:, None])
 
     def kept(
-        self, rows: NDArray[np.intp], sampled: NDArray[np.int32], places: NDArray[np.integer]
+        self, rows: NDArray[np.intp], sampled: NDArray[np.int32], positions: NDArray[np.integer]
     ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
         """`up_to_end` by stop ids alone, and bool [rows], true where the last token that is kept ends the output."""
-        stops = self.stops(rows, sampled, places)
+        stops = self.stops(rows, sampled, positions)
         counts = up_to_end(sampled, stops)
         return counts, stops[np.arange(len(rows)), counts - 1] & (counts > 0)
 

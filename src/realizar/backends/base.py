@@ -28,7 +28,7 @@ class ForwardInput:
     Attributes:
         columns: the rows in the order of their tokens.
         positions: int32 [tokens].
-        slot_mapping: per cache group of blocks int32 [tokens], block * block_size + place in it.
+        slot_mapping: per cache group of blocks int32 [tokens], block * block_size + offset in it.
         block_tables: per cache group of blocks int32 [rows, blocks], entry j holding positions j * block_size and on;
             entries of blocks that are out of a window are never read.
         state_moves: copies of states that the step makes.

@@ -1,7 +1,7 @@
 """`BlockKeys`: names for the contents of a sequence's full blocks. numpy only.
 
 A block's KV depends on its tokens, on all tokens before them, and on whatever else the request brings. Its key is
-SHA-256 over the key of the block before, its own token ids, and place and digest of each embedding that the request
+SHA-256 over the key of the block before, its own token ids, and offset and digest of each embedding that the request
 brings for one of them; the first block follows a key of the salt. No two histories with one key can be made, so that a
 hit never shows one client the contents of another's block.
 """
@@ -45,7 +45,7 @@ class BlockKeys:
 
 def _given(run: PromptEmbeddings, start: int, end: int) -> bytes:
     at = range(max(run.start, start), min(run.end, end))
-    places = [(token - start, (token - run.start) * DIGEST_BYTES) for token in at]
+    offsets = [(token - start, (token - run.start) * DIGEST_BYTES) for token in at]
     return b"".join(
-        [place.to_bytes(4, "little") + run.digests[first : first + DIGEST_BYTES] for place, first in places]
+        [offset.to_bytes(4, "little") + run.digests[first : first + DIGEST_BYTES] for offset, first in offsets]
     )

@@ -281,8 +281,8 @@ class KVCacheManager:
         """Per cache group int32 [tokens]: the slots of the tokens at `positions` of `rows`, both [tokens]."""
         size = np.int32(self._block_size)
         index = (positions // size).astype(np.intp)
-        place = positions % size
-        return tuple([group.tables[rows, index] * size + place for group in self._groups])
+        offsets = positions % size
+        return tuple([group.tables[rows, index] * size + offsets for group in self._groups])
 
     def audit(self) -> tuple[BlockCounts, ...]:
         """Prove the counts of blocks and references, and that snapshots have their blocks, else raise RuntimeError."""

@@ -341,14 +341,14 @@ class OpenSequences:
     def in_turn(self, rows: Rows, most: int) -> Rows:
         """As many of the rows, intp [rows], of each client as it has and others may have, in their order, in turn."""
         taken: Counter[str] = Counter()
-        places = np.zeros(len(rows))
+        turns = np.zeros(len(rows))
         oldest = np.argsort(self._table.chosen[rows], kind="stable")
         for index in oldest.tolist():
             if (sequence := self.in_rows[rows[index]]) is not None:
                 client = sequence.request.client
                 taken[client.name] += 1
-                places[index] = taken[client.name] / client.weight
-        chosen = oldest[np.argsort(places[oldest], kind="stable")[:most]]
+                turns[index] = taken[client.name] / client.weight
+        chosen = oldest[np.argsort(turns[oldest], kind="stable")[:most]]
         self._table.chosen[rows[chosen]] = self._num_chosen + np.arange(len(chosen))
         self._num_chosen += len(chosen)
         return rows[np.sort(chosen)]

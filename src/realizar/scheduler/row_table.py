@@ -179,9 +179,9 @@ class RowTable:
 
     def computed_again(self, step: StepRows, rows: NDArray[np.bool_]) -> StepRows:
         """The step, in which some decodes, bool [rows], compute the last known token of their row."""
-        numbers, places = step.numbers[rows], step.starts[:-1][rows]
+        numbers, firsts = step.numbers[rows], step.starts[:-1][rows]
         token_ids, computed = step.token_ids.copy(), step.num_computed_tokens.copy()
-        token_ids[places] = self.token_ids[numbers, self.num_known[numbers] - 1]
+        token_ids[firsts] = self.token_ids[numbers, self.num_known[numbers] - 1]
         computed[rows] -= 1
         return self._with_given(replace(step, token_ids=token_ids, num_computed_tokens=computed))
 
@@ -191,16 +191,16 @@ class RowTable:
         `sampled` is int32 [rows, 1 + drafts], at least one token of each row, NOT_SAMPLED after its last.
         """
         known, width = self.num_known[rows], sampled.shape[1]
-        places: Column = np.add(known[:, None], np.arange(width, dtype=np.int32))
-        stops = self._stop_rule.stops(rows, sampled, places)
-        full = places + 1 >= self.most_tokens[rows][:, None]
+        positions: Column = np.add(known[:, None], np.arange(width, dtype=np.int32))
+        stops = self._stop_rule.stops(rows, sampled, positions)
+        full = positions + 1 >= self.most_tokens[rows][:, None]
         if width == 1:
             counts, stopped, is_full = np.ones(len(rows), np.intp), stops[:, 0], full[:, 0]
             self.token_ids[rows, known] = sampled[:, 0]
         else:
             counts = up_to_end(sampled, stops | full)
-            index, place = (np.arange(width) < counts[:, None]).nonzero()
-            self.token_ids[rows[index], places[index, place]] = sampled[index, place]
+            index, at = (np.arange(width) < counts[:, None]).nonzero()
+            self.token_ids[rows[index], positions[index, at]] = sampled[index, at]
             last = np.arange(len(rows)), counts - 1
             stopped, is_full = stops[last], full[last]
         self.num_known[rows] = known + counts

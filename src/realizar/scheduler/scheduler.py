@@ -467,7 +467,9 @@ class Scheduler:
             return False
         own = sequence.keys.of(sequence.token_ids)
         if cache.has_state:
-            ends = [(other, place) for other in self._open.running for place in other.places if found < place <= most]
+            ends = [
+                (other, at) for other in self._open.running for at in other.snapshot_positions if found < at <= most
+            ]
         else:
             ends = [(other, found + size) for other in self._open.about_to_compute(found + size)]
         indices = [(other, end // size - 1) for other, end in ends if cache.lets_find(other.own_row)]

@@ -24,7 +24,7 @@ class Sequence:
         most_tokens: number of tokens at which no further one is wanted.
         row: from its first step on; a preempted sequence keeps it, and with it the sampler's state.
         num_queried: prompt positions whose log-probabilities have been asked for.
-        places: numbers of tokens, ascending and not computed yet, after each of which a snapshot is to be taken.
+        snapshot_positions: numbers of tokens, ascending and not computed yet, after each of which a snapshot is taken.
         num_cached_tokens: prompt tokens found in the prefix cache when it first entered a step.
     """
 
@@ -35,7 +35,7 @@ class Sequence:
         self.turn = 0.0
         self.row: int | None = None
         self.num_queried = self.num_cached_tokens = 0
-        self.places: tuple[int, ...] = ()
+        self.snapshot_positions: tuple[int, ...] = ()
         self.snapshots = NO_SNAPSHOTS
         self.scheduled_s: float | None = None
         self._table = table
@@ -107,7 +107,11 @@ class Sequence:
     def num_chunk_tokens(self) -> int:
         """Tokens that the next step may compute: those before the next sampled one, or up to the next snapshot."""
         remaining = self.num_remaining_tokens
-        return min(remaining, self.places[0] - self.num_computed_tokens) if self.places else remaining
+        return (
+            min(remaining, self.snapshot_positions[0] - self.num_computed_tokens)
+            if self.snapshot_positions
+            else remaining
+        )
 
     @property
     def most_cached_tokens(self) -> int:

@@ -2,8 +2,8 @@
 
 A snapshot pays where another prompt is likely to part from this one: at the end of a message, since conversations are
 edited, branched and continued there; before the generation prompt, since templates drop earlier reasoning; and where
-two prompts were seen to part. Messages may be long, so that some places lie between. Of a prompt without messages that
-nothing shares yet, the end is no place: a step would be spent on each prompt that never comes again.
+two prompts were seen to part. Messages may be long, so that some positions lie between. Of a prompt without messages
+that nothing shares yet, the end is none: a step would be spent on each prompt that never comes again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SHARE = 4  # of all snapshots, one request may take one in so many
 _CUTS_OF_A_STEP = 8
 
 
-class SnapshotPlaces:
-    """Chooses places, all of them ends of blocks. Without room for snapshots there are none.
+class SnapshotPositions:
+    """Chooses positions, all of them ends of blocks. Without room for snapshots there are none.
 
     A request takes a quarter of the snapshots at most, so that one long prompt leaves those of others. A step ends at
-    every place, and a step costs at least a pass through the weights: places of messages keep an eighth of a full
+    every position, and a step costs at least a pass through the weights: positions of messages keep an eighth of a full
     step's tokens apart, and from the snapshot that the prompt starts from, so that a few short turns share one and the
-    next turn computes some of them again. Between messages there is a place after each full step's tokens, where chunks
-    would end anyway, or so many that a prompt as long as the context has enough of them.
+    next turn computes some of them again. Between messages there is a position after each full step's tokens, where
+    chunks would end anyway, or so many that a prompt as long as the context has enough of them.
     """
 
     def __init__(self, num_snapshots: int, block_size: int, context_length: int, max_step_tokens: int) -> None:
@@ -64,19 +64,19 @@ class SnapshotPlaces:
             return ()
         end = (num_tokens - 1) // self._size * self._size
         ends = sorted({min(mark, end) // self._size * self._size for mark in marks if 0 < mark <= num_tokens})
-        ends = [place for place in ends if place]
+        ends = [position for position in ends if position]
         # After the last message there is a generation prompt, or a text that no mark ends.
         last = ends[-1] if ends and end - ends[-1] < self._gap else end
         parted = min(prefix.num_matched_tokens, end)
         wanted = [*([last] if ends or is_shared else ()), parted, *ends[:1]]
         least = prefix.num_tokens + self._gap if prefix.num_tokens else 1
-        fixed = [place for place in dict.fromkeys(wanted) if place >= least][: self._most]
+        fixed = [position for position in dict.fromkeys(wanted) if position >= least][: self._most]
         interval = self._interval(step_tokens)
         between = range(interval, end, interval)
         gap = self._gap
-        while len(places := _spread(fixed, (ends, between), prefix.num_tokens, gap)) > self._most:
+        while len(positions := _spread(fixed, (ends, between), prefix.num_tokens, gap)) > self._most:
             gap *= 2
-        return tuple(places)
+        return tuple(positions)
 
     def _interval(self, step_tokens: int | None) -> int:
         step = self._max_step_tokens
@@ -89,16 +89,16 @@ class SnapshotPlaces:
 
 
 def _spread(fixed: ListOf[int], others: Iterable[ListOf[int]], start: int, gap: int) -> list[int]:
-    """Fixed places, and of each list of others, the last first, those beyond `start` with a gap to all before them."""
-    places = sorted(fixed)
+    """Fixed positions, and of each list of others, the last first, those past `start` with a gap to all before them."""
+    positions = sorted(fixed)
     for each in others:
-        for place in reversed(each):
-            index = bisect.bisect_left(places, place)
-            before = places[index - 1] if index else start
-            after = places[index] if index < len(places) else place + gap
-            if place - before >= gap and after - place >= gap:
-                places.insert(index, place)
-    return places
+        for position in reversed(each):
+            index = bisect.bisect_left(positions, position)
+            before = positions[index - 1] if index else start
+            after = positions[index] if index < len(positions) else position + gap
+            if position - before >= gap and after - position >= gap:
+                positions.insert(index, position)
+    return positions
 
 
 class StateCopies:
@@ -119,7 +119,7 @@ class StateCopies:
         self._cache, self._open, self._deltas, self._pace = cache, open_sequences, deltas, pace
         counts = cache.snapshots.counts
         most = counts.total + counts.host_total
-        self._places = SnapshotPlaces(most, cache.block_size, context_length, max_step_tokens)
+        self._positions = SnapshotPositions(most, cache.block_size, context_length, max_step_tokens)
 
     def start(self, sequence: Sequence, prefix: Prefix, plan: Plan) -> None:
         """A sequence starts from a prefix: choose where its chunks are to end, so that snapshots are taken there."""
@@ -128,7 +128,7 @@ class StateCopies:
         if prefix.snapshot is not None:
             plan.restored[sequence] = prefix.snapshot
         request = sequence.request
-        places = self._places.of_prompt(
+        positions = self._positions.of_prompt(
             request.num_prompt_tokens,
             request.prompt_marks,
             prefix,
@@ -136,8 +136,10 @@ class StateCopies:
             step_tokens=None if self._pace is None else self._pace.prompt_tokens(0),
         )
         keys = sequence.keys.of(sequence.token_ids)
-        sequence.places = tuple(
-            place for place in places if not self._cache.snapshots.has(keys[place // self._cache.block_size - 1])
+        sequence.snapshot_positions = tuple(
+            position
+            for position in positions
+            if not self._cache.snapshots.has(keys[position // self._cache.block_size - 1])
         )
 
     def of_step(self, plan: Plan) -> StateMoves:
@@ -146,11 +148,11 @@ class StateCopies:
             snapshots.restore(sequence.own_row, key)
         snapshots.keep_fetched()
         for sequence in plan.prompts:
-            if sequence.places and sequence.places[0] == sequence.num_computed_tokens:
-                place, *later = sequence.places
-                sequence.places = tuple(later)
+            if sequence.snapshot_positions and sequence.snapshot_positions[0] == sequence.num_computed_tokens:
+                position, *later = sequence.snapshot_positions
+                sequence.snapshot_positions = tuple(later)
                 row, client = sequence.own_row, sequence.request.client.name
-                self._cache.take_snapshot(row, sequence.keys, sequence.token_ids, place, client)
+                self._cache.take_snapshot(row, sequence.keys, sequence.token_ids, position, client)
         for row, use in snapshots.take_uses().items():
             if (sequence_of_row := self._open.in_rows[row]) is not None:
                 self._deltas.use_snapshots(sequence_of_row, use)

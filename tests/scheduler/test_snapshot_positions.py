@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.kv_cache.manager import Prefix
-from realizar.scheduler.state_copies import MOST_OF_A_REQUEST, SnapshotPlaces
+from realizar.scheduler.state_copies import MOST_OF_A_REQUEST, SnapshotPositions
 
 
-def places(
+def positions(
     num_tokens: int,
     marks: tuple[int, ...] = (),
     *,
@@ -23,42 +23,42 @@ def places(
     step_tokens: int | None = None,
 ) -> tuple[int, ...]:
     """With blocks of 16, a context of 8,192 and steps of 512 tokens: gaps of 64 and an interval of 512."""
-    chooser = SnapshotPlaces(num_snapshots, 16, 8192, 512)
+    chooser = SnapshotPositions(num_snapshots, 16, 8192, 512)
     prefix = Prefix(cached, (), None, max(cached, matched))
     return chooser.of_prompt(num_tokens, marks, prefix, is_shared=is_shared, step_tokens=step_tokens)
 
 
 def test_a_prompt_of_several_choices_has_a_place_near_its_end() -> None:
-    assert places(100, is_shared=True) == (96,)
-    assert places(97, is_shared=True) == (96,)
-    assert places(96, is_shared=True) == (80,)
-    assert places(16, is_shared=True) == ()
+    assert positions(100, is_shared=True) == (96,)
+    assert positions(97, is_shared=True) == (96,)
+    assert positions(96, is_shared=True) == (80,)
+    assert positions(16, is_shared=True) == ()
 
 
 def test_a_prompt_without_messages_has_places_once_it_is_seen_again() -> None:
-    assert places(500) == ()
-    assert places(500, matched=496) == (496,)
-    assert places(500, cached=496) == ()
-    assert places(1200) == (512, 1024)
+    assert positions(500) == ()
+    assert positions(500, matched=496) == (496,)
+    assert positions(500, cached=496) == ()
+    assert positions(1200) == (512, 1024)
 
 
 def test_the_last_place_is_before_the_generation_prompt() -> None:
-    assert places(100, (50, 80)) == (48, 80)
-    assert places(400, (50, 80)) == (48, 384)  # a text follows that no mark ends
-    assert places(100, (50, 100)) == (48, 96)
+    assert positions(100, (50, 80)) == (48, 80)
+    assert positions(400, (50, 80)) == (48, 384)  # a text follows that no mark ends
+    assert positions(100, (50, 100)) == (48, 96)
 
 
 def test_messages_that_are_short_share_a_place() -> None:
-    assert places(400, (20, 40, 60, 80, 200, 220, 395)) == (16, 80, 208, 384)
+    assert positions(400, (20, 40, 60, 80, 200, 220, 395)) == (16, 80, 208, 384)
 
 
 def test_the_end_of_what_two_prompts_share_is_a_place() -> None:
-    assert places(400, (20, 395), matched=176) == (16, 176, 384)
-    assert places(400, (20, 395), cached=16, matched=384) == (384,)
+    assert positions(400, (20, 395), matched=176) == (16, 176, 384)
+    assert positions(400, (20, 395), cached=16, matched=384) == (384,)
 
 
 def test_long_messages_have_places_within() -> None:
-    assert places(1700, (30, 1690)) == (16, 512, 1024, 1536, 1680)
+    assert positions(1700, (30, 1690)) == (16, 512, 1024, 1536, 1680)
 
 
 @pytest.mark.parametrize(
@@ -78,26 +78,26 @@ def test_long_messages_have_places_within() -> None:
 def test_places_within_messages_follow_speed_and_memory(
     step_tokens: int | None, num_snapshots: int, interval: int
 ) -> None:
-    chooser = SnapshotPlaces(num_snapshots, 16, 16_384, 4096)
+    chooser = SnapshotPositions(num_snapshots, 16, 16_384, 4096)
     found = chooser.of_prompt(16_000, (), Prefix(0, (), None, 0), step_tokens=step_tokens)
     assert found == tuple(range(interval, 16_000, interval))
 
 
 def test_what_is_cached_has_no_place() -> None:
-    assert places(400, (50, 200, 395), cached=192) == (384,)
-    assert places(400, (50, 200, 395), cached=384) == ()
+    assert positions(400, (50, 200, 395), cached=192) == (384,)
+    assert positions(400, (50, 200, 395), cached=384) == ()
 
 
 @pytest.mark.parametrize("num_snapshots", [1, 4, 9, 64, 1000])
 def test_a_long_prompt_leaves_the_snapshots_of_others(num_snapshots: int) -> None:
-    found = places(8000, tuple(range(1, 8000)), num_snapshots=num_snapshots)
+    found = positions(8000, tuple(range(1, 8000)), num_snapshots=num_snapshots)
     assert 1 <= len(found) <= min(MOST_OF_A_REQUEST, -(-num_snapshots // 4))
     assert found[-1] == 7984
     assert all(later - earlier >= 64 for earlier, later in itertools.pairwise(found[1:]))
 
 
 def test_there_are_none_without_memory() -> None:
-    assert places(8000, (100, 200), num_snapshots=0) == ()
+    assert positions(8000, (100, 200), num_snapshots=0) == ()
 
 
 @given(
@@ -112,7 +112,7 @@ def test_places_are_ends_of_blocks_that_are_still_to_be_computed(
 ) -> None:
     start = min(cached * 16, (num_tokens - 1) // 16 * 16)
     end = min(max(matched * 16, start), (num_tokens - 1) // 16 * 16)
-    found = places(num_tokens, tuple(marks), cached=start, matched=end, num_snapshots=num_snapshots)
+    found = positions(num_tokens, tuple(marks), cached=start, matched=end, num_snapshots=num_snapshots)
     assert sorted(set(found)) == list(found)
     assert all(place % 16 == 0 and start < place < num_tokens for place in found)
     assert len(found) <= -(-num_snapshots // 4)
