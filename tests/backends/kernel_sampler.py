@@ -11,7 +11,6 @@ from backends.reference_sampler.sampler import SampledToken
 from realizar.backends.cpu.codegen.logit_blocks import BLOCK
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
-from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.record import ROW
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
@@ -63,15 +62,15 @@ class KernelSampler:
 
     @property
     def seed(self) -> int:
-        return int(self._state[record.SEED]) % (1 << 64)
+        return int(self._state[ROW["seed"]]) % (1 << 64)
 
     @property
     def mirostat_mu(self) -> float:
-        return float(self._state.view(np.float64)[record.MU])
+        return float(self._state.view(np.float64)[ROW["mu"]])
 
     @property
     def num_output_tokens(self) -> int:
-        return int(self._state[record.OUTPUTS])
+        return int(self._state[ROW["outputs"]])
 
     def sample(
         self, logits: NDArray[np.float32], position: int, mask: NDArray[np.uint32] | None = None

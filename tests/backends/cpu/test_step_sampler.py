@@ -12,7 +12,7 @@ from backends.reference_sampler.logit_reader import LogitReader
 from backends.reference_sampler.sampler import RowSampler
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
-from realizar.backends.cpu.kernels.sampling import record
+from realizar.backends.cpu.kernels.sampling.record import ROW
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
 from realizar.backends.cpu.sampling.step_sampler import StepSampler
@@ -85,7 +85,7 @@ def test_the_same_as_row_by_row(seed: int, threads: int) -> None:
             assert tuple(step.sampled[index, : step.made[index]].tolist()) == wanted.token_ids
             assert_alike(step.logprobs(index), wanted.logprobs)
             assert_alike(step.queried(index), wanted.queried)
-            assert ours.table[row.row, record.OUTPUTS] == theirs[row.row].num_output_tokens
+            assert ours.table[row.row, ROW["outputs"]] == theirs[row.row].num_output_tokens
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -18,8 +18,6 @@ ACTIVATE = Record(
     "step count_field gate up input_stride groups out out_stride records records_groups records_width source_groups "
     "block_bytes"
 )
-_STEP, _COUNT, _GATE, _UP, _IN_STRIDE, _GROUPS, _OUT, _OUT_STRIDE, _RECORDS, _RECORDS_GROUPS, _RECORDS_WIDTH = range(11)
-_SOURCE_GROUPS, _BLOCK_BYTES = 11, 12
 
 
 def make_activate(kind: int, gated: int) -> Any:
@@ -29,16 +27,14 @@ def make_activate(kind: int, gated: int) -> Any:
     """
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def activate(arguments: int, thread: int, threads: int) -> None:
-        tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
-        groups = load_i64(arguments, _GROUPS)
-        stride, out_stride = load_i64(arguments, _IN_STRIDE), load_i64(arguments, _OUT_STRIDE)
-        records = load_i64(arguments, _RECORDS)
-        record_groups, width = load_i64(arguments, _RECORDS_GROUPS), load_i64(arguments, _RECORDS_WIDTH)
-        gate, up, out = load_i64(arguments, _GATE), load_i64(arguments, _UP), load_i64(arguments, _OUT)
+    def activate(address: int, thread: int, threads: int) -> None:
+        arguments = ACTIVATE(address)
+        tokens = load_i64(arguments.step, arguments.count_field)
+        groups, stride, out_stride = arguments.groups, arguments.input_stride, arguments.out_stride
+        records, record_groups, width = arguments.records, arguments.records_groups, arguments.records_width
+        gate, up, out = arguments.gate, arguments.up, arguments.out
         scratch = np.empty(GROUP, np.float32)
-        source_groups, block_bytes = load_i64(arguments, _SOURCE_GROUPS), load_i64(arguments, _BLOCK_BYTES)
-        run = run_of(tokens, source_groups, block_bytes, width, threads)
+        run = run_of(tokens, arguments.source_groups, arguments.block_bytes, width, threads)
         block, start, _ = cut(tokens, run, width, groups, 1, thread, threads)
         last_block, stop, _ = cut(tokens, run, width, groups, 1, thread + 1, threads)
         while block < last_block or (block == last_block and start < stop):

@@ -17,7 +17,6 @@ from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.attention_tile import NEVER, add_values, score_keys, widen_run
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.kernels import attention_record as record
 from realizar.backends.cpu.kernels.attention_record import (
     ATTEND,
     BATCH,
@@ -44,7 +43,7 @@ from realizar.backends.cpu.kernels.attention_segment import (
 )
 from realizar.backends.cpu.kernels.quantize import gate_group, offset_of, quantize_group
 from realizar.backends.cpu.kv.layout import ELEMENT_BYTES, KV_DTYPES
-from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, view
+from realizar.backends.cpu.memory import clear, inner, load_i64, view
 
 # One segment for many tiles of queries: its keys and values converted to float32 once, by each thread for its tiles.
 #
@@ -55,15 +54,15 @@ _F32 = KV_DTYPES.index("f32")
 
 @inner
 def _widen_segment(
-    instruction_set: int, dtype: int, size: int, step: int, arguments: int, tile: Tile, begin: int, low: int, high: int
+    instruction_set: int, dtype: int, size: int, step: int, arguments: Any, tile: Tile, begin: int, low: int, high: int
 ) -> None:
     """Keys and values low .. high - 1 of a segment, and keys that share their vectors, to the thread's scratch.
 
     keys float32 [SEGMENT / step, padded, step], values float32 [padded / step, SEGMENT, step]: as they are read.
     """
     _ = literally(instruction_set), literally(dtype)
-    block_size, block_bytes = load_i64(arguments, record.BLOCK_SIZE), load_i64(arguments, record.BLOCK_BYTES)
-    plane, padded = load_i64(arguments, record.PLANE_BYTES), tile.padded
+    block_size, block_bytes = arguments.block_size, arguments.block_bytes
+    plane, padded = arguments.plane_bytes, tile.padded
     blocks = view(tile.blocks, high // block_size + 1, np.int32)
     for start in range(low // step * step, high, step):
         place, at = start % block_size, start - begin
@@ -112,34 +111,32 @@ _TOGETHER = 3  # tiles of a thread from which turning a segment to float32 pays
 
 
 @inner
-def open_tile(arguments: int, thread: int, place: int, row: int, kv_head: int, first: int, fresh: bool) -> Tile:
+def open_tile(arguments: Any, thread: int, place: int, row: int, kv_head: int, first: int, fresh: bool) -> Tile:
     """The tile of a row's queries from `first` on, with nothing attended yet where `fresh`.
 
     `place` numbers the tiles of a thread that are open at once.
     """
-    heads, kv_heads = load_i64(arguments, record.HEADS), load_i64(arguments, record.KV_HEADS)
-    head_size = load_i64(arguments, record.HEAD_SIZE)
-    group, padded = heads // kv_heads, (head_size + GROUP - 1) // GROUP * GROUP
-    rows = load_i64(arguments, record.ROWS) + row * ROW_FIELDS * 8
+    group, head_size = arguments.num_heads // arguments.num_kv_heads, arguments.head_size
+    padded = (head_size + GROUP - 1) // GROUP * GROUP
+    rows = arguments.rows + row * ROW_FIELDS * 8
     first_token, num_tokens, computed = load_i64(rows, 0), load_i64(rows, 1), load_i64(rows, 2)
     count = min(TILE, num_tokens * group - first)
     tile = place_tile(
-        load_i64(arguments, record.SCRATCH) + thread * load_i64(arguments, record.SCRATCH_BYTES), place, count, group,
-        padded,
+        arguments.scratch + thread * arguments.scratch_bytes, place, count, group, padded,
         computed + first // group, computed + (first + count - 1) // group,
-        load_i64(arguments, record.BLOCK_TABLE) + row * load_i64(arguments, record.TABLE_STRIDE),
-        load_i64(arguments, record.CACHE) + kv_head * load_i64(arguments, record.HEAD_BYTES),
+        arguments.block_table + row * arguments.table_stride,
+        arguments.cache + kv_head * arguments.head_bytes,
     )  # fmt: skip
-    scale = load_f32(arguments, record.SCALE)
+    scale = arguments.scale
     positions = view(tile.positions, TILE, np.int64)
     running = view(tile.running, 2 * TILE, np.float32)
     clear(tile.queries, TILE * padded)
     if fresh:
         clear(tile.totals, count * padded)
     token, head = first_token + first // group, first % group
-    query = load_i64(arguments, record.QUERY) + kv_head * group * head_size * 4
+    query = arguments.query + kv_head * group * head_size * 4
     for i in range(count):
-        at = query + token * load_i64(arguments, record.QUERY_STRIDE) + head * head_size * 4
+        at = query + token * arguments.query_stride + head * head_size * 4
         source, target = view(at, head_size, np.float32), view(tile.queries + i * padded * 4, head_size, np.float32)
         for d in range(head_size):
             target[d] = source[d] * scale
@@ -153,14 +150,12 @@ def open_tile(arguments: int, thread: int, place: int, row: int, kv_head: int, f
 
 
 @inner
-def keep_segment(arguments: int, tile: Tile, token: int, head: int, first_head: int, segment: int, split: int) -> None:
+def keep_segment(arguments: Any, tile: Tile, token: int, head: int, first_head: int, segment: int, split: int) -> None:
     """Store a segment's result for `combine`: the tile starts at `token` and at `head` of its group."""
-    heads, padded = load_i64(arguments, record.HEADS), tile.padded
+    heads, padded = arguments.num_heads, tile.padded
     for i in range(tile.count):
         flat = token * heads + first_head + head
-        kept = view(
-            load_i64(arguments, record.PARTIAL) + (flat * split + segment) * (padded + 2) * 4, padded + 2, np.float32
-        )
+        kept = view(arguments.partial + (flat * split + segment) * (padded + 2) * 4, padded + 2, np.float32)
         state, sums = view(tile.states + i * 8, 2, np.float32), view(tile.sums + i * padded * 4, padded, np.float32)
         kept[0], kept[1] = state[0], state[1]
         for d in range(padded):
@@ -181,11 +176,11 @@ def join_segment(tile: Tile) -> None:
 
 
 @inner
-def write_tile(arguments: int, tile: Tile, token: int, head: int, first_head: int) -> None:
+def write_tile(arguments: Any, tile: Tile, token: int, head: int, first_head: int) -> None:
     """Divide and store the outputs."""
-    head_size, sinks = load_i64(arguments, record.HEAD_SIZE), load_i64(arguments, record.SINKS)
+    head_size, sinks = arguments.head_size, arguments.sinks
     for i in range(tile.count):
-        at = load_i64(arguments, record.OUT) + token * load_i64(arguments, record.OUT_STRIDE)
+        at = arguments.out + token * arguments.out_stride
         out = view(at + (first_head + head) * head_size * 4, head_size, np.float32)
         total = view(tile.totals + i * tile.padded * 4, tile.padded, np.float32)
         finish(view(tile.running + i * 8, 2, np.float32), total, sinks, first_head + head, out)
@@ -196,7 +191,7 @@ def write_tile(arguments: int, tile: Tile, token: int, head: int, first_head: in
 
 @inner
 def attend_tiles(
-    instruction_set: int, dtype: int, lanes: int, size: int, arguments: int, thread: int, row: int, kv_head: int,
+    instruction_set: int, dtype: int, lanes: int, size: int, arguments: Any, thread: int, row: int, kv_head: int,
     first: int, stop: int, stride: int, wide: bool, split: int, only_segment: int,
 ) -> None:  # fmt: skip
     """All segments of tiles first, first + stride .. below stop, at most BATCH of them; or, split, one segment.
@@ -206,9 +201,9 @@ def attend_tiles(
     """
     _ = literally(instruction_set), literally(dtype)
     step = 32 if lanes > 8 else 16  # lanes * vectors_of(lanes)
-    group = load_i64(arguments, record.HEADS) // load_i64(arguments, record.KV_HEADS)
-    rows = load_i64(arguments, record.ROWS) + row * ROW_FIELDS * 8
-    queries, computed, window = load_i64(rows, 1) * group, load_i64(rows, 2), load_i64(arguments, record.WINDOW)
+    group = arguments.num_heads // arguments.num_kv_heads
+    rows = arguments.rows + row * ROW_FIELDS * 8
+    queries, computed, window = load_i64(rows, 1) * group, load_i64(rows, 2), arguments.window
     last = first + (stop - 1 - first) // stride * stride
     end = computed + (min((last + 1) * TILE, queries) - 1) // group + 1
     lowest, _ = segments_of(computed, first * TILE, 1, group, window)
@@ -256,14 +251,14 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
     least = _TOGETHER if KV_DTYPES[dtype] in ("f16", "bf16") else 1 << 30
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def attend(arguments: int, thread: int, threads: int) -> None:
-        step, window = load_i64(arguments, record.STEP), load_i64(arguments, record.WINDOW)
+    def attend(address: int, thread: int, threads: int) -> None:
+        arguments = ATTEND(address)
+        step, window = arguments.step, arguments.window
         num_rows, split = load_i64(step, STEP_ROWS), load_i64(step, STEP_SPLIT)
-        kv_heads = load_i64(arguments, record.KV_HEADS)
-        group = load_i64(arguments, record.HEADS) // kv_heads
+        kv_heads, group = arguments.num_kv_heads, arguments.num_heads // arguments.num_kv_heads
         unit = 0
         for row in range(num_rows):
-            at = load_i64(arguments, record.ROWS) + row * ROW_FIELDS * 8
+            at = arguments.rows + row * ROW_FIELDS * 8
             queries, computed = load_i64(at, 1) * group, load_i64(at, 2)
             tiles = (queries + TILE - 1) // TILE
             wide = split == 0 and tiles >= least * threads
@@ -291,47 +286,39 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
 
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-def combine(arguments: int, thread: int, threads: int) -> None:
+def combine(address: int, thread: int, threads: int) -> None:
     """Combine split segments, and gate and quantise the rows of the output. It runs after a barrier."""
-    step = load_i64(arguments, record.STEP)
+    arguments = ATTEND(address)
+    step = arguments.step
     num_rows, split = load_i64(step, STEP_ROWS), load_i64(step, STEP_SPLIT)
-    heads, size = load_i64(arguments, record.HEADS), load_i64(arguments, record.HEAD_SIZE)
+    heads, size = arguments.num_heads, arguments.head_size
     padded = (size + GROUP - 1) // GROUP * GROUP
     width = heads * size
     running, total = np.zeros(2, np.float32), np.zeros(padded, np.float32)
-    records, gate = load_i64(arguments, record.RECORDS), load_i64(arguments, record.GATE)
+    records, gate = arguments.records, arguments.gate
     tokens = load_i64(step, STEP_TOKENS)
     start, stop = tokens * thread // threads, tokens * (thread + 1) // threads
     for row in range(num_rows):
-        at = load_i64(arguments, record.ROWS) + row * ROW_FIELDS * 8
+        at = arguments.rows + row * ROW_FIELDS * 8
         first_token, num_tokens, computed = load_i64(at, 0), load_i64(at, 1), load_i64(at, 2)
         for token in range(max(start, first_token), min(stop, first_token + num_tokens)):
-            out = load_i64(arguments, record.OUT) + token * load_i64(arguments, record.OUT_STRIDE)
+            out = arguments.out + token * arguments.out_stride
             if split > 0:
                 position = computed + token - first_token
-                first, last = segments_of(position, 0, 1, 1, load_i64(arguments, record.WINDOW))
+                first, last = segments_of(position, 0, 1, 1, arguments.window)
                 for head in range(heads):
                     running[0], running[1] = NEVER, 0.0
                     total[:] = 0.0
                     for segment in range(first, last + 1):
-                        kept_at = (
-                            load_i64(arguments, record.PARTIAL)
-                            + ((token * heads + head) * split + segment) * (padded + 2) * 4
-                        )
-                        kept = view(kept_at, padded + 2, np.float32)
+                        place = (token * heads + head) * split + segment
+                        kept = view(arguments.partial + place * (padded + 2) * 4, padded + 2, np.float32)
                         join(running, total, kept[0], kept[1], kept[2:])
-                    finish(
-                        running,
-                        total,
-                        load_i64(arguments, record.SINKS),
-                        head,
-                        view(out + head * size * 4, size, np.float32),
-                    )
+                    finish(running, total, arguments.sinks, head, view(out + head * size * 4, size, np.float32))
             if gate != 0:
-                gates = gate + token * load_i64(arguments, record.GATE_STRIDE)
+                gates = gate + token * arguments.gate_stride
                 for group in range((width + GROUP - 1) // GROUP):
                     gate_group(out + group * GROUP * 4, gates + group * GROUP * 4)
             if records != 0:
-                groups, lanes = load_i64(arguments, record.RECORDS_GROUPS), load_i64(arguments, record.RECORDS_WIDTH)
+                groups, lanes = arguments.records_groups, arguments.records_width
                 for group in range((width + GROUP - 1) // GROUP):
                     quantize_group(out + group * GROUP * 4, records + offset_of(token, group, groups, lanes))

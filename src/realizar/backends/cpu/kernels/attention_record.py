@@ -13,16 +13,10 @@ ROW_FIELDS = 3  # per row of the step, int64: first token, tokens, tokens comput
 # gate: where not 0, float32 like the output, whose sigmoids multiply it.
 # partial: float32 [tokens * heads, max_segments, 2 + padded head size] of maximum, sum, weighted values
 ATTEND = Record(
-    "step query query_stride num_heads num_kv_heads head_size scale window soft_cap sinks cache block_bytes head_bytes "
-    "plane_bytes scale_bytes block_size rows block_table table_stride scratch scratch_bytes out out_stride partial "
-    "records records_groups records_width gate gate_stride"
+    "step query query_stride num_heads num_kv_heads head_size scale=f32 window soft_cap=f32 sinks cache block_bytes "
+    "head_bytes plane_bytes scale_bytes block_size rows block_table table_stride scratch scratch_bytes out out_stride "
+    "partial records records_groups records_width gate gate_stride"
 )
-(
-    STEP, QUERY, QUERY_STRIDE, HEADS, KV_HEADS, HEAD_SIZE, SCALE, WINDOW, SOFT_CAP, SINKS, CACHE,
-    BLOCK_BYTES, HEAD_BYTES, PLANE_BYTES, SCALE_BYTES, BLOCK_SIZE, ROWS, BLOCK_TABLE, TABLE_STRIDE, SCRATCH,
-    SCRATCH_BYTES, OUT, OUT_STRIDE, PARTIAL, RECORDS, RECORDS_GROUPS,
-    RECORDS_WIDTH, GATE, GATE_STRIDE,
-) = range(29)  # fmt: skip
 
 # The step record: split is segments per query, or 0; terms is twice the tokens.
 STEP_TOKENS, STEP_SELECTED, STEP_ROWS, STEP_SPLIT, STEP_TERMS = range(5)

@@ -10,9 +10,8 @@ from numba import literally
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.attention_tile import NEVER, add_values, padded_queries, score_keys, softmax_row
-from realizar.backends.cpu.kernels import attention_record as record
 from realizar.backends.cpu.kernels.attention_record import BATCH, SEGMENT, TILE
-from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, view
+from realizar.backends.cpu.memory import clear, inner, view
 
 
 class Tile(NamedTuple):
@@ -118,12 +117,12 @@ def finish(running: Any, total: Any, sinks: int, head: int, out: Any) -> None:
 
 @inner
 def score_segment(
-    instruction_set: int, dtype: int, size: int, step: int, arguments: int, tile: Tile, begin: int, low: int, high: int
+    instruction_set: int, dtype: int, size: int, step: int, arguments: Any, tile: Tile, begin: int, low: int, high: int
 ) -> None:
     """Scores of keys low .. high - 1, and of other keys in their vectors."""
     _ = literally(instruction_set), literally(dtype)
-    block_size, block_bytes = load_i64(arguments, record.BLOCK_SIZE), load_i64(arguments, record.BLOCK_BYTES)
-    plane = load_i64(arguments, record.PLANE_BYTES)
+    block_size, block_bytes = arguments.block_size, arguments.block_bytes
+    plane = arguments.plane_bytes
     blocks = view(tile.blocks, high // block_size + 1, np.int32)
     for start in range(low // step * step, high, step):
         place = start % block_size
@@ -136,10 +135,10 @@ def score_segment(
 
 
 @inner
-def weigh_segment(instruction_set: int, lanes: int, arguments: int, tile: Tile, begin: int) -> None:
+def weigh_segment(instruction_set: int, lanes: int, arguments: Any, tile: Tile, begin: int) -> None:
     """Softmax of every query's scores; weights of keys that it does not see are zero."""
     _ = literally(instruction_set)
-    window, cap = load_i64(arguments, record.WINDOW), load_f32(arguments, record.SOFT_CAP)
+    window, cap = arguments.window, arguments.soft_cap
     positions = view(tile.positions, TILE, np.int64)
     for i in range(tile.count):
         position = positions[i]
@@ -162,12 +161,12 @@ def weigh_segment(instruction_set: int, lanes: int, arguments: int, tile: Tile, 
 
 @inner
 def sum_segment(
-    instruction_set: int, dtype: int, size: int, step: int, arguments: int, tile: Tile, begin: int, low: int, high: int
+    instruction_set: int, dtype: int, size: int, step: int, arguments: Any, tile: Tile, begin: int, low: int, high: int
 ) -> None:
     """Weighted sums of the values of keys low .. high - 1."""
     _ = literally(instruction_set), literally(dtype)
-    block_size, block_bytes = load_i64(arguments, record.BLOCK_SIZE), load_i64(arguments, record.BLOCK_BYTES)
-    plane, scale_bytes = load_i64(arguments, record.PLANE_BYTES), load_i64(arguments, record.SCALE_BYTES)
+    block_size, block_bytes = arguments.block_size, arguments.block_bytes
+    plane, scale_bytes = arguments.plane_bytes, arguments.scale_bytes
     blocks, groups = view(tile.blocks, high // block_size + 1, np.int32), tile.padded // GROUP
     clear(tile.sums, tile.computed_as * tile.padded)
     start = low // step * step

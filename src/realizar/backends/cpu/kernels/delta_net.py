@@ -19,7 +19,7 @@ from realizar.backends.cpu.codegen.recurrence import convolve, dot, gate_head, p
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
-from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, read_f32, view, write_f32
+from realizar.backends.cpu.memory import clear, inner, load_i64, read_f32, view, write_f32
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
 
@@ -32,14 +32,8 @@ from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STAT
 DELTA_NET = Record(
     "step rows inputs inputs_stride gate_column beta_column decay_column key_heads value_heads key_size value_size "
     "length tiled taps decay_bias rate states slot_bytes matrices replays replay_bytes token_bytes mixed mixed_stride "
-    "zeros weight eps scratch scratch_bytes out out_stride records records_groups records_width"
+    "zeros weight eps=f32 scratch scratch_bytes out out_stride records records_groups records_width"
 )
-(
-    _STEP, _ROWS, _INPUTS, _INPUTS_STRIDE, _GATE, _BETA, _DECAY, _KEY_HEADS, _VALUE_HEADS, _KEY_SIZE, _VALUE_SIZE,
-    _LENGTH, _TILED, _TAPS, _DECAY_BIAS, _RATE, _STATES, _SLOT_BYTES, _MATRICES, _REPLAYS, _REPLAY_BYTES, _TOKEN_BYTES,
-    _MIXED, _MIXED_STRIDE, _ZEROS, _WEIGHT, _EPS, _SCRATCH, _SCRATCH_BYTES, _OUT, _OUT_STRIDE, _RECORDS,
-    _RECORDS_GROUPS, _RECORDS_WIDTH,
-) = range(34)  # fmt: skip
 
 _L2_EPS = np.float32(1e-6)
 _LINEAR_FROM = 30.0  # where softplus(x) is x
@@ -74,32 +68,32 @@ def all_tokens(rows: int, num_rows: int) -> int:
 
 
 @inner
-def channels_of(arguments: int) -> int:
-    keys = load_i64(arguments, _KEY_HEADS) * load_i64(arguments, _KEY_SIZE)
-    return 2 * keys + load_i64(arguments, _VALUE_HEADS) * load_i64(arguments, _VALUE_SIZE)
+def channels_of(arguments: Any) -> int:
+    keys = arguments.key_heads * arguments.key_size
+    return 2 * keys + arguments.value_heads * arguments.value_size
 
 
 @inner
-def source_of(arguments: int, row: int, token: int) -> int:
+def source_of(arguments: Any, row: int, token: int) -> int:
     """Address of the q, k and v of a row's `token` of the step; those of earlier ones are replayed, kept, or zeros."""
     slot, replayed = load_i64(row, SLOT), load_i64(row, REPLAYED)
     if token >= 0:
-        return load_i64(arguments, _INPUTS) + (load_i64(row, FIRST) + token) * load_i64(arguments, _INPUTS_STRIDE)
+        return arguments.inputs + (load_i64(row, FIRST) + token) * arguments.inputs_stride
     if load_i64(row, IS_NEW) != 0:
-        return load_i64(arguments, _ZEROS)
+        return arguments.zeros
     if token >= -replayed:
-        kept = load_i64(arguments, _REPLAYS) + slot * load_i64(arguments, _REPLAY_BYTES)
-        return kept + (replayed + token) * load_i64(arguments, _TOKEN_BYTES)
-    place = load_i64(arguments, _LENGTH) - 1 + replayed + token
-    return load_i64(arguments, _STATES) + slot * load_i64(arguments, _SLOT_BYTES) + place * channels_of(arguments) * 4
+        kept = arguments.replays + slot * arguments.replay_bytes
+        return kept + (replayed + token) * arguments.token_bytes
+    place = arguments.length - 1 + replayed + token
+    return arguments.states + slot * arguments.slot_bytes + place * channels_of(arguments) * 4
 
 
 @inner
-def mix_key_head(lanes: int, arguments: int, sources: int, head: int, mixed: int) -> None:
+def mix_key_head(lanes: int, arguments: Any, sources: int, head: int, mixed: int) -> None:
     """The convolved q and k of a key head, divided by their lengths, and their product."""
     _ = literally(lanes)
-    heads, size, channels = load_i64(arguments, _KEY_HEADS), load_i64(arguments, _KEY_SIZE), channels_of(arguments)
-    length, taps, count = load_i64(arguments, _LENGTH), load_i64(arguments, _TAPS), size // lanes
+    heads, size, channels = arguments.key_heads, arguments.key_size, channels_of(arguments)
+    length, taps, count = arguments.length, arguments.taps, size // lanes
     query, key = mixed + head * size * 4, mixed + (heads + head) * size * 4
     convolve(lanes, sources, length, head * size, count, taps, channels * 4, query)
     convolve(lanes, sources, length, (heads + head) * size, count, taps, channels * 4, key)
@@ -107,23 +101,21 @@ def mix_key_head(lanes: int, arguments: int, sources: int, head: int, mixed: int
     root = np.sqrt(np.float32(size))
     scale(lanes, query, count, one / (np.sqrt(dot(lanes, query, query, count) + _L2_EPS) * root))
     scale(lanes, key, count, one / np.sqrt(dot(lanes, key, key, count) + _L2_EPS))
-    write_f32(mixed, channels + 2 * load_i64(arguments, _VALUE_HEADS) + head, dot(lanes, query, key, count))
+    write_f32(mixed, channels + 2 * arguments.value_heads + head, dot(lanes, query, key, count))
 
 
 @inner
-def mix_value_head(lanes: int, arguments: int, sources: int, beta: int, decay: int, head: int, mixed: int) -> None:
+def mix_value_head(lanes: int, arguments: Any, sources: int, beta: int, decay: int, head: int, mixed: int) -> None:
     """The convolved v of a value head, its beta and its decay, what these two are made of being at addresses."""
     _ = literally(lanes)
-    heads, size, channels = load_i64(arguments, _VALUE_HEADS), load_i64(arguments, _VALUE_SIZE), channels_of(arguments)
+    heads, size, channels = arguments.value_heads, arguments.value_size, channels_of(arguments)
     column = channels - (heads - head) * size
-    convolve(
-        lanes, sources, load_i64(arguments, _LENGTH), column, size // lanes, load_i64(arguments, _TAPS),
-        channels * 4, mixed + column * 4,
-    )  # fmt: skip
+    target = mixed + column * 4
+    convolve(lanes, sources, arguments.length, column, size // lanes, arguments.taps, channels * 4, target)
     write_f32(mixed, channels + head, np.float32(1.0 / (1.0 + math.exp(-np.float64(read_f32(beta, head))))))
-    shifted = np.float64(read_f32(decay, head)) + read_f32(load_i64(arguments, _DECAY_BIAS), head)
+    shifted = np.float64(read_f32(decay, head)) + read_f32(arguments.decay_bias, head)
     softplus = shifted if shifted > _LINEAR_FROM else math.log1p(math.exp(shifted))
-    kept = math.exp(read_f32(load_i64(arguments, _RATE), head) * softplus)
+    kept = math.exp(read_f32(arguments.rate, head) * softplus)
     write_f32(mixed, channels + heads + head, np.float32(kept))
 
 
@@ -131,11 +123,11 @@ def make_mix(lanes: int) -> Any:
     """The kernel that writes `mixed`; units are (token, head), a token's key heads first."""
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def mix(arguments: int, thread: int, threads: int) -> None:
-        num_rows, rows = load_i64(load_i64(arguments, _STEP), STEP_ROWS), load_i64(arguments, _ROWS)
-        key_heads, length = load_i64(arguments, _KEY_HEADS), load_i64(arguments, _LENGTH)
-        per_token = key_heads + load_i64(arguments, _VALUE_HEADS)
-        heads, channels = load_i64(arguments, _VALUE_HEADS), channels_of(arguments)
+    def mix(address: int, thread: int, threads: int) -> None:
+        arguments = DELTA_NET(address)
+        num_rows, rows = load_i64(arguments.step, STEP_ROWS), arguments.rows
+        key_heads, heads, length = arguments.key_heads, arguments.value_heads, arguments.length
+        per_token, channels = key_heads + heads, channels_of(arguments)
         sources = np.empty(length, np.int64)
         units, place = all_tokens(rows, num_rows) * per_token, 0
         start, stop = units * thread // threads, units * (thread + 1) // threads
@@ -148,14 +140,14 @@ def make_mix(lanes: int) -> Any:
                 if part == 0 or unit == start:
                     for j in range(length):
                         sources[j] = source_of(arguments, row, token - first - (length - 1) + j)
-                mixed = load_i64(arguments, _MIXED) + token * load_i64(arguments, _MIXED_STRIDE)
+                mixed = arguments.mixed + token * arguments.mixed_stride
                 if part < key_heads:
                     mix_key_head(lanes, arguments, sources.ctypes.data, part, mixed)
                     continue
                 own = sources[length - 1]
                 beta, decay = own + channels * 4, own + (channels + heads) * 4
                 if token >= first:
-                    beta, decay = own + load_i64(arguments, _BETA) * 4, own + load_i64(arguments, _DECAY) * 4
+                    beta, decay = own + arguments.beta_column * 4, own + arguments.decay_column * 4
                 mix_value_head(lanes, arguments, sources.ctypes.data, beta, decay, part - key_heads, mixed)
             place = after
 
@@ -163,28 +155,28 @@ def make_mix(lanes: int) -> Any:
 
 
 @inner
-def recur_run(lanes: int, columns: int, arguments: int, thread: int, row: int, place: int, head: int, run: int) -> None:
+def recur_run(lanes: int, columns: int, arguments: Any, thread: int, row: int, place: int, head: int, run: int) -> None:
     """All tokens of a row through one run of a value head's state; outputs of those of the step, before their norm.
 
     `place` is that of the row's first token in `mixed`.
     """
     _ = literally(lanes), literally(columns)
-    key_heads, heads = load_i64(arguments, _KEY_HEADS), load_i64(arguments, _VALUE_HEADS)
-    key_size, value_size = load_i64(arguments, _KEY_SIZE), load_i64(arguments, _VALUE_SIZE)
-    key_head = head % key_heads if load_i64(arguments, _TILED) != 0 else head // (heads // key_heads)
+    key_heads, heads = arguments.key_heads, arguments.value_heads
+    key_size, value_size = arguments.key_size, arguments.value_size
+    key_head = head % key_heads if arguments.tiled != 0 else head // (heads // key_heads)
     column, channels = head * value_size + run * columns, channels_of(arguments)
-    state = load_i64(arguments, _MATRICES) + load_i64(row, SLOT) * load_i64(arguments, _SLOT_BYTES)
+    state = arguments.matrices + load_i64(row, SLOT) * arguments.slot_bytes
     state += column * key_size * 4
-    scratch = load_i64(arguments, _SCRATCH) + thread * load_i64(arguments, _SCRATCH_BYTES)
+    scratch = arguments.scratch + thread * arguments.scratch_bytes
     lacking = scratch + columns * key_size * 4
     unread = lacking + columns * 4
     if load_i64(row, IS_NEW) != 0:
         clear(state, columns * key_size)
     replayed, tokens = load_i64(row, REPLAYED), tokens_of(row)
     certain = tokens - load_i64(row, UNCERTAIN)
-    stride, out_stride = load_i64(arguments, _MIXED_STRIDE), load_i64(arguments, _OUT_STRIDE)
-    mixed = load_i64(arguments, _MIXED) + place * stride
-    output = load_i64(arguments, _OUT) + (load_i64(row, FIRST) - replayed) * out_stride + column * 4
+    stride, out_stride = arguments.mixed_stride, arguments.out_stride
+    mixed = arguments.mixed + place * stride
+    output = arguments.out + (load_i64(row, FIRST) - replayed) * out_stride + column * 4
     source, key, decay = state, 0, np.float32(0.0)
     for token in range(tokens):
         earlier_key, earlier_decay = key, decay
@@ -215,19 +207,18 @@ def recur_run(lanes: int, columns: int, arguments: int, thread: int, row: int, p
 
 
 @inner
-def finish_head(lanes: int, arguments: int, row: int, head: int) -> None:
+def finish_head(lanes: int, arguments: Any, row: int, head: int) -> None:
     """Norm and gate of a head's outputs of the step, and their records where a head is whole groups."""
     _ = literally(lanes)
-    size, stride = load_i64(arguments, _VALUE_SIZE), load_i64(arguments, _OUT_STRIDE)
-    records, weight = load_i64(arguments, _RECORDS), load_i64(arguments, _WEIGHT)
-    groups, width = load_i64(arguments, _RECORDS_GROUPS), load_i64(arguments, _RECORDS_WIDTH)
-    first = load_i64(row, FIRST)
+    size, stride = arguments.value_size, arguments.out_stride
+    records, groups, width = arguments.records, arguments.records_groups, arguments.records_width
+    weight, first = arguments.weight, load_i64(row, FIRST)
     for token in range(first, first + load_i64(row, TOKENS)):
-        values = load_i64(arguments, _OUT) + token * stride + head * size * 4
-        gate = load_i64(arguments, _INPUTS) + token * load_i64(arguments, _INPUTS_STRIDE)
-        gate += (load_i64(arguments, _GATE) + head * size) * 4
+        values = arguments.out + token * stride + head * size * 4
+        gate = arguments.inputs + token * arguments.inputs_stride
+        gate += (arguments.gate_column + head * size) * 4
         mean = dot(lanes, values, values, size // lanes) / np.float32(size)
-        factor = np.float32(1.0) / np.sqrt(mean + load_f32(arguments, _EPS))
+        factor = np.float32(1.0) / np.sqrt(mean + arguments.eps)
         gate_head(lanes, values, size // lanes, factor, weight, gate)
         if records != 0:
             for group in range(size // GROUP):
@@ -236,36 +227,37 @@ def finish_head(lanes: int, arguments: int, row: int, head: int) -> None:
 
 
 @inner
-def keep_inputs(arguments: int, row: int, thread: int, threads: int) -> None:
+def keep_inputs(arguments: Any, row: int, thread: int, threads: int) -> None:
     """A thread's channels of what the row's next step reads: inputs before its state, and those of uncertain tokens.
 
     The first come from the same place of the state or a later one, or from replayed tokens, which are written after.
     """
-    channels, before, uncertain = channels_of(arguments), load_i64(arguments, _LENGTH) - 1, load_i64(row, UNCERTAIN)
+    channels, before, uncertain = channels_of(arguments), arguments.length - 1, load_i64(row, UNCERTAIN)
     start = channels * thread // threads
     count = channels * (thread + 1) // threads - start
     slot, end = load_i64(row, SLOT), load_i64(row, TOKENS) - uncertain
-    state = load_i64(arguments, _STATES) + slot * load_i64(arguments, _SLOT_BYTES)
+    state = arguments.states + slot * arguments.slot_bytes
     for place in range(before):
         copy(source_of(arguments, row, end - before + place) + start * 4, state + (place * channels + start) * 4, count)
-    replay = load_i64(arguments, _REPLAYS) + slot * load_i64(arguments, _REPLAY_BYTES)
+    replay = arguments.replays + slot * arguments.replay_bytes
     for token in range(end, end + uncertain):
         source = source_of(arguments, row, token)
         copy(source + start * 4, replay + start * 4, count)
         if thread == 0:
-            heads = load_i64(arguments, _VALUE_HEADS)
-            copy(source + load_i64(arguments, _BETA) * 4, replay + channels * 4, heads)
-            copy(source + load_i64(arguments, _DECAY) * 4, replay + (channels + heads) * 4, heads)
-        replay += load_i64(arguments, _TOKEN_BYTES)
+            heads = arguments.value_heads
+            copy(source + arguments.beta_column * 4, replay + channels * 4, heads)
+            copy(source + arguments.decay_column * 4, replay + (channels + heads) * 4, heads)
+        replay += arguments.token_bytes
 
 
 def make_recur(lanes: int, columns: int) -> Any:
     """The kernel that reads `mixed`. Units are (row, value head), shared by their tokens."""
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def recur(arguments: int, thread: int, threads: int) -> None:
-        num_rows, rows = load_i64(load_i64(arguments, _STEP), STEP_ROWS), load_i64(arguments, _ROWS)
-        heads, runs = load_i64(arguments, _VALUE_HEADS), load_i64(arguments, _VALUE_SIZE) // columns
+    def recur(address: int, thread: int, threads: int) -> None:
+        arguments = DELTA_NET(address)
+        num_rows, rows = load_i64(arguments.step, STEP_ROWS), arguments.rows
+        heads, runs = arguments.value_heads, arguments.value_size // columns
         total, place = all_tokens(rows, num_rows) * heads, 0
         start, stop = total * thread // threads, total * (thread + 1) // threads
         for index in range(num_rows):

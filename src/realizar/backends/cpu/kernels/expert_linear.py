@@ -32,8 +32,6 @@ EXPERT_LINEAR = Record(
     "counts items codes scales supers table codes_stride scales_stride supers_stride tiles groups "
     "activations activation_groups out out_stride together bias bias_stride"
 )
-_COUNTS, _ITEMS, _CODES, _SCALES, _SUPERS, _TABLE, _CODES_STRIDE, _SCALES_STRIDE, _SUPERS_STRIDE = range(9)
-_TILES, _GROUPS, _ACTIVATIONS, _ACTIVATION_GROUPS, _OUT, _OUT_STRIDE, _TOGETHER, _BIAS, _BIAS_STRIDE = range(9, 18)
 
 
 @inner
@@ -62,11 +60,11 @@ def make_expert_linear(instruction_set: int, weight_format: int) -> Any:
     row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def expert_linear(arguments: int, thread: int, threads: int) -> None:
-        counts, items = load_i64(arguments, _COUNTS), load_i64(arguments, _ITEMS)
-        tiles, together = load_i64(arguments, _TILES), load_i64(arguments, _TOGETHER)
-        groups, record_groups = load_i64(arguments, _GROUPS), load_i64(arguments, _ACTIVATION_GROUPS)
-        table, activations = load_i64(arguments, _TABLE), load_i64(arguments, _ACTIVATIONS)
+    def expert_linear(address: int, thread: int, threads: int) -> None:
+        arguments = EXPERT_LINEAR(address)
+        counts, items, tiles, together = arguments.counts, arguments.items, arguments.tiles, arguments.together
+        groups, table = arguments.groups, arguments.table
+        activations, record_groups = arguments.activations, arguments.activation_groups
         item, tile = share_of(counts, items, tiles, together, thread, threads)
         last_item, last_tile = share_of(counts, items, tiles, together, thread + 1, threads)
         while item < last_item or (item == last_item and tile < last_tile):
@@ -77,16 +75,16 @@ def make_expert_linear(instruction_set: int, weight_format: int) -> Any:
                 place = expert * tiles + each
                 multiply_tile(
                     instruction_set, weight_format, 0, first, second, third, fourth,
-                    load_i64(arguments, _CODES) + place * load_i64(arguments, _CODES_STRIDE),
-                    load_i64(arguments, _SCALES) + place * load_i64(arguments, _SCALES_STRIDE),
-                    load_i64(arguments, _SUPERS) + place * load_i64(arguments, _SUPERS_STRIDE),
-                    table, groups, activations, record_groups, load_i64(arguments, _OUT) + each * row_bytes,
-                    load_i64(arguments, _OUT_STRIDE), position, stop, np.float32(1.0),
+                    arguments.codes + place * arguments.codes_stride,
+                    arguments.scales + place * arguments.scales_stride,
+                    arguments.supers + place * arguments.supers_stride,
+                    table, groups, activations, record_groups, arguments.out + each * row_bytes,
+                    arguments.out_stride, position, stop, np.float32(1.0),
                 )  # fmt: skip
-                if load_i64(arguments, _BIAS) != 0:
-                    add_bias(load_i64(arguments, _BIAS) + expert * load_i64(arguments, _BIAS_STRIDE),
-                             load_i64(arguments, _OUT) + position * load_i64(arguments, _OUT_STRIDE),
-                             load_i64(arguments, _OUT_STRIDE), stop - position, each * row_bytes // 4,
+                if arguments.bias != 0:
+                    add_bias(arguments.bias + expert * arguments.bias_stride,
+                             arguments.out + position * arguments.out_stride,
+                             arguments.out_stride, stop - position, each * row_bytes // 4,
                              (each + 1) * row_bytes // 4, np.float32(1.0))  # fmt: skip
             item, tile = item + 1, 0
 
@@ -96,8 +94,6 @@ def make_expert_linear(instruction_set: int, weight_format: int) -> Any:
 EXPERT_FLOAT_LINEAR = Record(
     "counts items weights tile_stride tiles columns input input_stride out out_stride bias bias_stride"
 )
-_, _, _WEIGHTS, _TILE_STRIDE, _F_TILES, _COLUMNS, _IN, _IN_STRIDE, _F_OUT, _F_OUT_STRIDE = range(10)
-_F_BIAS, _F_BIAS_STRIDE = 10, 11
 
 
 def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
@@ -106,9 +102,9 @@ def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
     first, second, third = WIDTHS
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def expert_float_linear(arguments: int, thread: int, threads: int) -> None:
-        counts, items = load_i64(arguments, _COUNTS), load_i64(arguments, _ITEMS)
-        tiles, columns = load_i64(arguments, _F_TILES), load_i64(arguments, _COLUMNS)
+    def expert_float_linear(address: int, thread: int, threads: int) -> None:
+        arguments = EXPERT_FLOAT_LINEAR(address)
+        counts, items, tiles, columns = arguments.counts, arguments.items, arguments.tiles, arguments.columns
         item, tile = share_of(counts, items, tiles, 1, thread, threads)
         last_item, last_tile = share_of(counts, items, tiles, 1, thread + 1, threads)
         while item < last_item or (item == last_item and tile < last_tile):
@@ -118,15 +114,15 @@ def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
             for each in range(tile, last_tile if item == last_item else tiles):
                 multiply_float_tile(
                     instruction_set, weight_type, 0, first, second, third,
-                    load_i64(arguments, _WEIGHTS) + (expert * tiles + each) * load_i64(arguments, _TILE_STRIDE),
-                    columns, load_i64(arguments, _IN), load_i64(arguments, _IN_STRIDE),
-                    load_i64(arguments, _F_OUT) + each * row_bytes, load_i64(arguments, _F_OUT_STRIDE),
+                    arguments.weights + (expert * tiles + each) * arguments.tile_stride,
+                    columns, arguments.input, arguments.input_stride,
+                    arguments.out + each * row_bytes, arguments.out_stride,
                     position, stop, np.float32(1.0),
                 )  # fmt: skip
-                if load_i64(arguments, _F_BIAS) != 0:
-                    add_bias(load_i64(arguments, _F_BIAS) + expert * load_i64(arguments, _F_BIAS_STRIDE),
-                             load_i64(arguments, _F_OUT) + position * load_i64(arguments, _F_OUT_STRIDE),
-                             load_i64(arguments, _F_OUT_STRIDE), stop - position, each * row_bytes // 4,
+                if arguments.bias != 0:
+                    add_bias(arguments.bias + expert * arguments.bias_stride,
+                             arguments.out + position * arguments.out_stride,
+                             arguments.out_stride, stop - position, each * row_bytes // 4,
                              (each + 1) * row_bytes // 4, np.float32(1.0))  # fmt: skip
             item, tile = item + 1, 0
 
@@ -135,19 +131,17 @@ def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
 
 # `out` 0 leaves the floats out, `records` 0 the records; without gate nothing is read at `gate`
 EXPERT_ACTIVATE = Record("counts items gate up input_stride groups out out_stride records records_groups records_width")
-_, _, _GATE, _UP, _A_IN_STRIDE, _A_GROUPS, _A_OUT, _A_OUT_STRIDE, _RECORDS, _RECORDS_GROUPS, _RECORDS_WIDTH = range(11)
 
 
 def make_expert_activate(kind: int, gated: int) -> Any:
     """The kernel of one activation, gated or not. A thread takes what it computed: groups of 32 columns of items."""
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def expert_activate(arguments: int, thread: int, threads: int) -> None:
-        counts, items = load_i64(arguments, _COUNTS), load_i64(arguments, _ITEMS)
-        groups = load_i64(arguments, _A_GROUPS)
-        gate, up, stride = load_i64(arguments, _GATE), load_i64(arguments, _UP), load_i64(arguments, _A_IN_STRIDE)
-        out, records = load_i64(arguments, _A_OUT), load_i64(arguments, _RECORDS)
-        record_groups, width = load_i64(arguments, _RECORDS_GROUPS), load_i64(arguments, _RECORDS_WIDTH)
+    def expert_activate(address: int, thread: int, threads: int) -> None:
+        arguments = EXPERT_ACTIVATE(address)
+        counts, items, groups = arguments.counts, arguments.items, arguments.groups
+        gate, up, stride, out = arguments.gate, arguments.up, arguments.input_stride, arguments.out
+        records, record_groups, width = arguments.records, arguments.records_groups, arguments.records_width
         scratch = np.empty(GROUP, np.float32)
         item, start = share_of(counts, items, groups, 1, thread, threads)
         last_item, last_start = share_of(counts, items, groups, 1, thread + 1, threads)
@@ -160,7 +154,7 @@ def make_expert_activate(kind: int, gated: int) -> Any:
                     at = position * stride + group * GROUP * 4
                     target = scratch.ctypes.data
                     if out != 0:
-                        target = out + position * load_i64(arguments, _A_OUT_STRIDE) + group * GROUP * 4
+                        target = out + position * arguments.out_stride + group * GROUP * 4
                     activate_group(kind, gated, gate + at, up + at, target)
                     if records != 0:
                         quantize_group(target, records + offset_of(position, group, record_groups, width))

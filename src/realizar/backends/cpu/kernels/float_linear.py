@@ -13,7 +13,7 @@ from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.linear import add_bias
-from realizar.backends.cpu.memory import load_f32, load_i64
+from realizar.backends.cpu.memory import load_i64
 from realizar.backends.cpu.records import Record
 
 FLOAT_TYPES = ("f32", "f16", "bf16")
@@ -23,9 +23,8 @@ WIDTHS = (4, 2, 1)  # tokens at once
 
 # weights [tiles, columns, lanes]; columns padded with zeros to a multiple of 4, as the input's rows are
 FLOAT_LINEAR = Record(
-    "step count_field weights tile_stride tiles columns input input_stride out out_stride residual_scale bias"
+    "step count_field weights tile_stride tiles columns input input_stride out out_stride residual_scale=f32 bias"
 )
-_STEP, _COUNT, _WEIGHTS, _TILE_STRIDE, _TILES, _COLUMNS, _IN, _IN_STRIDE, _OUT, _OUT_STRIDE, _SCALE, _BIAS = range(12)
 
 
 @emitted
@@ -88,23 +87,23 @@ def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Any:
     first, second, third = WIDTHS
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def float_linear(arguments: int, thread: int, threads: int) -> None:
-        tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
-        tiles, columns = load_i64(arguments, _TILES), load_i64(arguments, _COLUMNS)
-        in_stride, out_stride = load_i64(arguments, _IN_STRIDE), load_i64(arguments, _OUT_STRIDE)
-        factor = load_f32(arguments, _SCALE)
+    def float_linear(address: int, thread: int, threads: int) -> None:
+        arguments = FLOAT_LINEAR(address)
+        tokens = load_i64(arguments.step, arguments.count_field)
+        tiles, columns = arguments.tiles, arguments.columns
+        in_stride, out_stride, factor = arguments.input_stride, arguments.out_stride, arguments.residual_scale
         start, stop = tiles * thread // threads, tiles * (thread + 1) // threads
         for block in range(0, tokens, TOKEN_BLOCK):
             block_end = min(block + TOKEN_BLOCK, tokens)
             for tile in range(start, stop):
                 multiply_float_tile(
                     instruction_set, weight_type, add, first, second, third,
-                    load_i64(arguments, _WEIGHTS) + tile * load_i64(arguments, _TILE_STRIDE), columns,
-                    load_i64(arguments, _IN), in_stride, load_i64(arguments, _OUT) + tile * row_bytes, out_stride,
+                    arguments.weights + tile * arguments.tile_stride, columns,
+                    arguments.input, in_stride, arguments.out + tile * row_bytes, out_stride,
                     block, block_end, factor,
                 )  # fmt: skip
-        if load_i64(arguments, _BIAS) != 0:
-            add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT), out_stride, tokens,
+        if arguments.bias != 0:
+            add_bias(arguments.bias, arguments.out, out_stride, tokens,
                      start * row_bytes // 4, stop * row_bytes // 4, factor if add else np.float32(1.0))  # fmt: skip
 
     return float_linear

@@ -15,18 +15,13 @@ from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.quantize import offset_of
-from realizar.backends.cpu.memory import inner, load_f32, load_i64, view
+from realizar.backends.cpu.memory import inner, load_i64, view
 from realizar.backends.cpu.records import Record
 
 LINEAR = Record(
     "step count_field codes scales supers table codes_stride scales_stride supers_stride tiles groups "
-    "activations activation_groups out out_stride residual_scale bias together block_bytes"
+    "activations activation_groups out out_stride residual_scale=f32 bias together block_bytes"
 )
-(
-    _STEP, _COUNT, _CODES, _SCALES, _SUPERS, _TABLE, _CODES_STRIDE, _SCALES_STRIDE, _SUPERS_STRIDE, _TILES, _GROUPS,
-    _ACTIVATIONS, _ACTIVATION_GROUPS, _OUT, _OUT_STRIDE, _RESIDUAL_SCALE, _BIAS,
-    _TOGETHER, _BLOCK_BYTES,
-) = range(19)  # fmt: skip
 
 # Tokens whose activations stay in the second-level cache while a thread's tiles pass: `block_bytes`, and these bounds.
 BLOCK_TOKENS, LEAST_TOKENS = 96, 36
@@ -138,14 +133,13 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
     row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def linear(arguments: int, thread: int, threads: int) -> None:
-        tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
-        tiles, together = load_i64(arguments, _TILES), load_i64(arguments, _TOGETHER)
-        groups = load_i64(arguments, _GROUPS)
-        record_groups, out_stride = load_i64(arguments, _ACTIVATION_GROUPS), load_i64(arguments, _OUT_STRIDE)
-        factor = load_f32(arguments, _RESIDUAL_SCALE)
-        table, activations = load_i64(arguments, _TABLE), load_i64(arguments, _ACTIVATIONS)
-        run = run_of(tokens, groups, load_i64(arguments, _BLOCK_BYTES), first, threads)
+    def linear(address: int, thread: int, threads: int) -> None:
+        arguments = LINEAR(address)
+        tokens = load_i64(arguments.step, arguments.count_field)
+        tiles, together, groups = arguments.tiles, arguments.together, arguments.groups
+        record_groups, out_stride = arguments.activation_groups, arguments.out_stride
+        factor, table, activations = arguments.residual_scale, arguments.table, arguments.activations
+        run = run_of(tokens, groups, arguments.block_bytes, first, threads)
         block, tile, skipped = cut(tokens, run, first, tiles, together, thread, threads)
         last_block, last_tile, last_skipped = cut(tokens, run, first, tiles, together, thread + 1, threads)
         while block < last_block or (block == last_block and (tile < last_tile or skipped < last_skipped)):
@@ -155,16 +149,16 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
                 if block == last_block and tile == last_tile:
                     block_end = block * run + last_skipped
                 skipped = 0
-                at = load_i64(arguments, _OUT) + tile * row_bytes
+                at = arguments.out + tile * row_bytes
                 multiply_tile(
                     instruction_set, weight_format, add, first, second, third, fourth,
-                    load_i64(arguments, _CODES) + tile * load_i64(arguments, _CODES_STRIDE),
-                    load_i64(arguments, _SCALES) + tile * load_i64(arguments, _SCALES_STRIDE),
-                    load_i64(arguments, _SUPERS) + tile * load_i64(arguments, _SUPERS_STRIDE),
+                    arguments.codes + tile * arguments.codes_stride,
+                    arguments.scales + tile * arguments.scales_stride,
+                    arguments.supers + tile * arguments.supers_stride,
                     table, groups, activations, record_groups, at, out_stride, token, block_end, factor,
                 )  # fmt: skip
-                if load_i64(arguments, _BIAS) != 0:
-                    add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT) + token * out_stride, out_stride,
+                if arguments.bias != 0:
+                    add_bias(arguments.bias, arguments.out + token * out_stride, out_stride,
                              block_end - token, tile * row_bytes // 4, (tile + 1) * row_bytes // 4,
                              factor if add else np.float32(1.0))  # fmt: skip
                 tile += 1

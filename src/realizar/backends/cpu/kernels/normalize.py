@@ -10,7 +10,7 @@ from numba import cfunc, njit, types
 from realizar.backends.cpu.activation_layout import GROUP, RECORD_BYTES
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group, quantize_residual
-from realizar.backends.cpu.memory import load_f32, load_i64, view
+from realizar.backends.cpu.memory import load_i64, view
 from realizar.backends.cpu.records import Record
 from realizar.models.parts import Norm
 
@@ -20,12 +20,9 @@ NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2
 # `terms`, where not 0, are records of twice the tokens: each one's, and those of what they leave over.
 # `width` values count; rows are padded with zeros to whole groups of 32.
 NORMALIZE = Record(
-    "step count_field input input_stride width kind eps weight bias out out_stride records records_groups "
-    "records_width residual residual_stride residual_scale terms"
+    "step count_field input input_stride width kind eps=f32 weight bias out out_stride records records_groups "
+    "records_width residual residual_stride residual_scale=f32 terms"
 )
-_STEP, _COUNT, _IN, _IN_STRIDE, _WIDTH, _KIND, _EPS, _WEIGHT, _BIAS = range(9)
-_OUT, _OUT_STRIDE, _RECORDS, _RECORDS_GROUPS, _RECORDS_WIDTH = range(9, 14)
-_RESIDUAL, _RESIDUAL_STRIDE, _RESIDUAL_SCALE, _TERMS = range(14, 18)
 
 
 def norm_kind(norm: Norm | None) -> int:
@@ -62,26 +59,25 @@ def copy_record(source: int, target: int) -> None:
 
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-def normalize(arguments: int, thread: int, threads: int) -> None:
+def normalize(address: int, thread: int, threads: int) -> None:
     """Tokens are divided among threads."""
-    tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
-    width, kind, eps = load_i64(arguments, _WIDTH), load_i64(arguments, _KIND), load_f32(arguments, _EPS)
-    weight = view(load_i64(arguments, _WEIGHT), width, np.float32)
-    bias = view(load_i64(arguments, _BIAS), width, np.float32)
-    out, records = load_i64(arguments, _OUT), load_i64(arguments, _RECORDS)
-    residual = load_i64(arguments, _RESIDUAL)
-    scale, terms = load_f32(arguments, _RESIDUAL_SCALE), load_i64(arguments, _TERMS)
-    groups, lanes = load_i64(arguments, _RECORDS_GROUPS), load_i64(arguments, _RECORDS_WIDTH)
+    arguments = NORMALIZE(address)
+    tokens = load_i64(arguments.step, arguments.count_field)
+    width, kind, eps = arguments.width, arguments.kind, arguments.eps
+    weight = view(arguments.weight, width, np.float32)
+    bias = view(arguments.bias, width, np.float32)
+    out, residual, scale, terms = arguments.out, arguments.residual, arguments.residual_scale, arguments.terms
+    records, groups, lanes = arguments.records, arguments.records_groups, arguments.records_width
     for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
-        source = load_i64(arguments, _IN) + token * load_i64(arguments, _IN_STRIDE)
-        target = out + token * load_i64(arguments, _OUT_STRIDE)
+        source = arguments.input + token * arguments.input_stride
+        target = out + token * arguments.out_stride
         x, y = view(source, width, np.float32), view(target, width, np.float32)
         if kind != NO_NORM:
-            normalize_row(x, y, kind, eps, weight, bias, load_i64(arguments, _BIAS) != 0)
+            normalize_row(x, y, kind, eps, weight, bias, arguments.bias != 0)
         elif out != source:
             y[:] = x
         if residual != 0:
-            total = view(residual + token * load_i64(arguments, _RESIDUAL_STRIDE), width, np.float32)
+            total = view(residual + token * arguments.residual_stride, width, np.float32)
             for i in range(width):
                 total[i] += scale * y[i]
         if records != 0:

@@ -14,7 +14,7 @@ from realizar.backends.cpu.emitted import Value, emitted
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import normalize_row
 from realizar.backends.cpu.kv.layout import KV_DTYPES
-from realizar.backends.cpu.memory import inner, load_f32, load_i64, read_f32, view
+from realizar.backends.cpu.memory import inner, load_i64, read_f32, view
 from realizar.backends.cpu.records import Record
 
 # `value_stride` and `second_value` in bytes: where not 0, a value is the sum of two terms so far apart.
@@ -22,15 +22,9 @@ from realizar.backends.cpu.records import Record
 # divided by their root mean square. Without KV heads nothing is written to the cache.
 ROTATE = Record(
     "step query query_stride key key_stride value value_stride num_heads num_kv_heads head_size cosine sine rotary "
-    "interleaved query_norm key_norm norm_kind eps query_norm_bias key_norm_bias slots cache block_bytes head_bytes "
-    "plane_bytes scale_bytes block_size second_value query_scales value_eps"
+    "interleaved query_norm key_norm norm_kind eps=f32 query_norm_bias key_norm_bias slots cache block_bytes "
+    "head_bytes plane_bytes scale_bytes block_size second_value query_scales value_eps=f32"
 )
-(
-    _STEP, _QUERY, _QUERY_STRIDE, _KEY, _KEY_STRIDE, _VALUE, _VALUE_STRIDE, _HEADS, _KV_HEADS, _HEAD_SIZE, _COSINE,
-    _SINE, _ROTARY, _INTERLEAVED, _QUERY_NORM, _KEY_NORM, _NORM_KIND, _EPS, _QUERY_BIAS, _KEY_BIAS, _SLOTS, _CACHE,
-    _BLOCK_BYTES, _HEAD_BYTES, _PLANE_BYTES, _SCALE_BYTES, _BLOCK_SIZE, _SECOND, _QUERY_SCALES,
-    _VALUE_EPS,
-) = range(30)  # fmt: skip
 
 
 @emitted
@@ -71,15 +65,15 @@ def scale_head(x: Any, factor: float) -> None:
 
 
 @inner
-def take_value(arguments: int, token: int, head: int, size: int) -> Any:
+def take_value(arguments: Any, token: int, head: int, size: int) -> Any:
     """A token's value of one head: its terms summed, and normed where values are."""
-    at = load_i64(arguments, _VALUE) + token * load_i64(arguments, _VALUE_STRIDE) + head * size * 4
-    value, second = view(at, size, np.float32), load_i64(arguments, _SECOND)
+    at = arguments.value + token * arguments.value_stride + head * size * 4
+    value, second = view(at, size, np.float32), arguments.second_value
     if second != 0:
         rest = view(at + second, size, np.float32)
         for i in range(size):
             value[i] += rest[i]
-    eps = load_f32(arguments, _VALUE_EPS)
+    eps = arguments.value_eps
     if eps > 0:
         squares = np.float32(0.0)
         for i in range(size):
@@ -152,16 +146,15 @@ def make_rotate(dtype: int) -> Any:
     element = np.float32 if KV_DTYPES[dtype] == "f32" else np.uint16
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def rotate(arguments: int, thread: int, threads: int) -> None:
-        tokens = load_i64(load_i64(arguments, _STEP), 0)
-        heads, kv_heads = load_i64(arguments, _HEADS), load_i64(arguments, _KV_HEADS)
-        size = load_i64(arguments, _HEAD_SIZE)
-        half = load_i64(arguments, _ROTARY) // 2
-        interleaved = load_i64(arguments, _INTERLEAVED)
-        kind, eps = load_i64(arguments, _NORM_KIND), load_f32(arguments, _EPS)
-        block_size, plane = load_i64(arguments, _BLOCK_SIZE), load_i64(arguments, _PLANE_BYTES)
-        query_scales = load_i64(arguments, _QUERY_SCALES)
-        slots = view(load_i64(arguments, _SLOTS), max(tokens, 1), np.int32)
+    def rotate(address: int, thread: int, threads: int) -> None:
+        arguments = ROTATE(address)
+        tokens = load_i64(arguments.step, 0)
+        heads, kv_heads = arguments.num_heads, arguments.num_kv_heads
+        size, half, interleaved = arguments.head_size, arguments.rotary // 2, arguments.interleaved
+        kind, eps = arguments.norm_kind, arguments.eps
+        block_size, plane = arguments.block_size, arguments.plane_bytes
+        query_scales = arguments.query_scales
+        slots = view(arguments.slots, max(tokens, 1), np.int32)
         padded = (size + GROUP - 1) // GROUP * GROUP
         padded_row = np.zeros(padded, np.float32)
         narrow = np.zeros(GROUP, element)
@@ -170,14 +163,14 @@ def make_rotate(dtype: int) -> Any:
         units = tokens * per_token
         for unit in range(units * thread // threads, units * (thread + 1) // threads):
             token, head = unit // per_token, unit % per_token
-            cosine = view(load_i64(arguments, _COSINE) + token * half * 4, half, np.float32)
-            sine = view(load_i64(arguments, _SINE) + token * half * 4, half, np.float32)
+            cosine = view(arguments.cosine + token * half * 4, half, np.float32)
+            sine = view(arguments.sine + token * half * 4, half, np.float32)
             if head < heads:
-                at = load_i64(arguments, _QUERY) + token * load_i64(arguments, _QUERY_STRIDE) + head * size * 4
-                norm, bias = load_i64(arguments, _QUERY_NORM), load_i64(arguments, _QUERY_BIAS)
+                at = arguments.query + token * arguments.query_stride + head * size * 4
+                norm, bias = arguments.query_norm, arguments.query_norm_bias
             else:
-                at = load_i64(arguments, _KEY) + token * load_i64(arguments, _KEY_STRIDE) + (head - heads) * size * 4
-                norm, bias = load_i64(arguments, _KEY_NORM), load_i64(arguments, _KEY_BIAS)
+                at = arguments.key + token * arguments.key_stride + (head - heads) * size * 4
+                norm, bias = arguments.key_norm, arguments.key_norm_bias
             x = view(at, size, np.float32)
             if norm != 0:
                 normalize_row(x, x, kind, eps, view(norm, size, np.float32), view(bias, size, np.float32), bias != 0)
@@ -188,13 +181,12 @@ def make_rotate(dtype: int) -> Any:
                 continue
             head -= heads
             slot = slots[token]
-            keys = load_i64(arguments, _CACHE) + slot // block_size * load_i64(arguments, _BLOCK_BYTES)
-            keys += head * load_i64(arguments, _HEAD_BYTES)
+            keys = arguments.cache + slot // block_size * arguments.block_bytes
+            keys += head * arguments.head_bytes
             place = slot % block_size
             value = take_value(arguments, token, head, size)
             if int8:
-                scale_bytes = load_i64(arguments, _SCALE_BYTES)
-                write_codes(x, value, keys, place, block_size, padded, plane, scale_bytes, codes)
+                write_codes(x, value, keys, place, block_size, padded, plane, arguments.scale_bytes, codes)
             else:
                 write_elements(dtype, element, x, value, keys, place, block_size, plane, padded_row, narrow)
 

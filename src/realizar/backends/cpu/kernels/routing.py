@@ -14,7 +14,7 @@ from numba import cfunc, types
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import copy_record
 from realizar.backends.cpu.kernels.quantize import offset_of
-from realizar.backends.cpu.memory import inner, load_f32, load_i64, view
+from realizar.backends.cpu.memory import inner, load_i64, view
 from realizar.backends.cpu.records import Record
 
 ITEM_FIELDS = 4
@@ -29,11 +29,9 @@ LEAST_COST = 8  # reading a tile of weights takes as long as multiplying it with
 
 # chosen int32, weights float32 [tokens, per_token]; bias and expert_scales float32 [experts], or 0
 CHOOSE = Record(
-    "step count_field scores scores_stride experts per_token normalized scale chosen weights sigmoid bias groups "
+    "step count_field scores scores_stride experts per_token normalized scale=f32 chosen weights sigmoid bias groups "
     "groups_per_token expert_scales"
 )
-_STEP, _COUNT, _SCORES, _SCORES_STRIDE, _EXPERTS, _PER_TOKEN, _NORMALIZED, _SCALE, _CHOSEN, _WEIGHTS = range(10)
-_SIGMOID, _BIAS, _GROUPS_OF_EXPERTS, _GROUPS_PER_TOKEN, _EXPERT_SCALES = range(10, 15)
 _TAKEN = -1.0  # less than any score
 
 
@@ -84,27 +82,24 @@ def _limit_groups(scores: Any, bias: int, sums: Any, kept: int) -> None:
 
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-def choose(arguments: int, thread: int, threads: int) -> None:
+def choose(address: int, thread: int, threads: int) -> None:
     """The kernel of `CHOOSE`: scores, then the highest ranks; tokens are divided among threads.
 
     Of equal ranks the expert with the lowest index goes first. Scores that are NaN choose the first experts.
     """
-    tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
-    experts, per_token = load_i64(arguments, _EXPERTS), load_i64(arguments, _PER_TOKEN)
-    scale, bias, groups = (
-        load_f32(arguments, _SCALE),
-        load_i64(arguments, _BIAS),
-        load_i64(arguments, _GROUPS_OF_EXPERTS),
-    )
+    arguments = CHOOSE(address)
+    tokens = load_i64(arguments.step, arguments.count_field)
+    experts, per_token = arguments.experts, arguments.per_token
+    scale, bias, groups = arguments.scale, arguments.bias, arguments.groups
     sums = np.empty(groups, np.float32)
     for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
-        row = load_i64(arguments, _SCORES) + token * load_i64(arguments, _SCORES_STRIDE)
+        row = arguments.scores + token * arguments.scores_stride
         scores = view(row, experts, np.float32)
-        chosen = view(load_i64(arguments, _CHOSEN) + token * per_token * 4, per_token, np.int32)
-        weights = view(load_i64(arguments, _WEIGHTS) + token * per_token * 4, per_token, np.float32)
-        _score(scores, load_i64(arguments, _SIGMOID))
+        chosen = view(arguments.chosen + token * per_token * 4, per_token, np.int32)
+        weights = view(arguments.weights + token * per_token * 4, per_token, np.float32)
+        _score(scores, arguments.sigmoid)
         if groups > 1:
-            _limit_groups(scores, bias, sums, load_i64(arguments, _GROUPS_PER_TOKEN))
+            _limit_groups(scores, bias, sums, arguments.groups_per_token)
         total = np.float32(0.0)
         for slot in range(per_token):
             best = -1
@@ -115,30 +110,30 @@ def choose(arguments: int, thread: int, threads: int) -> None:
             total += scores[best]
             scores[best] = np.float32(_TAKEN)
         for slot in range(per_token):
-            if load_i64(arguments, _NORMALIZED) != 0:
+            if arguments.normalized != 0:
                 weights[slot] /= total + np.float32(1e-20)  # sigmoids may all be zero
             weights[slot] *= scale
-            if load_i64(arguments, _EXPERT_SCALES) != 0:
-                weights[slot] *= view(load_i64(arguments, _EXPERT_SCALES), experts, np.float32)[chosen[slot]]
+            if arguments.expert_scales != 0:
+                weights[slot] *= view(arguments.expert_scales, experts, np.float32)[chosen[slot]]
 
 
 # positions int32 [tokens, per_token], starts int64 [experts], items int64 [items + 1, ITEM_FIELDS]
 SORT = Record("step count_field experts per_token chosen positions starts items counts width run")
-_, _, _S_EXPERTS, _S_PER_TOKEN, _S_CHOSEN, _POSITIONS, _STARTS, _ITEMS, _COUNTS, _WIDTH, _RUN = range(11)
 
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-def sort_by_expert(arguments: int, thread: int, threads: int) -> None:
+def sort_by_expert(address: int, thread: int, threads: int) -> None:
     """The kernel of `SORT`: the first thread counts, and gives each pair its position and each expert its items."""
+    arguments = SORT(address)
     if thread != 0:
         return
-    tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
-    experts, pairs = load_i64(arguments, _S_EXPERTS), tokens * load_i64(arguments, _S_PER_TOKEN)
-    chosen = view(load_i64(arguments, _S_CHOSEN), pairs, np.int32)
-    positions = view(load_i64(arguments, _POSITIONS), pairs, np.int32)
-    starts = view(load_i64(arguments, _STARTS), experts, np.int64)
-    counts = view(load_i64(arguments, _COUNTS), COUNT_FIELDS, np.int64)
-    width, run = load_i64(arguments, _WIDTH), load_i64(arguments, _RUN)
+    tokens = load_i64(arguments.step, arguments.count_field)
+    experts, pairs = arguments.experts, tokens * arguments.per_token
+    chosen = view(arguments.chosen, pairs, np.int32)
+    positions = view(arguments.positions, pairs, np.int32)
+    starts = view(arguments.starts, experts, np.int64)
+    counts = view(arguments.counts, COUNT_FIELDS, np.int64)
+    width, run = arguments.width, arguments.run
     for expert in range(experts):
         starts[expert] = 0
     for pair in range(pairs):
@@ -148,7 +143,7 @@ def sort_by_expert(arguments: int, thread: int, threads: int) -> None:
         own = starts[expert]
         starts[expert] = position
         for first in range(0, own, run):
-            item = view(load_i64(arguments, _ITEMS) + items * ITEM_FIELDS * 8, ITEM_FIELDS, np.int64)
+            item = view(arguments.items + items * ITEM_FIELDS * 8, ITEM_FIELDS, np.int64)
             some = min(run, own - first)
             item[ITEM_EXPERT], item[ITEM_POSITION], item[ITEM_PAIRS] = expert, position + first, some
             item[ITEM_COST] = cost
@@ -156,7 +151,7 @@ def sort_by_expert(arguments: int, thread: int, threads: int) -> None:
             items += 1
         used += own > 0
         position += (own + width - 1) // width * width
-    view(load_i64(arguments, _ITEMS) + items * ITEM_FIELDS * 8, ITEM_FIELDS, np.int64)[ITEM_COST] = cost
+    view(arguments.items + items * ITEM_FIELDS * 8, ITEM_FIELDS, np.int64)[ITEM_COST] = cost
     counts[COUNT_ITEMS], counts[COUNT_EXPERTS] = items, used
     counts[COUNT_READ] += used
     counts[COUNT_SORTED] += 1
@@ -169,26 +164,23 @@ def sort_by_expert(arguments: int, thread: int, threads: int) -> None:
 GATHER = Record(
     "step count_field per_token positions input input_stride columns out out_stride records out_records groups width"
 )
-_, _, _G_PER_TOKEN, _G_POSITIONS, _IN, _IN_STRIDE, _COLUMNS = range(7)
-_OUT, _OUT_STRIDE, _RECORDS, _OUT_RECORDS, _GROUPS, _G_WIDTH = range(7, 13)
 
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-def gather(arguments: int, thread: int, threads: int) -> None:
+def gather(address: int, thread: int, threads: int) -> None:
     """The kernel of `GATHER`: each token's activations to the positions of its pairs; tokens are divided."""
-    tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
-    per_token, columns = load_i64(arguments, _G_PER_TOKEN), load_i64(arguments, _COLUMNS)
-    positions = view(load_i64(arguments, _G_POSITIONS), max(tokens * per_token, 1), np.int32)
-    out, records, out_records = (
-        load_i64(arguments, _OUT), load_i64(arguments, _RECORDS), load_i64(arguments, _OUT_RECORDS),
-    )  # fmt: skip
-    groups, width = load_i64(arguments, _GROUPS), load_i64(arguments, _G_WIDTH)
+    arguments = GATHER(address)
+    tokens = load_i64(arguments.step, arguments.count_field)
+    per_token, columns = arguments.per_token, arguments.columns
+    positions = view(arguments.positions, max(tokens * per_token, 1), np.int32)
+    out, records, out_records = arguments.out, arguments.records, arguments.out_records
+    groups, width = arguments.groups, arguments.width
     for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
-        source = view(load_i64(arguments, _IN) + token * load_i64(arguments, _IN_STRIDE), columns, np.float32)
+        source = view(arguments.input + token * arguments.input_stride, columns, np.float32)
         for slot in range(per_token):
             position = positions[token * per_token + slot]
             if out != 0:
-                target = view(out + position * load_i64(arguments, _OUT_STRIDE), columns, np.float32)
+                target = view(out + position * arguments.out_stride, columns, np.float32)
                 for i in range(columns):
                     target[i] = source[i]
             if out_records != 0:
@@ -201,24 +193,23 @@ def gather(arguments: int, thread: int, threads: int) -> None:
 
 # out = the sum, or out += scale * the sum where `add`; `shared` and `shared_gate` are 0 where there are none
 SUM = Record(
-    "step count_field per_token positions weights input input_stride width out out_stride add scale shared "
+    "step count_field per_token positions weights input input_stride width out out_stride add scale=f32 shared "
     "shared_stride shared_gate shared_gate_stride"
 )
-_, _, _P_PER_TOKEN, _P_POSITIONS, _P_WEIGHTS, _P_IN, _P_IN_STRIDE, _P_WIDTH = range(8)
-_P_OUT, _P_OUT_STRIDE, _P_ADD, _P_SCALE, _P_SHARED, _P_SHARED_STRIDE, _P_GATE, _P_GATE_STRIDE = range(8, 16)
 
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-def sum_experts(arguments: int, thread: int, threads: int) -> None:
+def sum_experts(address: int, thread: int, threads: int) -> None:
     """The kernel of `SUM`: a token's pairs times their weights, the highest rank first, then the shared expert's.
 
     Tokens are divided. The sum is made in the row of the token's first pair, which nothing reads afterwards.
     """
-    tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
-    per_token, width = load_i64(arguments, _P_PER_TOKEN), load_i64(arguments, _P_WIDTH)
-    positions = view(load_i64(arguments, _P_POSITIONS), max(tokens * per_token, 1), np.int32)
-    weights = view(load_i64(arguments, _P_WEIGHTS), max(tokens * per_token, 1), np.float32)
-    at, stride, scale = load_i64(arguments, _P_IN), load_i64(arguments, _P_IN_STRIDE), load_f32(arguments, _P_SCALE)
+    arguments = SUM(address)
+    tokens = load_i64(arguments.step, arguments.count_field)
+    per_token, width = arguments.per_token, arguments.width
+    positions = view(arguments.positions, max(tokens * per_token, 1), np.int32)
+    weights = view(arguments.weights, max(tokens * per_token, 1), np.float32)
+    at, stride, scale = arguments.input, arguments.input_stride, arguments.scale
     for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
         pair = token * per_token
         total = view(at + positions[pair] * stride, width, np.float32)
@@ -228,18 +219,16 @@ def sum_experts(arguments: int, thread: int, threads: int) -> None:
             values = view(at + positions[pair + slot] * stride, width, np.float32)
             for i in range(width):
                 total[i] += weights[pair + slot] * values[i]
-        if load_i64(arguments, _P_SHARED) != 0:
-            factor, gate = np.float32(1.0), load_i64(arguments, _P_GATE)
+        if arguments.shared != 0:
+            factor, gate = np.float32(1.0), arguments.shared_gate
             if gate != 0:
-                logit = view(gate + token * load_i64(arguments, _P_GATE_STRIDE), 1, np.float32)[0]
+                logit = view(gate + token * arguments.shared_gate_stride, 1, np.float32)[0]
                 factor /= np.float32(1.0) + np.exp(-logit)
-            values = view(
-                load_i64(arguments, _P_SHARED) + token * load_i64(arguments, _P_SHARED_STRIDE), width, np.float32
-            )
+            values = view(arguments.shared + token * arguments.shared_stride, width, np.float32)
             for i in range(width):
                 total[i] += factor * values[i]
-        out = view(load_i64(arguments, _P_OUT) + token * load_i64(arguments, _P_OUT_STRIDE), width, np.float32)
-        if load_i64(arguments, _P_ADD) != 0:
+        out = view(arguments.out + token * arguments.out_stride, width, np.float32)
+        if arguments.add != 0:
             for i in range(width):
                 out[i] += scale * total[i]
         else:

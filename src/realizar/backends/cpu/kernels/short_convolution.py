@@ -20,8 +20,6 @@ SHORT_CONVOLUTION = Record(
     "step input input_stride channels length taps bias rows states slot_bytes replays replay_bytes token_bytes "
     "out out_stride records records_groups records_width"
 )
-_STEP, _IN, _IN_STRIDE, _CHANNELS, _LENGTH, _TAPS, _BIAS, _ROWS, _STATES, _SLOT_BYTES = range(10)
-_REPLAYS, _REPLAY_BYTES, _TOKEN_BYTES, _OUT, _OUT_STRIDE, _RECORDS, _RECORDS_GROUPS, _RECORDS_WIDTH = range(10, 18)
 
 
 @inner
@@ -90,9 +88,10 @@ def _token(at: int, third: int, columns: int, t: int, weights: int, bias: int, o
 
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-def short_convolution(arguments: int, thread: int, threads: int) -> None:
+def short_convolution(address: int, thread: int, threads: int) -> None:
     """Groups of channels are divided among threads."""
-    channels, taps = load_i64(arguments, _CHANNELS), load_i64(arguments, _LENGTH)
+    arguments = SHORT_CONVOLUTION(address)
+    channels, taps = arguments.channels, arguments.length
     groups = (channels + GROUP - 1) // GROUP
     first_group, stop_group = groups * thread // threads, groups * (thread + 1) // threads
     if first_group == stop_group:
@@ -101,27 +100,27 @@ def short_convolution(arguments: int, thread: int, threads: int) -> None:
     count = min(channels, stop_group * GROUP) - first_group * GROUP
     ring = np.empty(taps * count, np.float32)
     columns = ring.ctypes.data
-    weights = load_i64(arguments, _TAPS) + skipped
-    bias = load_i64(arguments, _BIAS)
+    weights = arguments.taps + skipped
+    bias = arguments.bias
     if bias != 0:
         bias += skipped
-    token_bytes, records = load_i64(arguments, _TOKEN_BYTES), load_i64(arguments, _RECORDS)
-    record_groups, width = load_i64(arguments, _RECORDS_GROUPS), load_i64(arguments, _RECORDS_WIDTH)
-    for index in range(load_i64(load_i64(arguments, _STEP), STEP_ROWS)):
-        row = load_i64(arguments, _ROWS) + index * STATE_ROW_FIELDS * 8
+    token_bytes = arguments.token_bytes
+    records, record_groups, width = arguments.records, arguments.records_groups, arguments.records_width
+    for index in range(load_i64(arguments.step, STEP_ROWS)):
+        row = arguments.rows + index * STATE_ROW_FIELDS * 8
         tokens = load_i64(row, TOKENS)
         if tokens == 0:
             continue
-        state = load_i64(arguments, _STATES) + load_i64(row, SLOT) * load_i64(arguments, _SLOT_BYTES) + skipped
-        replay = load_i64(arguments, _REPLAYS) + load_i64(row, SLOT) * load_i64(arguments, _REPLAY_BYTES) + skipped
+        state = arguments.states + load_i64(row, SLOT) * arguments.slot_bytes + skipped
+        replay = arguments.replays + load_i64(row, SLOT) * arguments.replay_bytes + skipped
         end = tokens - load_i64(row, UNCERTAIN)
         _begin(columns, state, third, replay, token_bytes, row, taps, count)
         for t in range(tokens):
             if t == end:
                 _store(columns, t, state, third, taps, count)
             token = load_i64(row, FIRST) + t
-            at = load_i64(arguments, _IN) + token * load_i64(arguments, _IN_STRIDE) + skipped
-            out = load_i64(arguments, _OUT) + token * load_i64(arguments, _OUT_STRIDE) + skipped
+            at = arguments.input + token * arguments.input_stride + skipped
+            out = arguments.out + token * arguments.out_stride + skipped
             _token(at, third, columns, t, weights, bias, out, taps, count)
             if t >= end:
                 _copy(columns + t % taps * count * 4, replay + (t - end) * token_bytes, count)

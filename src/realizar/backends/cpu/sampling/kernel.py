@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from realizar.backends.cpu.kernels.sampling.record import COUNT, RUNS, SAMPLE, STRIDE, scratch_bytes
+from realizar.backends.cpu.kernels.sampling.record import SAMPLE, scratch_bytes
 from realizar.backends.cpu.operations import BoundOperation, walkable
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.threads import ThreadTeam
@@ -31,5 +31,6 @@ class SamplingKernel:
     def run(self, runs_at: int, count: int, stride: int) -> None:
         """Read runs, int64 [count, fields of a run], of logits `stride` bytes apart; StepError: the kernel failed."""
         self._next[0] = 0
-        self._arguments[RUNS], self._arguments[COUNT], self._arguments[STRIDE] = runs_at, count, stride
+        for name, value in (("runs", runs_at), ("count", count), ("stride", stride)):
+            self._arguments[SAMPLE[name]] = value
         self.team.run(self._program.at, self._program.count)

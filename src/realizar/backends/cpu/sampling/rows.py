@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends import philox
-from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.record import ROW, ROW_FIELDS
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.sampling.runs import DecodeRuns
@@ -41,7 +40,7 @@ class SamplingRows:
         self._decodes: dict[int, DecodeRuns] = {}  # by their number of rows
         self._version = 0  # another one once a row was opened or closed
         self._numbers = self.table.view(np.float64)
-        self.logprobs = self.table[:, record.LOGPROBS]
+        self.logprobs = self.table[:, ROW["logprobs"]]
         self._held: dict[int, list[NDArray[Any]]] = {}
         for row in range(max_rows):
             self.close(row)
@@ -53,13 +52,13 @@ class SamplingRows:
         self.close(row)
         held = self._held[row] = []
         seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
-        self.table[row, record.SEED] = np.uint64(seed % (1 << 64)).astype(np.int64)
+        self.table[row, ROW["seed"]] = np.uint64(seed % (1 << 64)).astype(np.int64)
         self._write(
             row, choice=opened.choice, greedy=sampling.greedy, min_tokens=sampling.min_tokens,
             ends_early=sampling.structured is not None, outputs=len(opened.history) - opened.num_prompt_tokens,
             logprobs=-1 if sampling.logprobs is None else min(sampling.logprobs, self._vocab_size),
         )  # fmt: skip
-        self._numbers[row, record.MU] = 2.0 * sampling.mirostat_tau
+        self._numbers[row, ROW["mu"]] = 2.0 * sampling.mirostat_tau
         for name, slot, kind in _SLOTS:
             value = getattr(sampling, name)
             if kind is int:
@@ -90,7 +89,7 @@ class SamplingRows:
         return self.table_address + numbers * self.table.strides[0]
 
     def follow_grammars(self, numbers: NDArray[np.intp]) -> bool:
-        return bool(self.table[numbers, record.ENDS_EARLY].any())
+        return bool(self.table[numbers, ROW["ends_early"]].any())
 
     def close(self, row: int) -> None:
         """Forget a row. Steps on their way may still name it: it is then a plain greedy one."""

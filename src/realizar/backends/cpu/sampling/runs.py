@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.record import RUN
 from realizar.backends.cpu.records import address
 from realizar.batch import NOT_SAMPLED
@@ -48,15 +47,15 @@ class StepRuns:
     ) -> StepRuns:  # fmt: skip
         """Runs that name their counts, and nothing yet of what is found."""
         runs[:, RUN["fault"]] = address(faults) + 8 * np.arange(len(runs))
-        starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(runs[:, record.RUN_COUNT])))
+        starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(runs[:, RUN["count"]])))
         nowhere = np.zeros(len(runs) + 1, np.int64)
         ids, values = np.empty(0, np.int32), np.empty(0, np.float64)
         return cls(owners, queries, runs, faults, made, starts, nowhere, nowhere, ids, values)
 
     def give_lines(self, wanted: NDArray[np.bool_], top_n: NDArray[np.int64]) -> None:
         """Give runs that want log-probabilities, bool [runs], room for `top_n`, int64 [runs], of each token."""
-        self.runs[:, record.RUN_TOP_N] = top_n
-        lines = np.where(wanted, self.runs[:, record.RUN_COUNT], 0)
+        self.runs[:, RUN["top_n"]] = top_n
+        lines = np.where(wanted, self.runs[:, RUN["count"]], 0)
         self.ids_at = np.concatenate((np.zeros(1, np.int64), np.cumsum(lines * (2 + top_n))))
         self.values_at = np.concatenate((np.zeros(1, np.int64), np.cumsum(lines * (1 + top_n))))
         self.ids = np.empty(int(self.ids_at[-1]), np.int32)
@@ -79,7 +78,7 @@ class DecodeRuns:
     def __init__(self, count: int) -> None:
         self.tokens = np.arange(count)
         runs = np.zeros((count, len(RUN.names)), np.int64)
-        runs[:, record.RUN_COUNT] = 1
+        runs[:, RUN["count"]] = 1
         self._found = np.zeros(2 * count, np.int64)
         made, faults = self._found[:count], self._found[count:]
         self.step = StepRuns.of(self.tokens, np.full(count, ALL, np.int64), runs, made, faults)
@@ -102,7 +101,7 @@ class DecodeRuns:
     ) -> None:
         """Name the rows of a step; `addresses` and `logprobs` are those of `SamplingRows`, int64 [rows]."""
         self._numbers, self._version = numbers, version
-        self.step.runs[:, record.RUN_ROW] = addresses
+        self.step.runs[:, RUN["row"]] = addresses
         if not np.array_equal(logprobs, self._logprobs):
             self.step.give_lines(logprobs >= 0, np.maximum(logprobs, 0))
             self._logprobs = logprobs
@@ -111,7 +110,7 @@ class DecodeRuns:
         """Begin a step, of which nothing is found yet, with the positions of its tokens, [rows]."""
         self._found.fill(0)
         self.sampled.fill(NOT_SAMPLED)
-        self.step.runs[:, record.RUN_POSITION] = positions
+        self.step.runs[:, RUN["position"]] = positions
 
     def place_masks(self, masks: Mapping[int, int]) -> None:
         """Let runs read masks of their tokens, by the run's index at these addresses, and others none."""
@@ -125,5 +124,5 @@ class DecodeRuns:
         """Let runs from `first` on read logits that lie `stride` bytes apart."""
         where = (at, stride) if count == len(self.tokens) else None
         if where is None or where != self._logits:
-            self.step.runs[first : first + count, record.RUN_LOGITS] = at + stride * self.tokens[:count]
+            self.step.runs[first : first + count, RUN["logits"]] = at + stride * self.tokens[:count]
         self._logits = where

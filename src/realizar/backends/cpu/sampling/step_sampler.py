@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.kernels.sampling import record
-from realizar.backends.cpu.kernels.sampling.record import RUN, RUN_LOGITS, RUN_PLACE
+from realizar.backends.cpu.kernels.sampling.record import RUN
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
@@ -84,7 +84,7 @@ class StepSampler:
         owners = np.concatenate((sampled_rows, np.array([row for row, _ in queries], sampled_rows.dtype)))
         numbers = np.array([*[ALL] * len(sampled_rows), *[at for _, at in queries]], np.int64)
         runs = np.zeros((len(owners), len(RUN.names)), np.int64)
-        runs[: len(sampled_rows), record.RUN_COUNT], runs[len(sampled_rows) :, record.RUN_COUNT] = 1 + drafts, 1
+        runs[: len(sampled_rows), RUN["count"]], runs[len(sampled_rows) :, RUN["count"]] = 1 + drafts, 1
         made, faults = np.zeros(len(columns), np.int64), np.zeros(len(runs), np.int64)
         self._step = StepRuns.of(owners, numbers, runs, made, faults)
         self.sampled = np.full((len(columns), 1 + int(drafts.max(initial=0))), NOT_SAMPLED, np.int32)
@@ -93,9 +93,9 @@ class StepSampler:
         self._describe_sampled(runs[: len(sampled_rows)], sampled_rows, drafts, ends)
         self._describe_queries(runs[len(sampled_rows) :], queries)
         wanted = self._rows.logprobs[columns.numbers[owners]]
-        wanted[len(sampled_rows) :] = runs[len(sampled_rows) :, record.RUN_TOP_N]
+        wanted[len(sampled_rows) :] = runs[len(sampled_rows) :, RUN["top_n"]]
         self._step.give_lines(wanted >= 0, np.maximum(wanted, 0))
-        counts, starts = runs[:, record.RUN_COUNT], self._step.starts
+        counts, starts = runs[:, RUN["count"]], self._step.starts
         places = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
         firsts = np.concatenate((ends - 1 - drafts, np.array([self._token(*query) for query in queries], np.int64)))
         self.tokens = np.repeat(firsts, counts) + places
@@ -117,9 +117,9 @@ class StepSampler:
         part = slice(begin, int(np.searchsorted(step.starts, end)))
         from_token = np.maximum(step.starts[part], first)
         runs = step.runs[part].copy()
-        runs[:, RUN_LOGITS] = at + (from_token - first) * stride
-        runs[:, RUN_PLACE] = from_token - step.starts[part]
-        runs[:, record.RUN_COUNT] = np.minimum(step.starts[1:][part], end) - from_token
+        runs[:, RUN["logits"]] = at + (from_token - first) * stride
+        runs[:, RUN["place"]] = from_token - step.starts[part]
+        runs[:, RUN["count"]] = np.minimum(step.starts[1:][part], end) - from_token
         self._kernel.run(address(runs), len(runs), stride)
 
     def last_sampled(self) -> tuple[Integers, NDArray[np.int32]]:
@@ -193,7 +193,7 @@ class StepSampler:
             of_row = np.zeros(len(self._columns), np.intp)
             of_row[step.owners[step.queries == ALL]] = (step.queries == ALL).nonzero()[0]
             runs = of_row[indices]
-        top_n = step.runs[runs, record.RUN_TOP_N]
+        top_n = step.runs[runs, RUN["top_n"]]
         for count in set(top_n.tolist()):
             places = (top_n == count).nonzero()[0]
             columns = self._lines(runs[places], 1)
@@ -236,7 +236,7 @@ class StepSampler:
 
     def _lines(self, runs: NDArray[np.intp], count: int) -> LogprobColumns:
         """The log-probabilities of the first `count` tokens of runs that list equally many ids."""
-        step, top_n = self._step, int(self._step.runs[runs[0], record.RUN_TOP_N])
+        step, top_n = self._step, int(self._step.runs[runs[0], RUN["top_n"]])
         ids = step.ids[step.ids_at[runs][:, None] + np.arange(count * (2 + top_n))].reshape(-1, 2 + top_n)
         values = step.values[step.values_at[runs][:, None] + np.arange(count * (1 + top_n))]
         listed = np.empty((len(ids), 1 + top_n), np.int32)

@@ -8,14 +8,12 @@ import numpy as np
 from numba import cfunc, types
 
 from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.dry import bounded, penalise_repetitions
 from realizar.backends.cpu.kernels.sampling.logits import copy
-from realizar.backends.cpu.kernels.sampling.record import ROW, place_scratch
+from realizar.backends.cpu.kernels.sampling.record import CALL, ROW, place_scratch
 from realizar.backends.cpu.kernels.sampling.row_state import forbids_ends
-from realizar.backends.cpu.memory import inner, load_i64, read_f32, read_f64, read_i32, read_i64, write_f32
+from realizar.backends.cpu.memory import inner, read_f32, read_f64, read_i32, read_i64, write_f32
 
-_REPETITION, _PRESENCE, _FREQUENCY = (ROW[f"{name}_penalty"] for name in ("repetition", "presence", "frequency"))
 _WORD = 32  # ids of a mask's word
 _FORBIDDEN = np.float32(-np.inf)
 
@@ -35,9 +33,9 @@ def _copy_allowed(source: int, mask: int, vocab: int, target: int) -> None:
 
 
 @inner
-def _forbid_ends(row: int, source: int, vocab: int, mask: int, target: int) -> None:
+def _forbid_ends(row: Any, source: int, vocab: int, mask: int, target: int) -> None:
     """Forbid the ids that end the output, unless a grammar allows nothing else: then it is complete."""
-    count, ends = load_i64(row, record.NUM_ENDS), load_i64(row, record.END_IDS)
+    count, ends = row.num_ends, row.end_ids
     for i in range(count):
         write_f32(target, read_i64(ends, i), _FORBIDDEN)
     if mask == 0:
@@ -52,25 +50,25 @@ def _forbid_ends(row: int, source: int, vocab: int, mask: int, target: int) -> N
 
 
 @inner
-def _add_biases(row: int, target: int) -> None:
-    ids, biases = load_i64(row, record.BIAS_IDS), load_i64(row, record.BIASES)
-    for i in range(load_i64(row, record.NUM_BIASES)):
+def _add_biases(row: Any, target: int) -> None:
+    ids, biases = row.bias_ids, row.biases
+    for i in range(row.num_biases):
         token = read_i64(ids, i)
         before = read_f32(target, token)
         write_f32(target, token, bounded(np.float64(before) + read_f64(biases, i), before))
 
 
 @inner
-def _penalise(row: int, target: int) -> None:
+def _penalise(row: Any, target: int) -> None:
     """Repetition (Keskar et al., "CTRL", 2019, and its sign rule as in Hugging Face), presence and frequency.
 
     A logit above 0 is divided by the repetition penalty, any other is multiplied, for every id in prompt or output.
     Then, for ids in the output alone, `presence + frequency * count` is subtracted.
     """
-    ids, counts = load_i64(row, record.COUNTED), load_i64(row, record.COUNTS)
-    repetition, presence = read_f64(row, _REPETITION), read_f64(row, _PRESENCE)
-    frequency = read_f64(row, _FREQUENCY)
-    for i in range(load_i64(row, record.NUM_COUNTED)):
+    ids, counts = row.counted, row.counts
+    repetition, presence = row.repetition_penalty, row.presence_penalty
+    frequency = row.frequency_penalty
+    for i in range(row.num_counted):
         token, count = read_i32(ids, i), read_i32(counts, i)
         before = read_f32(target, token)
         value = np.float64(before)
@@ -83,10 +81,11 @@ def make_adjust() -> Any:
     """The kernel that writes the adjusted logits of a `CALL` to its scratch."""
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def adjust(call: int, thread: int, threads: int) -> None:
-        row, source = load_i64(call, record.CALL_ROW), load_i64(call, record.CALL_LOGITS)
-        vocab, mask = load_i64(call, record.CALL_VOCAB), load_i64(call, record.CALL_MASK)
-        target = place_scratch(load_i64(call, record.CALL_SCRATCH), vocab).adjusted
+    def adjust(address: int, thread: int, threads: int) -> None:
+        call = CALL(address)
+        row, source = ROW(call.row), call.logits
+        vocab, mask = call.vocab, call.mask
+        target = place_scratch(call.scratch, vocab).adjusted
         if mask != 0:
             _copy_allowed(source, mask, vocab, target)
         else:
@@ -95,7 +94,7 @@ def make_adjust() -> Any:
             _forbid_ends(row, source, vocab, mask, target)
         _add_biases(row, target)
         _penalise(row, target)
-        if load_i64(row, record.DRY_TOKENS) != 0:
+        if row.dry_tokens != 0:
             penalise_repetitions(row, target, vocab)
 
     return adjust

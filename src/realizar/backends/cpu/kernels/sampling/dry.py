@@ -10,25 +10,19 @@ token x makes it `lengths[j] + 1` where token j is x, else 0, and 0 everywhere i
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from realizar.backends.cpu.kernels.sampling import record
-from realizar.backends.cpu.kernels.sampling.record import ROW
 from realizar.backends.cpu.memory import (
     inner,
-    load_i64,
     read_f32,
-    read_f64,
     read_i32,
     read_i64,
     write_f32,
     write_i32,
-    write_i64,
 )
 
-_MULTIPLIER, _BASE, _ALLOWED_LENGTH, _PENALTY_LAST_N = (
-    ROW[f"dry_{name}"] for name in ("multiplier", "base", "allowed_length", "penalty_last_n")
-)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -41,12 +35,12 @@ def bounded(value: float, before: float) -> float:
 
 
 @inner
-def is_breaker(row: int, token: int) -> bool:
+def is_breaker(row: Any, token: int) -> bool:
     """True if no match extends over this token; breakers lie sorted."""
-    count = load_i64(row, record.NUM_BREAKERS)
+    count = row.num_breakers
     if count == 0:
         return False
-    breakers, low, high = load_i64(row, record.BREAKERS), 0, count
+    breakers, low, high = row.breakers, 0, count
     while low < high:
         middle = (low + high) // 2
         if read_i64(breakers, middle) < token:
@@ -57,20 +51,20 @@ def is_breaker(row: int, token: int) -> bool:
 
 
 @inner
-def window_start(row: int) -> int:
-    size, window = load_i64(row, record.DRY_SIZE), load_i64(row, _PENALTY_LAST_N)
+def window_start(row: Any) -> int:
+    size, window = row.dry_size, row.dry_penalty_last_n
     return 0 if window < 0 else max(0, size - window)
 
 
 @inner
-def append_token(row: int, token: int) -> None:
+def append_token(row: Any, token: int) -> None:
     """Take in a token; one beyond the room that a context has is dropped."""
-    last = load_i64(row, record.DRY_SIZE)
-    if last >= load_i64(row, record.DRY_PLACES):
+    last = row.dry_size
+    if last >= row.dry_places:
         return
-    tokens, lengths = load_i64(row, record.DRY_TOKENS), load_i64(row, record.DRY_LENGTHS)
+    tokens, lengths = row.dry_tokens, row.dry_lengths
     write_i32(tokens, last, token)
-    write_i64(row, record.DRY_SIZE, last + 1)
+    row.dry_size = last + 1
     start = 0 if is_breaker(row, token) else last
     for i in range(start, window_start(row), -1):  # downwards: each reads the one before
         write_i32(lengths, i, read_i32(lengths, i - 1) + 1 if read_i32(tokens, i - 1) == token else 0)
@@ -79,15 +73,15 @@ def append_token(row: int, token: int) -> None:
 
 
 @inner
-def penalise_repetitions(row: int, logits: int, vocab: int) -> None:
+def penalise_repetitions(row: Any, logits: int, vocab: int) -> None:
     """Penalise in place. A token that follows several matches loses the most that one of them takes."""
-    if load_i64(row, record.DRY_MATCHED) == 0:
+    if row.dry_matched == 0:
         _match_suffixes(row)
-        write_i64(row, record.DRY_MATCHED, 1)
-    tokens, lengths = load_i64(row, record.DRY_TOKENS), load_i64(row, record.DRY_LENGTHS)
-    found, start, allowed = load_i64(row, record.DRY_FOUND), window_start(row), load_i64(row, _ALLOWED_LENGTH)
+        row.dry_matched = 1
+    tokens, lengths = row.dry_tokens, row.dry_lengths
+    found, start, allowed = row.dry_found, window_start(row), row.dry_allowed_length
     for turn in range(2):  # first from the logits as they are, then all at once
-        for i in range(start, load_i64(row, record.DRY_SIZE) - 1):
+        for i in range(start, row.dry_size - 1):
             length = read_i32(lengths, i + 1)
             if start > 0:
                 length = min(length, i - start + 1)  # a match does not reach back beyond the window
@@ -96,21 +90,21 @@ def penalise_repetitions(row: int, logits: int, vocab: int) -> None:
                 continue
             before = read_f32(logits, token)
             if turn == 0:
-                growth = read_f64(row, _BASE) ** np.float64(length - allowed)
-                penalty = min(read_f64(row, _MULTIPLIER) * growth, _LARGEST)
+                growth = row.dry_base ** np.float64(length - allowed)
+                penalty = min(row.dry_multiplier * growth, _LARGEST)
                 write_f32(found, i, bounded(np.float64(before) - penalty, before))
             elif read_f32(found, i) < before:
                 write_f32(logits, token, read_f32(found, i))
 
 
 @inner
-def _match_suffixes(row: int) -> None:
+def _match_suffixes(row: Any) -> None:
     """Match lengths of the history that the row was opened with: the Z function of the reversed sequence.
 
     Linear in its length. `lengths` is all 0 before.
     """
-    size, tokens = load_i64(row, record.DRY_SIZE), load_i64(row, record.DRY_TOKENS)
-    found = load_i64(row, record.DRY_LENGTHS) + 4
+    size, tokens = row.dry_size, row.dry_tokens
+    found = row.dry_lengths + 4
     limit = 0
     while limit < size and not is_breaker(row, read_i32(tokens, size - 1 - limit)):
         limit += 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from realizar.backends.cpu.codegen.logit_blocks import BLOCK, NO_WEIGHT, find_tops, sum_blocks, weigh_blocks
-from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.record import Scratch
-from realizar.backends.cpu.memory import inner, load_i64, read_f32, read_f64, read_i32, write_f32, write_f64, write_i32
+from realizar.backends.cpu.memory import inner, read_f32, read_f64, read_i32, write_f32, write_f64, write_i32
 
 _HIGHEST, _LOWEST = 0x7F800000, -0x7F800001  # keys of the infinities
 _LEAST_KEY = -(1 << 31)
@@ -31,10 +30,10 @@ class Logits(NamedTuple):
 
 
 @inner
-def logits_of(call: int, scratch: Scratch) -> Logits:
+def logits_of(call: Any, scratch: Scratch) -> Logits:
     """Those of a `CALL`, whose largest of blocks lie in `scratch`."""
-    at, vocab = load_i64(call, record.CALL_LOGITS), load_i64(call, record.CALL_VOCAB)
-    return Logits(at, vocab, scratch.tops, load_i64(call, record.CALL_BEST), read_f64(call, record.CALL_TOP))
+    at, vocab = call.logits, call.vocab
+    return Logits(at, vocab, scratch.tops, call.best, call.top)
 
 
 @inner

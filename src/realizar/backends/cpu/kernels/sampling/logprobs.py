@@ -10,11 +10,10 @@ from numba import cfunc, types
 
 from realizar.backends.cpu.codegen.logit_blocks import BLOCK
 from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.logits import Logits, key_at, logits_of, weigh_all
 from realizar.backends.cpu.kernels.sampling.pool import largest, sort
-from realizar.backends.cpu.kernels.sampling.record import place_scratch
-from realizar.backends.cpu.memory import inner, load_i64, read_f32, read_i32, write_f64, write_i32
+from realizar.backends.cpu.kernels.sampling.record import CALL, place_scratch
+from realizar.backends.cpu.memory import inner, read_f32, read_i32, write_f64, write_i32
 
 
 @inner
@@ -38,11 +37,12 @@ def make_score() -> Any:
     """
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def score(call: int, thread: int, threads: int) -> None:
-        scratch = place_scratch(load_i64(call, record.CALL_SCRATCH), load_i64(call, record.CALL_VOCAB))
-        logits, token = logits_of(call, scratch), load_i64(call, record.CALL_TOKEN)
-        top_n, ids = load_i64(call, record.CALL_TOP_N), load_i64(call, record.CALL_IDS)
-        values = load_i64(call, record.CALL_VALUES)
+    def score(address: int, thread: int, threads: int) -> None:
+        call = CALL(address)
+        scratch = place_scratch(call.scratch, call.vocab)
+        logits, token = logits_of(call, scratch), call.token
+        top_n, ids = call.top_n, call.ids
+        values = call.values
         total, _ = weigh_all(logits, 1.0, scratch)
         normaliser = logits.top + math.log(total)
         token_id = logits.best if token < 0 else token

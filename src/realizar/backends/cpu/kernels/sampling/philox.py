@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from realizar.backends.cpu.kernels.sampling import record
-from realizar.backends.cpu.memory import inner, load_i64
+from realizar.backends.cpu.memory import inner
 from realizar.backends.philox import DRAW_TOKEN, DRAW_XTC
 
 __all__ = ["DRAW_TOKEN", "DRAW_XTC", "uniform_of"]
@@ -17,10 +18,10 @@ _HALF = np.uint64(32)
 
 
 @inner
-def uniform_of(row: int, position: int, draw: int) -> float:
+def uniform_of(row: Any, position: int, draw: int) -> float:
     """The row's number in [0, 1) of a position's draw, one of the first four."""
-    seed = np.uint64(load_i64(row, record.SEED))
-    c0, c1 = np.uint64(position) & _WORD, np.uint64(load_i64(row, record.CHOICE)) & _WORD
+    seed = np.uint64(row.seed)
+    c0, c1 = np.uint64(position) & _WORD, np.uint64(row.choice) & _WORD
     c2 = c3 = np.uint64(0)
     k0, k1 = seed & _WORD, seed >> _HALF
     for _ in range(10):

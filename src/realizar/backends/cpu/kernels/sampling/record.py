@@ -5,7 +5,7 @@ Fields that are float64 say so; their bits lie in the integer.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from realizar.backends.cpu.codegen.logit_blocks import BLOCK
 from realizar.backends.cpu.memory import inner
@@ -18,19 +18,12 @@ BINS = 1024  # of a histogram over a pool's keys
 # counts in the output. DRY's tokens and match lengths are int32, with room for `dry_places` tokens. `mu` is float64.
 # Samplers' parameters come last, float64 where they are no integers; kernels name the slots of those that they read.
 _FIELDS = (
-    "seed choice greedy min_tokens ends_early outputs logprobs mu "
+    "seed choice greedy min_tokens ends_early outputs logprobs mu=f64 "
     "bias_ids biases num_biases end_ids num_ends "
     "counted counts num_counted "
     "dry_tokens dry_lengths dry_found dry_matched dry_size dry_places breakers num_breakers"
 )
-(
-    SEED, CHOICE, GREEDY, MIN_TOKENS, ENDS_EARLY, OUTPUTS, LOGPROBS, MU,
-    BIAS_IDS, BIASES, NUM_BIASES, END_IDS, NUM_ENDS,
-    COUNTED, COUNTS, NUM_COUNTED,
-    DRY_TOKENS, DRY_LENGTHS, DRY_FOUND, DRY_MATCHED, DRY_SIZE, DRY_PLACES, BREAKERS, NUM_BREAKERS,
-) = range(len(_FIELDS.split()))  # fmt: skip
-ROW = Record(" ".join([_FIELDS, *(each.name for each in SAMPLERS)]))
-MIROSTAT = ROW["mirostat"]
+ROW = Record(" ".join([_FIELDS, *(each.name + ("" if each.kind is int else "=f64") for each in SAMPLERS)]))
 
 # A run: consecutive tokens of a step whose logits one row wants, read one after another. `row` 0 asks for the
 # log-probability of `target` alone, -1 for the most probable id's. `place`: sampled tokens of the row before the run.
@@ -38,25 +31,16 @@ MIROSTAT = ROW["mirostat"]
 # `made`: int64, how many there are. `ids` int32 [count, 2 + top_n] and `values` float64 [count, 1 + top_n]:
 # log-probabilities. `fault` (int64) becomes one of the faults below.
 RUN = Record("row logits count place position drafts mask mask_stride sampled made target top_n ids values fault")
-(
-    RUN_ROW, RUN_LOGITS, RUN_COUNT, RUN_PLACE, RUN_POSITION, RUN_DRAFTS, RUN_MASK, RUN_MASK_STRIDE, RUN_SAMPLED,
-    RUN_MADE, RUN_TARGET, RUN_TOP_N, RUN_IDS, RUN_VALUES, RUN_FAULT,
-) = range(len(RUN.names))  # fmt: skip
 ROW_FIELDS, RUN_BYTES = len(ROW.names), 8 * len(RUN.names)
 NO_FAULT, UNUSABLE, NOTHING_ALLOWED, NO_LOGPROBS = range(4)
 
 # `next`: address of the number of the next run that a thread takes. `stride`: bytes of a row of logits. The last are
 # addresses of the other kernels.
 SAMPLE = Record("runs count next vocab stride scratch scratch_bytes adjust draw score")
-RUNS, COUNT, NEXT, VOCAB, STRIDE, SCRATCH, SCRATCH_BYTES, ADJUST, DRAW, SCORE = range(len(SAMPLE.names))
 
 # What the other kernels read, and the `token` and `new_mu` (float64) that `draw` writes. `logits`, `best` and `top`
 # (float64) are those of `Logits`; `scratch` is a thread's.
-CALL = Record("row logits vocab scratch best top mask position token new_mu top_n ids values")
-(
-    CALL_ROW, CALL_LOGITS, CALL_VOCAB, CALL_SCRATCH, CALL_BEST, CALL_TOP, CALL_MASK, CALL_POSITION, CALL_TOKEN,
-    CALL_NEW_MU, CALL_TOP_N, CALL_IDS, CALL_VALUES,
-) = range(len(CALL.names))  # fmt: skip
+CALL = Record("row logits vocab scratch best top=f64 mask position token new_mu=f64 top_n ids values")
 _CALL_BYTES = 128
 
 
@@ -68,7 +52,7 @@ class Scratch(NamedTuple):
         adjusted: float32 [vocab].
         ids: int32 [vocab], of the pool. keys, weights: float64 [vocab], of the pool.
         order: int32 [vocab]. bins: float64 [BINS].
-        call: the record of calls of other kernels.
+        call: the record of calls of other kernels, `CALL`.
     """
 
     tops: int
@@ -80,7 +64,7 @@ class Scratch(NamedTuple):
     weights: int
     order: int
     bins: int
-    call: int
+    call: Any
 
 
 def scratch_bytes(vocab: int) -> int:
@@ -103,4 +87,4 @@ def place_scratch(at: int, vocab: int) -> Scratch:
     call = bins + 8 * BINS
     sums = call + _CALL_BYTES
     moments = sums + 8 * blocks
-    return Scratch(moments + 8 * blocks, sums, moments, adjusted, ids, keys, weights, order, bins, call)
+    return Scratch(moments + 8 * blocks, sums, moments, adjusted, ids, keys, weights, order, bins, CALL(call))

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from realizar.backends.cpu.kernels.sampling import record
+from typing import Any
+
 from realizar.backends.cpu.kernels.sampling.dry import append_token
-from realizar.backends.cpu.memory import inner, load_i64, read_i32, read_i64, write_i32, write_i64
+from realizar.backends.cpu.memory import inner, read_i32, read_i64, write_i32
 
 
 @inner
-def forbids_ends(row: int) -> bool:
-    return load_i64(row, record.NUM_ENDS) > 0 and load_i64(row, record.OUTPUTS) < load_i64(row, record.MIN_TOKENS)
+def forbids_ends(row: Any) -> bool:
+    return row.num_ends > 0 and row.outputs < row.min_tokens
 
 
 @inner
-def adjusts(row: int) -> bool:
+def adjusts(row: Any) -> bool:
     """True if the row's parameters change logits, a mask apart."""
-    listed = load_i64(row, record.NUM_BIASES) > 0 or load_i64(row, record.COUNTED) != 0
-    return listed or load_i64(row, record.DRY_TOKENS) != 0 or forbids_ends(row)
+    listed = row.num_biases > 0 or row.counted != 0
+    return listed or row.dry_tokens != 0 or forbids_ends(row)
 
 
 @inner
-def accept(row: int, token: int) -> None:
-    write_i64(row, record.OUTPUTS, load_i64(row, record.OUTPUTS) + 1)
-    if load_i64(row, record.DRY_TOKENS) != 0:
+def accept(row: Any, token: int) -> None:
+    row.outputs = row.outputs + 1
+    if row.dry_tokens != 0:
         append_token(row, token)
-    ids, counts, size = load_i64(row, record.COUNTED), load_i64(row, record.COUNTS), load_i64(row, record.NUM_COUNTED)
+    ids, counts, size = row.counted, row.counts, row.num_counted
     if ids == 0:
         return
     place = 0
@@ -33,20 +34,20 @@ def accept(row: int, token: int) -> None:
     if place == size:
         write_i32(ids, place, token)
         write_i32(counts, place, 0)
-        write_i64(row, record.NUM_COUNTED, size + 1)
+        row.num_counted = size + 1
     write_i32(counts, place, read_i32(counts, place) + 1)
 
 
 @inner
-def ends(row: int, token: int) -> bool:
+def ends(row: Any, token: int) -> bool:
     """True if the output ends with this token, the last one accepted.
 
     Before `min_tokens` a stop token is sampled only where a grammar leaves nothing else: it ends the output too.
     """
-    early = load_i64(row, record.OUTPUTS) <= load_i64(row, record.MIN_TOKENS)
-    if early and load_i64(row, record.ENDS_EARLY) == 0:
+    early = row.outputs <= row.min_tokens
+    if early and row.ends_early == 0:
         return False
-    for i in range(load_i64(row, record.NUM_ENDS)):
-        if read_i64(load_i64(row, record.END_IDS), i) == token:
+    for i in range(row.num_ends):
+        if read_i64(row.end_ids, i) == token:
             return True
     return False

@@ -14,7 +14,6 @@ from numba import cfunc, types
 
 from realizar.backends.cpu.codegen.logit_blocks import NO_WEIGHT
 from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.logits import (
     Logits,
     copy,
@@ -35,25 +34,17 @@ from realizar.backends.cpu.kernels.sampling.pool import (
     sum_of,
     weigh_pool,
 )
-from realizar.backends.cpu.kernels.sampling.record import ROW, Scratch, place_scratch
+from realizar.backends.cpu.kernels.sampling.record import CALL, ROW, Scratch, place_scratch
 from realizar.backends.cpu.memory import (
     inner,
-    load_i64,
     read_f32,
     read_f64,
     read_i32,
     write_f32,
     write_f64,
     write_i32,
-    write_i64,
 )
 
-_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _TYPICAL_P, _TOP_N_SIGMA = (
-    ROW[name] for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma")
-)
-_XTC_PROBABILITY, _XTC_THRESHOLD, _TAU, _ETA = (
-    ROW[name] for name in ("xtc_probability", "xtc_threshold", "mirostat_tau", "mirostat_eta")
-)
 _SLACK = 1e-9  # by which a bound, found through a logarithm, is lowered, so that rounding loses no id
 _LEAST_REST = 1e-16
 _LN2 = math.log(2.0)
@@ -61,33 +52,33 @@ _NO_POOL = -1
 
 
 @inner
-def draw_token(row: int, position: int, logits: Logits, scratch: Scratch) -> int:
+def draw_token(row: Any, position: int, logits: Logits, scratch: Scratch) -> int:
     uniform = uniform_of(row, position, DRAW_TOKEN)
-    temperature = read_f64(row, _TEMPERATURE)
+    temperature = row.temperature
     inverse = inverse_of(temperature)
-    chance = read_f64(row, _XTC_PROBABILITY)
+    chance = row.xtc_probability
     xtc = chance > 0.0 and uniform_of(row, position, DRAW_XTC) < chance
     count, total = _truncate(row, logits, temperature, inverse, scratch)
     if count == _NO_POOL:
         if xtc:
-            least = read_f64(row, _XTC_THRESHOLD) * total
+            least = row.xtc_threshold * total
             logits = _exclude(logits, temperature, inverse, least, scratch)
             total, _ = weigh_all(logits, inverse, scratch)
         return draw_of_all(logits, inverse, uniform, total, scratch)
-    if read_f64(row, _MIN_P) > 0.0:
+    if row.min_p > 0.0:
         most = 0.0
         for i in range(count):
             most = max(most, read_f64(scratch.weights, i))
-        count = keep_weights(read_f64(row, _MIN_P) * most, count, scratch)
+        count = keep_weights(row.min_p * most, count, scratch)
     if xtc:
-        count = _exclude_of_pool(read_f64(row, _XTC_THRESHOLD), count, scratch)
+        count = _exclude_of_pool(row.xtc_threshold, count, scratch)
     return read_i32(scratch.ids, draw(uniform, count, scratch))
 
 
 @inner
-def _truncate(row: int, logits: Logits, temperature: float, inverse: float, scratch: Scratch) -> tuple[int, float]:
+def _truncate(row: Any, logits: Logits, temperature: float, inverse: float, scratch: Scratch) -> tuple[int, float]:
     """Top-n-sigma, top-k, typical, top-p: the pool's size (_NO_POOL if none acts, nor min-p), and all ids' weight."""
-    typical_p, top_p, min_p = read_f64(row, _TYPICAL_P), read_f64(row, _TOP_P), read_f64(row, _MIN_P)
+    typical_p, top_p, min_p = row.typical_p, row.top_p, row.min_p
     count = _restrict(row, logits, inverse, scratch)
     total = moment = 0.0
     if count != _NO_POOL:
@@ -111,13 +102,13 @@ def _truncate(row: int, logits: Logits, temperature: float, inverse: float, scra
 
 
 @inner
-def _restrict(row: int, logits: Logits, inverse: float, scratch: Scratch) -> int:
+def _restrict(row: Any, logits: Logits, inverse: float, scratch: Scratch) -> int:
     """Make a pool of what top-k and top-n-sigma leave; neither depends on the temperature.
 
     Top-n-sigma (Tang et al., 2024) keeps logits within so many population standard deviations, taken over all ids that
     are not forbidden, of the largest. Top-k keeps exactly k ids.
     """
-    top_k, sigmas = load_i64(row, _TOP_K), read_f64(row, _TOP_N_SIGMA)
+    top_k, sigmas = row.top_k, row.top_n_sigma
     restricts = 0 < top_k < logits.vocab
     if not restricts and sigmas <= 0.0:
         return _NO_POOL
@@ -208,9 +199,9 @@ def _exclude(logits: Logits, temperature: float, inverse: float, least: float, s
 
 
 @inner
-def draw_mirostat(row: int, position: int, logits: Logits, scratch: Scratch) -> tuple[int, float]:
+def draw_mirostat(row: Any, position: int, logits: Logits, scratch: Scratch) -> tuple[int, float]:
     """Mirostat 2 (Basu et al., 2021): an id of at most mu bits of surprise, or else the likeliest; the next mu."""
-    temperature, mu = read_f64(row, _TEMPERATURE), read_f64(row, record.MU)
+    temperature, mu = row.temperature, row.mu
     inverse = inverse_of(temperature)
     total, _ = weigh_all(logits, inverse, scratch)
     floor = math.log(total) - mu * _LN2
@@ -225,20 +216,21 @@ def draw_mirostat(row: int, position: int, logits: Logits, scratch: Scratch) -> 
         kept = weigh_pool(logits, inverse, 1, scratch)
     index = draw(uniform_of(row, position, DRAW_TOKEN), kept, scratch)
     surprise = math.log2(sum_of(scratch.weights, kept) / read_f64(scratch.weights, index))
-    return read_i32(scratch.ids, index), mu - read_f64(row, _ETA) * (surprise - read_f64(row, _TAU))
+    return read_i32(scratch.ids, index), mu - row.mirostat_eta * (surprise - row.mirostat_tau)
 
 
 def make_draw() -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def draw_row(call: int, thread: int, threads: int) -> None:
-        row, position = load_i64(call, record.CALL_ROW), load_i64(call, record.CALL_POSITION)
-        scratch = place_scratch(load_i64(call, record.CALL_SCRATCH), load_i64(call, record.CALL_VOCAB))
+    def draw_row(address: int, thread: int, threads: int) -> None:
+        call = CALL(address)
+        row, position = ROW(call.row), call.position
+        scratch = place_scratch(call.scratch, call.vocab)
         logits = logits_of(call, scratch)
-        if load_i64(row, record.MIROSTAT) == 0:
-            write_i64(call, record.CALL_TOKEN, draw_token(row, position, logits, scratch))
+        if row.mirostat == 0:
+            call.token = draw_token(row, position, logits, scratch)
         else:
             token, mu = draw_mirostat(row, position, logits, scratch)
-            write_i64(call, record.CALL_TOKEN, token)
-            write_f64(call, record.CALL_NEW_MU, mu)
+            call.token = token
+            call.new_mu = mu
 
     return draw_row
