@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.bind_kv import AttentionBinder
 from realizar.backends.cpu.bind_state import StateBinder
@@ -20,15 +17,15 @@ from realizar.backends.cpu.kernels.expert_linear import EXPERT_ACTIVATE, EXPERT_
 from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR
 from realizar.backends.cpu.kernels.layer_inputs import LAYER_INPUTS
 from realizar.backends.cpu.kernels.linear import LINEAR
-from realizar.backends.cpu.kernels.normalize import NORMALIZE, norm_kind
-from realizar.backends.cpu.kernels.routing import CHOOSE, GATHER, SORT, SUM
-from realizar.backends.cpu.kernels.select import SELECT
+from realizar.backends.cpu.kernels.normalize import NORMALIZE, norm_kind, normalize
+from realizar.backends.cpu.kernels.routing import CHOOSE, GATHER, SORT, SUM, choose, gather, sort_by_expert, sum_experts
+from realizar.backends.cpu.kernels.select import SELECT, select
 from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
-from realizar.backends.cpu.records import Record, address
+from realizar.backends.cpu.records import address
 from realizar.backends.cpu.state.sizes import input_columns
 from realizar.backends.cpu.weights.load import Weights
-from realizar.backends.cpu.weights.pack import FloatMatrix, Matrix, PackedMatrix
-from realizar.backends.cpu.workspace import RecordBuffer, Workspace, kept_stream, pairs_of_item, written_records
+from realizar.backends.cpu.weights.pack import FloatMatrix
+from realizar.backends.cpu.workspace import Workspace, kept_stream, pairs_of_item, written_records
 from realizar.backends.machine import read_machine
 from realizar.backends.parts import SHARED_PART, block_name, inputs_part, join_part
 from realizar.backends.program import (
@@ -148,11 +145,10 @@ class Binder:
         values, rows = self.workspace.buffers["layer inputs"], self.workspace.buffers["layer rows"]
         yield self._normalize("layer inputs", None, "hidden", "normed", begins_block=False)
         yield self._project(inputs.projection, "normed", "layer inputs", "layer inputs")
-        record = self._pack(
-            LAYER_INPUTS, count_field=STEP_TOKENS, inputs=values.at, rows=rows.at, stride=values.stride,
+        record = self.workspace.record(
+            LAYER_INPUTS, inputs=values.at, rows=rows.at, stride=values.stride,
             layers=inputs.projection.out_features // inputs.size, size=inputs.size, kind=norm_kind(inputs.norm),
-            eps=float(inputs.norm.eps), weight=address(self.weights.norm_weight(inputs.norm)),
-            scale=float(inputs.scale),
+            eps=float(inputs.norm.eps), weight=self.weights.norm_at(inputs.norm), scale=float(inputs.scale),
         )  # fmt: skip
         yield BoundOperation("layer inputs", self.kernels.layer_inputs, record)
 
@@ -220,13 +216,15 @@ class Binder:
             yield self._normalize(name, join.norm, "branch", "branch", add_scale=join.scale)
 
     def _final_norm(self, tail: Tail) -> list[BoundOperation]:
+        hidden, selected = self.workspace.buffers["hidden"], self.workspace.buffers["selected"]
+        record = self.workspace.record(
+            SELECT, count_field=STEP_SELECTED, indices=address(self.workspace.selected), **hidden.fields("input"),
+            **selected.fields("out"), width=self.weights.hidden_size,
+        )  # fmt: skip
         return [
-            BoundOperation("select", self.kernels.select, self._select()),
+            BoundOperation("select", select.address, record),
             self._normalize("final norm", tail.norm, "selected", "selected", count=STEP_SELECTED),
         ]
-
-    def _pack(self, record: Record, **values: float) -> NDArray[np.int64]:
-        return record.pack({"step": address(self.workspace.step), **values})
 
     def _tiles_together(self, gated: FeedForward | None) -> int:
         """Tiles of a group of the activation that follows, which then needs no barrier; else 0.
@@ -236,7 +234,7 @@ class Binder:
         """
         if gated is None:
             return 0
-        packed = all(isinstance(self.weights.matrices[one.weight], PackedMatrix) for one in gated.linears()[:-1])
+        packed = all(map(self.weights.is_packed, gated.linears()[:-1]))
         whole = gated.up.out_features % GROUP == 0
         return GROUP // self.instructions.lanes if packed and whole else 0
 
@@ -260,7 +258,7 @@ class Binder:
             "out": written.at + 4 * column,
             "out_stride": written.stride,
             "residual_scale": 1.0 if add_scale is None else float(add_scale),
-            "bias": address(self.weights.vector(linear.bias)) if linear.bias is not None else 0,
+            "bias": self.weights.vector_at(linear.bias),
         }
         records = read.records
         if terms:
@@ -271,22 +269,19 @@ class Binder:
                 shared["bias"] = address(self.weights.half_of(linear.bias))  # both terms add it
         add = add_scale is not None
         if isinstance(matrix, FloatMatrix):
-            record = self._pack(
+            record = self.workspace.record(
                 FLOAT_LINEAR, **shared, weights=address(matrix.weights), tiles=matrix.tiles, columns=matrix.columns,
-                tile_stride=matrix.tile_bytes, input=read.at, input_stride=read.stride,
+                tile_stride=matrix.tile_bytes, **read.fields("input"),
             )  # fmt: skip
             kernel = self.kernels.float_linear(matrix.kind, add)
         else:
-            shared["together"], shared["block_bytes"] = together, self._block_bytes
-            record, kernel = self._linear(matrix, shared, records), self.kernels.linear(matrix.weight_format, add)
+            assert records is not None  # the workspace has them for every buffer that matmuls read
+            record = self.workspace.record(
+                LINEAR, **shared, **matrix.fields(self.instructions.lanes), activations=records.at,
+                activation_groups=records.groups, together=together, block_bytes=self._block_bytes,
+            )  # fmt: skip
+            kernel = self.kernels.linear(matrix.weight_format, add)
         return BoundOperation(part, kernel, record, barrier, matrix.size_bytes)
-
-    def _linear(
-        self, matrix: PackedMatrix, shared: dict[str, int | float], records: RecordBuffer | None
-    ) -> NDArray[np.int64]:
-        assert records is not None  # the workspace has them for every buffer that matmuls read
-        own = matrix.fields(self.instructions.lanes)
-        return self._pack(LINEAR, **shared, **own, activations=records.at, activation_groups=records.groups)
 
     def _normalize(
         self, part: str, norm: Norm | None, source: str, target: str, *, add_scale: float | None = None,
@@ -301,43 +296,31 @@ class Binder:
         """
         read, written = self.workspace.buffers[source], self.workspace.buffers[target]
         total = self.workspace.buffers[to]
-        record = self._pack(
-            NORMALIZE, count_field=count, input=read.at, input_stride=read.stride,
-            width=self._norm_width(norm, read.values.shape[1]), kind=norm_kind(norm),
-            eps=float(norm.eps) if norm else 0.0,
-            weight=address(self.weights.norm_weight(norm)) if norm else 0,
-            bias=address(self.weights.vector(norm.bias)) if norm and norm.bias else 0,
-            out=written.at, out_stride=written.stride, **written_records(written.records),
-            residual=total.at if add_scale is not None else 0, residual_stride=total.stride,
-            residual_scale=float(add_scale) if add_scale is not None else 0.0,
+        width = self.weights.length(norm.weight) if norm else min(read.values.shape[1], self.weights.hidden_size)
+        record = self.workspace.record(
+            NORMALIZE, count_field=count, **read.fields("input"), width=width, kind=norm_kind(norm),
+            eps=float(norm.eps) if norm else 0.0, weight=self.weights.norm_at(norm),
+            bias=self.weights.vector_at(norm.bias if norm else None), **written.fields("out"),
+            **written_records(written.records), residual=total.at if add_scale is not None else 0,
+            residual_stride=total.stride, residual_scale=float(add_scale or 0.0),
             terms=written.terms.at if terms and written.terms is not None else 0,
         )  # fmt: skip
         begins = source == "hidden" if begins_block is None else begins_block
-        return BoundOperation(part, self.kernels.normalize, record, begins_block=begins)
-
-    def _norm_width(self, norm: Norm | None, padded: int) -> int:
-        return self.weights.length(norm.weight) if norm else min(padded, self.weights.hidden_size)
+        return BoundOperation(part, normalize.address, record, begins_block=begins)
 
     def _activate(
         self, activation: Activation, consumer: Linear, width: int, gate: int | None, up: int, stride: int
     ) -> BoundOperation:
         """The input of `consumer`: activation(gate) * up, or activation(up), of `width` floats at addresses."""
         out = self.workspace.buffers["activated"]
-        quantised = isinstance(self.weights.matrices[consumer.weight], PackedMatrix)
-        record = self._pack(
-            ACTIVATE, count_field=STEP_TOKENS, gate=up if gate is None else gate, up=up, input_stride=stride,
+        quantised = self.weights.is_packed(consumer)
+        record = self.workspace.record(
+            ACTIVATE, gate=up if gate is None else gate, up=up, input_stride=stride,
             groups=-(-width // GROUP), out=0 if quantised else out.at, out_stride=out.stride,
             source_groups=-(-self.weights.hidden_size // GROUP), block_bytes=self._block_bytes,
             **written_records(out.records if quantised else None),
         )  # fmt: skip
         return BoundOperation("activation", self.kernels.activate(activation, gate is not None), record)
-
-    def _select(self) -> NDArray[np.int64]:
-        hidden, selected = self.workspace.buffers["hidden"], self.workspace.buffers["selected"]
-        return self._pack(
-            SELECT, count_field=STEP_SELECTED, indices=address(self.workspace.selected), input=hidden.at,
-            input_stride=hidden.stride, out=selected.at, out_stride=selected.stride, width=self.weights.hidden_size,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,64 +342,53 @@ class ExpertsBinder:
         A shared expert's output and gate lie in `shared` and `shared gate`; where the mixture has norms of its own, the
         output is without it.
         """
-        matrices = [self.weights.matrices[each.weight] for each in experts.expert_linears()]
-        together = self._tiles_together(experts, matrices)
+        *inputs, down = map(self.weights.is_packed, experts.expert_linears())
+        whole = all(inputs) and experts.up.out_features % GROUP == 0
+        together = GROUP // self.instructions.lanes if whole else 1  # threads go on with a group that they computed
         yield self._choose(experts)
         yield self._sort(experts)
-        yield self._gather(experts, matrices)
+        yield self._gather(experts, inputs)
         if experts.gate is not None:
             yield self._multiply(experts.gate, "routed", "expert gate", "expert gate and up", together, barrier=False)
         barrier = together == 1
         yield self._multiply(experts.up, "routed", "expert up", "expert gate and up", together, barrier=barrier)
-        yield self._activate(experts, quantised=isinstance(matrices[-1], PackedMatrix))
+        yield self._activate(experts, quantised=down)
         yield self._multiply(experts.down, "expert activated", "routed", "expert down", 1)
         yield self._sum(experts, add_scale)
 
-    def _tiles_together(self, experts: Experts, matrices: list[Matrix]) -> int:
-        """Tiles of a group of the activation, where threads go on with what they computed (see dense ones); else 1."""
-        packed = all(isinstance(matrix, PackedMatrix) for matrix in matrices[:-1])
-        return GROUP // self.instructions.lanes if packed and experts.up.out_features % GROUP == 0 else 1
-
     def _choose(self, experts: Experts) -> BoundOperation:
         scores, routing = self.workspace.buffers["scores"], self.workspace.routing
-        record = CHOOSE.pack({
-            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "scores": scores.at,
-            "scores_stride": scores.stride, "experts": experts.num_experts, "per_token": experts.experts_per_token,
-            "normalized": int(experts.normalized), "scale": float(experts.scale),
-            "chosen": address(routing.chosen), "weights": address(routing.weights),
-            "sigmoid": int(experts.scoring == "sigmoid"), "groups": experts.num_groups,
-            "groups_per_token": experts.groups_per_token,
-            "bias": address(self.weights.vector(experts.selection_bias)) if experts.selection_bias else 0,
-            "expert_scales": address(self.weights.vector(experts.expert_scales)) if experts.expert_scales else 0,
-        })  # fmt: skip
-        return BoundOperation("choice of experts", self.kernels.choose, record)
+        record = self.workspace.record(
+            CHOOSE, **scores.fields("scores"), experts=experts.num_experts, per_token=experts.experts_per_token,
+            normalized=experts.normalized, scale=float(experts.scale), chosen=address(routing.chosen),
+            weights=address(routing.weights), sigmoid=experts.scoring == "sigmoid", groups=experts.num_groups,
+            groups_per_token=experts.groups_per_token, bias=self.weights.vector_at(experts.selection_bias),
+            expert_scales=self.weights.vector_at(experts.expert_scales),
+        )  # fmt: skip
+        return BoundOperation("choice of experts", choose.address, record)
 
     def _sort(self, experts: Experts) -> BoundOperation:
         routing, width = self.workspace.routing, self.workspace.block_tokens
-        record = SORT.pack({
-            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "experts": experts.num_experts,
-            "per_token": experts.experts_per_token, "chosen": address(routing.chosen),
-            "positions": address(routing.positions), "starts": address(routing.starts),
-            "items": address(routing.items), "counts": address(routing.counts), "width": width,
-            "run": pairs_of_item(experts.up.in_features, self.block_bytes, width),
-        })  # fmt: skip
-        return BoundOperation("choice of experts", self.kernels.sort_by_expert, record)
+        record = self.workspace.record(
+            SORT, experts=experts.num_experts, per_token=experts.experts_per_token, chosen=address(routing.chosen),
+            positions=address(routing.positions), starts=address(routing.starts), items=address(routing.items),
+            counts=address(routing.counts), width=width,
+            run=pairs_of_item(experts.up.in_features, self.block_bytes, width),
+        )  # fmt: skip
+        return BoundOperation("choice of experts", sort_by_expert.address, record)
 
-    def _gather(self, experts: Experts, matrices: list[Matrix]) -> BoundOperation:
+    def _gather(self, experts: Experts, packed: list[bool]) -> BoundOperation:
         read, written = self.workspace.buffers["normed"], self.workspace.buffers["routed"]
         assert read.records is not None
         assert written.records is not None  # matmuls read both buffers
-        floats = any(isinstance(matrix, FloatMatrix) for matrix in matrices[:-1])
-        records = any(isinstance(matrix, PackedMatrix) for matrix in matrices[:-1])
         groups = read.records.groups
-        record = GATHER.pack({
-            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "per_token": experts.experts_per_token,
-            "positions": address(self.workspace.routing.positions), "input": read.at, "input_stride": read.stride,
-            "columns": groups * GROUP, "out": written.at if floats else 0, "out_stride": written.stride,
-            "records": read.records.at, "out_records": written.records.at if records else 0, "groups": groups,
-            "width": read.records.width,
-        })  # fmt: skip
-        return BoundOperation("choice of experts", self.kernels.gather, record)
+        record = self.workspace.record(
+            GATHER, per_token=experts.experts_per_token, positions=address(self.workspace.routing.positions),
+            **read.fields("input"), columns=groups * GROUP, out=0 if all(packed) else written.at,
+            out_stride=written.stride, records=read.records.at, out_records=written.records.at if any(packed) else 0,
+            groups=groups, width=read.records.width,
+        )  # fmt: skip
+        return BoundOperation("choice of experts", gather.address, record)
 
     def _multiply(
         self, linear: ExpertLinear, source: str, target: str, part: str, together: int, *, barrier: bool = True
@@ -426,7 +398,7 @@ class ExpertsBinder:
         read, written = self.workspace.buffers[source], self.workspace.buffers[target]
         shared = {
             "counts": address(routing.counts), "items": address(routing.items), "tiles": matrix.tiles,
-            "out": written.at, "out_stride": written.stride, "bias": 0, "bias_stride": 0,
+            **written.fields("out"), "bias": 0, "bias_stride": 0,
         }  # fmt: skip
         if linear.bias is not None:
             biases = self.weights.expert_biases(linear.bias)
@@ -434,7 +406,7 @@ class ExpertsBinder:
         if isinstance(matrix, FloatMatrix):
             record = EXPERT_FLOAT_LINEAR.pack({
                 **shared, "weights": address(matrix.weights), "tile_stride": matrix.tile_bytes,
-                "columns": matrix.columns, "input": read.at, "input_stride": read.stride,
+                "columns": matrix.columns, **read.fields("input"),
             })  # fmt: skip
             kernel = self.kernels.expert_float_linear(matrix.kind)
         else:
@@ -467,12 +439,11 @@ class ExpertsBinder:
         read, written = buffers["routed"], buffers["hidden" if add else "branch"]
         shared = buffers["shared"] if experts.shared is not None and experts.norms is None else None
         gate = buffers["shared gate"] if experts.shared_gate is not None else None
-        record = SUM.pack({
-            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "per_token": experts.experts_per_token,
-            "positions": address(routing.positions), "weights": address(routing.weights), "input": read.at,
-            "input_stride": read.stride, "width": experts.down.out_features, "out": written.at,
-            "out_stride": written.stride, "add": int(add), "scale": float(add_scale or 0.0),
-            "shared": shared.at if shared else 0, "shared_stride": shared.stride if shared else 0,
-            "shared_gate": gate.at if gate else 0, "shared_gate_stride": gate.stride if gate else 0,
-        })  # fmt: skip
-        return BoundOperation("sum over experts", self.kernels.sum_experts, record)
+        record = self.workspace.record(
+            SUM, per_token=experts.experts_per_token, positions=address(routing.positions),
+            weights=address(routing.weights), **read.fields("input"), width=experts.down.out_features,
+            **written.fields("out"), add=add, scale=float(add_scale or 0.0),
+            shared=shared.at if shared else 0, shared_stride=shared.stride if shared else 0,
+            shared_gate=gate.at if gate else 0, shared_gate_stride=gate.stride if gate else 0,
+        )  # fmt: skip
+        return BoundOperation("sum over experts", sum_experts.address, record)

@@ -9,17 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.kernel_library import KernelLibrary
-from realizar.backends.cpu.kernels.attention import ATTEND
+from realizar.backends.cpu.kernels.attention import ATTEND, combine
 from realizar.backends.cpu.kernels.normalize import norm_kind
 from realizar.backends.cpu.kernels.rotate import ROTATE
 from realizar.backends.cpu.kv.memory import KVMemory
 from realizar.backends.cpu.operations import BoundOperation
-from realizar.backends.cpu.records import Record, address, aligned_zeros
+from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.load import Weights
-from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.backends.cpu.workspace import Workspace, written_records
 from realizar.models.mixers import SharedAttention
-from realizar.models.parts import QueryGrowth, Rope
+from realizar.models.parts import Norm, QueryGrowth, Rope
 from realizar.models.spec import Attention, ModelSpec
 
 
@@ -44,88 +43,62 @@ class AttentionBinder:
         Rounding before V costs more fidelity than before any other matmul of a layer (on SmolLM2-135M a quarter of the
         whole divergence), and with grouped queries V is the smallest. The terms go through the matmul as two tokens.
         """
-        quantised = isinstance(self.weights.matrices[attention.v.weight], PackedMatrix)
-        return quantised and 2 * attention.num_kv_heads <= attention.num_heads
+        return self.weights.is_packed(attention.v) and 2 * attention.num_kv_heads <= attention.num_heads
 
     def rotate(self, attention: Attention, layer: int, *, terms: bool) -> BoundOperation:
         """Norms of heads and rope; keys and values go into the cache. For `terms` see `two_terms`."""
-        return BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate(attention, layer, terms))
+        layout, per_head = self.kv.layouts[layer], attention.qk_norm_axis == "head"
+        key, value = self.workspace.buffers["key"], self.workspace.buffers["value"]
+        k_norm = attention.k_norm if per_head else None
+        return self._rotate(
+            attention, attention.q_norm if per_head else None, k_norm, **key.fields("key"), **value.fields("value"),
+            second_value=value.stride // 2 if terms else 0, num_kv_heads=attention.num_kv_heads,
+            key_norm=self.weights.norm_at(k_norm),
+            key_norm_bias=self.weights.vector_at(k_norm.bias if k_norm else None),
+            slots=address(self.workspace.slots[self.kv.group_of(layer)]), cache=self.kv.address_of(layer),
+            **layout.fields(), query_scales=self.ropes.query_scales(attention.query_growth),
+            value_eps=float(attention.v_norm_eps or 0.0),
+        )  # fmt: skip
 
     def rotate_queries(self, attention: SharedAttention) -> BoundOperation:
-        return BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate_queries(attention))
+        return self._rotate(attention, attention.q_norm, None, block_size=self.kv.block_size)
 
     def attend(self, attention: Attention | SharedAttention, layer: int) -> Iterator[BoundOperation]:
         arguments = self._attend_record(attention, layer)
         yield BoundOperation("attention", self.kernels.attend(self.kv.dtype), arguments, attention=attention)
-        yield BoundOperation("attention output", self.kernels.combine, arguments)
+        yield BoundOperation("attention output", combine.address, arguments)
 
-    def _rotate(self, attention: Attention, layer: int, terms: bool) -> NDArray[np.int64]:
-        layout = self.kv.layouts[layer]
-        query, key, value = (self.workspace.buffers[name] for name in ("query", "key", "value"))
-        cosine, sine = self.ropes.addresses(attention.rope)
-        per_head = attention.qk_norm_axis == "head"
-        q_norm, k_norm = (attention.q_norm, attention.k_norm) if per_head else (None, None)
-        either = q_norm or k_norm
-        return self._pack(
-            ROTATE, query=query.at, query_stride=query.stride, key=key.at, key_stride=key.stride, value=value.at,
-            value_stride=value.stride, second_value=value.stride // 2 if terms else 0,
-            num_heads=attention.num_heads, num_kv_heads=attention.num_kv_heads, head_size=attention.head_size,
-            cosine=cosine, sine=sine, rotary=attention.rope.size if attention.rope else 0,
-            interleaved=int(attention.rope is not None and attention.rope.pairing == "interleaved"),
-            query_norm=address(self.weights.norm_weight(q_norm)) if q_norm else 0,
-            key_norm=address(self.weights.norm_weight(k_norm)) if k_norm else 0,
-            norm_kind=norm_kind(either), eps=float(either.eps) if either else 0.0,
-            query_norm_bias=address(self.weights.vector(q_norm.bias)) if q_norm and q_norm.bias else 0,
-            key_norm_bias=address(self.weights.vector(k_norm.bias)) if k_norm and k_norm.bias else 0,
-            slots=address(self.workspace.slots[self.kv.group_of(layer)]),
-            cache=self.kv.address_of(layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
-            plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
-            query_scales=self.ropes.query_scales(attention.query_growth), value_eps=float(attention.v_norm_eps or 0.0),
-        )  # fmt: skip
-
-    def _rotate_queries(self, attention: SharedAttention) -> NDArray[np.int64]:
-        query, norm = self.workspace.buffers["query"], attention.q_norm
-        cosine, sine = self.ropes.addresses(attention.rope)
-        unused = dict.fromkeys((
-            "num_kv_heads", "key", "key_stride", "value", "value_stride", "second_value", "key_norm", "key_norm_bias",
-            "slots", "cache", "block_bytes", "head_bytes", "plane_bytes", "scale_bytes", "query_scales", "value_eps",
-        ), 0)  # fmt: skip
-        return self._pack(
-            ROTATE, query=query.at, query_stride=query.stride, num_heads=attention.num_heads,
-            head_size=attention.head_size, cosine=cosine, sine=sine,
-            rotary=attention.rope.size if attention.rope else 0,
-            interleaved=int(attention.rope is not None and attention.rope.pairing == "interleaved"),
-            query_norm=address(self.weights.norm_weight(norm)) if norm else 0, norm_kind=norm_kind(norm),
-            eps=float(norm.eps) if norm else 0.0,
-            query_norm_bias=address(self.weights.vector(norm.bias)) if norm and norm.bias else 0,
-            block_size=self.kv.block_size, **unused,
-        )  # fmt: skip
+    def _rotate(
+        self, attention: Attention | SharedAttention, q_norm: Norm | None, k_norm: Norm | None, **of_keys: float
+    ) -> BoundOperation:
+        """Of keys and values what `of_keys` says; without any the rest of their fields is 0."""
+        rope, either = attention.rope, q_norm or k_norm
+        cosine, sine = self.ropes.addresses(rope)
+        fields = {
+            **dict.fromkeys(ROTATE.names, 0), **self.workspace.buffers["query"].fields("query"),
+            "num_heads": attention.num_heads, "head_size": attention.head_size, "cosine": cosine, "sine": sine,
+            "rotary": rope.size if rope else 0, "interleaved": rope is not None and rope.pairing == "interleaved",
+            "query_norm": self.weights.norm_at(q_norm), "norm_kind": norm_kind(either),
+            "query_norm_bias": self.weights.vector_at(q_norm.bias if q_norm else None),
+            "eps": float(either.eps) if either else 0.0, "step": address(self.workspace.step),
+        }  # fmt: skip
+        return BoundOperation("rope", self.kernels.rotate(self.kv.dtype), ROTATE.pack({**fields, **of_keys}))
 
     def _attend_record(self, attention: Attention | SharedAttention, layer: int) -> NDArray[np.int64]:
-        layout = self.kv.layouts[layer]
         sinks, gate = (attention.sinks, attention.gate) if isinstance(attention, Attention) else (None, None)
-        gates = None if gate is None else self.workspace.buffers["attention gate"]
-        query, attended = self.workspace.buffers["query"], self.workspace.buffers["attended"]
-        tables = self.workspace.block_tables[self.kv.group_of(layer)]
-        return self._pack(
-            ATTEND, query=query.at, query_stride=query.stride, num_heads=attention.num_heads,
+        buffers, tables = self.workspace.buffers, self.workspace.block_tables[self.kv.group_of(layer)]
+        gates = {"gate": 0, "gate_stride": 0} if gate is None else buffers["attention gate"].fields("gate")
+        attended = buffers["attended"]
+        return self.workspace.record(
+            ATTEND, **buffers["query"].fields("query"), num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads, head_size=attention.head_size, scale=float(attention.scale),
             window=attention.window or 0, soft_cap=float(attention.soft_cap or 0.0),
-            sinks=address(self.weights.vector(sinks)) if sinks else 0,
-            cache=self.kv.address_of(layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
-            plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
+            sinks=self.weights.vector_at(sinks), cache=self.kv.address_of(layer), **self.kv.layouts[layer].fields(),
             rows=address(self.workspace.rows), block_table=address(tables), table_stride=int(tables.strides[0]),
-            scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), out=attended.at,
-            out_stride=attended.stride, partial=address(self.partial), gate=0 if gates is None else gates.at,
-            gate_stride=0 if gates is None else gates.stride,
-            **written_records(attended.records if self._quantised(attention) else None),
+            scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), **attended.fields("out"),
+            partial=address(self.partial), **gates,
+            **written_records(attended.records if self.weights.is_packed(attention.o) else None),
         )  # fmt: skip
-
-    def _quantised(self, attention: Attention | SharedAttention) -> bool:
-        return isinstance(self.weights.matrices[attention.o.weight], PackedMatrix)
-
-    def _pack(self, record: Record, **values: float) -> NDArray[np.int64]:
-        return record.pack({"step": address(self.workspace.step), **values})
 
 
 class RopeTables:

@@ -14,14 +14,13 @@ from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.attention_record import STEP_TOKENS
 from realizar.backends.cpu.kernels.delta_net import DELTA_NET
-from realizar.backends.cpu.kernels.normalize import NO_NORM, NORMALIZE
-from realizar.backends.cpu.kernels.short_convolution import SHORT_CONVOLUTION
+from realizar.backends.cpu.kernels.normalize import NO_NORM, NORMALIZE, normalize
+from realizar.backends.cpu.kernels.short_convolution import SHORT_CONVOLUTION, short_convolution
 from realizar.backends.cpu.operations import BoundOperation
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.state.memory import StateMemory
 from realizar.backends.cpu.state.sizes import convolution_floats, input_columns
 from realizar.backends.cpu.weights.load import Weights
-from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.backends.cpu.workspace import Workspace, written_records
 from realizar.errors import UnsupportedModelError
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
@@ -39,20 +38,18 @@ class StateBinder:
 
     def short_convolution(self, mixer: ShortConvolution, layer: int) -> BoundOperation:
         """b, c and x of `state inputs` to c * convolution(b * x)."""
-        read, written = self.workspace.buffers["state inputs"], self.workspace.buffers["attended"]
-        quantised = isinstance(self.weights.matrices[mixer.out_proj.weight], PackedMatrix)
-        record = SHORT_CONVOLUTION.pack({
-            "step": address(self.workspace.step), "input": read.at, "input_stride": read.stride,
-            "channels": mixer.channels, "length": mixer.length, "taps": address(self.weights.taps(mixer.kernel)),
-            "bias": 0 if mixer.bias is None else address(self.weights.vector(mixer.bias)),
-            **self._state_fields(layer), "out": written.at, "out_stride": written.stride,
-            **written_records(written.records if quantised else None),
-        })  # fmt: skip
-        return BoundOperation("convolution", self.kernels.short_convolution, record)
+        written = self.workspace.buffers["attended"]
+        record = self.workspace.record(
+            SHORT_CONVOLUTION, **self.workspace.buffers["state inputs"].fields("input"), channels=mixer.channels,
+            length=mixer.length, taps=address(self.weights.taps(mixer.kernel)),
+            bias=self.weights.vector_at(mixer.bias), **self._state_fields(layer), **written.fields("out"),
+            **written_records(written.records if self.weights.is_packed(mixer.out_proj) else None),
+        )  # fmt: skip
+        return BoundOperation("convolution", short_convolution.address, record)
 
     def gated_delta_net(self, mixer: GatedDeltaNet, layer: int) -> Iterator[BoundOperation]:
         """q, k, v, z, beta and decay of `state inputs` to the gated heads."""
-        quantised = isinstance(self.weights.matrices[mixer.out.weight], PackedMatrix)
+        quantised = self.weights.is_packed(mixer.out)
         self._check_delta_net(mixer, layer, quantised)
         by_head = quantised and mixer.value_size % GROUP == 0
         record, lanes = self._delta_net_record(mixer, layer, by_head), self._head_lanes(mixer)
@@ -60,7 +57,7 @@ class StateBinder:
         recur = self.kernels.recur(lanes, run_columns(mixer.value_size, lanes))
         yield BoundOperation("recurrence", recur, record)
         if quantised and not by_head:
-            yield BoundOperation("recurrence", self.kernels.normalize, self._quantise_record(mixer))
+            yield BoundOperation("recurrence", normalize.address, self._quantise_record(mixer))
 
     def _head_lanes(self, mixer: GatedDeltaNet) -> int:
         return head_lanes((mixer.key_size, mixer.value_size), self.instructions.lanes)
@@ -69,27 +66,24 @@ class StateBinder:
         """The record of both kernels, which quantise each head where they are whole groups, as `by_head` says."""
         read, mixed, written = (self.workspace.buffers[name] for name in ("state inputs", "convolved", "attended"))
         columns, fields, scratch = input_columns(mixer), self._state_fields(layer), self.workspace.delta_scratch
-        return DELTA_NET.pack({
-            "step": address(self.workspace.step), "inputs": read.at, "inputs_stride": read.stride,
-            "gate_column": columns[3], "beta_column": columns[4], "decay_column": columns[5],
-            "key_heads": mixer.num_key_heads, "value_heads": mixer.num_value_heads, "key_size": mixer.key_size,
-            "value_size": mixer.value_size, "length": mixer.length, "tiled": int(mixer.tiled),
-            "taps": address(self.weights.taps(mixer.kernel)),
-            "decay_bias": address(self.weights.vector(mixer.decay_bias)),
-            "rate": address(self.weights.rates(mixer.rate, is_log=mixer.rate_is_log)), **fields,
-            "matrices": fields["states"] + 4 * convolution_floats(mixer), "mixed": mixed.at,
-            "mixed_stride": mixed.stride, "zeros": address(self.workspace.zeros),
-            "weight": address(self.weights.norm_weight(mixer.norm)), "eps": float(mixer.norm.eps),
-            "scratch": address(scratch), "scratch_bytes": int(scratch.strides[0]), "out": written.at,
-            "out_stride": written.stride, **written_records(written.records if by_head else None),
-        })  # fmt: skip
+        return self.workspace.record(
+            DELTA_NET, **read.fields("inputs"), gate_column=columns[3], beta_column=columns[4], decay_column=columns[5],
+            key_heads=mixer.num_key_heads, value_heads=mixer.num_value_heads, key_size=mixer.key_size,
+            value_size=mixer.value_size, length=mixer.length, tiled=mixer.tiled,
+            taps=address(self.weights.taps(mixer.kernel)), decay_bias=self.weights.vector_at(mixer.decay_bias),
+            rate=address(self.weights.rates(mixer.rate, is_log=mixer.rate_is_log)), **fields,
+            matrices=fields["states"] + 4 * convolution_floats(mixer), **mixed.fields("mixed"),
+            zeros=address(self.workspace.zeros), weight=self.weights.norm_at(mixer.norm), eps=float(mixer.norm.eps),
+            scratch=address(scratch), scratch_bytes=int(scratch.strides[0]), **written.fields("out"),
+            **written_records(written.records if by_head else None),
+        )  # fmt: skip
 
     def _quantise_record(self, mixer: GatedDeltaNet) -> NDArray[np.int64]:
         written, unused = self.workspace.buffers["attended"], dict.fromkeys(NORMALIZE.names, 0)
         return NORMALIZE.pack({
-            **unused, "step": address(self.workspace.step), "count_field": STEP_TOKENS, "input": written.at,
-            "input_stride": written.stride, "width": mixer.num_value_heads * mixer.value_size, "kind": NO_NORM,
-            "out": written.at, "out_stride": written.stride, **written_records(written.records),
+            **unused, "step": address(self.workspace.step), "count_field": STEP_TOKENS, **written.fields("input"),
+            "width": mixer.num_value_heads * mixer.value_size, "kind": NO_NORM, **written.fields("out"),
+            **written_records(written.records),
         })  # fmt: skip
 
     def _check_delta_net(self, mixer: GatedDeltaNet, layer: int, quantised: bool) -> None:

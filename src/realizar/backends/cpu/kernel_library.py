@@ -1,4 +1,4 @@
-"""The kernels that a model needs, by what they do: made on first use, each once."""
+"""The kernels that a model needs and that are of some kind: made on first use, each once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from realizar.backends.cpu.codegen.formats import WeightFormat, format_number
 from realizar.backends.cpu.compile_events import on_compiling
 from realizar.backends.cpu.instruction_set import InstructionSet, index_of
 from realizar.backends.cpu.kernels.activate import make_activate
-from realizar.backends.cpu.kernels.attention import combine, make_attend
+from realizar.backends.cpu.kernels.attention import make_attend
 from realizar.backends.cpu.kernels.delta_net import make_mix, make_recur
 from realizar.backends.cpu.kernels.expert_linear import (
     make_expert_activate,
@@ -20,16 +20,12 @@ from realizar.backends.cpu.kernels.expert_linear import (
 from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES, make_float_linear
 from realizar.backends.cpu.kernels.layer_inputs import make_layer_inputs
 from realizar.backends.cpu.kernels.linear import make_linear
-from realizar.backends.cpu.kernels.normalize import normalize
 from realizar.backends.cpu.kernels.quantize import ACTIVATIONS
 from realizar.backends.cpu.kernels.rotate import make_rotate
-from realizar.backends.cpu.kernels.routing import choose, gather, sort_by_expert, sum_experts
 from realizar.backends.cpu.kernels.sampling.adjust import make_adjust
 from realizar.backends.cpu.kernels.sampling.logprobs import make_score
 from realizar.backends.cpu.kernels.sampling.sample import make_sample
 from realizar.backends.cpu.kernels.sampling.truncate import make_draw
-from realizar.backends.cpu.kernels.select import select
-from realizar.backends.cpu.kernels.short_convolution import short_convolution
 from realizar.backends.cpu.kv.layout import KV_DTYPES
 
 _MADE: dict[tuple[Any, ...], Any] = {}
@@ -84,38 +80,6 @@ class KernelLibrary:
     @property
     def layer_inputs(self) -> int:
         return self._address("layer inputs", make_layer_inputs)
-
-    @property
-    def normalize(self) -> int:
-        return int(normalize.address)
-
-    @property
-    def combine(self) -> int:
-        return int(combine.address)
-
-    @property
-    def short_convolution(self) -> int:
-        return int(short_convolution.address)
-
-    @property
-    def select(self) -> int:
-        return int(select.address)
-
-    @property
-    def choose(self) -> int:
-        return int(choose.address)
-
-    @property
-    def sort_by_expert(self) -> int:
-        return int(sort_by_expert.address)
-
-    @property
-    def gather(self) -> int:
-        return int(gather.address)
-
-    @property
-    def sum_experts(self) -> int:
-        return int(sum_experts.address)
 
     def _address(self, name: str, make: Callable[..., Any], *constants: int) -> int:
         key = (name, *constants)

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.activation_layout import GROUP, RECORD_BYTES
-from realizar.backends.cpu.kernels.attention import ROW_FIELDS
+from realizar.backends.cpu.kernels.attention_record import ROW_FIELDS, STEP_TOKENS
 from realizar.backends.cpu.kernels.delta_net import delta_scratch_bytes
 from realizar.backends.cpu.kernels.linear import BLOCK_TOKENS
 from realizar.backends.cpu.kernels.routing import COUNT_FIELDS, COUNT_READ, COUNT_SORTED, ITEM_FIELDS
-from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.cpu.records import Record, address, aligned_zeros
 from realizar.backends.cpu.state.sizes import convolved_width, inputs_width, output_width, state_sizes
 from realizar.backends.machine import memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
@@ -63,6 +63,10 @@ class RowBuffer:
     @property
     def stride(self) -> int:
         return int(self.values.strides[0])
+
+    def fields(self, name: str) -> dict[str, int]:
+        """The fields by which a kernel finds the rows of float32."""
+        return {name: self.at, f"{name}_stride": self.stride}
 
 
 def written_records(buffer: RecordBuffer | None) -> dict[str, int]:
@@ -189,6 +193,11 @@ class Workspace:
             aligned_zeros(max_rows * config.max_blocks, np.int32).reshape(max_rows, config.max_blocks)
             for _ in range(groups)
         ]
+
+    def record(self, fields: Record, **values: float) -> NDArray[np.int64]:
+        """The record of a kernel, which reads the step; where it counts, all tokens unless `count_field` is another."""
+        of_step = {"step": address(self.step), "count_field": STEP_TOKENS}
+        return fields.pack({**{name: value for name, value in of_step.items() if name in fields.index}, **values})
 
     @property
     def size_bytes(self) -> int:

@@ -12,7 +12,7 @@ from backends.cpu.kernels.linear_harness import lanes_of
 from realizar.backends.cpu.bind import ExpertsBinder
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
-from realizar.backends.cpu.kernels.normalize import NO_NORM, NORMALIZE
+from realizar.backends.cpu.kernels.normalize import NO_NORM, NORMALIZE, normalize
 from realizar.backends.cpu.operations import BoundOperation, walkable
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.threads import ThreadTeam
@@ -51,7 +51,7 @@ class Mixture:
         weights.load(part.expert_linears(), lambda _: None)
         kernels = KernelLibrary(instructions, lambda _: None)
         binder = ExpertsBinder(instructions, kernels, weights, space, block_bytes)
-        return cls(part, weights, space, [_input(kernels, space), *binder.bind(part, None)])
+        return cls(part, weights, space, [_input(space), *binder.bind(part, None)])
 
     def run(self, x: Array, chosen: NDArray[np.int32], weights: Array, threads: int = 1) -> Array:
         """The buffer that the sum goes to, float32 [tokens, hidden], for tokens [tokens, hidden]."""
@@ -69,7 +69,7 @@ class Mixture:
         return space.buffers["branch"].values[:tokens, :hidden].copy()
 
 
-def _input(kernels: KernelLibrary, space: Workspace) -> BoundOperation:
+def _input(space: Workspace) -> BoundOperation:
     """Records of the buffer `normed`, as a norm makes them."""
     normed, hidden = space.buffers["normed"], space.buffers["hidden"]
     record = NORMALIZE.pack({
@@ -78,7 +78,7 @@ def _input(kernels: KernelLibrary, space: Workspace) -> BoundOperation:
         "out_stride": normed.stride, **written_records(normed.records), "residual": 0,
         "residual_stride": hidden.stride, "residual_scale": 0.0, "terms": 0,
     })  # fmt: skip
-    return BoundOperation("norm", kernels.normalize, record)
+    return BoundOperation("norm", normalize.address, record)
 
 
 def silu(x: Any) -> Any:

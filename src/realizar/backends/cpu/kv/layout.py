@@ -49,3 +49,10 @@ class KVLayout:
     @property
     def block_bytes(self) -> int:
         return self.num_kv_heads * self.head_bytes
+
+    def fields(self) -> dict[str, int]:
+        """The fields by which a kernel finds its way in a layer's blocks."""
+        return {
+            name: getattr(self, name)
+            for name in ("block_bytes", "head_bytes", "plane_bytes", "scale_bytes", "block_size")
+        }

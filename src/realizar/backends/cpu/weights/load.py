@@ -19,7 +19,7 @@ from realizar.backends.cpu.codegen.formats import packed_format
 from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.pack import Matrix, Zeros, allocate, fill
+from realizar.backends.cpu.weights.pack import Matrix, PackedMatrix, Zeros, allocate, fill
 from realizar.backends.cpu.weights.repack_readers import READERS, Fields
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -139,9 +139,17 @@ class Weights:
     def hidden_size(self) -> int:
         return self._spec.hidden_size
 
-    def norm_weight(self, norm: Norm) -> NDArray[np.float32]:
-        """The weights of a norm, in the shape of `vector`, its offset added, times its scale."""
-        return self.vector(norm.weight, norm.weight_offset, norm.weight_scale)
+    def vector_at(self, name: TensorName | None) -> int:
+        """The address of `vector`; 0 for None."""
+        return 0 if name is None else address(self.vector(name))
+
+    def norm_at(self, norm: Norm | None) -> int:
+        """The address of a norm's weights, as `vector_at`; its offset is added, times its scale."""
+        return 0 if norm is None else address(self.vector(norm.weight, norm.weight_offset, norm.weight_scale))
+
+    def is_packed(self, linear: Linear | ExpertLinear) -> bool:
+        """True for a matrix that multiplies quantised activations."""
+        return isinstance(self.matrices[linear.weight], PackedMatrix)
 
     @property
     def size_bytes(self) -> int:
