@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from realizar.cli.options.loading import fetch_model
 from realizar.cli.options.several_models import SeveralModelsOptions
-from realizar.cli.terminal.progress import download_progress
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import SamplingParams
@@ -174,7 +174,6 @@ def _sleeping(model: KnownModel, host_bytes: int) -> KnownModel:
 
 
 def _find(models: Sequence[str], options: SeveralModelsOptions, report: Callable[[str], None]) -> list[_Found]:
-    from realizar.engine.loading import find_checkpoint
     from realizar.server.models.names import default_name
 
     found: dict[str, _Found] = {}
@@ -191,8 +190,7 @@ def _find(models: Sequence[str], options: SeveralModelsOptions, report: Callable
         if name in found:
             raise InvalidRequestError(f"two models have the name {name}; give one file or folder another", "model")
         try:
-            with download_progress() as fetching:
-                found[name] = _Found(name, find_checkpoint(model, fetching), named, name in pulled)
+            found[name] = _Found(name, fetch_model(model), named, name in pulled)
         except RealizarError as error:
             if named:
                 raise

@@ -10,7 +10,7 @@ import pytest
 from cyclopts import App, CycloptsError
 
 from realizar.backends.base import Capacity
-from realizar.cli.commands.serve import _prepare, describe
+from realizar.cli.commands.serve import _Serving, describe
 from realizar.cli.options.chat_template import read_chat_template
 from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.cli.options.sampling import SamplingOptions
@@ -191,16 +191,15 @@ def test_sampling_of_requests_that_name_none(
     smollm2_path: Path, words: tuple[str, ...], sampling: SamplingOptions, wanted: SamplingParams
 ) -> None:
     server, batching, _ = parsed(*words)
-    served, *_ = _prepare(str(smollm2_path), server, batching, BASE, sampling, None, [server.settings()])
+    serving = _Serving(server, BASE, batching.max_queued, sampling, None)
+    served, *_ = serving.prepare(str(smollm2_path), [server.settings()])
     assert served.default_sampling == wanted
 
 
 def test_one_api_process_is_the_main_one(tiny_path: Path) -> None:
     server, batching, _ = parsed()
-    fronts = [
-        _prepare(str(tiny_path), server, batching, BASE, SamplingOptions(), None, [server.settings()] * count)[2]
-        for count in (server.api_processes, 2)
-    ]
+    serving = _Serving(server, BASE, batching.max_queued, SamplingOptions(), None)
+    fronts = [serving.prepare(str(tiny_path), [server.settings()] * count)[2] for count in (server.api_processes, 2)]
     assert [type(front) for front in fronts] == [OwnFront, Hub]
 
 
@@ -220,6 +219,7 @@ def test_a_template_of_a_file_is_served(tiny_path: Path, tmp_path: Path) -> None
     file.write_text("<{{ messages[-1].content }}>")
     server, batching, _ = parsed("--chat-template", str(file))
     template = read_chat_template(server.chat_template)
-    served, *_ = _prepare(str(tiny_path), server, batching, BASE, SamplingOptions(), template, [server.settings()])
+    serving = _Serving(server, BASE, batching.max_queued, SamplingOptions(), template)
+    served, *_ = serving.prepare(str(tiny_path), [server.settings()])
     assert served.template is not None
     assert served.template.source() == "<{{ messages[-1].content }}>"

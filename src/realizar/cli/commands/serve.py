@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from cyclopts import Parameter
 
+from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.cli.options.arguments import Integer, Models
 from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.options.engine import BatchingOptions, EngineOptions
+from realizar.cli.options.loading import fetch_model
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions
 from realizar.cli.options.several_models import SeveralModelsOptions
 from realizar.cli.options.sources import OptionSources
-from realizar.cli.server_records import ServerRecord, announced, pid_namespace
+from realizar.cli.server_records import Announcement, ServerRecord, announced, pid_namespace
 from realizar.cli.several_models import Wishes, make_shelf
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.log_lines import log_to_stderr
 from realizar.cli.terminal.printable import printable, report
-from realizar.cli.terminal.progress import download_progress
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import SamplingParams
@@ -43,16 +44,19 @@ if TYPE_CHECKING:
     from realizar.ray.options import RayOptions
     from realizar.ray.running import Door
     from realizar.replicas.link import ReplicaLink
+    from realizar.request import Pooling
     from realizar.server.metrics import MetricSamples
     from realizar.server.models.models import ModelStatus
     from realizar.server.models.shelf import ModelShelf
-    from realizar.server.run import Front
+    from realizar.server.processes.messages import Start
+    from realizar.server.run import Front, S
     from realizar.server.served_model import ServedModel
     from realizar.server.settings import ServerSettings
 
 
 SOURCES = OptionSources()
 """Where the options of `serve` come from beside the command line."""
+_DRAINS = "the server shuts down when the open requests have ended"
 
 
 def serve_command(
@@ -66,20 +70,19 @@ def serve_command(
     sampling: SamplingOptions | None = None,
 ) -> int:
     """Serve models with the APIs of OpenAI, Anthropic and Ollama. Sampling options are defaults of requests."""
-    server, batching, sampling = server or ServerOptions(), batching or BatchingOptions(), sampling or SamplingOptions()
-    models = models or SeveralModelsOptions()
-    ray = ray or _RayServingOptions()
+    server, models, ray = server or ServerOptions(), models or SeveralModelsOptions(), ray or _RayServingOptions()
+    batching, sampling = batching or BatchingOptions(), sampling or SamplingOptions()
     several = models.several(model, server)
     with_ray = ray.checked(server, several=several)
     config = batching.config((engine or EngineOptions()).config())
     sampling.checked()
     settings = server.settings()
-    template = read_chat_template(server.chat_template)
+    serving = _Serving(server, config, batching.max_queued, sampling, read_chat_template(server.chat_template))
     if server.print_config:
         print(*map(printable, SOURCES.lines()), sep="\n")
         return 0
     if with_ray:
-        return _serve_with_ray(model[0], ray, server, batching, config, sampling, template)
+        return serving.with_ray(model[0], ray)
     from realizar.server.http.clients import is_loopback
     from realizar.server.run import open_port
 
@@ -88,96 +91,140 @@ def serve_command(
     if fitting < settings.max_connections:
         report(f"warning: the server takes at most {fitting} connections, because ulimit -n allows few open files")
         settings = replace(settings, max_connections=fitting)
-    shares = [settings.share(place, server.api_processes) for place in range(server.api_processes)]
     with open_port(server.host, server.port) as listener:
         url = _url("https" if settings.tls_key else "http", server.host, listener.getsockname()[1])
         if not settings.api_keys and not is_loopback(server.host):
             report("warning: without --api-key-file, everyone who can reach this machine may use the API")
         if several:
-            default_sampling = partial(_sampling_of, server, sampling)
-            wishes = Wishes(config, default_sampling, batching.max_queued, server.log_level, report)
+            wishes = Wishes(config, serving.sampling_of, batching.max_queued, server.log_level, report)
             return _serve_several(make_shelf(model, models, wishes, settings), settings, listener, url)
-        return _serve_one(
-            *_prepare(model[0], server, batching, config, sampling, template, shares), config, listener, url
+        shares = [settings.share(place, server.api_processes) for place in range(server.api_processes)]
+        return serving.one(model[0], shares, listener, url)
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """Serves one model as the options say; `template` replaces the model's chat template."""
+
+    server: ServerOptions
+    config: EngineConfig
+    max_queued: int | None
+    sampling: SamplingOptions
+    template: str | None
+
+    def sampling_of(self, checkpoint: Checkpoint) -> SamplingParams:
+        """The default sampling of requests."""
+        from realizar.tokenizer.generation_defaults import default_sampling
+
+        built_in = self.server.api_defaults == "openai"
+        return self.sampling.apply(SamplingParams() if built_in else default_sampling(checkpoint))
+
+    def with_ray(self, model: str, ray: _RayServingOptions) -> int:
+        from realizar.ray import require_ray
+        from realizar.ray.running import Door
+
+        require_ray()
+        log_to_stderr(self.server.log_level)
+        checkpoint = fetch_model(model)
+        options = replace(
+            ray.options(self.server.settings(), self.server.api_processes),
+            names=self.server.served_model_name,
+            config=self.config,
+            max_queued=self.max_queued,
+            sampling=self.sampling_of(checkpoint),
+            chat_template=self.template,
+            log_level=self.server.log_level,
         )
+        door = Door(self.server.host, self.server.port, _cluster_files(self.server))
+        url = _url("https" if door.tls else "http", self.server.host, self.server.port)
+        return _run_application(model, options, door, ray.ray_address, url)
 
+    def one(self, model: str, shares: Sequence[ServerSettings], listener: socket.socket, url: str) -> int:
+        """Serve, with settings for each process that answers requests; more than one are processes of their own."""
+        served, running, front, replicas = self.prepare(model, shares)
+        report(f"{served.name} is being loaded; {url} answers already")
+        if served.template is None:
+            report(f"chat is refused: {NO_CHAT}")
+        record = ServerRecord(os.getpid(), pid_namespace(), url, list(served.names), time.time())
+        with announced(record) as listed, ExitStack() as loading:
+            if replicas is not None:
+                replicas.when_changed(lambda states: listed.update(replica_states=list(states)))
 
-def _serve_with_ray(
-    model: str,
-    ray: _RayServingOptions,
-    server: ServerOptions,
-    batching: BatchingOptions,
-    config: EngineConfig,
-    sampling: SamplingOptions,
-    template: str | None,
-) -> int:
-    from realizar.engine.loading import find_checkpoint
-    from realizar.ray import require_ray
-    from realizar.ray.running import Door
+            def ready() -> None:
+                loading.close()
+                info = running.info
+                listed.update(device=info.device_label, device_bytes=_device_bytes(info))
+                for line in describe(info, self.config, served.context_length, running.max_queued):
+                    report(line)
 
-    require_ray()
-    log_to_stderr(server.log_level)
-    with download_progress() as fetching:
-        checkpoint = find_checkpoint(model, fetching)
-    options = replace(
-        ray.options(server.settings(), server.api_processes),
-        names=server.served_model_name,
-        config=config,
-        max_queued=batching.max_queued,
-        sampling=_sampling_of(server, sampling, checkpoint),
-        chat_template=template,
-        log_level=server.log_level,
-    )
-    door = Door(server.host, server.port, _cluster_files(server))
-    url = _url("https" if door.tls else "http", server.host, server.port)
-    return _run_application(model, options, door, ray.ray_address, url)
+            progress = loading.enter_context(load_progress())
+            hang_up = None if replicas is None else replicas.restart_in_turn
+            return _run(front, running, listener, listed, url, ready, loading=progress, hang_up=hang_up)
 
+    def prepare(
+        self, model: str, shares: Sequence[ServerSettings]
+    ) -> tuple[ServedModel, AsyncEngine, Front[AsyncEngine], ReplicaLink | None]:
+        """Make the served model, an engine that is not started yet, what answers requests, and its replicas."""
+        from realizar.checkpoint.model_files import ModelFiles
+        from realizar.engine.process.messages import Load
+        from realizar.engine.process.supervisor import ProcessLink
+        from realizar.models.pooling import default_pooling
+        from realizar.models.registry import build_spec
+        from realizar.server.app import create_app
+        from realizar.server.models.names import default_name
+        from realizar.server.processes.hub import Hub
+        from realizar.server.run import OwnFront
+        from realizar.server.served_model import make_served_model
 
-def _serve_one(
-    served: ServedModel,
-    running: AsyncEngine,
-    front: Front[AsyncEngine],
-    replicas: ReplicaLink | None,
-    config: EngineConfig,
-    listener: socket.socket,
-    url: str,
-) -> int:
-    from realizar.server.run import run_server
-
-    report(f"{served.name} is being loaded; {url} answers already")
-    if served.template is None:
-        report(f"chat is refused: {NO_CHAT}")
-    record = ServerRecord(os.getpid(), pid_namespace(), url, list(served.names), time.time())
-    with announced(record) as listed, ExitStack() as loading:
-        if replicas is not None:
-            replicas.when_changed(lambda states: listed.update(replica_states=list(states)))
-
-        def ready() -> None:
-            loading.close()
-            info = running.info
-            listed.update(state="ready", device=info.device_label, device_bytes=_device_bytes(info))
-            for line in describe(info, config, served.context_length, running.max_queued):
-                report(line)
-            report(f"ready: {url}")
-
-        def draining(num_open: int) -> None:
-            listed.update(state="draining")
-            _report_drain(num_open)
-
-        return run_server(
-            front,
-            running,
-            listener,
-            loading=loading.enter_context(load_progress()),
-            ready=ready,
-            draining=draining,
-            hang_up=None if replicas is None else replicas.restart_in_turn,
+        own_name, checkpoint = default_name(model), fetch_model(model)
+        served = make_served_model(
+            checkpoint,
+            self.server.served_model_name or (own_name,),
+            self.config.context_length or build_spec(checkpoint).context_length,
+            self.sampling_of(checkpoint),
+            self.template,
         )
+        level = self.server.log_level.upper()
+        load = Load(str(checkpoint.path), self.config, fit_context=True, log_level=level)
+        files, pooling = ModelFiles(checkpoint), default_pooling(checkpoint)
+        replicas = _replicas(load, files, self.server.replicas) if self.server.replicas > 1 else None
+        link: EngineLink = ProcessLink(load, files=files) if replicas is None else replicas
+        more_samples = tuple if replicas is None else partial(_samples_of, replicas, served.name)
+        if len(shares) == 1:
+            running = served.engine(link, self.max_queued, pooling)
+            own = OwnFront(create_app(running, served, shares[0], more_samples=more_samples), shares[0])
+            return served, running, own, replicas
+        starts = self._starts(str(checkpoint.path), served, shares, pooling)
+        hub = Hub(link, starts, served.name, more_samples=more_samples, max_queued=self.max_queued)
+        return served, hub.engine, hub, replicas
+
+    def _starts(
+        self, path: str, served: ServedModel, shares: Sequence[ServerSettings], pooling: Pooling | None
+    ) -> list[Start]:
+        """The first messages of the processes that answer requests."""
+        from realizar.server.processes.messages import Start
+
+        return [
+            Start(
+                model=path,
+                names=served.names,
+                context_length=served.context_length,
+                sampling=served.default_sampling,
+                chat_template=self.template,
+                created_s=served.created_s,
+                settings=share,
+                max_queued=self.max_queued,
+                pooling=pooling,
+                log_level=self.server.log_level,
+                log_format=self.server.log_format,
+            )
+            for share in shares
+        ]
 
 
 def _serve_several(shelf: ModelShelf, settings: ServerSettings, listener: socket.socket, url: str) -> int:
     from realizar.server.app import create_app_of
-    from realizar.server.run import OwnFront, run_server
+    from realizar.server.run import OwnFront
 
     names = [each.names[0] for each in shelf.listed()]
     with announced(ServerRecord(os.getpid(), pid_namespace(), url, names, time.time())) as listed:
@@ -192,66 +239,33 @@ def _serve_several(shelf: ModelShelf, settings: ServerSettings, listener: socket
             )
 
         shelf.when_changed(list_models)
-
-        def ready() -> None:
-            listed.update(state="ready")
-            report(f"ready: {url}")
-
-        def draining(num_open: int) -> None:
-            listed.update(state="draining")
-            _report_drain(num_open)
-
-        return run_server(
-            OwnFront(create_app_of(shelf, settings), settings),
-            shelf,
-            listener,
-            loading=lambda what, share: None,
-            ready=ready,
-            draining=draining,
-        )
+        return _run(OwnFront(create_app_of(shelf, settings), settings), shelf, listener, listed, url)
 
 
-def _prepare(
-    model: str,
-    server: ServerOptions,
-    batching: BatchingOptions,
-    config: EngineConfig,
-    sampling: SamplingOptions,
-    template: str | None,
-    shares: Sequence[ServerSettings],
-) -> tuple[ServedModel, AsyncEngine, Front[AsyncEngine], ReplicaLink | None]:
-    """Make the served model, an engine that is not started yet, what answers requests, and its replicas."""
-    from realizar.checkpoint.model_files import ModelFiles
-    from realizar.engine.loading import find_checkpoint
-    from realizar.engine.process.messages import Load
-    from realizar.engine.process.supervisor import ProcessLink
-    from realizar.models.registry import build_spec
-    from realizar.server.models.names import default_name
-    from realizar.server.served_model import make_served_model
+def _run(
+    front: Front[S],
+    served: S,
+    listener: socket.socket,
+    listed: Announcement,
+    url: str,
+    ready: Callable[[], None] = lambda: None,
+    *,
+    loading: LoadProgress = no_progress,
+    hang_up: Callable[[], None] | None = None,
+) -> int:
+    """Run a server that is listed; its exit status."""
+    from realizar.server.run import run_server
 
-    own_name = default_name(model)
-    with download_progress() as fetching:
-        checkpoint = find_checkpoint(model, fetching)
-    served = make_served_model(
-        checkpoint,
-        server.served_model_name or (own_name,),
-        config.context_length or build_spec(checkpoint).context_length,
-        _sampling_of(server, sampling, checkpoint),
-        template,
-    )
-    load = Load(
-        str(checkpoint.path),
-        config,
-        fit_context=True,
-        log_level=server.log_level.upper(),
-    )
-    files = ModelFiles(checkpoint)
-    replicas = _replicas(load, files, server.replicas) if server.replicas > 1 else None
-    link: EngineLink = ProcessLink(load, files=files) if replicas is None else replicas
-    more_samples = tuple if replicas is None else partial(_samples_of, replicas, served.name)
-    if len(shares) == 1:
-        return served, *_own_front(link, served, checkpoint, batching, shares[0], more_samples), replicas
-    return served, *_hub(link, served, checkpoint, batching, shares, server, template, more_samples), replicas
+    def is_ready() -> None:
+        ready()
+        listed.update(state="ready")
+        report(f"ready: {url}")
+
+    def draining(num_open: int) -> None:
+        listed.update(state="draining")
+        report(f"{_DRAINS} ({num_open}); a second signal stops it at once")
+
+    return run_server(front, served, listener, loading=loading, ready=is_ready, draining=draining, hang_up=hang_up)
 
 
 def _replicas(load: Load, files: ModelFiles, count: int) -> ReplicaLink:
@@ -268,64 +282,6 @@ def _samples_of(replicas: ReplicaLink, name: str) -> tuple[MetricSamples, ...]:
     from realizar.server.replica_figures import replica_samples
 
     return replica_samples(replicas, name)
-
-
-def _sampling_of(server: ServerOptions, sampling: SamplingOptions, checkpoint: Checkpoint) -> SamplingParams:
-    from realizar.tokenizer.generation_defaults import default_sampling
-
-    return sampling.apply(SamplingParams() if server.api_defaults == "openai" else default_sampling(checkpoint))
-
-
-def _own_front(
-    link: EngineLink,
-    served: ServedModel,
-    checkpoint: Checkpoint,
-    batching: BatchingOptions,
-    settings: ServerSettings,
-    more_samples: Callable[[], tuple[MetricSamples, ...]],
-) -> tuple[AsyncEngine, Front[AsyncEngine]]:
-    """Requests are answered in this process."""
-    from realizar.models.pooling import default_pooling
-    from realizar.server.app import create_app
-    from realizar.server.run import OwnFront
-
-    running = served.engine(link, batching.max_queued, default_pooling(checkpoint))
-    return running, OwnFront(create_app(running, served, settings, more_samples=more_samples), settings)
-
-
-def _hub(
-    link: EngineLink,
-    served: ServedModel,
-    checkpoint: Checkpoint,
-    batching: BatchingOptions,
-    shares: Sequence[ServerSettings],
-    server: ServerOptions,
-    template: str | None,
-    more_samples: Callable[[], tuple[MetricSamples, ...]],
-) -> tuple[AsyncEngine, Front[AsyncEngine]]:
-    """Requests are answered in processes of their own."""
-    from realizar.models.pooling import default_pooling
-    from realizar.server.processes.hub import Hub
-    from realizar.server.processes.messages import Start
-
-    starts = [
-        Start(
-            model=str(checkpoint.path),
-            names=served.names,
-            context_length=served.context_length,
-            sampling=served.default_sampling,
-            chat_template=template,
-            created_s=served.created_s,
-            settings=share,
-            max_queued=batching.max_queued,
-            pooling=default_pooling(checkpoint),
-            log_level=server.log_level,
-            log_format=server.log_format,
-        )
-        for share in shares
-    ]
-    hub = Hub(link, starts, served.name, more_samples=more_samples, max_queued=batching.max_queued)
-    return hub.engine, hub
 
 
 def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_queued: int) -> list[str]:
@@ -348,10 +304,6 @@ def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_que
 def _device_bytes(info: EngineInfo) -> int:
     """Weights and KV cache on a GPU; 0 on a CPU, where they are the memory of the engine's process."""
     return 0 if info.device == "cpu" else info.capacity.weight_bytes + info.capacity.kv_cache_bytes
-
-
-def _report_drain(num_open: int) -> None:
-    report(f"the server shuts down when the open requests have ended ({num_open}); a second signal stops it at once")
 
 
 def _url(scheme: str, host: str, port: int) -> str:
@@ -475,7 +427,7 @@ def _run_application(model: str, options: RayOptions, door: Door, address: str |
             report(f"ready: {url}")
             signals.first.wait()
             listed.update(state="draining")
-            report("the server shuts down when the open requests have ended; a second signal stops it at once")
+            report(f"{_DRAINS}; a second signal stops it at once")
             stopping = threading.Thread(target=stop_application, args=(application,), daemon=True)
             stopping.start()
             while stopping.is_alive() and not signals.later:

@@ -11,6 +11,7 @@ from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.progress import download_progress
 
 if TYPE_CHECKING:
+    from realizar.checkpoint.checkpoint import Checkpoint
     from realizar.engine.llm import LLM
 
 
@@ -21,6 +22,15 @@ class ForChat:
     template: str | None = None
 
 
+def fetch_model(model: str) -> Checkpoint:
+    """Open a model by its name, showing downloads on stderr; errors as of `find_checkpoint`."""
+    from realizar.checkpoint.open import open_checkpoint
+    from realizar.hub.pull import resolve
+
+    with download_progress() as fetching:
+        return open_checkpoint(resolve(model, fetching))
+
+
 def load_model(model: str, options: EngineOptions, *, max_running: int = 1, chat: ForChat | None = None) -> LLM:
     """Load a model, showing downloads and compilation on stderr; `chat` is None if no chat template is needed.
 
@@ -29,11 +39,7 @@ def load_model(model: str, options: EngineOptions, *, max_running: int = 1, chat
     config = options.config(max_running=max_running)
     if chat is not None and chat.template is None:
         check_name_for_chat(model)
-    from realizar.checkpoint.open import open_checkpoint
-    from realizar.hub.pull import resolve
-
-    with download_progress() as fetching:
-        checkpoint = open_checkpoint(resolve(model, fetching))
+    checkpoint = fetch_model(model)
     if chat is not None and chat.template is None:
         check_checkpoint_for_chat(model, checkpoint)
     with load_progress() as loading:
