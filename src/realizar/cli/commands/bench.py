@@ -19,10 +19,10 @@ from cyclopts import Parameter
 
 from realizar.cli.options.arguments import Integer, Json, Model, Verbose, at_least, check_folder
 from realizar.cli.options.engine import BackendOptions
+from realizar.cli.options.loading import fetch_model
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import report
-from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 from realizar.sizes import format_bytes
 
@@ -58,19 +58,16 @@ def bench_command(
     """Measure prefill and decode in tokens per second."""
     show_log(verbose)
     from realizar.bench.throughput import Work, measure_throughput
-    from realizar.engine.loading import find_checkpoint
 
-    work = Work(
-        at_least(1, "prompt-tokens", prompt_tokens), gen_tokens, _batches(batch), at_least(1, "repeats", repeats)
-    )
-    at_least(1, "gen-tokens", gen_tokens)
+    for name, value in (("prompt-tokens", prompt_tokens), ("repeats", repeats), ("gen-tokens", gen_tokens)):
+        at_least(1, name, value)
+    work = Work(prompt_tokens, gen_tokens, _numbers("batch", batch), repeats)
     config = (backend or BackendOptions()).config()
     if generate:
         model = str(_generated(model, config, skew))
     elif skew:
         raise InvalidRequestError("--skew is of weights that --generate makes", "skew")
-    with download_progress() as progress:
-        checkpoint = find_checkpoint(model, progress)
+    checkpoint = fetch_model(model)
     with load_progress() as loading:
         results = measure_throughput(checkpoint, config, work, log=report, progress=loading)
     if as_json:
@@ -99,11 +96,11 @@ def _generated(shape: str, config: EngineConfig, skew: float) -> Path:
     return generated_model(shape, report, skew)
 
 
-def _batches(text: str) -> tuple[int, ...]:
+def _numbers(name: str, text: str) -> tuple[int, ...]:
     try:
-        return tuple(at_least(1, "batch", int(number)) for number in text.split(","))
+        return tuple(at_least(1, name, int(number)) for number in text.split(","))
     except ValueError as error:
-        raise InvalidRequestError(f"--batch must be numbers with commas between, not {text!r}", "batch") from error
+        raise InvalidRequestError(f"--{name} must be numbers with commas between, not {text!r}", name) from error
 
 
 def _table(results: list[BatchResult]) -> list[str]:
@@ -138,15 +135,13 @@ def profile_command(
     """Take one step apart: time of each part, and its share of what memory can deliver."""
     show_log(verbose)
     from realizar.bench.profile import StepWork, profile_step, profile_svg, profile_table
-    from realizar.engine.loading import find_checkpoint
 
     for name, value, least in (("batch", batch, 1), ("tokens", tokens, 1), ("context", context, 0)):
         at_least(least, name, value)
     work = StepWork(batch, tokens, context, at_least(1, "repeats", repeats))
     check_folder(svg)
     config = (backend or BackendOptions()).config()
-    with download_progress() as progress:
-        checkpoint = find_checkpoint(model, progress)
+    checkpoint = fetch_model(model)
     with load_progress() as loading:
         profile = profile_step(checkpoint, config, work, log=report, progress=loading)
     if svg is not None:
@@ -175,12 +170,10 @@ def trace_command(
     """
     show_log(verbose)
     from realizar.bench.profile import trace_prompt
-    from realizar.engine.loading import find_checkpoint
     from realizar.tokenizer.load import load_tokenizer
 
     other = None if against is None else _read(against)
-    with download_progress() as fetching:
-        checkpoint = find_checkpoint(model, fetching)
+    checkpoint = fetch_model(model)
     tokens = load_tokenizer(checkpoint).encode(prompt)
     if not tokens:
         raise InvalidRequestError("the prompt is empty", "prompt")
@@ -245,15 +238,12 @@ def tune_command(
     """Measure a model's matmuls, experts' too, on this machine's GPU and keep the fastest tiles. Takes some minutes."""
     show_log(verbose)
     from realizar.backends.select import choose_device, refusal_of_gpus
-    from realizar.checkpoint.open import open_checkpoint
-    from realizar.hub.pull import resolve
     from realizar.models.check_tensors import check_tensors
     from realizar.models.registry import build_spec
 
-    counts = None if tokens is None else _token_counts(tokens)
+    counts = None if tokens is None else tuple(sorted(set(_numbers("tokens", tokens))))
     device = choose_device("cuda")  # says what is missing
-    with download_progress() as progress:
-        checkpoint = open_checkpoint(resolve(model, progress))
+    checkpoint = fetch_model(model)
     spec = build_spec(checkpoint)
     if (reason := refusal_of_gpus(spec)) is not None:
         raise UnsupportedModelError(reason)
@@ -283,13 +273,3 @@ class _Progress:
         if line.work != self._last:
             self._last = line.work
             print(line.work, file=sys.stderr, flush=True)
-
-
-def _token_counts(text: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(sorted({int(number) for number in text.split(",")}))
-    except ValueError as error:
-        raise InvalidRequestError(f"--tokens must be numbers with commas between, not {text!r}", "tokens") from error
-    if counts[0] < 1:
-        raise InvalidRequestError(f"--tokens must be at least 1, not {counts[0]}", "tokens")
-    return counts

@@ -42,12 +42,15 @@ def doctor_command(*, replicas: _Replicas = None, verbose: Verbose = False, as_j
     Exit status 1 if a check fails.
     """
     show_log(verbose)
+    from realizar.backends.cpu.kernel_cache import cache_folder
+    from realizar.hub.cache import models_dir
+
     if replicas is not None:
         check_replicas(replicas)
     facts = _facts(replicas)
     checks = [
-        _check("the model cache can be written", _write_cache),
-        _check("the kernel cache can be written", _write_kernel_cache),
+        _check("the model cache can be written", lambda: _write(models_dir())),
+        _check("the kernel cache can be written", lambda: _write(cache_folder())),
         _check("a random model runs", partial(_run_random_model, "cpu")),
     ]
     for device in [gpu["device"] for gpu in facts["gpus"] if gpu["fault"] is None]:
@@ -130,18 +133,6 @@ def _check(name: str, work: Callable[[], None]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001
         problem = f"{type(error).__name__}: {error}"
     return {"name": name, "ok": problem is None, "seconds": time.perf_counter() - start_s, "problem": problem}
-
-
-def _write_cache() -> None:
-    from realizar.hub.cache import models_dir
-
-    _write(models_dir())
-
-
-def _write_kernel_cache() -> None:
-    from realizar.backends.cpu.kernel_cache import cache_folder
-
-    _write(cache_folder())
 
 
 def _write(folder: Path) -> None:

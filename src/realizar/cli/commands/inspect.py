@@ -16,8 +16,8 @@ from cyclopts import Parameter
 
 from realizar.cli.options.arguments import Json, Model
 from realizar.cli.options.chat_template import NO_CHAT
+from realizar.cli.options.loading import fetch_model
 from realizar.cli.terminal.printable import json_line, printable, shown_answer
-from realizar.cli.terminal.progress import download_progress
 from realizar.errors import ChatTemplateError, InvalidRequestError
 from realizar.sizes import format_bytes, format_count
 from realizar.tokenizer.templates.stored_templates import plain_template
@@ -36,12 +36,8 @@ _MANY_TYPES = 3
 
 def inspect_model(model: Model, /, *, as_json: Json = False) -> None:
     """Show a model's metadata, tensors, sizes and chat template, and whether it will run."""
-    from realizar.checkpoint.open import open_checkpoint
-    from realizar.hub.pull import resolve
 
-    with download_progress() as progress:
-        path = resolve(model, progress)
-    checkpoint = open_checkpoint(path)
+    checkpoint = fetch_model(model)
     reason = why_not_runnable(checkpoint)
     if as_json:
         print(json_line(_record(checkpoint, reason)))
@@ -249,16 +245,14 @@ def show_command(
     """Show what a model is and can do: size, context, chat, tools, reasoning, embeddings, sampling, license."""
     if template and as_json:
         raise InvalidRequestError("--template can't be combined with --json", "template")
-    from realizar.checkpoint.open import open_checkpoint
-    from realizar.hub.pull import resolve
 
-    with download_progress() as progress:
-        checkpoint = open_checkpoint(resolve(model, progress))
+    checkpoint = fetch_model(model)
     if template:
         _write_template(model, checkpoint)
         return
-    summary = _Summary.of(model, checkpoint)
-    print(json_line(summary.record()) if as_json else "\n".join(summary.lines()))
+    weights = known_weights(checkpoint)
+    facts = _facts(model, checkpoint, weights)
+    print(json_line(facts) if as_json else "\n".join(_described(facts, weights)))
 
 
 def _write_template(model: str, checkpoint: Checkpoint) -> None:
@@ -268,110 +262,65 @@ def _write_template(model: str, checkpoint: Checkpoint) -> None:
     print(shown_answer(text))
 
 
-@dataclass(frozen=True, slots=True)
-class _Summary:
-    """Facts of a model to show.
+def _facts(name: str, checkpoint: Checkpoint, weights: KnownWeights | None) -> dict[str, Any]:
+    """Facts of a model, as JSON has them; its weights are not read. CheckpointError: its files are malformed.
 
-    Attributes:
-        context_length: tokens that it was made for; None where the model can't be read.
-        types: element types of its tensors, the one with the most bytes first.
-        reason: the reason why it can't run; None if it can.
-        tools, reasoning: True if its chat template has them.
-        pooling: the pooling of a model that was made for embeddings, else None.
-        advised: sampling that its files advise, by name; the rest is built in.
-        sampling: sampling of requests that set none.
+    `context_length` is None where the model can't be read, `pooling` where it was not made for embeddings, and
+    `advised_sampling` has what the files advise; the rest of the sampling of requests that set none is built in.
     """
+    from realizar.models.pooling import default_pooling
+    from realizar.sampling_params import BUILT_IN_SAMPLING
+    from realizar.tokenizer.generation_defaults import generation_defaults
+    from realizar.tokenizer.templates.abilities import template_abilities
 
-    name: str
-    path: str
-    architecture: str
-    size_bytes: int
-    context_length: int | None
-    types: tuple[str, ...]
-    weights: KnownWeights | None
-    reason: str | None
-    chat: bool
-    tools: bool
-    reasoning: bool
-    pooling: str | None
-    advised: dict[str, float | int]
-    sampling: dict[str, float | int]
-    license: str | None
+    template, reason = plain_template(checkpoint), why_not_runnable(checkpoint)
+    tools, reasoning = (False, False) if template is None else template_abilities(template)
+    advised = generation_defaults(checkpoint)
+    return {
+        "name": name,
+        "path": str(checkpoint.path),
+        "architecture": checkpoint.architecture,
+        "parameters": None if weights is None else weights.parameters.total,
+        "size_bytes": file_bytes(checkpoint),
+        "types": list(element_types(checkpoint)),
+        "context_length": _context_length(checkpoint),
+        "runs": reason is None,
+        "reason": reason,
+        "chat": template is not None,
+        "tools": tools,
+        "reasoning": reasoning,
+        "pooling": default_pooling(checkpoint),
+        "sampling": {**BUILT_IN_SAMPLING, **advised},
+        "advised_sampling": advised,
+        "license": _license(checkpoint),
+    }
 
-    @classmethod
-    def of(cls, name: str, checkpoint: Checkpoint) -> _Summary:
-        """Read a model's files, but not its weights. It raises CheckpointError if they are malformed."""
-        from realizar.models.pooling import default_pooling
-        from realizar.sampling_params import BUILT_IN_SAMPLING
-        from realizar.tokenizer.generation_defaults import generation_defaults
-        from realizar.tokenizer.templates.abilities import template_abilities
 
-        template = plain_template(checkpoint)
-        tools, reasoning = (False, False) if template is None else template_abilities(template)
-        advised = generation_defaults(checkpoint)
-        return cls(
-            name=name,
-            path=str(checkpoint.path),
-            architecture=checkpoint.architecture,
-            size_bytes=file_bytes(checkpoint),
-            context_length=_context_length(checkpoint),
-            types=tuple(element_types(checkpoint)),
-            weights=known_weights(checkpoint),
-            reason=why_not_runnable(checkpoint),
-            chat=template is not None,
-            tools=tools,
-            reasoning=reasoning,
-            pooling=default_pooling(checkpoint),
-            advised=advised,
-            sampling={**BUILT_IN_SAMPLING, **advised},
-            license=_license(checkpoint),
-        )
-
-    def record(self) -> dict[str, Any]:
-        counts = None if self.weights is None else self.weights.parameters
-        return {
-            "name": self.name,
-            "path": self.path,
-            "architecture": self.architecture,
-            "parameters": None if counts is None else counts.total,
-            "size_bytes": self.size_bytes,
-            "types": list(self.types),
-            "context_length": self.context_length,
-            "runs": self.reason is None,
-            "reason": self.reason,
-            "chat": self.chat,
-            "tools": self.tools,
-            "reasoning": self.reasoning,
-            "pooling": self.pooling,
-            "sampling": self.sampling,
-            "advised_sampling": self.advised,
-            "license": self.license,
-        }
-
-    def lines(self) -> list[str]:
-        types = ", ".join(self.types[:_MANY_TYPES]) + (", ..." if len(self.types) > _MANY_TYPES else "")
-        size = f"{format_bytes(self.size_bytes)}, {types}" if types else format_bytes(self.size_bytes)
-        chat = "no template: `realizar run --raw` completes text"
-        if self.chat:
-            abilities = (("tools", self.tools), ("reasoning", self.reasoning))
-            chat = "yes" + "".join(f", {name}" for name, there in abilities if there)
-        values = ", ".join(f"{name} {value:g}" for name, value in self.sampling.items())
-        origin = "by the model's files, else built in" if self.advised else "built in, as the files advise nothing"
-        rows = {
-            "name": self.name,
-            "path": self.path,
-            "architecture": self.architecture,
-            "parameters": "unknown" if self.weights is None else parameters_text(self.weights.parameters),
-            "size": size,
-            "context": "unknown" if self.context_length is None else f"{self.context_length:,} tokens",
-            "runs": runs_text(self.reason, self.weights),
-            "chat": chat,
-            "embeddings": "not made for them" if self.pooling is None else f"yes, by the pooling {self.pooling}",
-            "sampling": f"{values} ({origin})",
-            "license": self.license or "not stated in the files",
-        }
-        width = max(map(len, rows))
-        return [f"{name:<{width}}  {printable(value)}" for name, value in rows.items()]
+def _described(facts: dict[str, Any], weights: KnownWeights | None) -> list[str]:
+    """Facts for people."""
+    types = ", ".join(facts["types"][:_MANY_TYPES]) + (", ..." if len(facts["types"]) > _MANY_TYPES else "")
+    size = format_bytes(facts["size_bytes"])
+    chat = "no template: `realizar run --raw` completes text"
+    if facts["chat"]:
+        chat = "yes" + "".join(f", {name}" for name in ("tools", "reasoning") if facts[name])
+    values = ", ".join(f"{name} {value:g}" for name, value in facts["sampling"].items())
+    origin = (
+        "by the model's files, else built in" if facts["advised_sampling"] else "built in, as the files advise nothing"
+    )
+    context, pooling = facts["context_length"], facts["pooling"]
+    rows = {
+        **{name: facts[name] for name in ("name", "path", "architecture")},
+        "parameters": "unknown" if weights is None else parameters_text(weights.parameters),
+        "size": f"{size}, {types}" if types else size,
+        "context": "unknown" if context is None else f"{context:,} tokens",
+        "runs": runs_text(facts["reason"], weights),
+        "chat": chat,
+        "embeddings": "not made for them" if pooling is None else f"yes, by the pooling {pooling}",
+        "sampling": f"{values} ({origin})",
+        "license": facts["license"] or "not stated in the files",
+    }
+    width = max(map(len, rows))
+    return [f"{name:<{width}}  {printable(value)}" for name, value in rows.items()]
 
 
 def _context_length(checkpoint: Checkpoint) -> int | None:

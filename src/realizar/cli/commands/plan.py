@@ -12,8 +12,8 @@ from cyclopts import Parameter
 from realizar.cli.commands.inspect import file_bytes, parameters_text
 from realizar.cli.options.arguments import Integer, Json, MaybeSize, Model
 from realizar.cli.options.engine import BatchingOptions, EngineOptions
+from realizar.cli.options.loading import fetch_model
 from realizar.cli.options.serve import check_replicas
-from realizar.cli.terminal.progress import download_progress
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
 
@@ -52,16 +52,13 @@ def plan_command(
     Options are those of `realizar serve`. Exit status 1 if nothing fits.
     """
     from realizar.backends.select import choose_planned_device, plan_memory, resolve_model
-    from realizar.checkpoint.open import open_checkpoint
     from realizar.engine.fetch_speed import known_speed
-    from realizar.hub.pull import resolve
     from realizar.models.parameters import count_parameters
 
     check_replicas(replicas)
     config = (batching or BatchingOptions()).config((engine or EngineOptions()).config())
     chosen = choose_planned_device(config.device, memory_given=memory is not None) if replicas == 1 else None
-    with download_progress() as progress:
-        checkpoint = open_checkpoint(resolve(model, progress))
+    checkpoint = fetch_model(model)
     beside: list[str] = []
     more: dict[str, object] = {}
     if replicas > 1:

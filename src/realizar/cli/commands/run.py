@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from realizar.cli.channel_text import ChannelText
-from realizar.cli.options.arguments import Json, Model, Verbose, checked_text
+from realizar.cli.options.arguments import Json, Model, Verbose, checked_text, read_text
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.options.engine import EngineOptions
 from realizar.cli.options.loading import ForChat, load_model
@@ -156,25 +156,17 @@ def read_prompt(words: str | None, file: Path | None) -> str:
         words, file = None, from_stdin
     if file is None:
         added = _piped() if words is not None else _stdin()
+    elif file == from_stdin:
+        added = _stdin()
     else:
-        added = _stdin() if file == from_stdin else _file(file)
+        added = _bounded(read_text(file, _MOST_CHARACTERS, "prompt_file"), str(file))
     return "\n\n".join(checked_text(text, "the prompt") for text in (words, added) if text)
-
-
-def _file(file: Path) -> str:
-    try:
-        with file.open(encoding="utf-8") as opened:
-            return _whole(opened, str(file))
-    except OSError as error:
-        raise InvalidRequestError(f"{file}: {error.strerror}", "prompt_file") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{file} is not UTF-8 at byte {error.start}", "prompt_file") from error
 
 
 def _stdin() -> str:
     if sys.stdin.isatty():
         print("type the prompt; Ctrl-D on a line of its own ends it", file=sys.stderr)
-    return _whole(sys.stdin, "stdin")
+    return _bounded(sys.stdin.read(_MOST_CHARACTERS + 1), "stdin")
 
 
 def _piped() -> str:
@@ -188,11 +180,10 @@ def _piped() -> str:
         return ""
     if not select.select([descriptor], [], [], _SILENCE_S)[0]:
         print("stdin is read to its end and appended to the prompt (</dev/null skips it)", file=sys.stderr)
-    return _whole(sys.stdin, "stdin")
+    return _stdin()
 
 
-def _whole(opened: TextIO, name: str) -> str:
-    text = opened.read(_MOST_CHARACTERS + 1)
+def _bounded(text: str, name: str) -> str:
     if len(text) > _MOST_CHARACTERS:
         raise InvalidRequestError(f"{name} has more than {_MOST_CHARACTERS >> 20} million characters", "prompt")
     return text
@@ -254,13 +245,7 @@ def _text(option: str, value: str) -> str:
         return _filled(option, value)
     _filled(f"the file's name in {option} @FILE", value[1:])
     path = Path(value[1:])
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_MOST_GRAMMAR_CHARACTERS + 1)
-    except OSError as error:
-        raise InvalidRequestError(f"{path}: {error.strerror}", "structured") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{path} is not UTF-8 at byte {error.start}", "structured") from error
+    text = read_text(path, _MOST_GRAMMAR_CHARACTERS, "structured")
     if len(text) > _MOST_GRAMMAR_CHARACTERS:
         raise InvalidRequestError(f"{path} has more than {_MOST_GRAMMAR_CHARACTERS} characters", "structured")
     return _filled(str(path), text)

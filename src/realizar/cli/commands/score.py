@@ -18,9 +18,8 @@ from cyclopts import Parameter
 
 from realizar.cli.options.arguments import InputLines, Integer, Json, MaybeInteger, Model, OutputLines, Verbose
 from realizar.cli.options.engine import EngineOptions
-from realizar.cli.options.loading import load_model
+from realizar.cli.options.loading import fetch_model, load_model
 from realizar.cli.terminal.log_lines import show_log
-from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -141,17 +140,13 @@ def tokenize_command(
     as_json: Json = False,
 ) -> None:
     """Tokenize a text, or JSON lines: {"text": ...} gives {"tokens": [...]}."""
-    from realizar.checkpoint.open import open_checkpoint
-    from realizar.hub.pull import resolve
     from realizar.tokenizer.load import load_tokenizer
 
     if (text is None) == (lines_in is None):
         raise InvalidRequestError("tokenize needs either a text or --input")
     if lines_in is None and lines_out != Path("-"):
         raise InvalidRequestError("--output needs --input; the tokens of a text go to stdout")
-    with download_progress() as progress:
-        path = resolve(model, progress)
-    tokenizer = load_tokenizer(open_checkpoint(path))
+    tokenizer = load_tokenizer(fetch_model(model))
     if lines_in is None:
         tokens = tokenizer.encode(text or "", add_special=add_special, parse_special=parse_special)
         print(json.dumps({"tokens": tokens}) if as_json else " ".join(map(str, tokens)))

@@ -85,6 +85,20 @@ def checked_text(text: str, what: str) -> str:
     return text
 
 
+def read_text(file: Path, most: int, param: str, failed: str = "") -> str:
+    """The text of a file, or `most` + 1 of its characters: a device or a pipe may have no end.
+
+    InvalidRequestError: it is not UTF-8, or, with `failed` before the reason, can't be read.
+    """
+    try:
+        with file.open(encoding="utf-8") as opened:
+            return opened.read(most + 1)
+    except OSError as error:
+        raise InvalidRequestError(f"{failed}{file}: {error.strerror}", param) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{file} is not UTF-8 at byte {error.start}", param) from error
+
+
 def check_folder(file: Path | None) -> None:
     """Check before long work that its result can be written. InvalidRequestError: the file's folder does not exist."""
     if file is not None and not file.parent.is_dir():

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.errors import ChatTemplateError, InvalidRequestError
+from realizar.cli.options.arguments import read_text
+from realizar.errors import ChatTemplateError
 
 if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import Checkpoint
@@ -31,13 +32,7 @@ def read_chat_template(file: Path | None) -> str | None:
         return None
     from realizar.tokenizer.templates.chat_template import MAX_TEMPLATE_CHARACTERS, check_template
 
-    try:
-        with file.open(encoding="utf-8") as opened:
-            source = opened.read(MAX_TEMPLATE_CHARACTERS + 1)
-    except OSError as error:
-        raise InvalidRequestError(f"--chat-template can't read {file}: {error.strerror}", "chat_template") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{file} is not UTF-8 at byte {error.start}", "chat_template") from error
+    source = read_text(file, MAX_TEMPLATE_CHARACTERS, "chat_template", "--chat-template can't read ")
     try:
         check_template(source)
     except ChatTemplateError as error:
