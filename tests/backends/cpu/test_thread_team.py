@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numba import cfunc, types
 
-from realizar.backends.cpu.memory import load_i64, view
+from realizar.backends.cpu.memory import read_i64, view
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.walker import OPERATION_FIELDS
@@ -24,7 +24,7 @@ MOST = 4  # threads
 @cfunc(types.void(types.int64, types.int64, types.int64))
 def count_up(arguments: int, thread: int, threads: int) -> None:
     """Word 0 of the thread's line counts its calls; word 1 adds what it reads of all others: barriers order that."""
-    lines = load_i64(arguments, 0)
+    lines = read_i64(arguments, 0)
     own = view(lines + thread * 64, WORDS, np.int64)
     own[0] += 1
 
@@ -32,7 +32,7 @@ def count_up(arguments: int, thread: int, threads: int) -> None:
 @cfunc(types.void(types.int64, types.int64, types.int64))
 def check_all(arguments: int, thread: int, threads: int) -> None:
     """Word 1 of the thread's line counts threads that are not where it is: 0 if the barrier before this one held."""
-    lines = load_i64(arguments, 0)
+    lines = read_i64(arguments, 0)
     own = view(lines + thread * 64, WORDS, np.int64)
     for other in range(threads):
         if view(lines + other * 64, WORDS, np.int64)[0] != own[0]:

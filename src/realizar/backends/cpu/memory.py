@@ -56,10 +56,8 @@ def _writer(kind: Any, stored: Any, stride: int) -> Any:
     return intrinsic(write)
 
 
-# Fields of an int64 record. A float32 is in the first four bytes of its field.
-load_i64, load_f32 = _reader(types.int64, _I64, 8), _reader(types.float32, ir.FloatType(), 8)
 # Elements of arrays: many times quicker to compile than a view. An int32 is an int64 once it is read.
-read_i64, write_i64 = load_i64, _writer(types.int64, _I64, 8)
+read_i64, write_i64 = _reader(types.int64, _I64, 8), _writer(types.int64, _I64, 8)
 read_i32, write_i32 = _reader(types.int64, _I32, 4), _writer(types.int64, _I32, 4)
 read_f32, write_f32 = _reader(types.float32, ir.FloatType(), 4), _writer(types.float32, ir.FloatType(), 4)
 read_f64, write_f64 = _reader(types.float64, ir.DoubleType(), 8), _writer(types.float64, ir.DoubleType(), 8)

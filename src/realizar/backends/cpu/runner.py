@@ -151,7 +151,14 @@ class CPUBackend:
 
     def logits(self, tokens: Tokens) -> NDArray[np.float32]:
         """Of some of the last step's tokens, float32 [tokens, vocab], overwritten by the next step."""
-        return self._logits(tokens)
+        self._run_selected(self.model.tail, tokens)
+        logits = self.model.workspace.buffers["logits"].values[: len(tokens), : self.model.spec.vocab_size]
+        if self.model.spec.logit_scale != 1.0:
+            logits *= np.float32(self.model.spec.logit_scale)
+        if self.model.spec.logit_soft_cap is not None:
+            cap = np.float32(self.model.spec.logit_soft_cap)
+            np.multiply(np.tanh(logits / cap), cap, out=logits)
+        return logits
 
     def capacity(self) -> Capacity:
         capacity = self.model.capacity
@@ -239,21 +246,11 @@ class CPUBackend:
         sampler = StepSampler(self.model.sampling, self.model.rows, columns, masks)
         most = self.model.workspace.max_selected
         for first in range(0, len(sampler.tokens), most):
-            sampler.read(first, self._logits(sampler.tokens[first : first + most]))
+            sampler.read(first, self.logits(sampler.tokens[first : first + most]))
         numbers, sampled = sampler.last_sampled()
         self._last[numbers] = sampled
         output = sampler.output(lambda index: self._pooled(columns, index))
         return output if self._drafter is None else self._drafter.with_drafts(forward_input, output)
-
-    def _logits(self, tokens: Tokens) -> NDArray[np.float32]:
-        self._run_selected(self.model.tail, tokens)
-        logits = self.model.workspace.buffers["logits"].values[: len(tokens), : self.model.spec.vocab_size]
-        if self.model.spec.logit_scale != 1.0:
-            logits *= np.float32(self.model.spec.logit_scale)
-        if self.model.spec.logit_soft_cap is not None:
-            cap = np.float32(self.model.spec.logit_soft_cap)
-            np.multiply(np.tanh(logits / cap), cap, out=logits)
-        return logits
 
     def _pooled(self, columns: StepRows, index: int) -> Pooled:
         try:

@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit, types
 
 from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.memory import load_i64
+from realizar.backends.cpu.memory import read_i64
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.walker import (
     LINE_BYTES,
@@ -52,10 +52,10 @@ def work(job: int, seen: int, sync: int, thread: int, threads: int) -> int:
     """Do all jobs after number `seen`, until none comes for a while or the team stops; returns its number."""
     while True:
         number = _wait_for_job(job, seen)
-        if number == seen or load_i64(job, _STOP) != 0:
+        if number == seen or read_i64(job, _STOP) != 0:
             return number
         seen = number
-        walk(load_i64(job, _OPERATIONS), load_i64(job, _COUNT), sync, thread, threads)
+        walk(read_i64(job, _OPERATIONS), read_i64(job, _COUNT), sync, thread, threads)
 
 
 @njit(types.int64(types.int64, types.int64, types.int64), nogil=True, cache=is_kept())

@@ -18,7 +18,7 @@ from numba import njit, types
 from realizar.backends.cpu.codegen.emit import I32, I64
 from realizar.backends.cpu.emitted import Value, emitted
 from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.memory import load_i64
+from realizar.backends.cpu.memory import read_i64
 
 OPERATION_FIELDS = 3
 LINE_BYTES = 64
@@ -97,6 +97,6 @@ def barrier(sync: int, thread: int, threads: int) -> None:
 def walk(operations: int, count: int, sync: int, thread: int, threads: int) -> None:
     for index in range(count):
         at = operations + index * OPERATION_FIELDS * 8
-        call_kernel(load_i64(at, 0), load_i64(at, 1), thread, threads)
-        if threads > 1 and load_i64(at, 2) != 0:
+        call_kernel(read_i64(at, 0), read_i64(at, 1), thread, threads)
+        if threads > 1 and read_i64(at, 2) != 0:
             barrier(sync, thread, threads)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from llvmlite import ir
 
@@ -16,7 +15,7 @@ from realizar.backends.cpu import activation_layout as layout
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.emit import F16, F32, I8, I16, I32, Emitter
 from realizar.backends.cpu.codegen.formats import PLANES, SMALL_BYTES, WeightFormat
-from realizar.backends.cpu.codegen.vector_codebook_blocks import KINDS, Block
+from realizar.backends.cpu.codegen.vector_codebook_blocks import KINDS, Block, Decoded
 from realizar.backends.cpu.emitted import Value
 
 Codes = Callable[[int], Value]  # word of a group to its codes
@@ -86,7 +85,7 @@ class TileEmitter:
 
     def _add_whole(self, word: Codes, scales: Scales, records: list[Value], sums: list[Value]) -> list[Value]:
         e = self.e
-        dots = self._dots(word, None, records)
+        dots = self._dots(word, 0, 1, records)
         scale, minimum = scales(0)
         for t, record in enumerate(records):
             factor = e.b.fmul(scale, e.splat_load(e.at(record, layout.SCALE), F32))
@@ -100,7 +99,7 @@ class TileEmitter:
         e = self.e
         halves: list[Value] = []
         for half in range(2):
-            dots = [e.b.sitofp(dot, e.f32) for dot in self._dots(word, half, records)]
+            dots = [e.b.sitofp(dot, e.f32) for dot in self._dots(word, half, 2, records)]
             scale, minimum = scales(half)
             if half == 0:
                 halves = [e.b.fmul(scale, dot) for dot in dots]
@@ -111,14 +110,14 @@ class TileEmitter:
         scales_of_x = [e.splat_load(e.at(record, layout.SCALE), F32) for record in records]
         return [e.fma(value, scale, s) for value, scale, s in zip(halves, scales_of_x, sums, strict=True)]
 
-    def _dots(self, word: Codes, half: int | None, records: list[Value]) -> list[Value]:
-        """int32 lanes per token: integer sums over the columns of a group or of one half, offset included."""
+    def _dots(self, word: Codes, part: int, parts: int, records: list[Value]) -> list[Value]:
+        """int32 lanes per token: integer sums over the columns of one of a group's parts, offset included."""
         e, weight_format = self.e, self.format
-        dot = make_dot(self.instruction_set, e, len(records), weight_format.value_bits)
+        dot = _DOTS[self.instruction_set](e, len(records), weight_format.value_bits)
         offset = weight_format.offset - 128 if dot.signed else weight_format.offset
-        dot.begin([offset_sum(e, record, offset, half) for record in records])
-        first = (half or 0) * weight_format.group // 4
-        for index in range(first, first + weight_format.group // 4):
+        dot.begin([offset_sum(e, record, offset, part if parts > 1 else None) for record in records])
+        words = GROUP // 4 // parts
+        for index in range(part * words, (part + 1) * words):
             codes = word(index)
             if dot.signed:
                 codes = e.b.xor(codes, e.byte_mask(0x80))
@@ -213,59 +212,42 @@ class TileEmitter:
 _GROUPS = 256 // GROUP  # of a block
 
 
-class _VectorCodebookTile:
-    """Emits one tile matmul; as `TileEmitter`."""
-
-    def __init__(self, e: Emitter, weight_format: WeightFormat, instruction_set: str, tokens: int) -> None:
-        self.e, self.format, self.instruction_set, self.tokens = e, weight_format, instruction_set, tokens
-        assert weight_format.kept is not None
-        self.layout = weight_format.kept
-        self.kind, self.entry = KINDS[self.layout], self.layout.vector_size
-
+class _VectorCodebookTile(TileEmitter):
     def emit(self, tile: TileAddresses) -> list[Value]:
-        e = self.e
+        e, kept = self.e, self.format.kept
+        assert kept is not None
+        kind = KINDS[kept]
         bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
 
         def block(index: Value, sums: list[Value]) -> list[Value]:
-            at = e.scaled(tile.codes, index, self.layout.block_bytes * e.lanes)
-            e.prefetch_ahead(at, self.layout.block_bytes * e.lanes)
+            at = e.scaled(tile.codes, index, kept.block_bytes * e.lanes)
+            e.prefetch_ahead(at, kept.block_bytes * e.lanes)
             first = e.b.mul(index, e.const(_GROUPS))
-            bits = self.kind.super_bits(Block(e, at, e.const(0), tile.table, self.entry))
+            bits = kind.super_bits(Block(e, at, e.const(0), tile.table, kept.vector_size))
             halves = e.b.bitcast(e.b.trunc(bits, ir.VectorType(I16, e.lanes)), ir.VectorType(F16, e.lanes))
-            scale = e.b.fmul(e.b.fpext(halves, e.f32), e.const_f32(self.kind.factor))
+            scale = e.b.fmul(e.b.fpext(halves, e.f32), e.const_f32(kind.factor))
 
             def group(g: Value, inner: list[Value]) -> list[Value]:
                 records = [e.scaled(base, e.b.add(first, g), tile.group_stride) for base in bases]
-                return self._group(Block(e, at, g, tile.table, self.entry), records, scale, inner)
+                decoded = kind.decode(Block(e, at, g, tile.table, kept.vector_size))
+                return self._add_decoded(decoded, records, scale, inner)
 
             return e.loop(e.const(_GROUPS), sums, group)
 
         return e.loop(e.b.udiv(tile.groups, e.const(_GROUPS)), [e.const_f32(0.0)] * self.tokens, block)
 
-    def _group(self, block: Block, records: list[Value], super_scale: Value, sums: list[Value]) -> list[Value]:
-        e = self.e
-        words, scales = self.kind.decode(block)
-        per_part = len(words) // len(scales)
+    def _add_decoded(
+        self, decoded: Decoded, records: list[Value], super_scale: Value, sums: list[Value]
+    ) -> list[Value]:
+        e, (words, scales) = self.e, decoded
         for part, small in enumerate(scales):
-            odd = e.b.or_(block.shl(small, 1), e.const_i32(1))
+            odd = e.b.or_(e.b.shl(small, e.const_i32(1)), e.const_i32(1))
             scale = e.b.fmul(super_scale, e.b.sitofp(odd, e.f32))
-            half = part if len(scales) > 1 else None
-            dots = self._dots(words[part * per_part : (part + 1) * per_part], part * per_part, records, half)
-            for t in range(self.tokens):
-                factor = e.b.fmul(scale, e.splat_load(e.at(records[t], layout.SCALE), F32))
+            dots = self._dots(lambda index: e.b.xor(words[index], e.byte_mask(0x80)), part, len(scales), records)
+            for t, record in enumerate(records):
+                factor = e.b.fmul(scale, e.splat_load(e.at(record, layout.SCALE), F32))
                 sums[t] = e.fma(factor, e.b.sitofp(dots[t], e.f32), sums[t])
         return sums
-
-    def _dots(self, words: list[Value], first: int, records: list[Value], half: int | None) -> list[Value]:
-        """int32 lanes per token. Where the instruction wants unsigned codes, 128 is added and taken out again."""
-        e = self.e
-        dot = make_dot(self.instruction_set, e, self.tokens, 8)
-        dot.begin([offset_sum(e, record, 0 if dot.signed else 128, half) for record in records])
-        for index, word in enumerate(words):
-            codes = word if dot.signed else e.b.xor(word, e.byte_mask(0x80))
-            for t in range(self.tokens):
-                dot.step(t, codes, e.splat_load(e.at(records[t], 4 * (first + index)), I32))
-        return list(dot.finish())
 
 
 def offset_sum(e: Emitter, record: Value, offset: int, half: int | None) -> Value:
@@ -410,8 +392,3 @@ _DOTS: dict[str, type[Dot]] = {
     "neon_dot": NeonDot,
     "portable": PortableDot,
 }
-
-
-def make_dot(name: str, e: Emitter, tokens: int, bits: int) -> Any:
-    """The dot products of the instruction set `name`, for `tokens` tokens at once and codes of `bits` bits."""
-    return _DOTS[name](e, tokens, bits)

@@ -11,7 +11,7 @@ from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.linear import cut, run_of
 from realizar.backends.cpu.kernels.quantize import activate_group, offset_of, quantize_group
-from realizar.backends.cpu.memory import load_i64
+from realizar.backends.cpu.memory import read_i64
 from realizar.backends.cpu.records import Record
 
 ACTIVATE = Record(
@@ -29,7 +29,7 @@ def make_activate(kind: int, gated: int) -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def activate(address: int, thread: int, threads: int) -> None:
         arguments = ACTIVATE(address)
-        tokens = load_i64(arguments.step, arguments.count_field)
+        tokens = read_i64(arguments.step, arguments.count_field)
         groups, stride, out_stride = arguments.groups, arguments.input_stride, arguments.out_stride
         records, record_groups, width = arguments.records, arguments.records_groups, arguments.records_width
         gate, up, out = arguments.gate, arguments.up, arguments.out

@@ -43,7 +43,7 @@ from realizar.backends.cpu.kernels.attention_segment import (
 )
 from realizar.backends.cpu.kernels.quantize import gate_group, offset_of, quantize_group
 from realizar.backends.cpu.kv.layout import ELEMENT_BYTES, KV_DTYPES
-from realizar.backends.cpu.memory import clear, inner, load_i64, view
+from realizar.backends.cpu.memory import clear, inner, read_i64, view
 
 # One segment for many tiles of queries: its keys and values converted to float32 once, by each thread for its tiles.
 #
@@ -119,7 +119,7 @@ def open_tile(arguments: Any, thread: int, place: int, row: int, kv_head: int, f
     group, head_size = arguments.num_heads // arguments.num_kv_heads, arguments.head_size
     padded = (head_size + GROUP - 1) // GROUP * GROUP
     rows = arguments.rows + row * ROW_FIELDS * 8
-    first_token, num_tokens, computed = load_i64(rows, 0), load_i64(rows, 1), load_i64(rows, 2)
+    first_token, num_tokens, computed = read_i64(rows, 0), read_i64(rows, 1), read_i64(rows, 2)
     count = min(TILE, num_tokens * group - first)
     tile = place_tile(
         arguments.scratch + thread * arguments.scratch_bytes, place, count, group, padded,
@@ -203,7 +203,7 @@ def attend_tiles(
     step = 32 if lanes > 8 else 16  # lanes * vectors_of(lanes)
     group = arguments.num_heads // arguments.num_kv_heads
     rows = arguments.rows + row * ROW_FIELDS * 8
-    queries, computed, window = load_i64(rows, 1) * group, load_i64(rows, 2), arguments.window
+    queries, computed, window = read_i64(rows, 1) * group, read_i64(rows, 2), arguments.window
     last = first + (stop - 1 - first) // stride * stride
     end = computed + (min((last + 1) * TILE, queries) - 1) // group + 1
     lowest, _ = segments_of(computed, first * TILE, 1, group, window)
@@ -233,7 +233,7 @@ def attend_tiles(
                 _sum_wide(instruction_set, step, tile, begin, low, high)
             else:
                 sum_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, high)
-            token, head = load_i64(rows, 0) + query // group, query % group
+            token, head = read_i64(rows, 0) + query // group, query % group
             if split > 0:
                 keep_segment(arguments, tile, token, head, kv_head * group, segment, split)
                 continue
@@ -254,12 +254,12 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
     def attend(address: int, thread: int, threads: int) -> None:
         arguments = ATTEND(address)
         step, window = arguments.step, arguments.window
-        num_rows, split = load_i64(step, STEP_ROWS), load_i64(step, STEP_SPLIT)
+        num_rows, split = read_i64(step, STEP_ROWS), read_i64(step, STEP_SPLIT)
         kv_heads, group = arguments.num_kv_heads, arguments.num_heads // arguments.num_kv_heads
         unit = 0
         for row in range(num_rows):
             at = arguments.rows + row * ROW_FIELDS * 8
-            queries, computed = load_i64(at, 1) * group, load_i64(at, 2)
+            queries, computed = read_i64(at, 1) * group, read_i64(at, 2)
             tiles = (queries + TILE - 1) // TILE
             wide = split == 0 and tiles >= least * threads
             for kv_head in range(kv_heads):
@@ -290,17 +290,17 @@ def combine(address: int, thread: int, threads: int) -> None:
     """Combine split segments, and gate and quantise the rows of the output. It runs after a barrier."""
     arguments = ATTEND(address)
     step = arguments.step
-    num_rows, split = load_i64(step, STEP_ROWS), load_i64(step, STEP_SPLIT)
+    num_rows, split = read_i64(step, STEP_ROWS), read_i64(step, STEP_SPLIT)
     heads, size = arguments.num_heads, arguments.head_size
     padded = (size + GROUP - 1) // GROUP * GROUP
     width = heads * size
     running, total = np.zeros(2, np.float32), np.zeros(padded, np.float32)
     records, gate = arguments.records, arguments.gate
-    tokens = load_i64(step, STEP_TOKENS)
+    tokens = read_i64(step, STEP_TOKENS)
     start, stop = tokens * thread // threads, tokens * (thread + 1) // threads
     for row in range(num_rows):
         at = arguments.rows + row * ROW_FIELDS * 8
-        first_token, num_tokens, computed = load_i64(at, 0), load_i64(at, 1), load_i64(at, 2)
+        first_token, num_tokens, computed = read_i64(at, 0), read_i64(at, 1), read_i64(at, 2)
         for token in range(max(start, first_token), min(stop, first_token + num_tokens)):
             out = arguments.out + token * arguments.out_stride
             if split > 0:

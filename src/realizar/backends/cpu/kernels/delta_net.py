@@ -19,7 +19,7 @@ from realizar.backends.cpu.codegen.recurrence import convolve, dot, gate_head, p
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
-from realizar.backends.cpu.memory import clear, inner, load_i64, read_f32, view, write_f32
+from realizar.backends.cpu.memory import clear, inner, read_f32, read_i64, view, write_f32
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
 
@@ -55,8 +55,8 @@ def copy(source: int, target: int, count: int) -> None:
 @inner
 def tokens_of(row: int) -> int:
     """Tokens of a row, those that are replayed before the step's among them; none where the step has none."""
-    tokens = load_i64(row, TOKENS)
-    return load_i64(row, REPLAYED) + tokens if tokens > 0 else 0
+    tokens = read_i64(row, TOKENS)
+    return read_i64(row, REPLAYED) + tokens if tokens > 0 else 0
 
 
 @inner
@@ -76,10 +76,10 @@ def channels_of(arguments: Any) -> int:
 @inner
 def source_of(arguments: Any, row: int, token: int) -> int:
     """Address of the q, k and v of a row's `token` of the step; those of earlier ones are replayed, kept, or zeros."""
-    slot, replayed = load_i64(row, SLOT), load_i64(row, REPLAYED)
+    slot, replayed = read_i64(row, SLOT), read_i64(row, REPLAYED)
     if token >= 0:
-        return arguments.inputs + (load_i64(row, FIRST) + token) * arguments.inputs_stride
-    if load_i64(row, IS_NEW) != 0:
+        return arguments.inputs + (read_i64(row, FIRST) + token) * arguments.inputs_stride
+    if read_i64(row, IS_NEW) != 0:
         return arguments.zeros
     if token >= -replayed:
         kept = arguments.replays + slot * arguments.replay_bytes
@@ -125,7 +125,7 @@ def make_mix(lanes: int) -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def mix(address: int, thread: int, threads: int) -> None:
         arguments = DELTA_NET(address)
-        num_rows, rows = load_i64(arguments.step, STEP_ROWS), arguments.rows
+        num_rows, rows = read_i64(arguments.step, STEP_ROWS), arguments.rows
         key_heads, heads, length = arguments.key_heads, arguments.value_heads, arguments.length
         per_token, channels = key_heads + heads, channels_of(arguments)
         sources = np.empty(length, np.int64)
@@ -133,7 +133,7 @@ def make_mix(lanes: int) -> Any:
         start, stop = units * thread // threads, units * (thread + 1) // threads
         for index in range(num_rows):
             row = rows + index * STATE_ROW_FIELDS * 8
-            first = place + load_i64(row, REPLAYED)
+            first = place + read_i64(row, REPLAYED)
             after = place + tokens_of(row)
             for unit in range(max(start, place * per_token), min(stop, after * per_token)):
                 token, part = unit // per_token, unit % per_token
@@ -165,18 +165,18 @@ def recur_run(lanes: int, columns: int, arguments: Any, thread: int, row: int, p
     key_size, value_size = arguments.key_size, arguments.value_size
     key_head = head % key_heads if arguments.tiled != 0 else head // (heads // key_heads)
     column, channels = head * value_size + run * columns, channels_of(arguments)
-    state = arguments.matrices + load_i64(row, SLOT) * arguments.slot_bytes
+    state = arguments.matrices + read_i64(row, SLOT) * arguments.slot_bytes
     state += column * key_size * 4
     scratch = arguments.scratch + thread * arguments.scratch_bytes
     lacking = scratch + columns * key_size * 4
     unread = lacking + columns * 4
-    if load_i64(row, IS_NEW) != 0:
+    if read_i64(row, IS_NEW) != 0:
         clear(state, columns * key_size)
-    replayed, tokens = load_i64(row, REPLAYED), tokens_of(row)
-    certain = tokens - load_i64(row, UNCERTAIN)
+    replayed, tokens = read_i64(row, REPLAYED), tokens_of(row)
+    certain = tokens - read_i64(row, UNCERTAIN)
     stride, out_stride = arguments.mixed_stride, arguments.out_stride
     mixed = arguments.mixed + place * stride
-    output = arguments.out + (load_i64(row, FIRST) - replayed) * out_stride + column * 4
+    output = arguments.out + (read_i64(row, FIRST) - replayed) * out_stride + column * 4
     source, key, decay = state, 0, np.float32(0.0)
     for token in range(tokens):
         earlier_key, earlier_decay = key, decay
@@ -212,8 +212,8 @@ def finish_head(lanes: int, arguments: Any, row: int, head: int) -> None:
     _ = literally(lanes)
     size, stride = arguments.value_size, arguments.out_stride
     records, groups, width = arguments.records, arguments.records_groups, arguments.records_width
-    weight, first = arguments.weight, load_i64(row, FIRST)
-    for token in range(first, first + load_i64(row, TOKENS)):
+    weight, first = arguments.weight, read_i64(row, FIRST)
+    for token in range(first, first + read_i64(row, TOKENS)):
         values = arguments.out + token * stride + head * size * 4
         gate = arguments.inputs + token * arguments.inputs_stride
         gate += (arguments.gate_column + head * size) * 4
@@ -232,10 +232,10 @@ def keep_inputs(arguments: Any, row: int, thread: int, threads: int) -> None:
 
     The first come from the same place of the state or a later one, or from replayed tokens, which are written after.
     """
-    channels, before, uncertain = channels_of(arguments), arguments.length - 1, load_i64(row, UNCERTAIN)
+    channels, before, uncertain = channels_of(arguments), arguments.length - 1, read_i64(row, UNCERTAIN)
     start = channels * thread // threads
     count = channels * (thread + 1) // threads - start
-    slot, end = load_i64(row, SLOT), load_i64(row, TOKENS) - uncertain
+    slot, end = read_i64(row, SLOT), read_i64(row, TOKENS) - uncertain
     state = arguments.states + slot * arguments.slot_bytes
     for place in range(before):
         copy(source_of(arguments, row, end - before + place) + start * 4, state + (place * channels + start) * 4, count)
@@ -256,7 +256,7 @@ def make_recur(lanes: int, columns: int) -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def recur(address: int, thread: int, threads: int) -> None:
         arguments = DELTA_NET(address)
-        num_rows, rows = load_i64(arguments.step, STEP_ROWS), arguments.rows
+        num_rows, rows = read_i64(arguments.step, STEP_ROWS), arguments.rows
         heads, runs = arguments.value_heads, arguments.value_size // columns
         total, place = all_tokens(rows, num_rows) * heads, 0
         start, stop = total * thread // threads, total * (thread + 1) // threads

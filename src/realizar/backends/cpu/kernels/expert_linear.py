@@ -25,7 +25,7 @@ from realizar.backends.cpu.kernels.routing import (
     ITEM_PAIRS,
     ITEM_POSITION,
 )
-from realizar.backends.cpu.memory import inner, load_i64, view
+from realizar.backends.cpu.memory import inner, read_i64, view
 from realizar.backends.cpu.records import Record
 
 EXPERT_LINEAR = Record(
@@ -41,7 +41,7 @@ def share_of(counts: int, items: int, tiles: int, together: int, thread: int, th
     Whole runs of `together` tiles, with all pairs of an item, stay with one thread. With `together` times fewer tiles
     and a `together` of 1 the shares are the same ones.
     """
-    count = load_i64(counts, COUNT_ITEMS)
+    count = read_i64(counts, COUNT_ITEMS)
     table = view(items, (count + 1) * ITEM_FIELDS, np.int64)
     at = table[count * ITEM_FIELDS + ITEM_COST] * tiles * thread // threads
     item = 0
@@ -69,8 +69,8 @@ def make_expert_linear(instruction_set: int, weight_format: int) -> Any:
         last_item, last_tile = share_of(counts, items, tiles, together, thread + 1, threads)
         while item < last_item or (item == last_item and tile < last_tile):
             own = items + item * ITEM_FIELDS * 8
-            expert, position = load_i64(own, ITEM_EXPERT), load_i64(own, ITEM_POSITION)
-            stop = position + load_i64(own, ITEM_PAIRS)
+            expert, position = read_i64(own, ITEM_EXPERT), read_i64(own, ITEM_POSITION)
+            stop = position + read_i64(own, ITEM_PAIRS)
             for each in range(tile, last_tile if item == last_item else tiles):
                 place = expert * tiles + each
                 multiply_tile(
@@ -109,8 +109,8 @@ def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
         last_item, last_tile = share_of(counts, items, tiles, 1, thread + 1, threads)
         while item < last_item or (item == last_item and tile < last_tile):
             own = items + item * ITEM_FIELDS * 8
-            expert, position = load_i64(own, ITEM_EXPERT), load_i64(own, ITEM_POSITION)
-            stop = position + load_i64(own, ITEM_PAIRS)
+            expert, position = read_i64(own, ITEM_EXPERT), read_i64(own, ITEM_POSITION)
+            stop = position + read_i64(own, ITEM_PAIRS)
             for each in range(tile, last_tile if item == last_item else tiles):
                 multiply_float_tile(
                     instruction_set, weight_type, 0, first, second, third,
@@ -147,9 +147,9 @@ def make_expert_activate(kind: int, gated: int) -> Any:
         last_item, last_start = share_of(counts, items, groups, 1, thread + 1, threads)
         while item < last_item or (item == last_item and start < last_start):
             own = items + item * ITEM_FIELDS * 8
-            first = load_i64(own, ITEM_POSITION)
+            first = read_i64(own, ITEM_POSITION)
             stop = last_start if item == last_item else groups
-            for position in range(first, first + load_i64(own, ITEM_PAIRS)):
+            for position in range(first, first + read_i64(own, ITEM_PAIRS)):
                 for group in range(start, stop):
                     at = position * stride + group * GROUP * 4
                     target = scratch.ctypes.data

@@ -13,7 +13,7 @@ from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.linear import add_bias
-from realizar.backends.cpu.memory import load_i64
+from realizar.backends.cpu.memory import read_i64
 from realizar.backends.cpu.records import Record
 
 FLOAT_TYPES = ("f32", "f16", "bf16")
@@ -89,7 +89,7 @@ def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def float_linear(address: int, thread: int, threads: int) -> None:
         arguments = FLOAT_LINEAR(address)
-        tokens = load_i64(arguments.step, arguments.count_field)
+        tokens = read_i64(arguments.step, arguments.count_field)
         tiles, columns = arguments.tiles, arguments.columns
         in_stride, out_stride, factor = arguments.input_stride, arguments.out_stride, arguments.residual_scale
         start, stop = tiles * thread // threads, tiles * (thread + 1) // threads

@@ -9,7 +9,7 @@ from numba import cfunc, types
 
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import normalize_row
-from realizar.backends.cpu.memory import load_i64, view
+from realizar.backends.cpu.memory import read_i64, view
 from realizar.backends.cpu.records import Record
 
 # inputs = scale * (norm(inputs) + rows), in slices of `size`; `rows` has the same stride.
@@ -22,7 +22,7 @@ def make_layer_inputs() -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def layer_inputs(address: int, thread: int, threads: int) -> None:
         arguments = LAYER_INPUTS(address)
-        tokens = load_i64(arguments.step, arguments.count_field)
+        tokens = read_i64(arguments.step, arguments.count_field)
         layers, size = arguments.layers, arguments.size
         kind, eps, scale = arguments.kind, arguments.eps, arguments.scale
         weight = view(arguments.weight, size, np.float32)

@@ -15,7 +15,7 @@ from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.quantize import offset_of
-from realizar.backends.cpu.memory import inner, load_i64, view
+from realizar.backends.cpu.memory import inner, read_i64, view
 from realizar.backends.cpu.records import Record
 
 LINEAR = Record(
@@ -135,7 +135,7 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def linear(address: int, thread: int, threads: int) -> None:
         arguments = LINEAR(address)
-        tokens = load_i64(arguments.step, arguments.count_field)
+        tokens = read_i64(arguments.step, arguments.count_field)
         tiles, together, groups = arguments.tiles, arguments.together, arguments.groups
         record_groups, out_stride = arguments.activation_groups, arguments.out_stride
         factor, table, activations = arguments.residual_scale, arguments.table, arguments.activations

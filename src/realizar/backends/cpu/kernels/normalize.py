@@ -10,7 +10,7 @@ from numba import cfunc, njit, types
 from realizar.backends.cpu.activation_layout import GROUP, RECORD_BYTES
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group, quantize_residual
-from realizar.backends.cpu.memory import load_i64, view
+from realizar.backends.cpu.memory import read_i64, view
 from realizar.backends.cpu.records import Record
 from realizar.models.parts import Norm
 
@@ -62,7 +62,7 @@ def copy_record(source: int, target: int) -> None:
 def normalize(address: int, thread: int, threads: int) -> None:
     """Tokens are divided among threads."""
     arguments = NORMALIZE(address)
-    tokens = load_i64(arguments.step, arguments.count_field)
+    tokens = read_i64(arguments.step, arguments.count_field)
     width, kind, eps = arguments.width, arguments.kind, arguments.eps
     weight = view(arguments.weight, width, np.float32)
     bias = view(arguments.bias, width, np.float32)

@@ -14,7 +14,7 @@ from realizar.backends.cpu.emitted import Value, emitted
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import normalize_row
 from realizar.backends.cpu.kv.layout import KV_DTYPES
-from realizar.backends.cpu.memory import inner, load_i64, read_f32, view
+from realizar.backends.cpu.memory import inner, read_f32, read_i64, view
 from realizar.backends.cpu.records import Record
 
 # `value_stride` and `second_value` in bytes: where not 0, a value is the sum of two terms so far apart.
@@ -148,7 +148,7 @@ def make_rotate(dtype: int) -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def rotate(address: int, thread: int, threads: int) -> None:
         arguments = ROTATE(address)
-        tokens = load_i64(arguments.step, 0)
+        tokens = read_i64(arguments.step, 0)
         heads, kv_heads = arguments.num_heads, arguments.num_kv_heads
         size, half, interleaved = arguments.head_size, arguments.rotary // 2, arguments.interleaved
         kind, eps = arguments.norm_kind, arguments.eps

@@ -14,7 +14,7 @@ from numba import cfunc, types
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import copy_record
 from realizar.backends.cpu.kernels.quantize import offset_of
-from realizar.backends.cpu.memory import inner, load_i64, view
+from realizar.backends.cpu.memory import inner, read_i64, view
 from realizar.backends.cpu.records import Record
 
 ITEM_FIELDS = 4
@@ -88,7 +88,7 @@ def choose(address: int, thread: int, threads: int) -> None:
     Of equal ranks the expert with the lowest index goes first. Scores that are NaN choose the first experts.
     """
     arguments = CHOOSE(address)
-    tokens = load_i64(arguments.step, arguments.count_field)
+    tokens = read_i64(arguments.step, arguments.count_field)
     experts, per_token = arguments.experts, arguments.per_token
     scale, bias, groups = arguments.scale, arguments.bias, arguments.groups
     sums = np.empty(groups, np.float32)
@@ -127,7 +127,7 @@ def sort_by_expert(address: int, thread: int, threads: int) -> None:
     arguments = SORT(address)
     if thread != 0:
         return
-    tokens = load_i64(arguments.step, arguments.count_field)
+    tokens = read_i64(arguments.step, arguments.count_field)
     experts, pairs = arguments.experts, tokens * arguments.per_token
     chosen = view(arguments.chosen, pairs, np.int32)
     positions = view(arguments.positions, pairs, np.int32)
@@ -170,7 +170,7 @@ GATHER = Record(
 def gather(address: int, thread: int, threads: int) -> None:
     """The kernel of `GATHER`: each token's activations to the positions of its pairs; tokens are divided."""
     arguments = GATHER(address)
-    tokens = load_i64(arguments.step, arguments.count_field)
+    tokens = read_i64(arguments.step, arguments.count_field)
     per_token, columns = arguments.per_token, arguments.columns
     positions = view(arguments.positions, max(tokens * per_token, 1), np.int32)
     out, records, out_records = arguments.out, arguments.records, arguments.out_records
@@ -205,7 +205,7 @@ def sum_experts(address: int, thread: int, threads: int) -> None:
     Tokens are divided. The sum is made in the row of the token's first pair, which nothing reads afterwards.
     """
     arguments = SUM(address)
-    tokens = load_i64(arguments.step, arguments.count_field)
+    tokens = read_i64(arguments.step, arguments.count_field)
     per_token, width = arguments.per_token, arguments.width
     positions = view(arguments.positions, max(tokens * per_token, 1), np.int32)
     weights = view(arguments.weights, max(tokens * per_token, 1), np.float32)

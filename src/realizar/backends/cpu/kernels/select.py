@@ -6,7 +6,7 @@ import numpy as np
 from numba import cfunc, types
 
 from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.memory import load_i64, view
+from realizar.backends.cpu.memory import read_i64, view
 from realizar.backends.cpu.records import Record
 
 SELECT = Record("step count_field indices input input_stride out out_stride width")
@@ -16,7 +16,7 @@ SELECT = Record("step count_field indices input input_stride out out_stride widt
 def select(address: int, thread: int, threads: int) -> None:
     """float32 [count, width], the selected tokens one after another."""
     arguments = SELECT(address)
-    count = load_i64(arguments.step, arguments.count_field)
+    count = read_i64(arguments.step, arguments.count_field)
     indices = view(arguments.indices, max(count, 1), np.int32)
     width = arguments.width
     for token in range(count * thread // threads, count * (thread + 1) // threads):

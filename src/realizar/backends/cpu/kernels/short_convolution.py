@@ -9,7 +9,7 @@ from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
-from realizar.backends.cpu.memory import inner, load_i64, view
+from realizar.backends.cpu.memory import inner, read_i64, view
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
 
@@ -38,10 +38,10 @@ def _begin(
 
     `columns` is the ring, `taps` columns of `count` float32; `state` and `replay` are at the thread's first channel.
     """
-    replayed = load_i64(row, REPLAYED)
+    replayed = read_i64(row, REPLAYED)
     for t in range(1 - taps, 0):
         target = columns + (t + taps) % taps * count * 4
-        if load_i64(row, IS_NEW) != 0:
+        if read_i64(row, IS_NEW) != 0:
             zeros = view(target, count, np.float32)
             for i in range(count):
                 zeros[i] = np.float32(0.0)
@@ -106,19 +106,19 @@ def short_convolution(address: int, thread: int, threads: int) -> None:
         bias += skipped
     token_bytes = arguments.token_bytes
     records, record_groups, width = arguments.records, arguments.records_groups, arguments.records_width
-    for index in range(load_i64(arguments.step, STEP_ROWS)):
+    for index in range(read_i64(arguments.step, STEP_ROWS)):
         row = arguments.rows + index * STATE_ROW_FIELDS * 8
-        tokens = load_i64(row, TOKENS)
+        tokens = read_i64(row, TOKENS)
         if tokens == 0:
             continue
-        state = arguments.states + load_i64(row, SLOT) * arguments.slot_bytes + skipped
-        replay = arguments.replays + load_i64(row, SLOT) * arguments.replay_bytes + skipped
-        end = tokens - load_i64(row, UNCERTAIN)
+        state = arguments.states + read_i64(row, SLOT) * arguments.slot_bytes + skipped
+        replay = arguments.replays + read_i64(row, SLOT) * arguments.replay_bytes + skipped
+        end = tokens - read_i64(row, UNCERTAIN)
         _begin(columns, state, third, replay, token_bytes, row, taps, count)
         for t in range(tokens):
             if t == end:
                 _store(columns, t, state, third, taps, count)
-            token = load_i64(row, FIRST) + t
+            token = read_i64(row, FIRST) + t
             at = arguments.input + token * arguments.input_stride + skipped
             out = arguments.out + token * arguments.out_stride + skipped
             _token(at, third, columns, t, weights, bias, out, taps, count)
