@@ -9,6 +9,7 @@ from typing import Any
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.engine.clients.prompt_progress import ProgressReporter, PromptProgress
+from realizar.engine.clients.tasks import Changes
 from realizar.engine.llm_prompts import PromptReader, PromptTokens, Samplings
 from realizar.errors import QueueFullError
 from realizar.outputs import RequestOutput
@@ -20,7 +21,7 @@ class ModelRequests:
 
     def __init__(self, reader: PromptReader, engine: AsyncEngine) -> None:
         self.reader, self.engine = reader, engine
-        self._an_end = asyncio.Event()
+        self._ends = Changes()
 
     async def stream(self, prompt: PromptTokens, sampling: SamplingParams | None) -> AsyncStream:
         """Queue one prompt. Raises as `AsyncEngine.generate`."""
@@ -55,23 +56,19 @@ class ModelRequests:
         It raises QueueFullError if it has no room though nothing is open.
         """
         while True:
-            an_end = self._an_end
+            an_end = self._ends.next
             try:
                 stream = await self.engine.generate(
                     prompt.token_ids, sampling, prompt=prompt.text, embeddings=prompt.embeddings, **kinds
                 )
             except QueueFullError:
                 if not self.engine.num_open and not an_end.is_set():
-                    self._note_end()  # others may have waited for this one
+                    self._ends.note()  # others may have waited for this one
                     raise
                 await an_end.wait()
             except BaseException:
-                self._note_end()
+                self._ends.note()
                 raise
             else:
-                stream.when_done(self._note_end)
+                stream.when_done(self._ends.note)
                 return stream
-
-    def _note_end(self) -> None:
-        self._an_end.set()
-        self._an_end = asyncio.Event()

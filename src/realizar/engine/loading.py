@@ -17,6 +17,7 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.fetch_speed import FetchSpeed, keep_speed
+from realizar.engine.planned_load import SHORTEST_CONTEXT, longest_fitting
 from realizar.errors import CapacityError, CaptureLostError, DeviceLostError, KernelError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
@@ -32,7 +33,6 @@ from realizar.tokenizer.load import load_tokenizer, plain_encoder
 from realizar.tokenizer.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
-_SHORTEST_CONTEXT = 512
 _MOST_MEASURED_TOKENS = 2048  # of the prompt by which fetching is measured
 
 
@@ -129,7 +129,7 @@ def load_fitting_core(
     try:
         return load_core(checkpoint, replace(config, context_length=length), progress=progress, may_restart=may_restart)
     except CapacityError as error:
-        if length // 2 < _SHORTEST_CONTEXT:
+        if length // 2 < SHORTEST_CONTEXT:
             raise
         reason = str(error)  # the error itself would keep what was loaded
     _LOG.warning("the planned context of %d tokens does not fit; %d tokens are tried: %s", length, length // 2, reason)
@@ -143,17 +143,13 @@ def fitting_context(checkpoint: Checkpoint, config: EngineConfig) -> int:
     It raises CapacityError if not even the shortest context worth having fits, beside what is free now.
     """
     _, whole = resolve_model(checkpoint, replace(config, context_length=None))
-    length = whole.context_length
-    while True:
+
+    def checked(length: int) -> int:
         spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen)
-        try:
-            plan_load(spec, checkpoint, resolved).check_one_fits()
-        except CapacityError:
-            if length // 2 < _SHORTEST_CONTEXT:
-                raise
-            length //= 2
-        else:
-            return length
+        plan_load(spec, checkpoint, resolved).check_one_fits()
+        return length
+
+    return longest_fitting(whole.context_length, checked)
 
 
 def measure_fetching(core: EngineCore, backend: Backend) -> FetchSpeed | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 
@@ -16,7 +17,8 @@ from realizar.config import EngineConfig
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
 
-_SHORTEST_CONTEXT = 512
+_T = TypeVar("_T")
+SHORTEST_CONTEXT = 512
 _FREE_SHARE = 0.9
 _CACHE_SHARE = 0.4  # of what a model's weights leave of the memory
 _TYPICAL_TOKENS = 1024
@@ -66,18 +68,27 @@ def plan_within(
         memory_bytes = memory_bytes.get(_device_name(whole))
     if memory_bytes is None:
         memory_bytes = int(plan_memory(spec, checkpoint, whole).free_bytes * _FREE_SHARE)
-    length = whole.context_length
-    while True:
+
+    def plan(length: int) -> PlannedLoad:
         spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen, memory_bytes)
-        plan = plan_memory(spec, checkpoint, resolved, memory_bytes)
+        return load_of(plan_memory(spec, checkpoint, resolved, memory_bytes), config, resolved, spec.vocab_size)
+
+    length = whole.context_length
+    return plan(length) if config.context_length is not None else longest_fitting(length, plan), memory_bytes
+
+
+def longest_fitting(length: int, plan: Callable[[int], _T]) -> _T:
+    """The plan of a context of so many tokens, or of the largest half, quarter and so on that raises no CapacityError.
+
+    It raises CapacityError if not even the shortest context worth having fits.
+    """
+    while True:
         try:
-            load = load_of(plan, config, resolved, spec.vocab_size)
+            return plan(length)
         except CapacityError:
-            if config.context_length is not None or length // 2 < _SHORTEST_CONTEXT:
+            if length // 2 < SHORTEST_CONTEXT:
                 raise
             length //= 2
-        else:
-            return load, memory_bytes
 
 
 def load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vocab_size: int) -> PlannedLoad:

@@ -18,7 +18,7 @@ from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import EngineLink, LinkListener
 from realizar.engine.clients.open_table import OpenTable
 from realizar.engine.clients.questions import send_answer
-from realizar.engine.clients.tasks import Tasks
+from realizar.engine.clients.tasks import Changes, Tasks
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process import supervisor
 from realizar.engine.process.messages import (
@@ -82,9 +82,8 @@ class _Placement:
         chosen = self._choose(keys, request.num_prompt_tokens)
         if chosen is None:
             return None
-        replica, pending = chosen
-        placed = PlacedRequest(request, keys, replica, pending, set(range(request.sampling.n)))
-        self._open[request.request_id] = replica.requests[request.request_id] = placed
+        placed = PlacedRequest(request, keys, *chosen, set(range(request.sampling.n)))
+        self._open[request.request_id] = placed.replica.requests[request.request_id] = placed
         return placed
 
     def move(self, placed: PlacedRequest) -> bool:
@@ -160,7 +159,7 @@ class ReplicaLink:
         self._rolling: asyncio.Task[None] | None = None
         self._num_moved = 0
         self._has_begun = self._closed = False
-        self._changed = asyncio.Event()
+        self._changed = Changes()
         self._on_states: Callable[[Sequence[ReplicaState]], None] = lambda _: None
 
     @property
@@ -194,7 +193,7 @@ class ReplicaLink:
             if placed is not None:
                 placed.replica.send(command)
                 self._placement.note_end(command.request_id, command.choice)
-                self._note_change()
+                self._changed.note()
         elif isinstance(command, Ask):
             self._tasks.start(send_answer(command, self._ask_all(command.what), self._pass_on))
         else:
@@ -257,7 +256,7 @@ class ReplicaLink:
             self._placement.note_deltas(deltas)
             self._pass_on(Outputs(deltas))
             if deltas.ends or deltas.failures:
-                self._note_change()
+                self._changed.note()
         elif isinstance(event, CachedKeys):
             report = report_of(event.changes, replica.incarnation, replica.num_reports)
             replica.num_reports += 1
@@ -302,7 +301,7 @@ class ReplicaLink:
         if not restarting and not self._closed:
             _LOG.error("replica %s gets another engine in %.0f s: %s", replica.name, _REVIVAL_S, error)
             self._tasks.start(self._revive(replica))
-        self._note_change()
+        self._changed.note()
 
     def _add(self, command: Add) -> None:
         placed = self._placement.place(command.request)
@@ -324,7 +323,7 @@ class ReplicaLink:
             replica.send(WatchKeys())
         self._report_ready()
         self._note_states()
-        self._note_change()
+        self._changed.note()
 
     def _report_ready(self) -> None:
         """Report readiness, and what engines can do together.
@@ -341,7 +340,7 @@ class ReplicaLink:
         """Pass a refusal on; one of a request whose client knows that it is queued is the request's end."""
         placed = self._placement.of(event.request_id)
         self._placement.forget(event.request_id)
-        self._note_change()
+        self._changed.note()
         if placed is not None and placed.was_accepted:
             self._pass_on(RequestsLost((event.request_id,), event.error))
         else:
@@ -405,10 +404,6 @@ class ReplicaLink:
 
     def _note_states(self) -> None:
         self._on_states([each.state for each in self._replicas])
-
-    def _note_change(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
 
 
 def _joint_info(infos: Sequence[EngineInfo]) -> EngineInfo:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -19,9 +19,8 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.planned_load import plan_within
-from realizar.engine.process.messages import ErrorRecord, record_error, restore_error
 from realizar.engine.process.planning import answer_question, ask_process
-from realizar.errors import CapacityError, InvalidRequestError, RealizarError
+from realizar.errors import CapacityError, InvalidRequestError
 from realizar.replicas.places import (
     Core,
     Gpu,
@@ -72,10 +71,6 @@ class ReplicaQuestion(msgspec.Struct, frozen=True):
     memory_bytes: int | None = None
 
 
-_Answer: TypeAlias = tuple[PlannedReplica, ...] | ErrorRecord
-"""The replicas, or why there can't be so many."""
-
-
 def plan_replicas(path: str, config: EngineConfig, num_replicas: int) -> tuple[PlannedReplica, ...]:
     """Plan the replicas of a model in another process.
 
@@ -83,10 +78,9 @@ def plan_replicas(path: str, config: EngineConfig, num_replicas: int) -> tuple[P
     CapacityError if they don't fit or there are too few GPUs, RealizarError if the model can't run here.
     """
     question = ReplicaQuestion(path, config, num_replicas)
-    answer: _Answer = ask_process("realizar.replicas.planning", "the replicas", question, _Answer)
-    if isinstance(answer, ErrorRecord):
-        raise restore_error(answer)
-    return answer
+    module, what = "realizar.replicas.planning", "the replicas"
+    planned: tuple[PlannedReplica, ...] = ask_process(module, what, question, tuple[PlannedReplica, ...])
+    return planned
 
 
 def divide(question: ReplicaQuestion) -> tuple[PlannedReplica, ...]:
@@ -144,12 +138,5 @@ def _on_cores(checkpoint: Checkpoint, question: ReplicaQuestion, cores: Sequence
     return tuple(planned)
 
 
-def _answer(question: ReplicaQuestion) -> _Answer:
-    try:
-        return divide(question)
-    except RealizarError as error:
-        return record_error(error)
-
-
 if __name__ == "__main__":
-    sys.exit(answer_question(ReplicaQuestion, _answer))
+    sys.exit(answer_question(ReplicaQuestion, divide))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from realizar.backends.base import Transfer
@@ -16,6 +14,7 @@ from realizar.engine.clients.growing_choice import GrowingText
 from realizar.engine.clients.open_requests import OpenRequests
 from realizar.engine.clients.prepare import prepare_request
 from realizar.engine.clients.questions import Questions
+from realizar.engine.clients.tasks import Changes
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Accepted,
@@ -27,6 +26,7 @@ from realizar.engine.process.messages import (
     Loading,
     Outputs,
     PromptRead,
+    Question,
     Ready,
     Refused,
     RequestsLost,
@@ -72,11 +72,11 @@ class AsyncEngine:
         keeps_logprobs: bool = False,
     ) -> None:
         self._link = link
-        self._requests = OpenRequests(new_text, link.send, self._note_change, keeps_logprobs=keeps_logprobs)
+        self._changed = Changes()
+        self._requests = OpenRequests(new_text, link.send, self._changed.note, keeps_logprobs=keeps_logprobs)
         self._end_ids = frozenset(end_ids)
         self._max_queued = max_queued
         self._state: EngineState = "starting"
-        self._changed = asyncio.Event()
         self._info: EngineInfo | None = None
         self._error: RealizarError | None = None
         self._numbers = itertools.count()
@@ -177,9 +177,9 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             client=client,
+            reports_progress=reports_progress,
             embeddings=embeddings,
         )
-        request = replace(request, reports_progress=reports_progress)
         return await self._submit(request, prompt, keep_deltas=keep_deltas)
 
     async def submit(self, request: Request) -> AsyncStream:
@@ -218,28 +218,24 @@ class AsyncEngine:
 
     async def audit(self) -> str | None:
         """The fault that the engine's audit finds, or None. It raises EngineDeadError where no engine runs."""
-        self._check_running()
-        fault: str | None = await self._asked.ask("audit")
+        fault: str | None = await self._ask_running("audit")
         return fault
 
     async def clear_cache(self) -> None:
         """Have the prefix cache forget all that it holds; requests that run keep what they have. Raises as `info`."""
-        self._check_running()
-        await self._asked.ask("clear_cache")
+        await self._ask_running("clear_cache")
 
     async def sleep(self) -> Transfer:
         """Have an idle engine give its device's memory back; requests are refused until `wake`.
 
         Raises EngineDeadError where no engine runs, and other errors where the engine is awake as before.
         """
-        self._check_running()
-        done: Transfer = await self._asked.ask("sleep")
+        done: Transfer = await self._ask_running("sleep")
         return done
 
     async def wake(self) -> Transfer:
         """Have the engine take its device's memory again. Raises as `sleep`; it then is asleep as before."""
-        self._check_running()
-        done: Transfer = await self._asked.ask("wake")
+        done: Transfer = await self._ask_running("wake")
         return done
 
     async def drain(self) -> None:
@@ -309,11 +305,7 @@ class AsyncEngine:
 
     def _set_state(self, state: EngineState) -> None:
         self._state = state
-        self._note_change()
-
-    def _note_change(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.note()
 
     async def _submit(self, request: Request, prompt: str | None, *, keep_deltas: bool) -> AsyncStream:
         release = await self._requests.suspects.admit(request)
@@ -340,9 +332,10 @@ class AsyncEngine:
             **fields,
         )
 
-    def _check_running(self) -> None:
+    async def _ask_running(self, what: Question) -> Any:
         if self._state not in ("ready", "draining"):
             self._refuse()
+        return await self._asked.ask(what)
 
     def _check_room(self, client: Client, num_choices: int) -> None:
         if self._state != "ready":

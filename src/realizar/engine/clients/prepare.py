@@ -26,6 +26,7 @@ def prepare_request(
     cache_salt: str | None = None,
     pooling: Pooling | None = None,
     client: Client = NO_CLIENT,
+    reports_progress: bool = False,
     has_snapshots: bool = False,
     embeddings: Sequence[PromptEmbeddings] = (),
 ) -> Request:
@@ -43,9 +44,8 @@ def prepare_request(
     if not prompt_token_ids:
         raise InvalidRequestError("the prompt is empty", "prompt")
     _check_ids(prompt_token_ids, vocab_size, "prompt")
-    _check_ids(sampling.logit_bias, vocab_size, "logit_bias")
-    _check_ids(sampling.stop_token_ids, vocab_size, "stop_token_ids")
-    _check_ids(sampling.dry_sequence_breakers, vocab_size, "dry_sequence_breakers")
+    for name in ("logit_bias", "stop_token_ids", "dry_sequence_breakers"):
+        _check_ids(getattr(sampling, name), vocab_size, name)
     for name, top in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if top is not None and top > vocab_size:
             raise InvalidRequestError(f"{name} is {top}, above the vocabulary's {vocab_size} tokens", name)
@@ -69,6 +69,7 @@ def prepare_request(
         cache_salt=client.salt(cache_salt),
         pooling=pooling,
         client=client,
+        reports_progress=reports_progress,
         embeddings=tuple(embeddings),
         prompt_marks=_message_ends(prompt_token_ids, end_ids, embeddings) if has_snapshots else (),
     )

@@ -1,4 +1,4 @@
-"""`Tasks`: work on the event loop that nobody waits for, kept until it is done."""
+"""`Tasks`: work on the event loop that nobody waits for, kept until it is done. `Changes` wakes those who wait."""
 
 from __future__ import annotations
 
@@ -30,3 +30,17 @@ class Tasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Changes:
+    """Wakes everybody who waits, each time that something has changed."""
+
+    def __init__(self) -> None:
+        self.next = asyncio.Event()
+
+    def note(self) -> None:
+        changed, self.next = self.next, asyncio.Event()
+        changed.set()
+
+    async def wait(self) -> None:
+        await self.next.wait()

@@ -243,26 +243,9 @@ def record_error(error: BaseException) -> ErrorRecord:
 
 def restore_error(record: ErrorRecord) -> errors.RealizarError:
     """The error of a record, of its own class if that can be made from the record's fields."""
-    if record.kind in _OF_REQUESTS:
-        return _OF_REQUESTS[record.kind](record.message, record.param)
-    if record.kind in _PASSING:
-        return _PASSING[record.kind](record.message, record.retry_after_s or 1.0)
-    return _PLAIN.get(record.kind, errors.RealizarError)(record.message)
-
-
-_OF_REQUESTS = {kind.__name__: kind for kind in (errors.InvalidRequestError, errors.ContextLengthError)}
-_PASSING = {kind.__name__: kind for kind in (errors.QueueFullError, errors.EngineUnavailableError)}
-_PLAIN: dict[str, type[errors.RealizarError]] = {
-    kind.__name__: kind
-    for kind in (
-        errors.UnsupportedModelError,
-        errors.TokenizerError,
-        errors.HubError,
-        errors.UnknownModelError,
-        errors.CapacityError,
-        errors.CaptureLostError,
-        errors.EngineDeadError,
-        errors.StepError,
-        errors.RequestFailedError,
-    )
-}
+    kind = getattr(errors, record.kind, errors.RealizarError)
+    if issubclass(kind, errors.InvalidRequestError):
+        return kind(record.message, record.param)
+    if issubclass(kind, errors.QueueFullError | errors.EngineUnavailableError):
+        return kind(record.message, record.retry_after_s or 1.0)
+    return errors.RealizarError(record.message) if kind is errors.CheckpointError else kind(record.message)

@@ -23,19 +23,26 @@ from realizar.errors import RealizarError
 def ask_process(module: str, what: str, question: Any, answer_type: Any) -> Any:
     """Ask a module in a process of its own, which ends with its answer; its main is `answer_question`.
 
-    It raises RealizarError, with `what` is planned, if that process failed.
+    It raises the RealizarError that the module raised, or one that names `what` is planned, if that process failed.
     """
     command = (sys.executable, "-m", module)
     done = subprocess.run(command, input=msgspec.json.encode(question), stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise RealizarError(f"{what} could not be planned: the process ended with {done.returncode}")
-    return msgspec.json.decode(done.stdout, type=answer_type)
+    answer = msgspec.json.decode(done.stdout, type=answer_type | ErrorRecord)
+    if isinstance(answer, ErrorRecord):
+        raise restore_error(answer)
+    return answer
 
 
 def answer_question(question_type: Any, answer: Callable[[Any], Any]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=question_type)
-    sys.stdout.buffer.write(msgspec.json.encode(answer(question)))
+    try:
+        found = answer(question)
+    except RealizarError as error:
+        found = record_error(error)
+    sys.stdout.buffer.write(msgspec.json.encode(found))
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from realizar.backends.base import Transfer
 from realizar.checkpoint.model_files import ModelFiles
@@ -23,6 +23,9 @@ from realizar.server.request_templates import compile_apart
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
 from realizar.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from realizar.server.models.shelf import ModelShelf
 
 _LOG = logging.getLogger(__name__)
 _LIVENESS = LivenessPolicy(max_crashes=1)
@@ -101,24 +104,10 @@ class EngineLoader:
         )
 
 
-class Shelf(Protocol):
-    def note_ready(self, model: ShelvedModel) -> None:
-        """The model is loaded, or awake again."""
-
-    def note_failed(self, model: ShelvedModel, error: RealizarError) -> None:
-        """The model can't be loaded or woken."""
-
-    def settle(self) -> None:
-        """Memory has become free, or requests may have to wait no more."""
-
-    def taken(self, model: ShelvedModel) -> str:
-        """The memory of the model's device that is taken, as text for the log."""
-
-
 class EngineLives:
     """Changes the stages of models. Everything runs in tasks; each ends with `settle`."""
 
-    def __init__(self, loader: Loader, shelf: Shelf) -> None:
+    def __init__(self, loader: Loader, shelf: ModelShelf) -> None:
         self._loader, self._shelf = loader, shelf
         self._tasks = Tasks()
         self._loads: dict[ShelvedModel, asyncio.Task[None]] = {}

@@ -50,20 +50,20 @@ class _Placing:
         self._staying: set[ShelvedModel] = set()
         self._full: set[str] = set()
         for model in models:
-            self._free[model.pool] -= model.held_bytes
-            self._coming[model.pool] -= model.coming_bytes
+            self._free[model.load.device] -= model.held_bytes
+            self._coming[model.load.device] -= model.coming_bytes
             self._host_free -= model.held_host_bytes
             self._host_coming -= 0 if model.stage == "closing" else model.held_host_bytes
 
     def place(self, model: ShelvedModel) -> None:
-        yielding, pool = self.decision.yielding, model.pool
+        yielding, pool = self.decision.yielding, model.load.device
         if model.stage in ("loading", "waking", "ready") and model not in yielding:
             self._staying.add(model)
             return
         if pool in self._full:
             return
         way = yielding.get(model, "sleep" if model.stage in ("sleeping", "asleep") else "unload")
-        wanted = model.num_bytes - (0 if way == "unload" else model.asleep_bytes)
+        wanted = model.load.num_bytes - (0 if way == "unload" else model.load.asleep_bytes)
         ways = self._make_room(model, wanted - self._coming[pool])
         if ways is None:
             self._full.add(pool)  # those behind it wait too
@@ -85,7 +85,7 @@ class _Placing:
         if missing <= 0:
             return {}
         gone = self.decision.yielding
-        others = [each for each in self._models if each.pool == wanting.pool and each is not wanting]
+        others = [each for each in self._models if each.load.device == wanting.load.device and each is not wanting]
         may_yield = [each for each in others if each not in gone and each not in self._staying and _may_yield(each)]
         may_yield.sort(key=_order)
         for may_sleep in (True, False):
@@ -102,11 +102,11 @@ class _Placing:
             yielding[model] = way
             if model.stage == "asleep":
                 self._host_coming += model.held_host_bytes
-        self._coming[model.pool] += _gain(model, yielding[model])
+        self._coming[model.load.device] += _gain(model, yielding[model])
 
     def _way_to_host(self, model: ShelvedModel) -> Way:
         """The way in which a model leaves that is to sleep; models that slept longer make room for its weights."""
-        wanted = model.host_bytes - model.held_host_bytes
+        wanted = model.load.host_bytes - model.held_host_bytes
         yielding, ended = self.decision.yielding, list[ShelvedModel]()
         asleep = [each for each in self._models if each.stage == "asleep" and not each.waiters]
         asleep = [each for each in asleep if each not in yielding and each.last_used < model.last_used]
@@ -146,12 +146,12 @@ def _choose(ways: dict[ShelvedModel, Way], missing: int) -> bool:
 
 def _gain(model: ShelvedModel, way: Way) -> int:
     """Memory of the device that a model gives back in time, of what is not given back already."""
-    return model.coming_bytes - (0 if way == "unload" else model.asleep_bytes)
+    return model.coming_bytes - (0 if way == "unload" else model.load.asleep_bytes)
 
 
 def _way_of(model: ShelvedModel, *, may_sleep: bool) -> Way:
     """One that is unloaded right after its last request does not sleep before."""
-    sleeps = may_sleep and model.stage == "ready" and model.can_sleep and model.keep_alive_s != 0
+    sleeps = may_sleep and model.stage == "ready" and model.load.host_bytes > 0 and model.keep_alive_s != 0
     return "sleep" if sleeps else "unload"
 
 

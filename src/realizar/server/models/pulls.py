@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import msgspec
 
 from realizar.engine.clients.places import Places
+from realizar.engine.clients.tasks import Changes, Tasks
 from realizar.errors import HubError, QueueFullError, RealizarError, UnknownModelError
 from realizar.hub.pull_process import COMMAND
 from realizar.request import Client
@@ -58,7 +59,7 @@ class _Pull:
 
     def __init__(self) -> None:
         self.num_followers = 0
-        self.changed = asyncio.Event()
+        self.changed = Changes()
         self.task: asyncio.Task[None]
         self._events: dict[str, tuple[int, PullEvent]] = {}
         self._number = 0
@@ -66,11 +67,7 @@ class _Pull:
     def report(self, event: PullEvent) -> None:
         self._number += 1
         self._events[event.digest or event.status] = self._number, event
-        self.wake()
-
-    def wake(self) -> None:
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+        self.changed.note()
 
     def since(self, number: int) -> list[tuple[int, PullEvent]]:
         return sorted((each for each in self._events.values() if each[0] > number), key=lambda each: each[0])
@@ -125,7 +122,7 @@ class Pulls:
         self._fetch, self._add = fetch, add
         self._turns, self._places = _Turns(), Places()
         self._pulls: dict[str, _Pull] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._closed = False
 
     async def events(self, name: str, client: Client) -> AsyncGenerator[PullEvent]:
@@ -139,7 +136,7 @@ class Pulls:
         shown = 0
         try:
             while True:
-                changed, ended = pull.changed, pull.task.done()
+                changed, ended = pull.changed.next, pull.task.done()
                 for number, event in pull.since(shown):
                     shown = number
                     yield event
@@ -157,9 +154,7 @@ class Pulls:
 
     async def close(self) -> None:
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def _begin(self, name: str, client: Client) -> _Pull:
         if self._closed:
@@ -167,18 +162,16 @@ class Pulls:
         if not self._places.has_room(client, 1, MOST_PULLS):
             raise QueueFullError(f"{MOST_PULLS} pulls run or wait already; try again later", 30.0)
         pull = self._pulls[name] = _Pull()
-        pull.task = asyncio.create_task(self._run(name, pull, client))
+        pull.task = self._tasks.start(self._run(name, pull, client))
         self._places.take(client)
-        self._tasks.add(pull.task)
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
             self._places.give(client)
             if self._pulls.get(name) is pull:
                 del self._pulls[name]
             if not task.cancelled():
                 task.exception()  # followers raise it; one that has gone does not
-            pull.wake()
+            pull.changed.note()
 
         pull.task.add_done_callback(ended)
         return pull

@@ -128,7 +128,7 @@ class ModelShelf:
         """
         model = self._find(name)
         self._check(model)
-        most = model.known.load.max_open
+        most = model.load.max_open
         if not model.places.has_room(client, 1, most):
             raise QueueFullError(f"{most} requests wait for the model {model.name} already; try again later", 5.0)
         turn = self._turn(model, client.name)
@@ -177,8 +177,7 @@ class ModelShelf:
 
     async def audits(self) -> dict[str, str | None]:
         """The finding of the engine's audit, or None, of each model that is ready."""
-        running = [(each.name, each.running) for each in self._models.values() if each.running is not None]
-        return {name: await each.engine.audit() for name, each in running if each.engine.state == "ready"}
+        return {api.model.name: await api.engine.audit() for api in self.running()}
 
     async def start(self) -> None:
         """No model is loaded before its first request."""
@@ -288,8 +287,8 @@ class ModelShelf:
         self._refuse_waiters(model, lambda: not_loaded(model.name, error, model.retry_s - loop.time()))
 
     def taken(self, model: ShelvedModel) -> str:
-        pool = model.pool
-        taken = sum(each.held_bytes for each in self._models.values() if each.pool == pool)
+        pool = model.load.device
+        taken = sum(each.held_bytes for each in self._models.values() if each.load.device == pool)
         text = f"{format_bytes(taken)} of {format_bytes(self._pools[pool])} taken"
         host = sum(each.held_host_bytes for each in self._models.values())
         return f"{text}, {format_bytes(host)} of {format_bytes(self.host_bytes)} of the host" if host else text
@@ -342,31 +341,31 @@ class ModelShelf:
 
 
 def shelf_samples(models: Sequence[ShelvedModel]) -> tuple[MetricSamples, ...]:
+    def by_model(name: str, text: str, kind: str, value: Callable[[ShelvedModel], float]) -> MetricSamples:
+        sample = f"{name}_total" if kind == "counter" else name
+        values = tuple((sample, {"model_name": each.name}, float(value(each))) for each in models)
+        return MetricSamples(name, text, kind, values)
+
     states = tuple(
         ("realizar:model_state", {"model_name": model.name, "state": state}, float(model.state == state))
         for model in models
         for state in get_args(ModelState)
     )
-    waiting = {model.name: float(len(model.waiters)) for model in models}
-    loads = {model.name: float(model.num_loads) for model in models}
-    wakes = {model.name: float(model.num_wakes) for model in models}
-    memory = {model.name: float(model.held_bytes) for model in models}
-    host = {model.name: float(model.held_host_bytes) for model in models}
+    waiting, loads, wakes, planned, on_host = (
+        "Requests that wait until it is loaded.",
+        "Times that a model was loaded.",
+        "Times that a model came back from the host's memory.",
+        "Memory that was planned for its engine.",
+        "Memory of the host that is kept for its weights.",
+    )
     return (
         MetricSamples("realizar:model_state", "1 for the state that a model is in.", "gauge", states),
-        _by_model(
-            "realizar:num_requests_waiting_for_model", "Requests that wait until it is loaded.", "gauge", waiting
-        ),
-        _by_model("realizar:model_loads", "Times that a model was loaded.", "counter", loads),
-        _by_model("realizar:model_wakes", "Times that a model came back from the host's memory.", "counter", wakes),
-        _by_model("realizar:model_planned_bytes", "Memory that was planned for its engine.", "gauge", memory),
-        _by_model("realizar:model_host_bytes", "Memory of the host that is kept for its weights.", "gauge", host),
+        by_model("realizar:num_requests_waiting_for_model", waiting, "gauge", lambda each: len(each.waiters)),
+        by_model("realizar:model_loads", loads, "counter", lambda each: each.num_loads),
+        by_model("realizar:model_wakes", wakes, "counter", lambda each: each.num_wakes),
+        by_model("realizar:model_planned_bytes", planned, "gauge", lambda each: each.held_bytes),
+        by_model("realizar:model_host_bytes", on_host, "gauge", lambda each: each.held_host_bytes),
     )
-
-
-def _by_model(name: str, text: str, kind: str, values: dict[str, float]) -> MetricSamples:
-    sample = f"{name}_total" if kind == "counter" else name
-    return MetricSamples(name, text, kind, tuple((sample, {"model_name": key}, value) for key, value in values.items()))
 
 
 # Reports of a server with several models: their states, and figures over all their engines.
@@ -392,7 +391,7 @@ def _status_of(model: ShelvedModel) -> ModelStatus:
         known.facts if running is None else running.api.model.facts,
         model.state,
         None if model.fault is None else shown_fault(model.fault),
-        model.num_bytes,
+        model.load.num_bytes,
         unloads_s,
         None if alive is None else alive.engine.info.device,
         model.held_bytes,

@@ -130,31 +130,12 @@ class ShelvedModel:
         return min((waiter.turn, waiter.number) for waiter in self.waiters)
 
     @property
-    def num_bytes(self) -> int:
-        """Memory that it takes while it is loading, ready or closing."""
-        return self.known.load.num_bytes
-
-    @property
-    def pool(self) -> str:
-        return self.known.load.device
+    def load(self) -> PlannedLoad:
+        return self.known.load
 
     @property
     def num_leases(self) -> int:
         return 0 if self.running is None else self.running.num_leases
-
-    @property
-    def can_sleep(self) -> bool:
-        """True if its weights may wait in the host's memory."""
-        return self.host_bytes > 0
-
-    @property
-    def asleep_bytes(self) -> int:
-        return self.known.load.asleep_bytes
-
-    @property
-    def host_bytes(self) -> int:
-        """Memory of the host that it takes from its first sleep until it is unloaded; 0 if it never sleeps."""
-        return self.known.load.host_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -162,19 +143,19 @@ class ShelvedModel:
         if self.stage in ("known", "failed"):
             return 0
         is_asleep = self.running is not None and self.running.is_asleep and self.stage != "waking"
-        return self.asleep_bytes if is_asleep else self.num_bytes
+        return self.load.asleep_bytes if is_asleep else self.load.num_bytes
 
     @property
     def coming_bytes(self) -> int:
         """The same, when what has begun has ended."""
         if self.stage == "closing":
             return 0
-        return self.asleep_bytes if self.stage == "sleeping" else self.held_bytes
+        return self.load.asleep_bytes if self.stage == "sleeping" else self.held_bytes
 
     @property
     def held_host_bytes(self) -> int:
         has_slept = self.running is not None and self.running.has_slept
-        return self.host_bytes if has_slept or self.stage == "sleeping" else 0
+        return self.load.host_bytes if has_slept or self.stage == "sleeping" else 0
 
     @property
     def state(self) -> ModelState:
