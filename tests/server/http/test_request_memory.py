@@ -18,6 +18,7 @@ from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import ContextLengthError
 from realizar.outputs import ChoiceDelta, RequestOutput, Timings
 from realizar.request import Client
+from realizar.server.api import make_api
 from realizar.server.errors import ApiError
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, tokenize_prompts
 from realizar.server.generation.run import deltas_of
@@ -27,8 +28,9 @@ from realizar.server.http.request_memory import FREE_BYTES, RequestMemory
 from realizar.server.http.work import Stop
 from realizar.server.metrics import Metrics
 from realizar.server.openai.routes import MAX_BYTES
+from realizar.server.settings import ServerSettings
 from server.http.http_door import SETTINGS, Door, at_the_door
-from server.scripted_engine import ByteTokenizer, ScriptedChoice
+from server.scripted_engine import ByteTokenizer, ScriptedChoice, ScriptedEngine, scripted_model
 from waits import HANG_S
 
 HEAD = "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{}\r\n"
@@ -209,12 +211,11 @@ def test_refusing_a_long_text_costs_what_the_context_is() -> None:
 
 
 def test_prompts_have_a_bound_together() -> None:
-    tokenizer = Watched()
+    api = make_api(cast("Any", ScriptedEngine()), scripted_model(), ServerSettings())
     given = ["x" * 100_000] * 7
-    options: dict[str, Any] = {"param": "input", "max_prompts": 9, "max_tokens": 100_000, "add_special": False}
-    assert len(tokenize_prompts(given[:5], tokenizer, Stop(), **options)) == 5
+    assert len(tokenize_prompts(given[:5], api, Stop(), param="input")) == 5
     with pytest.raises(ApiError, match=f"input has more than {MAX_TOKENS} tokens"):
-        tokenize_prompts(given, tokenizer, Stop(), **options)
+        tokenize_prompts(given, api, Stop(), param="input")
 
 
 def test_a_text_to_count_has_a_bound_of_its_own() -> None:

@@ -19,7 +19,7 @@ from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.run import Encoder
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
-from realizar.server.http.request import compute
+from realizar.server.http.request import compute, json_response
 from realizar.server.http.request_memory import lease_of
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
@@ -157,7 +157,7 @@ async def _count_tokens(request: Request) -> Response:
     record = await read_record(request, CountTokensRequest)
     api = await model_of(request, record.model, need=chats())
     plan = await compute(request, lambda stop: plan_chat(api, read_conversation(record), stop))
-    return Response(msgspec.json.encode({"input_tokens": len(plan.token_ids)}), media_type="application/json")
+    return json_response({"input_tokens": len(plan.token_ids)})
 
 
 _KINDS = {

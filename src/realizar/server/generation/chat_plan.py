@@ -17,7 +17,7 @@ from realizar.server.api import Api
 from realizar.server.errors import about, refused, renaming, unsupported
 from realizar.server.generation.conversation import Conversation, text_of
 from realizar.server.generation.logprob_rows import LogprobRows, chat_rows
-from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last, read_hole, tokenize_prompts
+from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last, tokenize_prompts
 from realizar.server.generation.sampling import (
     SamplingWishes,
     build_sampling,
@@ -337,21 +337,10 @@ def plan_text(
     An empty `suffix` goes on with the text; another is what follows the answer, for models that fill in a hole. `stop`
     is checked between the parts of the work. Raises ApiError or RealizarError where the request is refused.
     """
-    tokenizer, most = api.model.tokenizer, api.max_tokens
     with renaming(names):
         sampling = build_sampling(wishes, api.model)
-        hole = read_hole(suffix, tokenizer, most, add_special=True) if suffix else None
-        (prompt,) = tokenize_prompts(
-            text,
-            tokenizer,
-            stop,
-            param="prompt",
-            max_prompts=1,
-            max_tokens=most,
-            add_special=True,
-            hole=hole,
-        )
-    sampling, cut = fitting(sampling, most - len(prompt.token_ids))
+        (prompt,) = tokenize_prompts(text, api, stop, param="prompt", suffix=suffix)
+    sampling, cut = fitting(sampling, api.max_tokens - len(prompt.token_ids))
     return ChatPlan(
         token_ids=prompt.token_ids,
         sampling=sampling,

@@ -22,6 +22,7 @@ from realizar.server.generation.run import shown_snapshots, snapshot_notes
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request import note
 from realizar.server.http.request_memory import lease_of
+from realizar.server.http.work import Stop
 from realizar.server.models.needs import embedding_pooling
 
 T = TypeVar("T")
@@ -42,6 +43,23 @@ def unit_vector(vector: Sequence[float]) -> NDArray[np.float32]:
     values = np.asarray(vector, np.float64)
     norm = float(np.linalg.norm(values))
     return (values / norm if norm > 0 else values).astype("<f4")
+
+
+def write_vectors(
+    start: bytes,
+    units: Sequence[NDArray[np.float32]],
+    end: bytes,
+    write: Callable[[int, NDArray[np.float32]], bytes],
+    stop: Stop,
+) -> bytearray:
+    """An answer: vectors between its start and its end. Only one at a time is converted by `write`, with its place."""
+    body = bytearray(start)
+    for place, unit in enumerate(units):
+        stop.check()
+        body += b"," * (place > 0)
+        body += write(place, unit)
+    body += end
+    return body
 
 
 def pooling_of(api: Api) -> Pooling:

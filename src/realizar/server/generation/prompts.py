@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from realizar.errors import ContextLengthError, InvalidRequestError
+from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.http.work import Stop
 from realizar.tokenizer.tokenizer import Tokenizer
@@ -36,55 +37,50 @@ class Hole:
     before: tuple[int, ...]
     after: tuple[int, ...]
 
-    def around(self, prompt: Prompt) -> Prompt:
-        return Prompt((*self.before, *prompt.token_ids, *self.after), prompt.text)
-
 
 def tokenize_prompts(
     given: str | Sequence[str | int | Sequence[int]] | None,
-    tokenizer: Tokenizer,
+    api: Api,
     stop: Stop,
     *,
     param: str,
-    max_prompts: int,
-    max_tokens: int,
-    add_special: bool,
-    bounded: bool = True,
-    hole: Hole | None = None,
+    add_special: bool = True,
+    suffix: str = "",
+    last: int | None = None,
 ) -> list[Prompt]:
-    """Tokenize the prompts of a request, in order.
+    """Tokenize the prompts of a request, in order. Texts that can't fit the context are not tokenized to their end.
 
     Args:
         given: a text, token ids, a list of texts or of lists of ids; None is BOS alone.
         stop: checked before each prompt.
         param: the name of the field.
-        max_tokens: length of the context; texts that can't fit are not tokenized to their end.
-        bounded: each text must fit the context; otherwise it will be cut, and only `MAX_TOKENS` bounds it.
-        hole: follows each text, which then may be empty, and in which control tokens' texts stay text.
+        suffix: what follows the answer to each text, for models that fill in a hole; the texts then may be empty, and
+            control tokens' texts in them stay text.
+        last: cuts each prompt, as of `keep_last`; only `MAX_TOKENS` bounds it before.
 
     Raises:
         ApiError, InvalidRequestError: 400; the prompts are empty, mixed or too many, or an id is out of range.
     """
+    tokenizer = api.model.tokenizer
+    hole = _read_hole(suffix, api, add_special=add_special) if suffix else None
     if given is None:
         if tokenizer.bos_id is None:
             raise refused(f"{param} is null, and the model has no BOS token to start from; give a text", param)
-        return [Prompt((tokenizer.bos_id,), "")]
+        return [_cut(Prompt((tokenizer.bos_id,), ""), last, api)]
     items = _listed(given, param)
-    check_num_prompts(items, param, max_prompts)
+    check_num_prompts(items, param, api.settings.max_prompts)
     prompts: list[Prompt] = []
-    num_tokens, most = 0, max(MAX_TOKENS, max_tokens)
-    each = max_tokens if bounded else most
+    num_tokens, most = 0, max(MAX_TOKENS, api.max_tokens)
+    each = api.max_tokens if last is None else most
     for place, item in enumerate(items):
         stop.check()
         where = param if len(items) == 1 else f"{param}[{place}]"
         prompt = _tokenize(item, tokenizer, where, each, add_special=add_special, hole=hole)
-        if hole is not None:
-            prompt = hole.around(prompt)
         num_tokens += len(prompt.token_ids)
         if num_tokens > most and len(items) > 1:
             raise refused(f"{param} has more than {most} tokens; send fewer prompts at once", param, "array_too_long")
         prompts.append(prompt)
-    return prompts
+    return [_cut(prompt, last, api) for prompt in prompts]
 
 
 def check_num_prompts(given: Sequence[object], param: str, max_prompts: int) -> None:
@@ -105,6 +101,18 @@ def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> t
             f"truncate_prompt_tokens must be -1 or between 1 and {max_tokens}, not {count}", "truncate_prompt_tokens"
         )
     return tuple(token_ids[-(max_tokens if count == -1 else count) :])
+
+
+def _cut(prompt: Prompt, last: int | None, api: Api) -> Prompt:
+    ids = keep_last(prompt.token_ids, last, api.max_tokens)
+    return prompt if len(ids) == len(prompt.token_ids) else Prompt(ids, None)
+
+
+def check_ids(given: Sequence[int], tokenizer: Tokenizer, where: str) -> None:
+    """Raise ApiError (400) for an id that is not in the vocabulary."""
+    wrong = next((token_id for token_id in given if not 0 <= token_id < tokenizer.vocab_size), None)
+    if wrong is not None:
+        raise refused(f"{where} holds token id {wrong}; the vocabulary has 0 to {tokenizer.vocab_size - 1}", where)
 
 
 def check_fits(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
@@ -155,35 +163,32 @@ def _tokenize(
 ) -> Prompt:
     if not item and hole is None:
         raise refused(f"{where} must not be empty", where, "empty_prompt")
+    before, after = (hole.before, hole.after) if hole is not None else ((), ())
     if not isinstance(item, str):
-        wrong = next((token_id for token_id in item if not 0 <= token_id < tokenizer.vocab_size), None)
-        if wrong is not None:
-            raise refused(f"{where} holds token id {wrong}; the vocabulary has 0 to {tokenizer.vocab_size - 1}", where)
-        return Prompt(tuple(item), None)
+        check_ids(item, tokenizer, where)
+        return Prompt((*before, *item, *after), None)
     try:
         check_fits(item, tokenizer, max_tokens, where)
         ids = tokenizer.encode(item, add_special=add_special and hole is None, parse_special=hole is None)
-        return Prompt(tuple(ids), item)
+        return Prompt((*before, *ids, *after), item)
     except ContextLengthError:
         raise
     except InvalidRequestError as error:
         raise InvalidRequestError(str(error), where) from None
 
 
-# Prompts with a hole that the answer fills in: `suffix` of a request is the text after it.
-
-
-def read_hole(suffix: str, tokenizer: Tokenizer, max_tokens: int, *, add_special: bool) -> Hole:
+def _read_hole(suffix: str, api: Api, *, add_special: bool) -> Hole:
     """The hole before a suffix. Control tokens' texts in the suffix stay text, as code may contain them.
 
     Raises:
         ApiError: 400; the vocabulary has no marks for it.
-        ContextLengthError: the suffix has more than `max_tokens` tokens.
+        ContextLengthError: the suffix has more tokens than the context.
     """
+    tokenizer = api.model.tokenizer
     marks = tokenizer.fill_in
     if marks is None:
         raise unsupported("suffix", "is not supported: the model can't fill in text")
-    check_fits(suffix, tokenizer, max_tokens, "suffix")
+    check_fits(suffix, tokenizer, api.max_tokens, "suffix")
     ids = tokenizer.encode(suffix, add_special=False, parse_special=False)
     bos = (tokenizer.bos_id,) if add_special and tokenizer.add_bos and tokenizer.bos_id is not None else ()
     return Hole((*bos, marks.prefix), (marks.suffix, *ids, marks.middle))

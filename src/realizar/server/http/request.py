@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
@@ -29,6 +31,10 @@ async def compute(request: Request, function: Callable[[Stop], T], size_bytes: i
     size = lease.body_bytes if size_bytes is None else size_bytes
     work = cast("WorkPool", request.app.state.work)
     return await unless_disconnected(request.receive, work.run(lease.client.name, size, function))
+
+
+def json_response(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def note(request: Request, **notes: Any) -> None:

@@ -26,7 +26,6 @@ _EFFORTS = ("low", "medium", "high", "max")
 
 def read_chat(api: Api, request: ChatRequest) -> Conversation:
     """Check a request of `/api/chat` and read it; ApiError or InvalidRequestError where it is refused."""
-    check_answer_fields(request)
     tools = _read_tools(request.tools)
     return _conversation(api, request, read_messages(request.messages or []), tools, OPTION_NAMES)
 
@@ -83,12 +82,6 @@ def shows_thinking(request: AnswerRequest) -> bool:
     return request.think is not False
 
 
-def check_answer_fields(request: AnswerRequest) -> None:
-    """Raise ApiError (400), naming the field, for one whose effect the server does not have."""
-    if request.template:
-        raise unsupported("template", "is not supported: the server renders the model's own template")
-
-
 _KNOWN = ("type", "function")
 _OF_FUNCTION = {"name": str, "description": str, "parameters": dict, "strict": bool}
 
@@ -138,6 +131,8 @@ def read_options(api: Api, request: AnswerRequest) -> SamplingWishes:
 
     Raises ApiError or InvalidRequestError: 400; `param` is the path.
     """
+    if request.template:
+        raise unsupported("template", "is not supported: the server renders the model's own template")
     given = request.options or Options()
     plain: dict[str, Any] = {
         ours: value for theirs, ours in _PLAIN.items() if (value := getattr(given, theirs)) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,7 +11,7 @@ from realizar import __version__
 from realizar.sampling_params import SamplingParams
 from realizar.server.errors import refused
 from realizar.server.http.body import read_record
-from realizar.server.http.request import settings_of
+from realizar.server.http.request import json_response, settings_of
 from realizar.server.model_facts import ModelFacts
 from realizar.server.models.models import ModelStatus, models_of
 from realizar.server.ollama.names import find_model, shown_name
@@ -34,13 +33,13 @@ _SHOWN_PARAMETERS = {
 
 async def tags(request: Request) -> Response:
     listed = models_of(request).listed()
-    return _answer({"models": [_card(name, status) for status in listed for name in status.names]})
+    return json_response({"models": [_card(name, status) for status in listed for name in status.names]})
 
 
 async def running(request: Request) -> Response:
     """List the models that are loaded, and those that sleep: all of such a model is in the host's memory."""
     loaded = [status for status in models_of(request).listed() if status.device is not None]
-    return _answer({"models": [_card(status.names[0], status) | _running(status) for status in loaded]})
+    return json_response({"models": [_card(status.names[0], status) | _running(status) for status in loaded]})
 
 
 async def show(request: Request) -> Response:
@@ -52,7 +51,7 @@ async def show(request: Request) -> Response:
     name, status = find_model(models_of(request), record.model or record.name or "")
     facts = status.facts
     family = facts.architecture
-    return _answer(
+    return json_response(
         {
             "modelfile": f"# Written by realizar, for a model that it serves\nFROM {shown_name(name)}\n",
             "parameters": _parameters(status.default_sampling, status.max_model_len),
@@ -74,7 +73,7 @@ async def show(request: Request) -> Response:
 
 async def version(request: Request) -> Response:
     """Answer with the version of Ollama whose API this is."""
-    return _answer({"version": OLLAMA_VERSION, "server": f"realizar {__version__}"})
+    return json_response({"version": OLLAMA_VERSION, "server": f"realizar {__version__}"})
 
 
 async def probe(request: Request) -> Response:
@@ -141,7 +140,3 @@ def _parameters(sampling: SamplingParams, max_model_len: int) -> str:
     """Defaults of a request, a line each; clients take the length of the context from `num_ctx`."""
     values = {theirs: getattr(sampling, ours) for ours, theirs in _SHOWN_PARAMETERS.items()}
     return "\n".join(f"{name:<30} {value}" for name, value in {**values, "num_ctx": max_model_len}.items())
-
-
-def _answer(body: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -33,15 +33,11 @@ def find_model(models: Models, name: str) -> tuple[str, ModelStatus]:
     if not name:
         raise refused("model must be the name of a model", "model", "invalid_value")
     listed = models.listed()
+    served = [(known, status) for status in listed for known in status.names]
     wanted = (name, shown_name(name), shown_name(network_part(name)))
-    for status in listed:
-        for known in status.names:
-            if known == name:
-                return known, status
-    for status in listed:
-        for known in status.names:
-            if shown_name(known) in wanted:
-                return known, status
+    exact = [each for each in served if each[0] == name]
+    for each in exact or [each for each in served if shown_name(each[0]) in wanted]:
+        return each
     there = ", ".join(ascii(shown_name(status.names[0])) for status in listed[:_SHOWN_MODELS])
     raise ApiError(
         404, f"model {name[:200]!a} not found: this server has {there}", param="model", code="model_not_found"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,13 +23,13 @@ from realizar.server.errors import ApiError, cleaned, refused, unsupported
 from realizar.server.generation.answer import AnswerDelta, AnswerPart, AnswerParts, arguments_object
 from realizar.server.generation.chat_plan import ChatPlan, after_ids, plan_chat, plan_text
 from realizar.server.generation.chat_run import ChatRun
-from realizar.server.generation.embedding import Embedded, embed_all, pooling_of, unit_vector
-from realizar.server.generation.prompts import check_num_prompts, tokenize_prompts
+from realizar.server.generation.embedding import Embedded, embed_all, pooling_of, unit_vector, write_vectors
+from realizar.server.generation.prompts import check_ids, check_num_prompts, tokenize_prompts
 from realizar.server.generation.run import Encoder
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.http.disconnects import unless_disconnected
-from realizar.server.http.request import compute, note, settings_of
+from realizar.server.http.request import compute, json_response, note, settings_of
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.http.work import Stop
@@ -38,7 +38,6 @@ from realizar.server.models.needs import chats, embeds
 from realizar.server.models.pulls import PullEvent, Pulls
 from realizar.server.ollama.conversation import (
     OPTION_NAMES,
-    check_answer_fields,
     read_chat,
     read_generate,
     read_options,
@@ -78,19 +77,11 @@ class _Shown:
     logprobs: list[bytes] = field(default_factory=list)
 
 
-class Form(Protocol):
-    def show(self, shown: _Shown) -> dict[str, Any]:
-        """The fields of a line; those of an empty one are in every answer."""
-
-    def last(self, token_ids: list[int]) -> dict[str, Any]:
-        """Fields of the end alone. Args: token_ids: those that were generated."""
-
-
 class _AnswerEncoder(Encoder[AnswerDelta]):
-    """Answers one request, whose model has the name that it gave; `clock` began as it came."""
+    """Answers one request, whose `clock` began as it came. `context` are ids that begin the `context` of the end."""
 
-    def __init__(self, run: ChatRun, form: Form, clock: Clock, record: AnswerRequest) -> None:
-        self._run, self._form, self._clock, self._name = run, form, clock, record.model
+    def __init__(self, run: ChatRun, clock: Clock, record: AnswerRequest, context: Sequence[int] | None) -> None:
+        self._run, self._clock, self._record, self._context = run, clock, record, context
         self._parts = AnswerParts(with_reasoning=shows_thinking(record))
         self._open: AnswerPart | None = None  # a call that may grow
 
@@ -136,11 +127,11 @@ class _AnswerEncoder(Encoder[AnswerDelta]):
         run, parts = self._run, self._parts
         figures = self._clock.figures(run.num_prompt_tokens, run.num_completion_tokens, run.output)
         reason = "length" if parts.finish_reason == "length" else "stop"
-        snapshots = _snapshots(run.state_snapshots)
-        return {"done_reason": reason, **self._form.last(parts.token_ids), **figures, **snapshots}
+        context = {} if self._context is None else {"context": [*self._context, *parts.token_ids]}
+        return {"done_reason": reason, **context, **figures, **_snapshots(run.state_snapshots)}
 
     def _line(self, shown: _Shown, end: dict[str, Any] | None = None) -> bytes:
-        head = {"model": self._name, "created_at": now(), **self._form.show(shown)}
+        head = _line_of(self._record, shown)
         if shown.logprobs:
             head["logprobs"] = msgspec.Raw(b"[%b]" % b",".join(shown.logprobs))
         return _encode({**head, "done": end is not None, **(end or {})}) + b"\n"
@@ -156,20 +147,34 @@ def _snapshots(used: SnapshotUse | UnsetType) -> dict[str, SnapshotUse]:
     return {} if used is UNSET else {"state_snapshots": used}
 
 
+def _line_of(record: AnswerRequest, shown: _Shown) -> dict[str, Any]:
+    """The fields of a line: a message, or the text of `/api/generate`; those of an empty one are in every answer."""
+    head = {"model": record.model, "created_at": now()}
+    thinking = {"thinking": shown.thinking} if shown.thinking else {}
+    if isinstance(record, GenerateRequest):
+        return {**head, "response": shown.content, **thinking}
+    calls = {"tool_calls": shown.calls} if shown.calls else {}
+    return {**head, "message": {"role": "assistant", "content": shown.content, **thinking, **calls}}
+
+
 async def _answer(
-    request: Request, api: Api, plan: ChatPlan, form: Form, clock: Clock, record: AnswerRequest
+    request: Request,
+    api: Api,
+    plan: ChatPlan,
+    clock: Clock,
+    record: AnswerRequest,
+    context: Sequence[int] | None = None,
 ) -> Response:
     """Answer a request, whole or as a stream, which null is too."""
     run = ChatRun(api, plan, new_id("ollama-"), lease_of(request), listed=("content", "reasoning", "other"))
     clock.submitted()
-    return await run.answer(request, _AnswerEncoder(run, form, clock, record), stream=record.stream is not False)
+    return await run.answer(request, _AnswerEncoder(run, clock, record, context), stream=record.stream is not False)
 
 
-def _loaded(form: Form, name: str, *, unload: bool) -> Response:
-    """The answer to a request that only asks for its model to be loaded or unloaded: it is."""
-    reason = "unload" if unload else "load"
-    body = {"model": name, "created_at": now(), **form.show(_Shown()), "done": True, "done_reason": reason}
-    return Response(_encode(body), media_type="application/json")
+async def _loaded(request: Request, record: AnswerRequest) -> Response:
+    """Answer a request that only asks for its model to be loaded or unloaded."""
+    reason = "unload" if await unloads(request, record.model, record.keep_alive) else "load"
+    return json_response({**_line_of(record, _Shown()), "done": True, "done_reason": reason})
 
 
 # `POST /api/embed`, and `POST /api/embeddings`, which is older and has a single prompt.
@@ -222,16 +227,7 @@ def _tokenized(api: Api, texts: Sequence[str], field: str, stop: Stop, *, cut: b
     if cut:
         check_num_prompts(texts, field, api.settings.max_prompts)
         given = [_beginning(text, api.model.tokenizer, api.max_tokens, stop) for text in texts]
-    prompts = tokenize_prompts(
-        given,
-        api.model.tokenizer,
-        stop,
-        param=field,
-        max_prompts=api.settings.max_prompts,
-        max_tokens=api.max_tokens,
-        add_special=True,
-    )
-    return [prompt.token_ids for prompt in prompts]
+    return [prompt.token_ids for prompt in tokenize_prompts(given, api, stop, param=field)]
 
 
 def _beginning(text: str, tokenizer: Tokenizer, most: int, stop: Stop) -> list[int]:
@@ -250,15 +246,8 @@ def _beginning(text: str, tokenizer: Tokenizer, most: int, stop: Stop) -> list[i
 
 
 async def _encoded(request: Request, units: Sequence[NDArray[np.float32]], start: bytes, end: bytes) -> bytearray:
-    """The answer: vectors between its start and its end. Only one at a time is converted to Python's numbers."""
-
     def encode(stop: Stop) -> bytearray:
-        body = bytearray(start)
-        for place, unit in enumerate(units):
-            stop.check()
-            body += b"," * (place > 0)
-            body += msgspec.json.encode(unit.astype(np.float64).tolist())
-        return body + end
+        return write_vectors(start, units, end, lambda _, unit: _encode(unit.astype(np.float64).tolist()), stop)
 
     return await compute(request, encode, sum(unit.nbytes for unit in units))
 
@@ -346,28 +335,14 @@ def _refusing(name: str, record: type[msgspec.Struct] | None) -> Callable[[Reque
 # `POST /api/generate`.
 
 
-class _GenerateForm:
-    """The form of `/api/generate`: a text. The prompt begins the `context` of the end; None gives none."""
-
-    def __init__(self, prompt_ids: Sequence[int] | None = None) -> None:
-        self._prompt_ids = prompt_ids
-
-    def show(self, shown: _Shown) -> dict[str, Any]:
-        return {"response": shown.content, **({"thinking": shown.thinking} if shown.thinking else {})}
-
-    def last(self, token_ids: list[int]) -> dict[str, Any]:
-        return {} if self._prompt_ids is None else {"context": [*self._prompt_ids, *token_ids]}
-
-
 async def _generate(request: Request) -> Response:
     clock = Clock()
     record = await read_record(request, GenerateRequest)
     if not record.prompt and not record.suffix:
-        return _loaded(_GenerateForm(), record.model, unload=await unloads(request, record.model, record.keep_alive))
+        return await _loaded(request, record)
     api = await model_for(request, record.model, record.keep_alive, clock)
     plan = await compute(request, lambda stop: _plan_generate(api, record, stop))
-    form = _GenerateForm(None if _is_text(api, record) else plan.token_ids)
-    return await _answer(request, api, plan, form, clock, record)
+    return await _answer(request, api, plan, clock, record, None if _is_text(api, record) else plan.token_ids)
 
 
 def _plan_generate(api: Api, record: GenerateRequest, stop: Stop) -> ChatPlan:
@@ -375,7 +350,6 @@ def _plan_generate(api: Api, record: GenerateRequest, stop: Stop) -> ChatPlan:
 
     Raises ApiError or RealizarError where the request is refused.
     """
-    check_answer_fields(record)
     check_images("", record.images)
     _check_context(api, record.context or ())
     if not _is_text(api, record):
@@ -402,36 +376,20 @@ def _reason(record: GenerateRequest) -> str:
 def _check_context(api: Api, given: Sequence[int]) -> None:
     if len(given) > api.max_tokens:
         raise refused(f"context has {len(given)} tokens, above the context of {api.max_tokens}", "context")
-    size = api.model.tokenizer.vocab_size
-    wrong = next((token_id for token_id in given if not 0 <= token_id < size), None)
-    if wrong is not None:
-        raise refused(f"context holds token id {wrong}; the vocabulary has 0 to {size - 1}", "context")
+    check_ids(given, api.model.tokenizer, "context")
 
 
 # `POST /api/chat`.
-
-
-class _ChatForm:
-    def show(self, shown: _Shown) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": shown.content}
-        if shown.thinking:
-            message["thinking"] = shown.thinking
-        if shown.calls:
-            message["tool_calls"] = shown.calls
-        return {"message": message}
-
-    def last(self, token_ids: list[int]) -> dict[str, Any]:
-        return {}
 
 
 async def _chat(request: Request) -> Response:
     clock = Clock()
     record = await read_record(request, ChatRequest)
     if not record.messages:
-        return _loaded(_ChatForm(), record.model, unload=await unloads(request, record.model, record.keep_alive))
+        return await _loaded(request, record)
     api = await model_for(request, record.model, record.keep_alive, clock, chats())
     plan = await compute(request, lambda stop: plan_chat(api, read_chat(api, record), stop))
-    return await _answer(request, api, plan, _ChatForm(), clock, record)
+    return await _answer(request, api, plan, clock, record)
 
 
 _REFUSED = (("/api/delete", "DELETE"), ("/api/copy", "POST"), ("/api/create", "POST"), ("/api/push", "POST"))

@@ -21,7 +21,7 @@ from realizar.server.generation.logprob_rows import LogprobRows
 from realizar.server.generation.merge import Admission, merged
 from realizar.server.generation.objects import check_neutral
 from realizar.server.generation.prompt_read import check_progress
-from realizar.server.generation.prompts import Prompt, keep_last, read_hole, tokenize_prompts
+from realizar.server.generation.prompts import Prompt, tokenize_prompts
 from realizar.server.generation.run import Run, deltas_of
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top, fitting
 from realizar.server.http.body import read_record
@@ -77,7 +77,17 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> _Comple
     sampling = build_sampling(wishes, api.model)
     if sampling.max_tokens is None:
         sampling = replace(sampling, max_tokens=DEFAULT_MAX_TOKENS)
-    prompts = _tokenized(api, record, stop)
+    if record.suffix:
+        _check_suffix(record)
+    prompts = tokenize_prompts(
+        record.prompt,
+        api,
+        stop,
+        param="prompt",
+        add_special=record.add_special_tokens is not False,
+        suffix=record.suffix or "",
+        last=record.truncate_prompt_tokens,
+    )
     _check_answers(len(prompts), sampling.n, api.settings.max_choices)
     check_listed_ids(sampling, len(prompts))
     check_progress(record.return_progress, stream=record.stream)
@@ -94,28 +104,6 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> _Comple
     )
 
 
-def _tokenized(api: Api, record: CompletionRequest, stop: Stop) -> list[Prompt]:
-    add_special = record.add_special_tokens is not False
-    hole = None
-    if record.suffix:
-        _check_suffix(record)
-        hole = read_hole(record.suffix, api.model.tokenizer, api.max_tokens, add_special=add_special)
-    prompts = tokenize_prompts(
-        record.prompt,
-        api.model.tokenizer,
-        stop,
-        param="prompt",
-        max_prompts=api.settings.max_prompts,
-        max_tokens=api.max_tokens,
-        add_special=add_special,
-        bounded=record.truncate_prompt_tokens is None,
-        hole=hole,
-    )
-    if record.truncate_prompt_tokens is not None:
-        return [_shortened(prompt, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
-    return prompts
-
-
 def _check_suffix(record: CompletionRequest) -> None:
     if record.prompt is None:
         raise refused("suffix needs a prompt, the text before the hole; it may be empty", "prompt", "invalid_value")
@@ -129,11 +117,6 @@ def _check_answers(prompts: int, n: int, most: int) -> None:
     if prompts * n > most:
         message = f"{prompts} prompts with n={n}; at most {most} answers are made for one request"
         raise refused(message, "n", "invalid_value")
-
-
-def _shortened(prompt: Prompt, asked: int, most: int) -> Prompt:
-    ids = keep_last(prompt.token_ids, asked, most)
-    return prompt if len(ids) == len(prompt.token_ids) else Prompt(ids, None)
 
 
 # `_CompletionRun`: a running completion request, with one part for each prompt and its echo.

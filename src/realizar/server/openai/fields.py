@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from realizar.sampling_params import StructuredOutput
+import msgspec
+
+from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.objects import Neutral
 from realizar.server.generation.sampling import PLAIN_FIELDS, SamplingWishes
@@ -86,12 +89,8 @@ def find_structured(
     found: list[tuple[str, StructuredOutput]] = []
     if response_format is not None and (wanted := _of_format(response_format)) is not None:
         found.append(("response_format", wanted))
-    prefix, given = "structured_outputs", fields.structured_outputs
-    if given is not None:
-        found += _listed(prefix + ".", given.json, given.regex, given.choice, given.grammar)
-        if given.json_object:
-            found.append((f"{prefix}.json_object", StructuredOutput("json_object", "")))
-    found += _listed("guided_", fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar)
+    found += _listed(fields.structured_outputs, "", "structured_outputs.")
+    found += _listed(fields, "guided_", "guided_")
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
         raise refused(f"{names} can't be combined", found[1][0], "invalid_value")
@@ -108,28 +107,30 @@ def _of_format(given: ResponseFormat) -> StructuredOutput | None:
         raise refused(f"{path} needs response_format.type to be json_schema, not {given.type}", path, "invalid_value")
     if given.type == "text":
         return None
-    if given.type == "json_object":
-        return StructuredOutput("json_object", "")
-    if given.json_schema is None:
+    if given.type == "json_schema" and given.json_schema is None:
         raise refused(f"{path} is missing", path, "missing_required_parameter")
-    if given.json_schema.schema is None:
+    if given.json_schema is None or given.json_schema.schema is None:
         return StructuredOutput("json_object", "")  # as in OpenAI's API, a missing schema allows any object
     return StructuredOutput("json_schema", json.dumps(given.json_schema.schema))
 
 
-def _listed(
-    prefix: str, schema: Any, regex: str | None, choice: list[str] | None, grammar: str | None
-) -> list[tuple[str, StructuredOutput]]:
-    found: list[tuple[str, StructuredOutput]] = []
-    if schema is not None:
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-        found.append((f"{prefix}json", StructuredOutput("json_schema", text)))
-    if regex is not None:
-        found.append((f"{prefix}regex", StructuredOutput("regex", regex)))
-    if choice is not None:
-        if not choice or any(not text for text in choice):
-            raise refused(f"{prefix}choice must hold texts that are not empty", f"{prefix}choice", "invalid_value")
-        found.append((f"{prefix}choice", StructuredOutput("choice", json.dumps(choice))))
-    if grammar is not None:
-        found.append((f"{prefix}grammar", StructuredOutput("lark", grammar)))
-    return found
+_KINDS: Mapping[str, StructuredKind] = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "lark",
+    "json_object": "json_object",
+}
+"""Kinds of constraints by vLLM's names of them."""
+
+
+def _listed(given: msgspec.Struct | None, before: str, path: str) -> Iterator[tuple[str, StructuredOutput]]:
+    """The constraints in a record's fields. Args: before, path: what their names begin with there, and in errors."""
+    for name, kind in _KINDS.items():
+        value = getattr(given, before + name, None)
+        if value is None or (value is False and name == "json_object"):
+            continue
+        if name == "choice" and (not value or not all(value)):
+            raise refused(f"{path}choice must hold texts that are not empty", f"{path}choice", "invalid_value")
+        text = value if isinstance(value, str) else json.dumps(value)
+        yield f"{path}{name}", StructuredOutput(kind, "" if name == "json_object" else text)

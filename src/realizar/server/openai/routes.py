@@ -19,12 +19,12 @@ from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import PLAIN_SCHEMA, about, plain_body, refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
 from realizar.server.generation.conversation import text_of
-from realizar.server.generation.embedding import embed_all, pooling_of, unit_vector
-from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last, tokenize_prompts
+from realizar.server.generation.embedding import embed_all, pooling_of, unit_vector, write_vectors
+from realizar.server.generation.prompts import MAX_TOKENS, check_fits, tokenize_prompts
 from realizar.server.generation.tools import shown_tools
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
-from realizar.server.http.request import compute, note
+from realizar.server.http.request import compute, json_response, note
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import encode_event
 from realizar.server.http.work import Stop
@@ -73,7 +73,7 @@ async def _detokenize(request: Request) -> Response:
     api = await model_of(request, record.model)
     with about("tokens"):
         text = await compute(request, lambda _: api.model.tokenizer.decode(record.tokens, skip_special=False))
-    return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
+    return json_response({"prompt": text})
 
 
 async def _tokenizer_info(request: Request) -> Response:
@@ -88,7 +88,7 @@ async def _tokenizer_info(request: Request) -> Response:
         "chat_template": None if model.template is None else model.template.source(),
         **model.tokenizer.special_texts,
     }
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return json_response(answer)
 
 
 def _token_report(api: Api, record: TokenizeRequest) -> bytes:
@@ -133,14 +133,14 @@ _SHOWN = (*(each.name for each in SAMPLERS), "max_tokens", "seed")
 async def _list_models(request: Request) -> Response:
     listed = models_of(request).listed()
     answer = {"object": "list", "data": [_card(model, name) for model in listed for name in model.names]}
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return json_response(answer)
 
 
 async def _show_model(request: Request) -> Response:
     """Show one of the names, which may contain slashes."""
     name = request.path_params["name"]
     card = _card(models_of(request).find(name), name)
-    return Response(msgspec.json.encode(card), media_type="application/json")
+    return json_response(card)
 
 
 def _card(model: ModelStatus, name: str) -> dict[str, Any]:
@@ -184,28 +184,18 @@ async def _embeddings(request: Request) -> Response:
 
 def _encoded(units: Sequence[NDArray[np.float32]], end: bytes, stop: Stop, *, as_base64: bool) -> bytearray:
     """The vectors, `as_base64` of little-endian float32 or as numbers, one at a time, and the JSON after them."""
-    body = bytearray(b'{"object":"list","data":[')
-    for index, unit in enumerate(units):
-        stop.check()
+
+    def write(index: int, unit: NDArray[np.float32]) -> bytes:
         vector = base64.b64encode(unit.data).decode() if as_base64 else unit.astype(np.float64).tolist()
-        body += b"," * (index > 0)
-        body += msgspec.json.encode(EmbeddingData(index, vector))
-    body += end
-    return body
+        return msgspec.json.encode(EmbeddingData(index, vector))
+
+    return write_vectors(b'{"object":"list","data":[', units, end, write, stop)
 
 
 def _tokenized(api: Api, record: EmbeddingRequest, stop: Stop) -> list[tuple[int, ...]]:
-    prompts = tokenize_prompts(
-        record.input,
-        api.model.tokenizer,
-        stop,
-        param="input",
-        max_prompts=api.settings.max_prompts,
-        max_tokens=api.max_tokens,
-        add_special=record.add_special_tokens is not False,
-        bounded=record.truncate_prompt_tokens is None,
-    )
-    return [keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
+    special, last = record.add_special_tokens is not False, record.truncate_prompt_tokens
+    prompts = tokenize_prompts(record.input, api, stop, param="input", add_special=special, last=last)
+    return [prompt.token_ids for prompt in prompts]
 
 
 def _check_fields(api: Api, record: EmbeddingRequest) -> None:
@@ -230,7 +220,7 @@ async def _rerank(request: Request) -> Response:
         RerankResult(place, scores[place], None if record.return_documents is False else Document(text=texts[place]))
         for place in order[: record.top_n or None]
     ]
-    return _json(RerankAnswer(new_id("rerank-"), api.model.name, usage, results))
+    return json_response(RerankAnswer(new_id("rerank-"), api.model.name, usage, results))
 
 
 async def _score(request: Request) -> Response:
@@ -240,7 +230,7 @@ async def _score(request: Request) -> Response:
     names = _Names(_paths("text_1", record.text_1), _paths("text_2", record.text_2), "text_2")
     scores, usage = await _score_all(request, api, pairs, names)
     data = [Score(place, value) for place, value in enumerate(scores)]
-    return _json(ScoreAnswer(new_id("score-"), now_s(), api.model.name, data, usage))
+    return json_response(ScoreAnswer(new_id("score-"), now_s(), api.model.name, data, usage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +319,6 @@ def _pairs(record: ScoreRequest) -> list[tuple[str, str]]:
             "invalid_value",
         )
     return list(zip(firsts, seconds, strict=True))
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 _RERANK = ("/v1/rerank", "/v2/rerank", "/rerank")  # paths of Jina's clients, of Cohere's and of vLLM's

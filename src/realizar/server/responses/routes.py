@@ -22,7 +22,7 @@ from realizar.server.generation.run import Encoder
 from realizar.server.http.body import read_record
 from realizar.server.http.body_json import parsed_size
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
-from realizar.server.http.request import compute
+from realizar.server.http.request import compute, json_response
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.unknown_fields import known_only
 from realizar.server.http.work import Stop
@@ -133,7 +133,7 @@ async def _count_input_tokens(request: Request) -> Response:
     kept = _kept(request, record)
     _, plan = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
     counted = {"object": "response.input_tokens", "input_tokens": len(plan.token_ids)}
-    return Response(msgspec.json.encode(counted), media_type="application/json")
+    return json_response(counted)
 
 
 def _kept(request: Request, record: InputTokensRequest) -> _Kept:

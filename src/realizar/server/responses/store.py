@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from realizar.server.api import new_id
 from realizar.server.errors import ApiError, refused, unsupported
-from realizar.server.http.request import compute
+from realizar.server.http.request import compute, json_response
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.unknown_fields import unknown_field
 from realizar.server.responses.conversation import check_include
@@ -215,7 +215,7 @@ async def show_response(request: Request) -> Response:
 async def delete_response(request: Request) -> Response:
     store, stored = _found(request)
     store.delete(stored.id, stored.owner)
-    return _answer({"id": stored.id, "object": "response", "deleted": True})
+    return json_response({"id": stored.id, "object": "response", "deleted": True})
 
 
 async def list_input_items(request: Request) -> Response:
@@ -235,7 +235,7 @@ async def list_input_items(request: Request) -> Response:
     chain = store.chain(stored.id, stored.owner)
     size = sum(each.num_bytes for each in chain)
     listed = await compute(request, lambda _: _listed(chain, query.get("after"), order, limit), size)
-    return _answer(listed)
+    return json_response(listed)
 
 
 async def cancel_response(request: Request) -> Response:
@@ -284,7 +284,3 @@ def _listed(chain: list[StoredResponse], after: str | None, order: str, limit: i
         "last_id": ids[-1],
         "has_more": len(items) > limit,
     }
-
-
-def _answer(value: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
