@@ -121,6 +121,15 @@ def _children(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def _values_in(value: Any) -> Iterator[Any]:
+    """A JSON value, and all within it."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        yield value
+        waiting += _children(value)
+
+
 def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for keyword in (*ONE_SCHEMA, *SCHEMA_LISTS):
         value = schema.get(keyword)
@@ -212,15 +221,11 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 def check_constants(schema: dict[str, Any]) -> None:
     """Raise InvalidRequestError for integers in `const` and `enum` that a double can't hold. Subschemas are left."""
-    waiting = [(keyword, schema[keyword]) for keyword in ("const", "enum") if keyword in schema]
-    while waiting:
-        keyword, value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += [(keyword, each) for each in value.values()]
-        elif isinstance(value, list):
-            waiting += [(keyword, each) for each in value]
-        elif isinstance(value, int) and not (-_MOST <= value <= _MOST and int(float(value)) == value):
-            refuse_schema(f"{keyword} has the integer {str(value)[:40]}, which no double holds exactly within 64 bits")
+    for keyword in ("const", "enum"):
+        for value in _values_in(schema.get(keyword)):
+            if isinstance(value, int) and not (-_MOST <= value <= _MOST and int(float(value)) == value):
+                shown = str(value)[:40]
+                refuse_schema(f"{keyword} has the integer {shown}, which no double holds exactly within 64 bits")
 
 
 def narrow_bounds(schema: dict[str, Any]) -> None:
@@ -466,17 +471,8 @@ class _Graph:
 
     @functools.cached_property
     def _anchors(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        waiting: list[Any] = [self._root]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, dict):
-                if isinstance(value.get("$anchor"), str):
-                    found[value["$anchor"]] = value
-                waiting += value.values()
-            elif isinstance(value, list):
-                waiting += value
-        return found
+        named = (each for each in _values_in(self._root) if isinstance(each, dict) and "$anchor" in each)
+        return {each["$anchor"]: each for each in named if isinstance(each["$anchor"], str)}
 
     def _resolve(self, reference: str) -> Any:
         if not reference.startswith("#"):
