@@ -24,7 +24,7 @@ from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.workers.compile_queue import Report, Ticket
 from realizar.structured.workers.service import GrammarService
-from realizar.structured.workers.worker import ServerHandle, Servers, WorkerLimits
+from realizar.structured.workers.worker import ServerHandle, WorkerFactory, WorkerLimits
 from resolving import EngineClient, new_core
 from scripted_backend import ScriptedBackend, expected_tokens, make_spec
 from structured.grammar_engines import (
@@ -253,14 +253,14 @@ class _SlowService:
     def __call__(self) -> GrammarService:
         slow = self
 
-        class SlowServers(Servers):
+        class SlowFactory(WorkerFactory):
             def running(self) -> ServerHandle:
                 slow.asked.set()
                 assert slow.go_on.wait(HANG_S)
                 return super().running()
 
         service = GrammarService(GRAMMAR_TOKENS)
-        service._servers.__class__ = SlowServers
+        service._factory.__class__ = SlowFactory
         return service
 
 

@@ -16,8 +16,7 @@ from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.grammar_rows import GrammarRow
 from realizar.structured.workers.messages import FromWorker
 from realizar.structured.workers.service import GrammarService
-from realizar.structured.workers.worker import ServerError, Worker, WorkerLimits
-from realizar.structured.workers.worker_pool import WorkerFactory
+from realizar.structured.workers.worker import ServerError, Worker, WorkerFactory, WorkerLimits
 from structured.deadly_server import COMMAND, DEADLY
 from structured.grammar_followers import advance, served_masks
 from structured.grammar_walks import CONTROL, END, TOKENS

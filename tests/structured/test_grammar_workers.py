@@ -129,7 +129,7 @@ def test_the_fork_server_is_replaced() -> None:
     service = make_service()
     row = Follower(service, LETTERS)
     step(service, row)
-    server = service._servers.current
+    server = service._factory.current
     assert server is not None
     server._process.kill()
     server._process.wait()
@@ -153,8 +153,8 @@ def test_a_service_that_closes_does_not_wait_for_the_vocabulary(monkeypatch: pyt
     command = (sys.executable, "-c", "import time; time.sleep(10**6)")
     service = GrammarService(GrammarTokens(TOKENS, (), (END,), VOCAB_SIZE), server_command=command)
     service.start()
-    wait_until(lambda: service._servers.starting is not None)
-    server = service._servers.starting
+    wait_until(lambda: service._factory.starting is not None)
+    server = service._factory.starting
     assert server is not None
     closing = threading.Thread(target=service.close, daemon=True)
     closing.start()
@@ -208,7 +208,7 @@ def test_closing_ends_all_processes() -> None:
     step(service, row)
     heard: list[RealizarError | None] = []
     service.prepare_later(ENDLESS, "", heard.append)
-    server = service._servers.current
+    server = service._factory.current
     assert server is not None
     assert row.row.worker is not None
     assert row.row.worker.pid is not None
@@ -229,7 +229,7 @@ from test_grammar_workers import LETTERS, Follower, make_service, step
 service = make_service()
 row = Follower(service, LETTERS)
 step(service, row)
-print(service._servers.current._process.pid, row.row.worker.pid, flush=True)
+print(service._factory.current._process.pid, row.row.worker.pid, flush=True)
 time.sleep(1000)
 """
 

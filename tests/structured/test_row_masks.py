@@ -16,8 +16,7 @@ from realizar.structured.grammar import only_id
 from realizar.structured.workers import worker as handles
 from realizar.structured.workers.mask_memory import MOST_TOKENS
 from realizar.structured.workers.service import GrammarService
-from realizar.structured.workers.worker import WorkerLimits
-from realizar.structured.workers.worker_pool import WorkerFactory
+from realizar.structured.workers.worker import WorkerFactory, WorkerLimits
 from structured.deadly_server import COMMAND, DEADLY
 from structured.grammar_followers import (
     DIGITS,
@@ -347,8 +346,8 @@ def test_a_server_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch)
     service = make_service(WorkerLimits(stall_s=0.5))
     row = Follower(service, LETTERS)
     step(service, row)
-    assert service._servers.current is not None
-    os.kill(service._servers.current._process.pid, signal.SIGSTOP)
+    assert service._factory.current is not None
+    os.kill(service._factory.current._process.pid, signal.SIGSTOP)
     end_workers(service, signal.SIGSTOP)
     step(service, row)
     step(service, row)

@@ -6,8 +6,6 @@ import atexit
 import functools
 import json
 import signal
-import socket
-import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from queue import Empty, Full, LifoQueue
@@ -16,6 +14,7 @@ from typing import Any
 from realizar.errors import ChatTemplateError, EngineUnavailableError
 from realizar.frames import Channel, ChannelError, ChannelTimeoutError
 from realizar.server.render_process import COMMAND, Ask, Made, as_bytes, as_text
+from realizar.structured.workers.process_limits import start_process
 from realizar.tokenizer.templates.chat_messages import TemplateBoundsError
 from realizar.tokenizer.templates.chat_template import Render
 
@@ -70,19 +69,11 @@ class _Process:
 
     def __init__(self) -> None:
         try:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                self._channel: Channel[Made] = Channel(ours, Made)
-                self._process = subprocess.Popen(
-                    [*COMMAND, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    start_new_session=True,  # keeps the terminal's signals away from it
-                )
+            self._process, ours = start_process(COMMAND)
         except OSError as error:
             reason = f"no process can be started for the chat template: {error.strerror}"
             raise EngineUnavailableError(reason, 1.0) from error
+        self._channel: Channel[Made] = Channel(ours, Made)
 
     @property
     def alive(self) -> bool:

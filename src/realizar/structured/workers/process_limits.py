@@ -1,11 +1,36 @@
-"""Limits of a process that works for strangers. Standard library only."""
+"""Processes that work for strangers: their start and their limits. Standard library only."""
 
 from __future__ import annotations
 
 import os
 import resource
+import socket
+import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+
+def start_process(command: Sequence[str], *descriptors: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a program with one end of a pair of sockets, and return the other. Raises OSError.
+
+    The descriptors of its end and of further open files that it gets are appended to the command.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        passed = (theirs.fileno(), *descriptors)
+        try:
+            process = subprocess.Popen(
+                [*command, *map(str, passed)],
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # keeps the terminal's signals away from it
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours
 
 
 def limit_process(memory_bytes: int) -> None:

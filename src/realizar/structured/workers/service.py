@@ -25,11 +25,11 @@ from realizar.structured.workers.worker import (
     SERVER_COMMAND,
     ServerError,
     ServerHandle,
-    Servers,
     WorkerDiedError,
+    WorkerFactory,
     WorkerLimits,
 )
-from realizar.structured.workers.worker_pool import WorkerFactory, WorkerPool
+from realizar.structured.workers.worker_pool import WorkerPool
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 5.0
@@ -62,8 +62,9 @@ class GrammarService:
         vocabulary = Vocabulary(tokens, slots, drafts, num_lines)
         self.num_words = tokens.num_words
         self._memory = MaskMemory(tokens.num_words, slots, drafts, num_lines=num_lines)
-        self._servers = Servers(lambda: ServerHandle(self._memory.descriptor, server_command), vocabulary)
-        self._factory = WorkerFactory(self._servers, self._memory)
+        self._factory = WorkerFactory(
+            lambda: ServerHandle(self._memory.descriptor, server_command), vocabulary, self._memory
+        )
         self._pool = WorkerPool(self._factory, self._limits)
         self.rows = MaskRequests(self._memory, self._pool, self._condemn)
         self._closed = False
@@ -147,7 +148,7 @@ class GrammarService:
         """End all processes; waiting requests get an error. Idempotent."""
         self._queue.close()
         self._closed = True
-        self._servers.close()
+        self._factory.close()
         if self._thread is not None:
             self._thread.join()
         self._known.close()
@@ -156,22 +157,20 @@ class GrammarService:
 
     def _compile_all(self) -> None:
         try:
-            self._servers.running()
+            self._factory.running()
         except ServerError as error:
             if not self._closed:
                 _LOG.warning("structured output is not available now: %s", error)
         while (job := self._queue.take()) is not None:
-            self._queue.finish(job, self._outcome(job))
-
-    def _outcome(self, job: CompileJob) -> RealizarError | None:
-        try:
-            self._run(job)
-        except RealizarError as error:
-            return error
-        except Exception as error:  # noqa: BLE001 - one grammar must not cost the others their compiler
-            _LOG.exception("a grammar could not be compiled")
-            return RequestFailedError(f"the grammar can't be compiled: {type(error).__name__}")
-        return None
+            outcome: RealizarError | None = None
+            try:
+                self._run(job)
+            except RealizarError as error:
+                outcome = error
+            except Exception as error:  # noqa: BLE001 - one grammar must not cost the others their compiler
+                _LOG.exception("a grammar could not be compiled")
+                outcome = RequestFailedError(f"the grammar can't be compiled: {type(error).__name__}")
+            self._queue.finish(job, outcome)
 
     def _run(self, job: CompileJob) -> None:
         """Compile a grammar, unless it is known, and remember the result.

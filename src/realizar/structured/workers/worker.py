@@ -1,11 +1,10 @@
-"""The engine process's handles: `ServerHandle` of the fork server, `Worker` of a worker; and `WorkerLimits`."""
+"""The engine process's handles of the fork server and the workers; `WorkerFactory` starts these. `WorkerLimits`."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 from realizar.frames import Channel, ChannelError, ChannelTimeoutError
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
+from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
 from realizar.structured.workers.messages import (
     Done,
     End,
@@ -30,8 +30,7 @@ from realizar.structured.workers.messages import (
     Refused,
     Vocabulary,
 )
-
-# `ServerHandle`: the engine process's handle of the fork server; `Child`: what is known of a worker's process.
+from realizar.structured.workers.process_limits import start_process
 
 SERVER_COMMAND = (sys.executable, "-m", "realizar.structured.workers.fork_server")
 _START_LIMIT_S = 120.0  # for reading the vocabulary, which takes 2 s for 256,000 tokens on an idle machine
@@ -46,23 +45,6 @@ class ServerError(Exception):
         self.lasting = lasting
 
 
-@dataclass(eq=False, slots=True)
-class Child:
-    """A worker's process, as far as the fork server has told of it.
-
-    Attributes:
-        place: its index in the columns of the workers in the shared memory.
-        pid: None before it is known. refusal: the reason why it was not started.
-        is_ended: the server was told to end it. status: its exit status, or the negative number of a signal.
-    """
-
-    place: int
-    pid: int | None = None
-    refusal: str | None = None
-    is_ended: bool = False
-    status: int | None = None
-
-
 class ServerHandle:
     """Starts a fork server and sends it commands, the first of which is `read`. Thread-safe.
 
@@ -75,21 +57,12 @@ class ServerHandle:
 
     def __init__(self, masks_descriptor: int, command: Sequence[str] = SERVER_COMMAND) -> None:
         self._lock = threading.Lock()
-        ours, theirs = _pair()
+        try:
+            self._process, ours = start_process(command, masks_descriptor)
+        except OSError as error:
+            raise ServerError(f"its process can't be started: {error.strerror}") from error
         self._channel: Channel[FromServer] = Channel(ours, FromServer)
-        self._asked: deque[tuple[Child, float]] = deque()  # children of commands without an answer, and since when
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(masks_descriptor)],
-                    pass_fds=(theirs.fileno(), masks_descriptor),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    start_new_session=True,  # keeps the terminal's signals away from it
-                )
-            except OSError as error:
-                self._channel.close()
-                raise ServerError(f"its process can't be started: {error.strerror}") from error
+        self._asked: deque[tuple[Worker, float]] = deque()  # those of commands without an answer, and since when
         self.alive = True
 
     def read(self, vocabulary: Vocabulary) -> None:
@@ -109,34 +82,32 @@ class ServerHandle:
             self.close()
             raise ServerError(answer.reason if isinstance(answer, Refused) else "an unexpected answer", lasting=True)
 
-    def fork(self, place: int, memory_bytes: int) -> tuple[Child, Channel[FromWorker]]:
-        """Start a worker, without waiting for it; returns its process and the channel to it. See `Fork`.
+    def fork(self, worker: Worker, memory_bytes: int) -> Channel[FromWorker]:
+        """Start a worker, without waiting for it; returns the channel to it. See `Fork`.
 
         Raises ServerError without sockets for it, or where the server has died; `alive` says which.
         """
-        ours, theirs = _pair()
-        child = Child(place)
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise ServerError(f"there are no sockets for its process: {error.strerror}") from error
         with theirs, self._lock:
             try:
-                self._post(Fork(place, memory_bytes), child)
+                self._post(Fork(worker.place, memory_bytes), worker)
                 self._channel.send_descriptor(theirs.fileno())
             except (ServerError, ChannelError) as error:
                 ours.close()
                 self.alive = False
                 raise ServerError(f"its process failed: {error}") from error
-        return child, Channel(ours, FromWorker)
+        return Channel(ours, FromWorker)
 
-    def end(self, child: Child) -> None:
+    def end(self, worker: Worker) -> None:
         """Kill a worker, unless it has ended, and ask for its exit status; from any thread, idempotent."""
         with self._lock:
-            if not child.is_ended:
-                child.is_ended = True
+            if not worker.is_ended:
+                worker.is_ended = True
                 with suppress(ServerError):
-                    self._post(End(child.place), child)
-
-    def is_explained(self, child: Child) -> bool:
-        """True once a worker's exit status is known, or will not be."""
-        return child.status is not None or child.refusal is not None or not self.alive
+                    self._post(End(worker.place), worker)
 
     def take_answers(self) -> None:
         """Take in what the server has answered, without waiting; one that does not answer in time is ended."""
@@ -145,13 +116,13 @@ class ServerHandle:
                 return
             try:
                 while (answer := self._channel.receive_now()) is not None:
-                    child, _ = self._asked.popleft()
+                    worker, _ = self._asked.popleft()
                     if isinstance(answer, Forked):
-                        child.pid = answer.pid
+                        worker.known_pid = answer.pid
                     elif isinstance(answer, Ended):
-                        child.status = answer.status
+                        worker.status = answer.status
                     elif isinstance(answer, Refused):
-                        child.refusal = answer.reason
+                        worker.refusal = answer.reason
             except (ChannelError, IndexError):
                 self.alive = False
             if self._asked and time.monotonic() > self._asked[0][1] + _ANSWER_LIMIT_S:
@@ -169,7 +140,7 @@ class ServerHandle:
         self._process.wait()
         self._channel.close()
 
-    def _post(self, command: Fork | End, child: Child) -> None:
+    def _post(self, command: Fork | End, worker: Worker) -> None:
         if not self.alive:
             raise ServerError("its process has ended")
         try:
@@ -179,80 +150,7 @@ class ServerHandle:
         except ChannelError as error:
             self.alive = False
             raise ServerError(f"its process failed: {error}") from error
-        self._asked.append((child, time.monotonic()))
-
-
-class Servers:
-    """Keeps a fork server for a service. Thread-safe; `running` waits, `now` does not; both raise ServerError."""
-
-    def __init__(self, new_server: Callable[[], ServerHandle], vocabulary: Vocabulary) -> None:
-        self._new_server, self._vocabulary = new_server, vocabulary
-        self._lock = threading.Lock()
-        self.current: ServerHandle | None = None
-        self.starting: ServerHandle | None = None  # it reads the vocabulary, while the lock is held
-        self._starter: threading.Thread | None = None
-        self._failure: ServerError | None = None
-        self._closed = False
-
-    def running(self) -> ServerHandle:
-        """The fork server, which is started if none is alive. Raises ServerError."""
-        with self._lock:
-            if self._closed:
-                raise ServerError("the engine is being closed")
-            if self.current is not None and not self.current.alive:
-                self.current.close()
-                self.current = None
-            if self.current is None:
-                self.current = self._started()
-            return self.current
-
-    def now(self) -> ServerHandle | None:
-        """The fork server; None while one is being started. Raises ServerError where that has failed."""
-        server = self.current
-        if server is not None and server.alive:
-            return server
-        if self._starter is not None and self._starter.is_alive():
-            return None
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-        self._starter = threading.Thread(target=self._start, name="realizar-grammar-server", daemon=True)
-        self._starter.start()
-        return None
-
-    def close(self) -> None:
-        self._closed = True  # before the look at `starting`: a server that is noted later finds this
-        if (starting := self.starting) is not None:
-            starting.stop()
-        with self._lock:
-            server, self.current = self.current, None
-        if server is not None:
-            server.close()
-        if self._starter is not None:
-            self._starter.join()
-
-    def _start(self) -> None:
-        try:
-            self.running()
-        except ServerError as error:
-            self._failure = error
-
-    def _started(self) -> ServerHandle:
-        self.starting = server = self._new_server()
-        try:
-            if self._closed:
-                server.stop()
-            server.read(self._vocabulary)
-        finally:
-            self.starting = None
-        return server
-
-
-def _pair() -> tuple[socket.socket, socket.socket]:
-    try:
-        return socket.socketpair()
-    except OSError as error:
-        raise ServerError(f"there are no sockets for its process: {error.strerror}") from error
+        self._asked.append((worker, time.monotonic()))
 
 
 _MOST_WORKERS = 8  # that grammars share
@@ -322,13 +220,19 @@ class Worker:
         slots: of the rows that it follows, and of some that have ended.
         is_doomed: it was ended; rows go to another one when its channel says so.
         is_dismissed: nobody needs it.
+        known_pid: of its process, as far as the fork server has told. refusal: the reason why it was not started.
+        is_ended: the server was told to end it. status: its exit status, or the negative number of a signal.
         progress: of the shared memory, when it was looked at last. stalled_s: for so long it has got on with nothing,
             though there was something to do.
     """
 
     def __init__(self, server: ServerHandle, place: int, memory_bytes: int) -> None:
         self._server, self.place = server, place
-        self._child, self._channel = server.fork(place, memory_bytes)
+        self.known_pid: int | None = None
+        self.refusal: str | None = None
+        self.status: int | None = None
+        self.is_ended = False
+        self._channel = server.fork(self, memory_bytes)
         self.owner = 0
         self.grammars: set[int] = set()
         self.slots: set[int] = set()
@@ -341,7 +245,7 @@ class Worker:
     def pid(self) -> int | None:
         """Of its process; None as long as the fork server has not told."""
         self._server.take_answers()
-        return self._child.pid
+        return self.known_pid
 
     def fileno(self) -> int:
         """The channel's descriptor, for waiting on several workers."""
@@ -382,7 +286,7 @@ class Worker:
 
     def kill(self) -> None:
         """End the process, from any thread, without waiting; idempotent."""
-        self._server.end(self._child)
+        self._server.end(self)
 
     def close(self) -> None:
         """End the process without waiting, and close the channel; idempotent."""
@@ -391,16 +295,15 @@ class Worker:
 
     def death(self, cpu_s: int | None = None) -> WorkerDiedError | None:
         """How it has ended, once its channel has, given its processor time; None as long as that is not known."""
-        server, child = self._server, self._child
-        server.take_answers()
-        server.end(child)
-        if not server.is_explained(child):
+        self._server.take_answers()
+        self._server.end(self)
+        status = self.status
+        if status is None and self.refusal is None and self._server.alive:
             return None
-        status = child.status
         if self._limit_s is not None:
             return WorkerDiedError(f"took longer than {self._limit_s:g} s", out_of_time=True)
-        if child.refusal is not None:
-            return WorkerDiedError(f"found no process: {child.refusal}", out_of_time=False, is_own=False)
+        if self.refusal is not None:
+            return WorkerDiedError(f"found no process: {self.refusal}", out_of_time=False, is_own=False)
         if cpu_s is not None and status == -signal.SIGXCPU:
             return WorkerDiedError(f"took longer than {cpu_s} s", out_of_time=True, cause="request")
         if status is not None and status < 0:
@@ -415,6 +318,105 @@ class Worker:
                 return WorkerDiedError("ended its process", out_of_time=False)
             time.sleep(1e-4)
         return death
+
+
+class WorkerFactory:
+    """Starts workers, with a fork server that it keeps. Thread-safe."""
+
+    def __init__(self, new_server: Callable[[], ServerHandle], vocabulary: Vocabulary, memory: MaskMemory) -> None:
+        self._new_server, self._vocabulary, self.memory = new_server, vocabulary, memory
+        self._free = deque(range(MOST_WORKERS))  # a place is used again as late as can be
+        self._lock = threading.Lock()
+        self.current: ServerHandle | None = None
+        self.starting: ServerHandle | None = None  # it reads the vocabulary, while the lock is held
+        self._starter: threading.Thread | None = None
+        self._failure: ServerError | None = None
+        self._closed = False
+
+    def new(self, memory_bytes: int, *, may_wait: bool) -> Worker | None:
+        """Start a worker; None while the fork server is being started, unless that may be waited for.
+
+        Raises ServerError where that can't be.
+        """
+        server = self.running() if may_wait else self._now()
+        if server is None:
+            return None
+        try:
+            return self._forked(server, memory_bytes)
+        except ServerError:
+            if server.alive:
+                raise
+        return self._forked(self.running(), memory_bytes) if may_wait else None
+
+    def end(self, worker: Worker) -> None:
+        worker.close()
+        self._free.append(worker.place)
+
+    def running(self) -> ServerHandle:
+        """The fork server, which is started if none is alive. Raises ServerError."""
+        with self._lock:
+            if self._closed:
+                raise ServerError("the engine is being closed")
+            if self.current is not None and not self.current.alive:
+                self.current.close()
+                self.current = None
+            if self.current is None:
+                self.current = self._started()
+            return self.current
+
+    def _now(self) -> ServerHandle | None:
+        """The fork server; None while one is being started. Raises ServerError where that has failed."""
+        server = self.current
+        if server is not None and server.alive:
+            return server
+        if self._starter is not None and self._starter.is_alive():
+            return None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        self._starter = threading.Thread(target=self._start, name="realizar-grammar-server", daemon=True)
+        self._starter.start()
+        return None
+
+    def close(self) -> None:
+        self._closed = True  # before the look at `starting`: a server that is noted later finds this
+        if (starting := self.starting) is not None:
+            starting.stop()
+        with self._lock:
+            server, self.current = self.current, None
+        if server is not None:
+            server.close()
+        if self._starter is not None:
+            self._starter.join()
+
+    def _forked(self, server: ServerHandle, memory_bytes: int) -> Worker:
+        try:
+            place = self._free.popleft()
+        except IndexError:
+            raise ServerError(f"there are {MOST_WORKERS} processes") from None
+        memory = self.memory
+        memory.working[place] = memory.progress[place] = memory.sleeping[place] = 0
+        try:
+            return Worker(server, place, memory_bytes)
+        except ServerError:
+            self._free.append(place)
+            raise
+
+    def _start(self) -> None:
+        try:
+            self.running()
+        except ServerError as error:
+            self._failure = error
+
+    def _started(self) -> ServerHandle:
+        self.starting = server = self._new_server()
+        try:
+            if self._closed:
+                server.stop()
+            server.read(self._vocabulary)
+        finally:
+            self.starting = None
+        return server
 
 
 def _signal_name(number: int) -> str:

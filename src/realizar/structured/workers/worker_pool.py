@@ -10,7 +10,6 @@ from collections.abc import Callable
 from realizar.frames import ChannelError
 from realizar.structured.regex_masks import MOST_STATES
 from realizar.structured.workers.grammar_rows import NO_LINE, KnownGrammar
-from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
 from realizar.structured.workers.messages import (
     Drop,
     Dropped,
@@ -24,52 +23,12 @@ from realizar.structured.workers.messages import (
     Stuck,
     WantLines,
 )
-from realizar.structured.workers.worker import ServerError, ServerHandle, Servers, Worker, WorkerDiedError, WorkerLimits
+from realizar.structured.workers.worker import ServerError, Worker, WorkerDiedError, WorkerFactory, WorkerLimits
 
 _LOOKS = 20  # at the clock, in the time in which a worker must get on
 _SLACK = 2  # more rows that a worker has which has the grammar already
 
 Event = tuple[Worker, "Stuck | Refused | Heavy | WorkerDiedError"]
-
-
-class WorkerFactory:
-    """Makes workers with the fork server of `servers`. Thread-safe."""
-
-    def __init__(self, servers: Servers, memory: MaskMemory) -> None:
-        self.servers, self.memory = servers, memory
-        self._free = deque(range(MOST_WORKERS))  # a place is used again as late as can be
-
-    def new(self, memory_bytes: int, *, may_wait: bool) -> Worker | None:
-        """Make a worker; None while the fork server is being started, unless that may be waited for.
-
-        Raises ServerError where that can't be.
-        """
-        server = self.servers.running() if may_wait else self.servers.now()
-        if server is None:
-            return None
-        try:
-            return self._forked(server, memory_bytes)
-        except ServerError:
-            if server.alive:
-                raise
-        return self._forked(self.servers.running(), memory_bytes) if may_wait else None
-
-    def _forked(self, server: ServerHandle, memory_bytes: int) -> Worker:
-        try:
-            place = self._free.popleft()
-        except IndexError:
-            raise ServerError(f"there are {MOST_WORKERS} processes") from None
-        memory = self.memory
-        memory.working[place] = memory.progress[place] = memory.sleeping[place] = 0
-        try:
-            return Worker(server, place, memory_bytes)
-        except ServerError:
-            self._free.append(place)
-            raise
-
-    def end(self, worker: Worker) -> None:
-        worker.close()
-        self._free.append(worker.place)
 
 
 class WorkerPool:
