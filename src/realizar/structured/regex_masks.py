@@ -157,9 +157,6 @@ class ExpressionTable:
         return self.either(found)
 
 
-_MOST_STEPS = 50_000  # from a state with a token to the next state
-
-
 _MOST_BYTES = 32 << 20  # of masks; those used longest ago are dropped first
 
 
@@ -168,7 +165,6 @@ class RegexMasks:
 
     def __init__(self, table: ExpressionTable, start: int, token_bytes: Sequence[bytes]) -> None:
         self.table, self.start, self._token_bytes = table, start, token_bytes
-        self._steps: dict[tuple[int, int], int] = {}
         self._masks: OrderedDict[int, NDArray[np.uint32]] = OrderedDict()
 
     def find(self, state: int | None) -> NDArray[np.uint32] | None:
@@ -188,15 +184,10 @@ class RegexMasks:
         """The state after one more token, which the expression allows; None if it is not known."""
         if state is None:
             return None
-        found = self._steps.get((state, token_id))
-        if found is None:
-            try:
-                found = self.table.after(state, self._token_bytes[token_id])
-            except (StatesLostError, RecursionError):
-                return None
-            if len(self._steps) < _MOST_STEPS:
-                self._steps[state, token_id] = found
-        return found
+        try:
+            return self.table.after(state, self._token_bytes[token_id])
+        except (StatesLostError, RecursionError):
+            return None
 
 
 def regex_masks(pattern: str, token_bytes: Sequence[bytes]) -> RegexMasks | None:
