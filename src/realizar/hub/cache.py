@@ -38,13 +38,7 @@ def locked(name: str) -> Iterator[Path]:
     folder = models_dir() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(models_dir() / f"{name}.lock")
-        lock.acquire()
-    except OSError as error:
+        with FileLock(models_dir() / f"{name}.lock"):
+            yield folder
+    except OSError as error:  # also while it is held: the disk is full
         raise HubError(f"the model cache {models_dir()} can't be written: {error.strerror or error}") from error
-    try:
-        yield folder
-    except OSError as error:  # the disk is full
-        raise HubError(f"the model cache {models_dir()} can't be written: {error.strerror or error}") from error
-    finally:
-        lock.release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.engine.clients.async_engine import AsyncEngine
@@ -54,10 +55,7 @@ class ServedModel:
 
     def engine(self, link: EngineLink, max_queued: int | None, pooling: Pooling | None) -> AsyncEngine:
         """An engine whose text is of this model's vocabulary; the arguments are those of `AsyncEngine`."""
-
-        def new_text(params: SamplingParams) -> StopChecker:
-            return StopChecker(self.tokenizer, params)
-
+        new_text = partial(StopChecker, self.tokenizer)
         return AsyncEngine(link, new_text, self.tokenizer.eos_ids, max_queued=max_queued, pooling=pooling)
 
 

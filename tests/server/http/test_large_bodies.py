@@ -12,7 +12,7 @@ from starlette.requests import Request
 from realizar.request import Client
 from realizar.server.errors import ApiError
 from realizar.server.http.body import read_body
-from realizar.server.http.request_memory import RequestMemory
+from realizar.server.http.request_memory import RequestLease, RequestMemory
 from realizar.server.settings import ServerSettings
 from server.http.http_door import Door, at_the_door
 from server_thread import RunningServer, exchange
@@ -63,7 +63,7 @@ def test_a_body_without_end_is_read_to_a_bound() -> None:
     request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
     with pytest.raises(ApiError) as refused:
         asyncio.run(
-            read_body(request, ServerSettings(max_body_bytes=10_000), RequestMemory(1 << 20).lease(Client("x")))
+            read_body(request, ServerSettings(max_body_bytes=10_000), RequestLease(RequestMemory(1 << 20), Client("x")))
         )
     assert refused.value.status == 413
     assert parts == 41

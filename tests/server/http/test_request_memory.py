@@ -24,7 +24,7 @@ from realizar.server.generation.prompts import MAX_TOKENS, check_fits, tokenize_
 from realizar.server.generation.run import deltas_of
 from realizar.server.http.body_json import MAX_KEYS, MAX_VALUES, parse_json, parsed_size
 from realizar.server.http.disconnects import unless_disconnected
-from realizar.server.http.request_memory import FREE_BYTES, RequestMemory
+from realizar.server.http.request_memory import FREE_BYTES, RequestLease, RequestMemory
 from realizar.server.http.work import Stop
 from realizar.server.metrics import Metrics
 from realizar.server.openai.routes import MAX_BYTES
@@ -43,27 +43,27 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 def test_a_client_gets_half_and_others_the_rest() -> None:
     memory = RequestMemory(1000 * FREE_BYTES)
     size = 250 * FREE_BYTES
-    first, second, third = (memory.lease(Client("a")) for _ in range(3))
+    first, second, third = (RequestLease(memory, Client("a")) for _ in range(3))
     first.hold(size)
     second.hold(size)
     with pytest.raises(ApiError) as refused:
         third.hold(size)
     assert (refused.value.status, refused.value.headers["retry-after"]) == (429, "1")
     third.hold(FREE_BYTES)  # small ones always pass
-    memory.lease(Client("b")).hold(size)
+    RequestLease(memory, Client("b")).hold(size)
     first.hold(size // 2)  # holds more already
     first.release()
     first.release()
     third.hold(size // 2)
     with pytest.raises(ApiError) as refused:
-        memory.lease(Client("c")).hold(501 * FREE_BYTES)
+        RequestLease(memory, Client("c")).hold(501 * FREE_BYTES)
     assert refused.value.status == 413
 
 
 def test_an_answer_that_runs_is_not_ended_for_what_others_hold() -> None:
     """Its log-probabilities count, so that new requests are refused; it alone may not hold more than a share."""
     memory = RequestMemory(1000 * FREE_BYTES)
-    running, other, new = (memory.lease(Client("a")) for _ in range(3))
+    running, other, new = (RequestLease(memory, Client("a")) for _ in range(3))
     running.begin_logprobs()
     other.hold(480 * FREE_BYTES)
 
@@ -77,7 +77,7 @@ def test_an_answer_that_runs_is_not_ended_for_what_others_hold() -> None:
         return [delta async for delta in deltas_of(stream, Metrics("m"), running, 0)]
 
     assert "".join(delta.text for delta in asyncio.run(main())) == "abc"
-    for refused_call in (new.begin_logprobs, lambda: memory.lease(Client("b")).hold(200 * FREE_BYTES)):
+    for refused_call in (new.begin_logprobs, lambda: RequestLease(memory, Client("b")).hold(200 * FREE_BYTES)):
         with pytest.raises(ApiError) as refused:
             refused_call()
         assert refused.value.status == 429

@@ -30,10 +30,6 @@ class RequestMemory:
         self._total = self._free = total_bytes
         self._held: Counter[str] = Counter()
 
-    def lease(self, client: Client) -> RequestLease:
-        """Make the lease of one request; the caller releases it after the answer."""
-        return RequestLease(self, client)
-
     def take(self, client: str, num_bytes: int, held_bytes: int = 0) -> None:
         """Take more bytes for a client, whose request holds `held_bytes` already.
 
@@ -80,7 +76,10 @@ class RequestMemory:
 
 
 class RequestLease:
-    """What one request holds until its answer is complete. `body_bytes` is the size of its body, once it is read."""
+    """What one request holds until its answer is complete; who makes it releases it then.
+
+    `body_bytes` is the size of its body, once it is read.
+    """
 
     def __init__(self, memory: RequestMemory, client: Client) -> None:
         self._memory, self.client = memory, client
@@ -159,7 +158,7 @@ class RequestMemoryMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        lease = self._memory.lease(self._clients.of(scope))
+        lease = RequestLease(self._memory, self._clients.of(scope))
         scope["state"]["lease"] = lease
         try:
             await self._app(scope, receive, send)
