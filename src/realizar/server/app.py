@@ -30,8 +30,8 @@ from realizar.server.http.dialects import ApiRoute, Dialect, error_response
 from realizar.server.http.disconnects import ClientDisconnectedError
 from realizar.server.http.forwarded import ClientAddressMiddleware, TrustedProxies
 from realizar.server.http.middleware import (
-    AuthMiddleware,
-    BrowserGuardMiddleware,
+    BrowserGuard,
+    GuardMiddleware,
     KeyRing,
     RequestLogMiddleware,
     TraceMiddleware,
@@ -275,15 +275,11 @@ def _layers(
 ) -> list[Middleware]:
     """The middleware from the outside in. CORS comes before authentication, as preflight requests carry no key."""
     proxies = TrustedProxies(settings.trusted_proxies)
+    browsers = BrowserGuard(settings.allowed_hosts, settings.cors_origins)
     layers = [
         *([Middleware(ClientAddressMiddleware, proxies=proxies)] if proxies else []),
         Middleware(RequestLogMiddleware, figures=figures, enabled=settings.log_requests, names_models=names_models),
-        Middleware(
-            BrowserGuardMiddleware,
-            allowed_hosts=settings.allowed_hosts,
-            cors_origins=settings.cors_origins,
-            open_paths=OPEN_PATHS,
-        ),
+        Middleware(GuardMiddleware, fault=browsers.fault, open_paths=OPEN_PATHS),  # probes have host names of their own
     ]
     if settings.cors_origins:
         layers.append(
@@ -297,7 +293,7 @@ def _layers(
         )
     if settings.traces_endpoint is not None:
         layers.append(Middleware(TraceMiddleware, tracer=make_tracer(settings.traces_endpoint)))
-    layers.append(Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys), open_paths=open_paths))
+    layers.append(Middleware(GuardMiddleware, fault=KeyRing(settings.api_keys).fault, open_paths=open_paths))
     clients = Clients(settings.api_keys, settings.key_weights, have_own_caches=settings.have_own_caches)
     layers.append(Middleware(RequestMemoryMiddleware, total_bytes=settings.request_memory_bytes, clients=clients))
     return layers

@@ -19,7 +19,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -151,33 +151,37 @@ def _write_line(scope: Scope, duration_s: float, hidden: Collection[str]) -> Non
     )
 
 
-class BrowserGuardMiddleware:
+class GuardMiddleware:
+    """Refuses requests before routing: those for which `fault` gives an error. `open_paths` are not guarded.
+
+    It compares the whole path as the router will see it, so that neither `Host` nor an encoded path can make a guarded
+    route look open.
+    """
+
+    def __init__(self, app: ASGIApp, fault: Callable[[Scope], ApiError | None], open_paths: Collection[str]) -> None:
+        self._app, self._fault, self._open_paths = app, fault, frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_open = scope["type"] != "http" or scope["path"] in self._open_paths
+        fault = None if is_open else self._fault(scope)
+        answer = self._app if fault is None else error_response(scope, fault)
+        await answer(scope, receive, send)
+
+
+class BrowserGuard:
     """Refuses a browser's request with 403 unless a page of this server or of an allowed origin sent it.
 
     Args:
         allowed_hosts: names that a Host header may have, without port; an empty list or `*` allows all.
         cors_origins: origins whose pages may call; `*` is all.
-        open_paths: paths that are not guarded: they reveal nothing, and health probes use host names of their own.
     """
 
-    def __init__(
-        self, app: ASGIApp, allowed_hosts: Iterable[str], cors_origins: Iterable[str], open_paths: Collection[str]
-    ) -> None:
-        self._app, self._open_paths = app, frozenset(open_paths)
+    def __init__(self, allowed_hosts: Iterable[str], cors_origins: Iterable[str]) -> None:
         hosts = frozenset(_bare(host) for host in allowed_hosts)
         self._hosts = frozenset() if _ANY in hosts else hosts
         self._origins = frozenset(origin.lower() for origin in cors_origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fault = None
-        if scope["type"] == "http" and scope["path"] not in self._open_paths:
-            fault = self._fault(scope)
-        if fault is None:
-            await self._app(scope, receive, send)
-            return
-        await error_response(scope, fault)(scope, receive, send)
-
-    def _fault(self, scope: Scope) -> ApiError | None:
+    def fault(self, scope: Scope) -> ApiError | None:
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             if name in (b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"):
@@ -325,29 +329,15 @@ class KeyRing:
             found |= hmac.compare_digest(digest, offered)
         return found and key is not None
 
-
-class AuthMiddleware:
-    """Refuses requests without a valid key, before routing; `open_paths` need none.
-
-    It compares the whole path as the router will see it, so that neither `Host` nor an encoded path can make a guarded
-    route look open.
-    """
-
-    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: Collection[str]) -> None:
-        self._app, self._keys, self._open_paths = app, keys, frozenset(open_paths)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = scope["type"] != "http" or scope["path"] in self._open_paths
-        if is_open or self._keys.opens(offered_key(scope["headers"])):
-            await self._app(scope, receive, send)
-            return
-        error = ApiError(
+    def fault(self, scope: Scope) -> ApiError | None:
+        if self.opens(offered_key(scope["headers"])):
+            return None
+        return ApiError(
             401,
             "the request needs a valid API key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
-        await error_response(scope, error)(scope, receive, send)
 
 
 def _digest(value: bytes) -> bytes:
