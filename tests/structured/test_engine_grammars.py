@@ -99,8 +99,8 @@ def test_killed_processes_change_no_text(options: dict[str, Any]) -> None:
     def disturb(step: int) -> None:
         if step in (4, 9):
             killed.extend(end_harmless_workers(SERVICE))
-        if step == 9 and SERVICE._servers.current is not None:
-            os.kill(SERVICE._servers.current._process.pid, signal.SIGKILL)
+        if step == 9 and SERVICE._factory.current is not None:
+            os.kill(SERVICE._factory.current._process.pid, signal.SIGKILL)
 
     core = make_core(ScriptedBackend(num_ids=4), **options)
     check_mixed(core, num_ids=4, disturb=disturb)

@@ -215,6 +215,7 @@ class Worker:
 
     Attributes:
         place: its index in the columns of the workers in the shared memory.
+        channel: what it has sent; its end is the worker's.
         owner: the number of the only grammar that it may have; 0 for a worker that grammars share.
         grammars: numbers of those that it has been told to load. num_loading: those that it has not answered for.
         slots: of the rows that it follows, and of some that have ended.
@@ -232,7 +233,7 @@ class Worker:
         self.refusal: str | None = None
         self.status: int | None = None
         self.is_ended = False
-        self._channel = server.fork(self, memory_bytes)
+        self.channel = server.fork(self, memory_bytes)
         self.owner = 0
         self.grammars: set[int] = set()
         self.slots: set[int] = set()
@@ -247,32 +248,22 @@ class Worker:
         self._server.take_answers()
         return self.known_pid
 
-    def fileno(self) -> int:
-        """The channel's descriptor, for waiting on several workers."""
-        return self._channel.fileno()
-
     def post(self, record: Any) -> None:
         """Send it a message without waiting. That it is gone is found by what is read from it."""
         with suppress(ChannelError):
-            self._channel.post(record)
+            self.channel.post(record)
 
     def flush(self) -> None:
-        """Send what it had no room for."""
+        """Send what it had no room for, and hear what the fork server says."""
         with suppress(ChannelError):
-            self._channel.flush()
-
-    def take_answers(self) -> None:
+            self.channel.flush()
         self._server.take_answers()
-
-    def receive_now(self) -> FromWorker | None:
-        """What it has sent, or None. Raises ChannelError if it has ended."""
-        return self._channel.receive_now()
 
     def compile(self, number: int, structured: StructuredOutput, cpu_s: int, limit_s: float) -> FromWorker:
         """Have it compile a grammar, and wait for the answer. Raises WorkerDiedError."""
         try:
-            self._channel.send(Load(number, structured, cpu_s), limit_s)
-            return self._channel.receive(limit_s)
+            self.channel.send(Load(number, structured, cpu_s), limit_s)
+            return self.channel.receive(limit_s)
         except ChannelTimeoutError:
             self.end_late(limit_s)
         except ChannelError:
@@ -291,7 +282,7 @@ class Worker:
     def close(self) -> None:
         """End the process without waiting, and close the channel; idempotent."""
         self.kill()
-        self._channel.close()
+        self.channel.close()
 
     def death(self, cpu_s: int | None = None) -> WorkerDiedError | None:
         """How it has ended, once its channel has, given its processor time; None as long as that is not known."""

@@ -28,7 +28,7 @@ from realizar.structured.workers.worker import ServerError, Worker, WorkerDiedEr
 _LOOKS = 20  # at the clock, in the time in which a worker must get on
 _SLACK = 2  # more rows that a worker has which has the grammar already
 
-Event = tuple[Worker, "Stuck | Refused | Heavy | WorkerDiedError"]
+Event = tuple[Worker, "FromWorker | WorkerDiedError"]
 
 
 class WorkerPool:
@@ -123,44 +123,42 @@ class WorkerPool:
         return worker
 
     def _watch(self, worker: Worker) -> None:
-        self.workers[worker.fileno()] = worker
-        self._poll.register(worker.fileno(), select.POLLIN)
+        self.workers[worker.channel.fileno()] = worker
+        self._poll.register(worker.channel.fileno(), select.POLLIN)
 
     def _receive(self, worker: Worker) -> list[Event]:
         events = list[Event]()
         try:
-            while (record := worker.receive_now()) is not None:
-                events += self._note(worker, record)
+            while (record := worker.channel.receive_now()) is not None:
+                if self._note(worker, record):
+                    events.append((worker, record))
         except ChannelError:
-            del self.workers[worker.fileno()]
-            self._poll.unregister(worker.fileno())
+            del self.workers[worker.channel.fileno()]
+            self._poll.unregister(worker.channel.fileno())
             worker.is_doomed = True
             self._ended.append(worker)
         return events
 
-    def _note(self, worker: Worker, record: FromWorker) -> list[Event]:
+    def _note(self, worker: Worker, record: FromWorker) -> bool:
+        """Take in what a worker tells; true if it is about rows."""
         if isinstance(record, Stuck):
-            return [(worker, record)]
+            return True
         grammar = self.grammars.get(record.grammar)
         if grammar is None:
-            return []
-        if isinstance(record, Heavy):
-            grammar.memory_bytes += record.memory_bytes
-            return [(worker, record)]
+            return False
         if isinstance(record, Loaded):
             worker.num_loading -= 1
             grammar.num_failed_loads = 0
         elif isinstance(record, Refused):
             worker.num_loading -= 1
-            worker.grammars.discard(record.grammar)
             self._release(worker, grammar)
-            return [(worker, record)]
         elif isinstance(record, Dropped):
-            worker.grammars.discard(record.grammar)
             self._release(worker, grammar)
+        elif isinstance(record, Heavy):
+            grammar.memory_bytes += record.memory_bytes
         elif isinstance(record, WantLines):
             self._give_lines(worker, grammar)
-        return []
+        return isinstance(record, Refused | Heavy)
 
     def _give_lines(self, worker: Worker, grammar: KnownGrammar) -> None:
         """Give a grammar lines for its known states, if some are free. All its workers share them."""
@@ -182,6 +180,7 @@ class WorkerPool:
         self._forget_dropped(grammar)
 
     def _release(self, worker: Worker, grammar: KnownGrammar) -> None:
+        worker.grammars.discard(grammar.number)
         grammar.copies -= 1
         self._forget_dropped(grammar)
 
@@ -195,7 +194,7 @@ class WorkerPool:
             grammar.first_line = NO_LINE
 
     def _forget(self, worker: Worker) -> None:
-        for number in worker.grammars:
+        for number in tuple(worker.grammars):
             self._release(worker, self.grammars[number])
         self._factory.end(worker)
 
@@ -204,7 +203,6 @@ class WorkerPool:
         memory, limits = self._memory, self._limits
         for worker in self.workers.values():
             worker.flush()
-            worker.take_answers()
             progress = int(memory.progress[worker.place])
             slots = list(worker.slots)
             has_work = worker.num_loading > 0 or bool((memory.asked[slots] != memory.answered[slots]).any())
