@@ -133,7 +133,7 @@ def run(
     sizes_padded = () if unpadded else tuple(token_counts(MOST_TOKENS))
     pace = Pace(policy.stretch, TILE, policy.least_step_s, sizes_padded)
     scheduler = Scheduler(
-        cache, max_running=max_running, max_step_tokens=MOST_TOKENS, context_length=CONTEXT, pace=pace, policy=policy,
+        cache, pace=pace, policy=policy,
         clock=lambda: load.now_s,
     )  # fmt: skip
     in_flight: deque[tuple[ScheduledBatch, float]] = deque()

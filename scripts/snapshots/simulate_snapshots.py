@@ -35,7 +35,7 @@ def simulate(num_snapshots: int, on_host: int, block_tokens: int, users: int, re
         max_step_tokens=_STEP, has_state=True, num_snapshots=num_snapshots, num_host_snapshots=on_host,
     )  # fmt: skip
     cache.least_fetched_tokens = 36
-    scheduler = Scheduler(cache, max_running=16, max_step_tokens=_STEP, context_length=_CONTEXT)
+    scheduler = Scheduler(cache)
     talks: list[list[int]] = [[] for _ in range(users)]
     marks: list[list[int]] = [[] for _ in range(users)]
     computed = total = 0

@@ -44,6 +44,10 @@ NAMES = {
     "forms": ("src/realizar/backends/", "weight_formats or input_formats"),
     "Form": ("backends/cuda/matmul/", "InputFormat"),
     "Choice": ("backends/cuda/matmul/", "Tiling"),
+    "are_held": ("", "are_deferred"),
+    "may_be_held": ("", "may_be_deferred"),
+    "holds_grammar": ("", "acquire_grammar"),
+    "SnapshotPlaces": ("", "SnapshotPositions"),
     "rows_between": ("quantization/", "slice_out_features"),
     "columns_between": ("quantization/", "slice_columns"),
 }

@@ -47,9 +47,6 @@ class Traffic:
         )
         self.scheduler = Scheduler(
             self.cache,
-            max_running=rows,
-            max_step_tokens=step_tokens,
-            context_length=CONTEXT,
             max_queued=8,
             policy=Policy(rng.choice(["decode", "decode", "prefill"])),
             pace=Pace(2.5, 4) if rng.random() < 0.5 else None,

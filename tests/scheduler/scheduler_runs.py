@@ -50,9 +50,6 @@ def make_scheduler(
     )
     return Scheduler(
         cache,
-        max_running=max_running,
-        max_step_tokens=max_step_tokens,
-        context_length=100,
         max_queued=max_queued,
         policy=policy,
         drafting=Drafting(PromptLookup(drafts, 3, 1), drafts, 1000, proposed) if drafts else None,

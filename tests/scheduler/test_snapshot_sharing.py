@@ -61,9 +61,7 @@ def test_snapshots_within_a_message_are_taken_where_chunks_end(token_s: float, e
     pace = Pace(4.0, 64)
     pace.observe(0, 1000, 1000 * token_s)
     clock = iter(range(1000))
-    scheduler = Scheduler(
-        cache, max_running=1, max_step_tokens=4096, context_length=6000, pace=pace, clock=lambda: token_s * next(clock)
-    )
+    scheduler = Scheduler(cache, pace=pace, clock=lambda: token_s * next(clock))
     scheduler.add(request("a", tuple(range(5000)), 1, salt=None))
     batches = [run(scheduler) for _ in range(len(ends) + 1)]
     assert [(start, start + count) for ((_, start, count, _),) in map(shape, batches)] == [*pairwise((0, *ends, 5000))]
@@ -165,7 +163,7 @@ def test_what_was_read_before_a_clear_is_found_by_nobody() -> None:
         [attention_cache(None)], [100], block_size=2, num_rows=3, context_length=100, max_step_tokens=16,
         has_state=True, num_snapshots=16,
     )  # fmt: skip
-    scheduler = Scheduler(cache, max_running=3, max_step_tokens=16, context_length=100)
+    scheduler = Scheduler(cache)
     prompt = tuple(range(1, 40))
     scheduler.add(request("a", prompt, 4, salt=None, marks=(8, 16, 24, 32)))
     for _ in range(2):

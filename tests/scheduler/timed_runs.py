@@ -40,9 +40,6 @@ class Run:
         self.now_s = 0.0
         self.scheduler = Scheduler(
             cache,
-            max_running=rows,
-            max_step_tokens=512,
-            context_length=6144,
             pace=pace,
             clock=lambda: self.now_s,
         )

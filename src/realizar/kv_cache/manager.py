@@ -72,10 +72,10 @@ class KVCacheManager:
         num_snapshots: int = 0,
         num_host_snapshots: int = 0,
     ) -> None:
-        self._block_size = block_size
-        self._max_step_tokens = max_step_tokens
-        self._prefix_cache = prefix_cache and (num_snapshots > 0 or not has_state)
-        self._has_state = has_state
+        self.block_size, self.num_rows = block_size, num_rows
+        self.context_length, self.max_step_tokens = context_length, max_step_tokens
+        self.prefix_cache = prefix_cache and (num_snapshots > 0 or not has_state)
+        self.has_state = has_state
         self.snapshots = SnapshotTiers(num_snapshots if has_state and prefix_cache else 0, num_host_snapshots)
         self.least_fetched_tokens = 1
         on_evict = self.snapshots.drop if has_state else None
@@ -89,18 +89,6 @@ class KVCacheManager:
             GroupBlocks(kind, count, block_size, num_rows, max_blocks, on_evict, moves_keys=has_state)
             for kind, count in zip(kinds, num_blocks, strict=True)
         )
-
-    @property
-    def prefix_cache(self) -> bool:
-        return self._prefix_cache
-
-    @property
-    def has_state(self) -> bool:
-        return self._has_state
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
 
     @property
     def num_blocks(self) -> tuple[int, ...]:
@@ -125,19 +113,19 @@ class KVCacheManager:
         Full attention needs every block of it, a window the blocks that the next token sees, a state a snapshot.
         `token_ids` are all that are known of the sequence, int32 [tokens].
         """
-        most = min(most_tokens, len(token_ids)) // self._block_size if self._prefix_cache else 0
+        most = min(most_tokens, len(token_ids)) // self.block_size if self.prefix_cache else 0
         if most <= 0:
             return Prefix(0, tuple(() for _ in self._groups))
         wanted = keys.of(token_ids)[:most]
         runs = [group.runs(wanted) for group in self._groups]
         matched = end = self._first_usable(runs, range(min(map(len, runs)) - 1, 0, -1))
-        if self._has_state:
+        if self.has_state:
             end = self._last_snapshot(wanted[:matched], runs)
         return Prefix(
-            num_tokens=end * self._block_size,
+            num_tokens=end * self.block_size,
             blocks=tuple(group.cached_prefix(wanted[:end]) for group in self._groups),
-            snapshot=wanted[end - 1] if self._has_state and end else None,
-            num_matched_tokens=matched * self._block_size,
+            snapshot=wanted[end - 1] if self.has_state and end else None,
+            num_matched_tokens=matched * self.block_size,
         )
 
     def _last_snapshot(self, keys: Sequence[bytes], runs: Sequence[Sequence[int]]) -> int:
@@ -149,7 +137,7 @@ class KVCacheManager:
         end = self._first_usable(runs, (at for at in ends if tiers.find(keys[at - 1]) is not None))
         if not tiers.has_host:
             return end
-        least = max(-(-self.least_fetched_tokens // self._block_size), 1)
+        least = max(-(-self.least_fetched_tokens // self.block_size), 1)
         later_ends = range(len(keys), end + least - 1, -1)
         later = self._first_usable(runs, (at for at in later_ends if tiers.find_on_host(keys[at - 1]) is not None))
         return later or end
@@ -158,13 +146,13 @@ class KVCacheManager:
         """The first of `ends` after which all blocks that the next token sees are cached, or 0. `runs`: per group."""
         for end in ends:
             groups = zip(runs, self._groups, strict=True)
-            if all(run[end] >= end - group.first_needed(end * self._block_size) for run, group in groups):
+            if all(run[end] >= end - group.first_needed(end * self.block_size) for run, group in groups):
                 return end
         return 0
 
     def adopt(self, row: int, prefix: Prefix) -> None:
         """Let an empty row start from a prefix found just now."""
-        end = prefix.num_tokens // self._block_size
+        end = prefix.num_tokens // self.block_size
         self._num_registered[row], self._steady_until[row] = end, 0
         self._is_forgotten[row] = False
         for group, blocks in zip(self._groups, prefix.blocks, strict=True):
@@ -174,7 +162,7 @@ class KVCacheManager:
         self, rows: NDArray[np.intp], num_known: NDArray[np.int32], num_computed: NDArray[np.int32]
     ) -> NDArray[np.bool_]:
         """bool [rows]: rows with full blocks that are to be registered. All arguments are [rows]."""
-        new: NDArray[np.bool_] = np.minimum(num_known, num_computed) // self._block_size > self._num_registered[rows]
+        new: NDArray[np.bool_] = np.minimum(num_known, num_computed) // self.block_size > self._num_registered[rows]
         return new & ~self._is_forgotten[rows]
 
     def register(self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_computed_tokens: int) -> None:
@@ -182,7 +170,7 @@ class KVCacheManager:
 
         Those of a row that was open when the prefix cache was last forgotten stay unknown.
         """
-        end = min(num_computed_tokens, len(token_ids)) // self._block_size
+        end = min(num_computed_tokens, len(token_ids)) // self.block_size
         start = int(self._num_registered[row])
         if end <= start or not self.lets_find(row):
             return
@@ -194,7 +182,7 @@ class KVCacheManager:
 
     def lets_find(self, row: int) -> bool:
         """True if what the row computes is to be found by others, now or later."""
-        return self._prefix_cache and not self._is_forgotten[row]
+        return self.prefix_cache and not self._is_forgotten[row]
 
     def forget(self) -> None:
         """Remove all registered blocks and snapshots from the prefix cache: they may never have been computed.
@@ -212,12 +200,12 @@ class KVCacheManager:
         Keys of full attention stand for blocks. A sequence can go on only after those that have a snapshot of a state
         too, or the last block of a window.
         """
-        if not self._prefix_cache or not self._groups:
+        if not self.prefix_cache or not self._groups:
             return
         whole = [group.pool for group in self._groups if group.window is None]
         windows = [group.pool for group in self._groups if group.window is not None]
         blocks, *_ = whole or windows
-        ends = self.snapshots if self._has_state else windows[0] if whole and windows else None
+        ends = self.snapshots if self.has_state else windows[0] if whole and windows else None
         self._watch = KeyWatch(blocks.keys, None if ends is None else ends.keys)
         blocks.log = self._watch.blocks
         if ends is not None:
@@ -228,7 +216,7 @@ class KVCacheManager:
 
     def has_snapshot(self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int) -> bool:
         """True if there is a snapshot after the first `num_tokens` tokens, full blocks of them."""
-        return self.snapshots.has(keys.of(token_ids)[num_tokens // self._block_size - 1])
+        return self.snapshots.has(keys.of(token_ids)[num_tokens // self.block_size - 1])
 
     def take_snapshot(
         self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int, client: str = ""
@@ -238,12 +226,12 @@ class KVCacheManager:
         These are full blocks, the last of which the row has registered; of a row that is not to be found none is taken.
         """
         if self.lets_find(row):
-            self.snapshots.take(row, keys.of(token_ids)[num_tokens // self._block_size - 1], client)
+            self.snapshots.take(row, keys.of(token_ids)[num_tokens // self.block_size - 1], client)
 
     def can_allocate(self, num_tokens: int, prefix: Prefix | None = None) -> bool:
         """True if a new sequence of `num_tokens` tokens fits now, beside a block for each row that may grow."""
         return all(
-            group.has_room(num_tokens, self._max_step_tokens, prefix.blocks[index] if prefix else ())
+            group.has_room(num_tokens, self.max_step_tokens, prefix.blocks[index] if prefix else ())
             for index, group in enumerate(self._groups)
         )
 
@@ -265,21 +253,21 @@ class KVCacheManager:
     def free(self, row: int) -> None:
         """Release all blocks of the row. Those after the last snapshot are of no use to a model with a state."""
         useful, keys = int(self._num_registered[row]), self._keys[row]
-        while self._has_state and useful and keys and not self.snapshots.has(keys[useful - 1]):
+        while self.has_state and useful and keys and not self.snapshots.has(keys[useful - 1]):
             useful -= 1
         self._num_registered[row] = self._steady_until[row] = 0
         self._keys[row] = ()
         for group in self._groups:
-            group.clear(row, useful if self._has_state else group.end[row])
+            group.clear(row, useful if self.has_state else group.end[row])
 
     def block_tables(self, rows: NDArray[np.intp], num_tokens: int) -> tuple[NDArray[np.int32], ...]:
         """Per cache group int32 [rows, blocks], copied, wide enough for the longest row's `num_tokens`."""
-        width = -(-num_tokens // self._block_size)
+        width = -(-num_tokens // self.block_size)
         return tuple([group.tables[rows, :width] for group in self._groups])
 
     def slot_mapping(self, rows: NDArray[np.intp], positions: NDArray[np.int32]) -> tuple[NDArray[np.int32], ...]:
         """Per cache group int32 [tokens]: the slots of the tokens at `positions` of `rows`, both [tokens]."""
-        size = np.int32(self._block_size)
+        size = np.int32(self.block_size)
         index = (positions // size).astype(np.intp)
         offsets = positions % size
         return tuple([group.tables[rows, index] * size + offsets for group in self._groups])

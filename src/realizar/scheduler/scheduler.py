@@ -60,9 +60,8 @@ class Scheduler:
     """Owns waiting and running sequences and the rows they run in.
 
     Args:
-        cache: owner of the KV blocks, used by this scheduler alone.
-        max_running, max_step_tokens: sequences and tokens in one step.
-        context_length: tokens of a request, prompt and output.
+        cache: owner of the KV blocks, used by this scheduler alone. Rows, tokens of a step, and tokens of a request are
+            as many as it was made for.
         max_queued: requests that may wait for their first step beyond those that a free row takes; None is no limit.
         pace: bounds what is read beside decodes; None reads what fits.
         drafting: has drafts proposed once a step's results are taken in; None drafts nothing.
@@ -73,9 +72,6 @@ class Scheduler:
         self,
         cache: KVCacheManager,
         *,
-        max_running: int,
-        max_step_tokens: int,
-        context_length: int,
         max_queued: int | None = None,
         policy: Policy | None = None,
         pace: Pace | None = None,
@@ -83,21 +79,20 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
-        self._limit = StepLimit(max_running, max_step_tokens)
-        self._context_length = context_length
+        self._limit = StepLimit(cache.num_rows, cache.max_step_tokens)
         self._max_queued = max_queued
         self._policy = policy or Policy()
         self._pace = pace
         self._clock = clock
-        self._rows = RowPool(max_running)
-        self._table = RowTable(max_running, context_length, has_state=cache.has_state)
+        self._rows = RowPool(cache.num_rows)
+        self._table = RowTable(cache.num_rows, cache.context_length, has_state=cache.has_state)
         self._open = OpenSequences(cache.block_size, self._table)
         self._ended_s: deque[float] = deque(maxlen=32)  # when the last sequences ended
         self._drafting = drafting or Drafting(None, 0, 0)
         self._read_steps = ReadSteps()
         self._take_turns = False  # rows that decode do, in this step
         self._deltas = GrowingDeltas()
-        self._copies = StateCopies(cache, self._open, self._deltas, context_length, max_step_tokens, pace)
+        self._copies = StateCopies(cache, self._open, self._deltas, pace)
         self._preemptions = self._queries = self._hits = 0
 
     @property
@@ -107,7 +102,7 @@ class Scheduler:
     @property
     def max_request_tokens(self) -> int:
         """Tokens of the longest request that can run: the context, or what the KV cache holds if that is less."""
-        return min(self._context_length, self._cache.max_tokens)
+        return min(self._cache.context_length, self._cache.max_tokens)
 
     @property
     def counts(self) -> SchedulerCounts:
@@ -291,11 +286,11 @@ class Scheduler:
         prompt, generated, cache = request.num_prompt_tokens, request.max_tokens, self._cache
         if request.pooling is not None and generated > 0:
             raise InvalidRequestError(f"a pooled request generates nothing, not {generated} tokens", "max_tokens")
-        if prompt + generated > self._context_length:
-            is_long = prompt >= self._context_length
+        if prompt + generated > self._cache.context_length:
+            is_long = prompt >= self._cache.context_length
             raise ContextLengthError(
                 f"{'the prompt is too long: ' if is_long else ''}this model's maximum context length is "
-                f"{self._context_length} tokens; the prompt has {prompt} and {generated} are to be generated: "
+                f"{self._cache.context_length} tokens; the prompt has {prompt} and {generated} are to be generated: "
                 f"together {prompt + generated}",
                 "prompt" if is_long else "max_tokens",
             )

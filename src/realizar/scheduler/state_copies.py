@@ -112,14 +112,12 @@ class StateCopies:
         cache: KVCacheManager,
         open_sequences: OpenSequences,
         deltas: GrowingDeltas,
-        context_length: int,
-        max_step_tokens: int,
         pace: Pace | None = None,
     ) -> None:
         self._cache, self._open, self._deltas, self._pace = cache, open_sequences, deltas, pace
         counts = cache.snapshots.counts
         most = counts.total + counts.host_total
-        self._positions = SnapshotPositions(most, cache.block_size, context_length, max_step_tokens)
+        self._positions = SnapshotPositions(most, cache.block_size, cache.context_length, cache.max_step_tokens)
 
     def start(self, sequence: Sequence, prefix: Prefix, plan: Plan) -> None:
         """A sequence starts from a prefix: choose where its chunks are to end, so that snapshots are taken there."""

@@ -97,9 +97,6 @@ class EngineCore:
         policy = policy or Policy()
         self._scheduler = Scheduler(
             self.cache,
-            max_running=max_running,
-            max_step_tokens=max_step_tokens,
-            context_length=capacity.context_length,
             max_queued=config.max_queued,
             policy=policy,
             pace=pace_of(policy, config.tile_tokens, capacity.step_sizes),
