@@ -211,7 +211,7 @@ def test_helpers_compile() -> None:
 
 
 SAMPLING_KERNELS = (
-    "list_choices", "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids", "weigh_left",
+    "list_sampled", "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids", "weigh_left",
     "gather_ids", "survey_ids", "cut_ids", "report_logprobs", "pick_ids", "settle_rows", "extend_repetitions",
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from realizar.backends.cuda.native.sampling.source import BINS, ROOM, SPAN, TILE
 from realizar.backends.cuda.sampling.native_rows import NativeRows, table_places
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 
-_CHOICE, _DRAFTED, _QUERY, _NEAR = 8, 4, 4, 8  # integers of a record
+_SAMPLED, _DRAFTED, _QUERY, _NEAR = 8, 4, 4, 8  # integers of a record
 NO_MASK, DEFERRED = -1, -2  # in place of a mask
 SHARED = 1 << 24  # from this number of a mask on: a line of the table that `read_shared` was given
 MOST_IN_GRAPH = 20  # most probable ids that a query of a graph can list, as many as OpenAI's API
@@ -21,7 +21,7 @@ _RING = 4  # host copies of places: more than there are steps whose results were
 _BIN_BYTES = (8 + 4) * BINS  # of a place whose logits are kept
 _TILE_BYTES = 8 + 3 * 8 + 8 + 12  # sums and moments of a tile, its top, its share of a span
 _LINE = 3 + 2 * MOST_IN_GRAPH
-_PLACE_BYTES = 44 + 8 + 4 * (_CHOICE + _DRAFTED + _QUERY + _NEAR) + 8 * (ROOM + _LINE) + 4
+_PLACE_BYTES = 44 + 8 + 4 * (_SAMPLED + _DRAFTED + _QUERY + _NEAR) + 8 * (ROOM + _LINE) + 4
 
 
 class NativeBuffers:
@@ -31,7 +31,7 @@ class NativeBuffers:
 
     Attributes:
         lines: float64 [selected, 3 + 2 * MOST_IN_GRAPH], the log-probabilities that graphs find.
-        choices, queries: int32 [selected, fields], records of a step (`Choice`, `Query` of sampling/rows.cu).
+        tokens, queries: int32 [selected, fields], records of a step (`Sampled`, `Query` of sampling/rows.cu).
         drafted: the same of rows, in a step with drafts.
         mask_places: int32 [selected], the place of each token's mask in a step that graphs sample, NO_MASK or DEFERRED.
         draft_table: int32 [rows, 1 + drafts], room for the sampled tokens that stand.
@@ -49,7 +49,7 @@ class NativeBuffers:
         def zeros(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
-        self.choices = zeros((count, _CHOICE), torch.int32)
+        self.tokens = zeros((count, _SAMPLED), torch.int32)
         self.queries = zeros((count, _QUERY), torch.int32)
         self.drafted = zeros((sizes.rows, _DRAFTED), torch.int32)
         self.draft_table = zeros((count,), torch.int32)

@@ -23,39 +23,39 @@ class SamplingKernels:
         source = sampling_source()
         cubin = compile_source(source, architecture(torch.cuda.get_device_capability(device)))
         names = (
-            "list_choices", "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids",
+            "list_sampled", "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids",
             "weigh_left", "gather_ids", "survey_ids", "settle_rows", "extend_repetitions",
         )  # fmt: skip
         shared = dict.fromkeys(names, 0) | dict.fromkeys(("cut_ids", "report_logprobs"), SELECT_BYTES)
         shared["pick_ids"] = 8 * -(-vocab_size // TILE)  # the sums of all tiles
         self._kernels = {name: Kernel(cubin, name, size, source.name) for name, size in shared.items()}
 
-    def list_choices(self, buffers: NativeBuffers, count: int) -> None:
+    def list_sampled(self, buffers: NativeBuffers, count: int) -> None:
         """Write the records of a step all of whose rows sample, one for each of so many tokens with logits."""
-        self._run("list_choices", (-(-count // 128), 1), 128, buffers.tables, buffers.choices, count)
+        self._run("list_sampled", (-(-count // 128), 1), 128, buffers.tables, buffers.tokens, count)
 
     def adjust(self, buffers: NativeBuffers, count: int, *, repetitions: bool) -> None:
         """Write adjusted logits of the records that need them; `repetitions` if DRY acts on any."""
-        tables, choices = buffers.tables, buffers.choices
-        self._run("adjust_logits", (buffers.tiles, count), 256, tables, choices)
+        tables, tokens = buffers.tables, buffers.tokens
+        self._run("adjust_logits", (buffers.tiles, count), 256, tables, tokens)
         if repetitions:
-            self._run("penalise_repetitions", (count, 1), 512, tables, choices, count)
-            self._run("find_tops", (buffers.tiles, count), 256, tables, choices)
+            self._run("penalise_repetitions", (count, 1), 512, tables, tokens, count)
+            self._run("find_tops", (buffers.tiles, count), 256, tables, tokens)
 
     def weigh(self, buffers: NativeBuffers, count: int) -> None:
-        self._run("weigh_ids", (buffers.spans, count), 512, buffers.tables, buffers.choices, _ALL)
+        self._run("weigh_ids", (buffers.spans, count), 512, buffers.tables, buffers.tokens, _ALL)
 
     def cut(self, buffers: NativeBuffers, count: int, place: int | None) -> None:
         """Truncate, and sum what is left; only records after `place` drafts, if given."""
         at = _ALL if place is None else place
-        self._run("gather_ids", (buffers.spans, count), 512, buffers.tables, buffers.choices, at)
-        self._run("cut_ids", (count, 1), 1024, buffers.tables, buffers.choices, at)
-        self._run("weigh_left", (buffers.spans, count), 512, buffers.tables, buffers.choices, at)
+        self._run("gather_ids", (buffers.spans, count), 512, buffers.tables, buffers.tokens, at)
+        self._run("cut_ids", (count, 1), 1024, buffers.tables, buffers.tokens, at)
+        self._run("weigh_left", (buffers.spans, count), 512, buffers.tables, buffers.tokens, at)
 
     def pick(self, buffers: NativeBuffers, count: int, place: int | None, *, drafted: bool) -> None:
         """Sample. Rows take their tokens in unless `settle` follows, as it must if `drafted`."""
         at = _ALL if place is None else place
-        self._run("pick_ids", (count, 1), 256, buffers.tables, buffers.choices, at, int(drafted))
+        self._run("pick_ids", (count, 1), 256, buffers.tables, buffers.tokens, at, int(drafted))
 
     def settle(self, buffers: NativeBuffers, rows: int, most: int) -> None:
         """Compare sampled tokens with drafts; rows take in those that stand."""
@@ -64,7 +64,7 @@ class SamplingKernels:
 
     def extend(self, buffers: NativeBuffers, count: int) -> None:
         """Take the sampled tokens that stand into DRY's tables."""
-        self._run("extend_repetitions", (count, 1), 1024, buffers.tables, buffers.choices, count)
+        self._run("extend_repetitions", (count, 1), 1024, buffers.tables, buffers.tokens, count)
 
     def count_history(self, counts: torch.Tensor, tokens: torch.Tensor, num_prompt_tokens: int) -> None:
         """Add a history to a row's counts, int32 [vocab]."""

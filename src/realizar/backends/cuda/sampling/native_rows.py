@@ -108,7 +108,7 @@ class NativeRows:
         self.follow_grammars[row] = False
 
     def flags_of(self, numbers: NDArray[np.integer[Any]], positions: NDArray[np.integer[Any]]) -> int:
-        """Flags of rows' next tokens at these positions, all together, as `list_choices` finds them without masks."""
+        """Flags of rows' next tokens at these positions, all together, as `list_sampled` finds them without masks."""
         flags = int(np.bitwise_or.reduce(self.kinds[numbers]))
         if self.forbids_ends and np.count_nonzero(positions - self._num_prompts[numbers] < self.min_tokens[numbers]):
             flags |= ADJUST

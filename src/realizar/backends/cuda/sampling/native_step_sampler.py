@@ -132,7 +132,7 @@ class NativeStepSampler:
             numbers, positions = columns.numbers[wanted.sampled_rows], columns.num_context_tokens[wanted.sampled_rows]
         if len(numbers) < len(columns) or not self._replay(step, numbers, positions):
             none = np.zeros_like(numbers)
-            count, flags = self._send_choices(step, numbers, none, positions, none)
+            count, flags = self._send_sampled(step, numbers, none, positions, none)
             if count:
                 self._sample(count, flags)
         self._rows.outputs[numbers[~step.are_deferred(numbers)] if step.deferred else numbers] += 1
@@ -176,7 +176,7 @@ class NativeStepSampler:
 
     def _launch(self, count: int, flags: int) -> None:
         """Start the kernels of a step all of whose rows sample; what is captured."""
-        self._kernels.list_choices(self._buffers, count)
+        self._kernels.list_sampled(self._buffers, count)
         self._sample(count, flags)
 
     def _sample(self, count: int, flags: int) -> None:
@@ -237,7 +237,7 @@ class NativeStepSampler:
         places = np.array(wanted.places[: wanted.num_sampled])
         tokens = np.array(wanted.tokens[: wanted.num_sampled])
         positions = step.forward_input.positions[tokens] + 1
-        count, flags = self._send_choices(step, np.repeat(rows, drafts + 1), places, positions, tokens - places + 1)
+        count, flags = self._send_sampled(step, np.repeat(rows, drafts + 1), places, positions, tokens - places + 1)
         if count:
             self._prepare(count, flags)
             one_by_one = flags & MIROSTAT  # a sampled token needs the number that the one before left
@@ -252,7 +252,7 @@ class NativeStepSampler:
         self._rows.outputs[rows[(drafts == 0) & ~step.are_deferred(rows)]] += 1
         return self._buffers.draft_table[: len(rows) * (most + 1)].view(-1, most + 1)
 
-    def _send_choices(
+    def _send_sampled(
         self, step: CUDAStep, numbers: Integers, places: Integers, positions: Integers, drafts: Integers
     ) -> tuple[int, int]:
         """Send the records of sampled tokens that are not the largest logit: their number, and all flags together.
@@ -277,7 +277,7 @@ class NativeStepSampler:
         if all_flags & ADJUST:
             self._buffers.need_adjusted()
         columns = (special, *(each[special] for each in (numbers, places, positions, outputs, masks, drafts, flags)))
-        self._send(columns, self._buffers.choices)
+        self._send(columns, self._buffers.tokens)
         return len(special), all_flags
 
     def _send_masks(

@@ -37,10 +37,10 @@ INLINE void adjust_listed(const Row& row, bool forbids_ends, int first, int size
   for (int i = 0; i < TILE / 256; i++) part[i] = values[i * 256 + threadIdx.x];
 }
 
-// Grid: tiles, choices. Block: 256 threads.
-extern "C" __global__ void __launch_bounds__(256) adjust_logits(const Tables* tables, const Choice* choices) {
+// Grid: tiles, sampled tokens. Block: 256 threads.
+extern "C" __global__ void __launch_bounds__(256) adjust_logits(const Tables* tables, const Sampled* tokens) {
   begin();
-  const Choice c = choices[blockIdx.y];
+  const Sampled c = tokens[blockIdx.y];
   if (!(c.flags & ADJUST)) return;
   const Tables& t = *tables;
   const Row& row = t.rows[c.row];
@@ -123,20 +123,20 @@ INLINE void lower_to(float* at, float value) {
   }
 }
 
-// Penalise what would lengthen a repetition. Grid: choices; the block of a row's first place does all its places, one
-// after another, for they share `dry_values`. Block: 512 threads.
+// Penalise what would lengthen a repetition. Grid: sampled tokens; the block of a row's first place does all its
+// places, one after another, for they share `dry_values`. Block: 512 threads.
 extern "C" __global__ void __launch_bounds__(512) penalise_repetitions(
-    const Tables* tables, const Choice* choices, int count) {
+    const Tables* tables, const Sampled* tokens, int count) {
   begin();
-  const Choice first = choices[blockIdx.x];
+  const Sampled first = tokens[blockIdx.x];
   if (!(first.flags & DRY) || first.place) return;
   const Tables& t = *tables;
   const Row& row = t.rows[first.row];
   const History history{row, row.dry_start + first.num_output, t.token_ids + first.draft_token};
-  for (int n = blockIdx.x; n < count && choices[n].row == first.row; n++) {
-    const int added = choices[n].place, size = history.size + added, start = history.window_start(size);
+  for (int n = blockIdx.x; n < count && tokens[n].row == first.row; n++) {
+    const int added = tokens[n].place, size = history.size + added, start = history.window_start(size);
     if (size > row.dry_places) return;
-    float* x = t.adjusted + (long)choices[n].index * t.vocab;
+    float* x = t.adjusted + (long)tokens[n].index * t.vocab;
     for (int at = start + threadIdx.x; at < size - 1; at += 512) {
       int length = history.match(at, added);
       if (start > 0) length = min(length, at - start + 1);
@@ -155,10 +155,10 @@ extern "C" __global__ void __launch_bounds__(512) penalise_repetitions(
   }
 }
 
-// The largest logits of tiles again, after penalise_repetitions. Grid: tiles, choices. Block: 256 threads.
-extern "C" __global__ void __launch_bounds__(256) find_tops(const Tables* tables, const Choice* choices) {
+// The largest logits of tiles again, after penalise_repetitions. Grid: tiles, sampled tokens. Block: 256 threads.
+extern "C" __global__ void __launch_bounds__(256) find_tops(const Tables* tables, const Sampled* tokens) {
   begin();
-  const Choice c = choices[blockIdx.y];
+  const Sampled c = tokens[blockIdx.y];
   if (!(c.flags & DRY)) return;
   const Tables& t = *tables;
   __shared__ u64 room[33];

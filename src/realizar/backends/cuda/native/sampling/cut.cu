@@ -80,7 +80,7 @@ INLINE void exclude_top_choices(const View& v, Cut& cut, double threshold, doubl
   if (last) cut.low = last;
 }
 
-INLINE double standard_deviation(const Tables& t, const Choice& c) {
+INLINE double standard_deviation(const Tables& t, const Sampled& c) {
   double sum = 0.0, square_sum = 0.0, count = 0.0;
   for (int i = 0; i < t.tiles; i++) {
     const double* m = t.moments + ((long)c.index * t.tiles + i) * 3;
@@ -90,7 +90,7 @@ INLINE double standard_deviation(const Tables& t, const Choice& c) {
   return sqrt(fmax(square_sum / count - mean * mean, 0.0));
 }
 
-INLINE Cut mirostat_cut(const Tables& t, const Choice& c, const View& v, const Row& row) {
+INLINE Cut mirostat_cut(const Tables& t, const Sampled& c, const View& v, const Row& row) {
   u64 mass = 0;
   for (int i = threadIdx.x % 32; i < t.tiles; i += 32) mass += t.sums[(long)c.index * t.tiles + i];
   mass = warp_sum(mass);
@@ -101,7 +101,7 @@ INLINE Cut mirostat_cut(const Tables& t, const Choice& c, const View& v, const R
 
 // Add the weights of the first `count` ids of the list, less those before `first`, to `sums` of their tiles, which are
 // 0 before if `anew`.
-INLINE void add_listed(const Tables& t, const Choice& c, const View& v, int first, int count, bool anew, Room& s) {
+INLINE void add_listed(const Tables& t, const Sampled& c, const View& v, int first, int count, bool anew, Room& s) {
   __syncthreads();
   for (int i = threadIdx.x; i < t.tiles; i += THREADS) s.mass[i] = 0;
   __syncthreads();
@@ -125,7 +125,7 @@ INLINE int number_through(u64 place, int count, Room& s) {
 
 // The truncations of a row all of whose ids that may stay are listed: on the list alone.
 INLINE Cut truncate_listed(
-    const Tables& t, const Choice& c, const View& v, const Row& row, const u64* listed, int size, Room& s) {
+    const Tables& t, const Sampled& c, const View& v, const Row& row, const u64* listed, int size, Room& s) {
   constexpr int EACH = ROOM / THREADS;
   for (int i = threadIdx.x; i < size; i += THREADS) s.list[i] = listed[i];
   sort_list(s, size);
@@ -173,7 +173,7 @@ INLINE Cut truncate_listed(
   return cut;
 }
 
-INLINE Cut truncate(const Tables& t, const Choice& c, const View& v, const Row& row, const Near& near, Room& s) {
+INLINE Cut truncate(const Tables& t, const Sampled& c, const View& v, const Row& row, const Near& near, Room& s) {
   const u64* listed = t.listed + (long)c.index * ROOM;
   if (near.extent == WHOLE) return truncate_listed(t, c, v, row, listed, near.size, s);
   if (near.extent == 0 || near.size > ROOM) listed = nullptr;
@@ -217,12 +217,12 @@ INLINE Cut truncate(const Tables& t, const Choice& c, const View& v, const Row& 
   return cut;
 }
 
-// Grid: choices.
-extern "C" __global__ void __launch_bounds__(THREADS) cut_ids(const Tables* tables, const Choice* choices, int place) {
+// Grid: sampled tokens.
+extern "C" __global__ void __launch_bounds__(THREADS) cut_ids(const Tables* tables, const Sampled* tokens, int place) {
   begin();
   extern __shared__ __align__(16) char memory[];
   Room& s = *(Room*)memory;
-  const Choice c = choices[blockIdx.x];
+  const Sampled c = tokens[blockIdx.x];
   if (!(c.flags & CUT) || (place >= 0 && c.place != place)) return;
   const Tables& t = *tables;
   const Row& row = t.rows[c.row];
@@ -282,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(
     broken |= t.query_sums[at] == UNUSABLE;
     sum += t.query_sums[at], rank += t.query_ranks[at];
   }
-  const int target = min(max(q.target < 0 ? t.choices[q.slot] : q.target, 0), t.vocab - 1);
+  const int target = min(max(q.target < 0 ? t.sampled[q.slot] : q.target, 0), t.vocab - 1);
   const double nan = __longlong_as_double(0x7ff8000000000000ll);
   const double normaliser = broken ? nan : (double)v.top + log((double)sum / 1099511627776.0);
   double* line = lines + (long)blockIdx.x * (3 + 2 * most);

@@ -5,10 +5,10 @@
 
 #define STAGED 2048  // ids of a block that are sent to the list together
 
-// Grid: spans, choices. Block: 512 threads. cut_ids takes the list, and clears its size.
-extern "C" __global__ void __launch_bounds__(512) gather_ids(const Tables* tables, const Choice* choices, int place) {
+// Grid: spans, sampled tokens. Block: 512 threads. cut_ids takes the list, and clears its size.
+extern "C" __global__ void __launch_bounds__(512) gather_ids(const Tables* tables, const Sampled* tokens, int place) {
   begin();
-  const Choice c = choices[blockIdx.y];
+  const Sampled c = tokens[blockIdx.y];
   if (!(c.flags & HISTOGRAM) || (place >= 0 && c.place != place)) return;
   const Tables& t = *tables;
   Near& near = t.near[c.index];

@@ -1,25 +1,25 @@
-// The choice itself: the first id whose cumulated share of the weight, in the order of ids, exceeds the row's number.
+// The sampling itself: the first id whose cumulated share of the weight, in the order of ids, exceeds the row's number.
 // And what a row keeps of it: its last token, counts, mirostat's number, DRY's match lengths.
 
-// Choices that stand, from `first` on: up to the first that is not the draft at its place.
-INLINE int standing(const int* choices, const int* ids, const Drafted& d) {
+// Sampled tokens that stand, from `first` on: up to the first that is not the draft at its place.
+INLINE int standing(const int* sampled, const int* ids, const Drafted& d) {
   int n = 0;
-  while (n < d.drafts && ids[d.draft_token + n] >= 0 && choices[d.first + n] == ids[d.draft_token + n]) n++;
+  while (n < d.drafts && ids[d.draft_token + n] >= 0 && sampled[d.first + n] == ids[d.draft_token + n]) n++;
   return n + 1;
 }
 
 INLINE int settle(const Tables& t, const Drafted& d) {
   const Row& row = t.rows[d.row];
-  const int count = standing(t.choices, t.token_ids, d);
-  t.last[d.row] = max(t.choices[d.first + count - 1], 0);
+  const int count = standing(t.sampled, t.token_ids, d);
+  t.last[d.row] = max(t.sampled[d.first + count - 1], 0);
   if (row.counts)
     for (int n = 0; n < count; n++)
-      if (t.choices[d.first + n] >= 0) atomicAdd(row.counts + t.choices[d.first + n], 1u);
-  if (row.mirostat && t.choices[d.first + count - 1] >= 0) t.mu[d.row] = t.next_mu[d.first + count - 1];
+      if (t.sampled[d.first + n] >= 0) atomicAdd(row.counts + t.sampled[d.first + n], 1u);
+  if (row.mirostat && t.sampled[d.first + count - 1] >= 0) t.mu[d.row] = t.next_mu[d.first + count - 1];
   return count;
 }
 
-INLINE int draw(const Tables& t, const Choice& c, const Row& row, const View& v, u64* sums, u64* room) {
+INLINE int draw(const Tables& t, const Sampled& c, const Row& row, const View& v, u64* sums, u64* room) {
   __shared__ int found_tile, found_id;
   __shared__ u64 before_tile, all, found_weight;
   for (int i = threadIdx.x; i < t.tiles; i += blockDim.x) sums[i] = t.sums[(long)c.index * t.tiles + i];
@@ -62,13 +62,13 @@ INLINE int draw(const Tables& t, const Choice& c, const Row& row, const View& v,
   return found_id;
 }
 
-// Grid: choices. Block: 256 threads. `drafted`: settle_rows follows.
+// Grid: sampled tokens. Block: 256 threads. `drafted`: settle_rows follows.
 extern "C" __global__ void __launch_bounds__(256) pick_ids(
-    const Tables* tables, const Choice* choices, int place, int drafted) {
+    const Tables* tables, const Sampled* tokens, int place, int drafted) {
   begin();
   extern __shared__ u64 sums[];
   __shared__ u64 room[33];
-  const Choice c = choices[blockIdx.x];
+  const Sampled c = tokens[blockIdx.x];
   if (!c.flags || (place >= 0 && c.place != place)) return;
   const Tables& t = *tables;
   const Row& row = t.rows[c.row];
@@ -81,13 +81,13 @@ extern "C" __global__ void __launch_bounds__(256) pick_ids(
     id = draw(t, c, row, v, sums, room);
   }
   if (threadIdx.x) return;
-  t.choices[c.index] = id;
+  t.sampled[c.index] = id;
   if (!drafted) settle(t, Drafted{c.row, c.index, 0, 0});
 }
 
-// A step with drafts: table [rows, 1 + most] gets the choices that stand, none of a deferred row, whose number is
-// below 0.
-// Grid: blocks of 128 rows that choose.
+// A step with drafts: table [rows, 1 + most] gets the tokens that stand, none of a deferred row, whose number is below
+// 0.
+// Grid: blocks of 128 rows that sample.
 extern "C" __global__ void __launch_bounds__(128) settle_rows(
     const Tables* tables, const Drafted* rows, int count, int* table, int most) {
   begin();
@@ -95,21 +95,22 @@ extern "C" __global__ void __launch_bounds__(128) settle_rows(
   if (at >= count) return;
   const Tables& t = *tables;
   const int stand = rows[at].row < 0 ? 0 : settle(t, rows[at]);
-  for (int n = 0; n <= most; n++) table[at * (most + 1) + n] = n < stand ? t.choices[rows[at].first + n] : NOT_REACHED;
+  for (int n = 0; n <= most; n++) table[at * (most + 1) + n] = n < stand ? t.sampled[rows[at].first + n] : NOT_REACHED;
 }
 
-// Take the choices that stand into DRY's tables. Grid: choices; the block of a row's first place. Block: 1024 threads.
+// Take the sampled tokens that stand into DRY's tables. Grid: sampled tokens; the block of a row's first place does all
+// of the row. Block: 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024) extend_repetitions(
-    const Tables* tables, const Choice* choices, int count) {
+    const Tables* tables, const Sampled* tokens, int count) {
   begin();
-  const Choice c = choices[blockIdx.x];
+  const Sampled c = tokens[blockIdx.x];
   if (!(c.flags & DRY) || c.place) return;
   const Tables& t = *tables;
   const Row& row = t.rows[c.row];
   int drafts = 0;
-  while (blockIdx.x + drafts + 1 < count && choices[blockIdx.x + drafts + 1].row == c.row) drafts++;
-  const int added = standing(t.choices, t.token_ids, Drafted{c.row, c.index, drafts, c.draft_token});
-  const History history{row, row.dry_start + c.num_output, t.choices + c.index};
+  while (blockIdx.x + drafts + 1 < count && tokens[blockIdx.x + drafts + 1].row == c.row) drafts++;
+  const int added = standing(t.sampled, t.token_ids, Drafted{c.row, c.index, drafts, c.draft_token});
+  const History history{row, row.dry_start + c.num_output, t.sampled + c.index};
   const int size = history.size + added;
   if (size > row.dry_places) return;
   const int start = history.window_start(size);
@@ -121,5 +122,5 @@ extern "C" __global__ void __launch_bounds__(1024) extend_repetitions(
     __syncthreads();
   }
   if (threadIdx.x == 0) row.dry_lengths[size] = 0;
-  if (threadIdx.x < added) row.dry_tokens[history.size + threadIdx.x] = t.choices[c.index + threadIdx.x];
+  if (threadIdx.x < added) row.dry_tokens[history.size + threadIdx.x] = t.sampled[c.index + threadIdx.x];
 }

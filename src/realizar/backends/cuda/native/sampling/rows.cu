@@ -1,7 +1,7 @@
-// Rows, choices and tables of the sampler, and what its kernels share: integer weights, the order of ids, sums of a
-// block.
+// Rows, sampled tokens and tables of the sampler, and what its kernels share: integer weights, the order of ids, sums of
+// a block.
 // Defined by the loader: SAMPLERS, the fields of `Row` that are samplers' parameters.
-// Mirrored by ../../sampling: native_rows.py (Row), native_step_sampler.py (Tables, Choice).
+// Mirrored by ../../sampling: native_rows.py (Row), native_step_sampler.py (Tables, Sampled).
 //
 // A weight is exp((logit - top) / temperature) * 2^40 as an integer of 64 bits, so that sums do not depend on their
 // order: every split into blocks gives the same bits. Ids are ordered by (key, id): key grows as the logit falls.
@@ -21,7 +21,7 @@ typedef unsigned long long u64;
 #define LARGEST 3.4028234663852886e38
 #define INF __int_as_float(0x7f800000)
 
-#define ADJUST 1         // flags of a choice
+#define ADJUST 1         // flags of a sampled token
 #define DRAW 2
 #define CUT 4
 #define HISTOGRAM 8
@@ -52,11 +52,11 @@ struct Row {
   int choice, num_biases, num_ends, num_breakers, min_tokens, dry_start, dry_places, num_prompt, kinds;
 };
 
-// One place at which a token is chosen. Kernels pass one without flags.
-struct Choice { int index, row, place, position, num_output, mask, draft_token, flags; };
+// One place at which a token is sampled. Kernels pass one without flags.
+struct Sampled { int index, row, place, position, num_output, mask, draft_token, flags; };
 // A row of a step with drafts.
 struct Drafted { int row, first, drafts, draft_token; };
-// Log-probabilities wanted of the logits `slot`; target -1: of the id chosen there.
+// Log-probabilities wanted of the logits `slot`; target -1: of the id sampled there.
 struct Query { int slot, target, top_n, padding; };  // slot -1: nothing is wanted
 // Ids that stay: low <= (key, id) <= high, and (|distance - mean|, id) <= typical; `summed` where `sums` are theirs.
 struct Cut { u64 low, high, typical; float mean; int summed; };
@@ -65,11 +65,11 @@ struct Cut { u64 low, high, typical; float mean; int summed; };
 // `size`: how many, of which no more than ROOM are kept. `arrivals`: spans that are in the histogram.
 struct Near { int extent, size, first, end, kept, kept_end, arrivals; float mean; };
 
-// `mask_places`: the mask of each choice of list_choices, NO_MASK or DEFERRED. `shared_masks`: in the host's memory.
+// `mask_places`: the mask of each token of list_sampled, NO_MASK or DEFERRED. `shared_masks`: in the host's memory.
 struct Tables {
   const float* logits; const float* tops; const int* top_ids;
   float* adjusted; float* adjusted_tops; int* adjusted_ids;
-  const u32* masks; const int* token_ids; int* choices; int* last;
+  const u32* masks; const int* token_ids; int* sampled; int* last;
   const Row* rows; double* mu; double* next_mu;
   u64* sums; u64* weights; u32* counts; double* moments; Cut* cuts;
   u64* query_sums; u32* query_ranks; u32* query_counts;
@@ -175,7 +175,7 @@ INLINE u64 block_scan(u64 x, u64* room) {
   return before + through - x;
 }
 
-// The logits that a choice is made among.
+// The logits that a token is sampled from.
 struct View {
   const float* x;
   int vocab;
@@ -189,7 +189,7 @@ INLINE u64 best_of(const float* tops, const int* ids, int tiles) {
   for (int i = threadIdx.x % 32; i < tiles; i += 32) best = min(best, place_of(tops[i], ids[i]));
   return warp_min(best);
 }
-INLINE View view_of(const Tables& t, const Choice& c, double temperature) {
+INLINE View view_of(const Tables& t, const Sampled& c, double temperature) {
   const bool adjusted = c.flags & ADJUST;
   const float* tops = (adjusted ? t.adjusted_tops : t.tops) + (long)c.index * t.tiles;
   const int* ids = (adjusted ? t.adjusted_ids : t.top_ids) + (long)c.index * t.tiles;

@@ -9,7 +9,7 @@ TILE, SPAN, BINS, ROOM = 4096, 16384, 2048, 4096  # as in rows.cu
 MOST_LISTED = 4096  # most probable ids that `report_logprobs` can list
 SELECT_BYTES = 8 * ROOM + 12 * BINS + 8 * 33 + 64  # `Room` of select.cu, with some to spare
 
-_FILES = ("rows", "choices", "adjust", "weigh", "gather", "select", "cut", "pick")
+_FILES = ("rows", "sampled", "adjust", "weigh", "gather", "select", "cut", "pick")
 
 
 def sampler_numbers() -> list[Sampler]:

@@ -1,7 +1,7 @@
 // Passes of many blocks over the vocabulary: weights of tiles, and histograms of weights by distance from the top.
 
 // Sums of a span's tiles, of weights as each thread has them, by 512 threads; `broken` has a bit for each tile.
-INLINE void store_sums(const Tables& t, const Choice& c, const u32* high, const u32* low, u32 broken) {
+INLINE void store_sums(const Tables& t, const Sampled& c, const u32* high, const u32* low, u32 broken) {
   __shared__ u64 warps[16][TILES];
   __shared__ u32 marks[16];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -44,7 +44,7 @@ INLINE void store_moments(const Tables& t, long tile, float distances, float squ
 constexpr int EACH_BIN = BINS / 512;
 struct Bins { u64 mass[EACH_BIN], mass_before, total; u32 number[EACH_BIN], number_before; };
 
-INLINE Bins read_bins(const Tables& t, const Choice& c, u64* room) {
+INLINE Bins read_bins(const Tables& t, const Sampled& c, u64* room) {
   __shared__ u64 total;
   Bins h{};
   const long at = (long)c.index * BINS + threadIdx.x * EACH_BIN;
@@ -62,7 +62,7 @@ INLINE Bins read_bins(const Tables& t, const Choice& c, u64* room) {
 }
 
 // Find the bin in which a row's histogram reaches what its first truncation leaves; by the last of its blocks.
-INLINE void find_bin(const Choice& c, const Row& row, bool by_count, const Bins& h, Near& near) {
+INLINE void find_bin(const Sampled& c, const Row& row, bool by_count, const Bins& h, Near& near) {
   const u64 target = by_count ? row.top_k : share_of(row.top_p, h.total);
   u64 mass = h.mass_before;
   u32 number = h.number_before;
@@ -144,16 +144,16 @@ INLINE u64 moment_of(float distance) {
 INLINE float mean_of(u64 moment, u64 mass) { return (float)((double)moment / (double)mass); }
 
 // A span's sum of `moment_of`, in the room of the moments of its first tile, which rows with DEVIATION alone use.
-INLINE u64* moment_at(const Tables& t, const Choice& c, int span) {
+INLINE u64* moment_at(const Tables& t, const Sampled& c, int span) {
   return (u64*)t.moments + ((long)c.index * t.tiles + (long)span * TILES) * 3;
 }
 // True for a row whose first truncation is typical: the last of its blocks finds a ring.
-INLINE bool is_typical(const Tables& t, const Choice& c, const Row& row) {
+INLINE bool is_typical(const Tables& t, const Sampled& c, const Row& row) {
   return row.typical_p < 1.0 && !(c.flags & DEVIATION) && !(row.top_k > 0 && row.top_k < t.vocab);
 }
 
 // Name the bins that gather_ids reads, for a row whose histogram is complete; by the last of its blocks.
-INLINE void find_near(const Tables& t, const Choice& c, const Row& row, u64* sums, u64* room) {
+INLINE void find_near(const Tables& t, const Sampled& c, const Row& row, u64* sums, u64* room) {
   const bool by_count = row.top_k > 0 && row.top_k < t.vocab, typical = is_typical(t, c, row);
   if (c.flags & DEVIATION || (row.typical_p < 1.0 && !typical)) return;
   if (!typical && !by_count && row.top_p >= 1.0) return;
@@ -168,11 +168,11 @@ INLINE void find_near(const Tables& t, const Choice& c, const Row& row, u64* sum
   find_ring(row, h, mean_of(moment, h.total), near, sums, room);
 }
 
-// Grid: spans, choices. Block: 512 threads. Writes `sums` of tiles; adds to `weights` and `counts` of bins, which
-// cut_ids clears; finds the bins that gather_ids reads.
-extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables, const Choice* choices, int place) {
+// Grid: spans, sampled tokens. Block: 512 threads. Writes `sums` of tiles; adds to `weights` and `counts` of bins,
+// which cut_ids clears; finds the bins that gather_ids reads.
+extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables, const Sampled* tokens, int place) {
   begin();
-  const Choice c = choices[blockIdx.y];
+  const Sampled c = tokens[blockIdx.y];
   if (!(c.flags & DRAW) || (place >= 0 && c.place != place)) return;
   const Tables& t = *tables;
   const Row& row = t.rows[c.row];
@@ -236,10 +236,10 @@ extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables
   if (last) find_near(t, c, row, memory, room);
 }
 
-// `sums` of tiles again, of the ids that cut_ids left. Grid: spans, choices. Block: 512 threads.
-extern "C" __global__ void __launch_bounds__(512) weigh_left(const Tables* tables, const Choice* choices, int place) {
+// `sums` of tiles again, of the ids that cut_ids left. Grid: spans, sampled tokens. Block: 512 threads.
+extern "C" __global__ void __launch_bounds__(512) weigh_left(const Tables* tables, const Sampled* tokens, int place) {
   begin();
-  const Choice c = choices[blockIdx.y];
+  const Sampled c = tokens[blockIdx.y];
   if (!(c.flags & CUT) || (place >= 0 && c.place != place)) return;
   const Tables& t = *tables;
   const View v = view_of(t, c, t.rows[c.row].temperature);
@@ -304,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(512) survey_ids(const Tables* table
   const int* top_ids = t.top_ids + (long)q.slot * t.tiles;
   const float top = logit_of(best_of(tops, top_ids, t.tiles) >> 32);
   const float* x = t.logits + (long)q.slot * t.vocab;
-  const int target = min(max(q.target < 0 ? t.choices[q.slot] : q.target, 0), t.vocab - 1);
+  const int target = min(max(q.target < 0 ? t.sampled[q.slot] : q.target, 0), t.vocab - 1);
   const float wanted = x[target];
   const u64 bound = bound_of(tops, top_ids, t.tiles, q.top_n);
   const float least = bound ? logit_of(bound >> 32) : INF;
