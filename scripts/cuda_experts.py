@@ -59,9 +59,7 @@ class Layers:
             (2 * options.width, options.hidden, GGML_LAYOUTS[GGMLType[options.gate_up]]),
             (options.hidden, options.width, GGML_LAYOUTS[GGMLType[options.down]]),
         )
-        self.gate_ups, self.downs = (
-            [random_experts(self.experts, *each, options.compact) for _ in range(self.count)] for each in sizes
-        )
+        self.gate_ups, self.downs = ([random_experts(self.experts, *each) for _ in range(self.count)] for each in sizes)
         self.chosen = random_choices(rows, self.per_token, self.experts, self.count, options.skew)
         x = torch.randn(rows, options.hidden, device="cuda")
         self.x: ActivationBuffer = self.matmuls.written(x, InputFormat("half", 64 if rows >= 64 else 16))
@@ -143,7 +141,6 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--gate-up", default="Q4_K")
     parser.add_argument("--down", default="Q6_K")
-    parser.add_argument("--compact", action="store_true")
     parser.add_argument("--dense", action="store_true", help="time dense matmuls of as many bytes too")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--skew", type=float, default=0.0)

@@ -57,9 +57,9 @@ def time_packing() -> None:
 class Bench:
     """The matrices of the 8B shape and what they are multiplied with."""
 
-    def __init__(self, matmuls: MatmulKernels, layout: WeightLayout, compact: bool, count: int = LAYERS) -> None:
+    def __init__(self, matmuls: MatmulKernels, layout: WeightLayout, count: int = LAYERS) -> None:
         self.matmuls = matmuls
-        self.stacks = {n: copies(r, c, count, layout, compact) for n, (r, c) in SHAPES.items()}
+        self.stacks = {n: copies(r, c, count, layout) for n, (r, c) in SHAPES.items()}
         self.inputs: dict[tuple[int, int, InputFormat], ActivationBuffer] = {}
         self.partials = torch.empty(3 << 26, device="cuda")
 
@@ -115,8 +115,8 @@ def line(bench: Bench, tokens: int, configs: dict[str, MatmulConfig], label: str
 
 def time_mixed(matmuls: MatmulKernels) -> None:
     """Q, K and V of one layer where V is of another type, in one grid, against all of one type."""
-    stacks = [copies(5120, 4096, LAYERS, Q4_K, False), copies(1024, 4096, LAYERS, Q6_K, False)]
-    whole = copies(6144, 4096, LAYERS, Q4_K, False)
+    stacks = [copies(5120, 4096, LAYERS, Q4_K), copies(1024, 4096, LAYERS, Q6_K)]
+    whole = copies(6144, 4096, LAYERS, Q4_K)
     partials = torch.empty((12, 64, 6144), device="cuda")
     for tokens in (1, 8, 64):
         x = matmuls.written(torch.randn(tokens, 4096, device="cuda"), matmuls.activation_format(tokens))
@@ -137,9 +137,9 @@ def time_mixed(matmuls: MatmulKernels) -> None:
         )
 
 
-def time_gated(matmuls: MatmulKernels, layout: WeightLayout, compact: bool) -> None:
+def time_gated(matmuls: MatmulKernels, layout: WeightLayout) -> None:
     """Gate and up, 32 layers, ending with the activation, against partial sums that are not yet read."""
-    matrices = [dataclasses.replace(one, interleaved=True) for one in copies(28672, 4096, LAYERS, layout, compact)]
+    matrices = [dataclasses.replace(one, interleaved=True) for one in copies(28672, 4096, LAYERS, layout)]
     for tokens in TOKENS:
         gated, plain = route_gated(matmuls, tokens, matrices[0], "silu"), matmuls.route(tokens, matrices[0])
         if gated is None:
@@ -163,15 +163,15 @@ def time_gated(matmuls: MatmulKernels, layout: WeightLayout, compact: bool) -> N
             print(f"  parts, unroll, blocks {shape}: {replay_ms(partial(all_gated, gated)):7.3f} ms", flush=True)
 
 
-def time_all(matmuls: MatmulKernels, layout: WeightLayout, compact: bool) -> None:
-    bench = Bench(matmuls, layout, compact)
+def time_all(matmuls: MatmulKernels, layout: WeightLayout) -> None:
+    bench = Bench(matmuls, layout)
     for tokens in TOKENS:
         configs = {n: matmuls.route(tokens, stack[0]) for n, stack in bench.stacks.items()}
         line(bench, tokens, configs, layout.name)
     del bench
-    time_gated(matmuls, layout, compact)
+    time_gated(matmuls, layout)
     time_mixed(matmuls)
-    heads = copies(128256, 4096, 2, Q6_K, compact)
+    heads = copies(128256, 4096, 2, Q6_K)
     partials = torch.empty((1, 64, 128256), device="cuda")
     for tokens in (1, 8, 64):
         config = dataclasses.replace(matmuls.route(tokens, heads[0]), splits=1)
@@ -201,7 +201,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="+", choices=("check", "load", "time", "search"))
     parser.add_argument("--type", default="Q4_K")
-    parser.add_argument("--compact", action="store_true")
     parser.add_argument("--tokens", default=",".join(map(str, TOKEN_COUNTS)))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -213,7 +212,7 @@ def main() -> None:
     if "load" in arguments.what:
         time_packing()
     if "time" in arguments.what:
-        time_all(matmuls, layout, arguments.compact)
+        time_all(matmuls, layout)
     if "search" in arguments.what:
         run_search(matmuls, layout, [int(tokens) for tokens in arguments.tokens.split(",")], arguments.out)
 

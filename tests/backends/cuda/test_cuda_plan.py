@@ -24,8 +24,7 @@ from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.weights import load as weights_module
 from realizar.backends.cuda.weights.load import Weights
-from realizar.backends.cuda.weights.pack import pack_matrix
-from realizar.backends.cuda.weights.pack_raw import reserve
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads, reserve
 from realizar.backends.cuda.weights.plain import PlainMatrix
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import build_program
@@ -49,7 +48,7 @@ def test_a_matrix_is_as_large_as_planned(name: str) -> None:
     source = block_source(ggml_type, data, rows, cols)
     reserved = reserve([source], "meta")
     assert reserved.weights.is_meta
-    assert reserved.size_bytes == pack_matrix(source, "cpu").size_bytes
+    assert reserved.size_bytes == pack_by_threads([source], "cpu").size_bytes
 
 
 @pytest.mark.parametrize("weights", ["Q4_K", "BF16", "F32"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from backends.grouped_source import grouped_source
 from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format, pack_fragments
-from realizar.backends.cuda.weights.pack import codebook_table, pack_matrix, strip_places
+from realizar.backends.cuda.weights.pack import PackedMatrix, codebook_table, strip_places
 from realizar.backends.cuda.weights.pack_raw import memory_bytes, pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
@@ -28,18 +29,15 @@ from realizar.quantization import (
 )
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS, IQ2_XS, Q4_0, Q4_1, Q6_K, Q8_0
 
-TWO_LEVEL_CHOICE = (GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q3_K)
-CASES = [(t, False) for t in QUANTIZED_TYPES] + [(t, True) for t in TWO_LEVEL_CHOICE]
-
 
 def random_source(ggml_type: GGMLType, rows: int, cols: int, seed: int = 0) -> BlockSource:
     data = random_blocks(ggml_type, rows, cols, np.random.default_rng(seed), 0.02)
     return block_source(ggml_type, data, rows, cols)
 
 
-def check_weights(source: MatrixSource, compact: bool = False) -> None:
+def check_weights(source: MatrixSource) -> None:
     """Weights of a packed matrix, drawn at random, are the source's."""
-    rows, cols, form = source.out_features, source.in_features, fragment_format(source.layout, compact)
+    rows, cols, form = source.out_features, source.in_features, fragment_format(source.layout)
     data, block_scales = pack_fragments(source.planes(0, rows), form)
     assert data.size == form.size_bytes(rows, cols)
     reader = Reader(form, data, block_scales, codebook_table(source.layout), cols)
@@ -119,9 +117,7 @@ class Reader:
         width = 2 if form.minima else 1
         found = halves(self.data, supers + ((tile * 8 + g) * 2 + half) * 2 * width, width)
         small: tuple[int, int] = (1, 0)
-        if form.small == "u8_pair":
-            small = int(self.data[at + entry * 2]), int(self.data[at + entry * 2 + 1])
-        elif form.small == "u4_pair":
+        if form.small == "u4_pair":
             small = bits(self.data, at + entry, 0, 4), bits(self.data, at + entry, 4, 4)
         elif form.small == "i8":
             small = int(self.data[at + entry : at + entry + 1].view(np.int8)[0]), 0
@@ -144,21 +140,19 @@ class Reader:
         return (scale * (code - form.offset) + minimum) * float(self.block_scales[strip])
 
 
-@pytest.mark.parametrize(("ggml_type", "compact"), CASES, ids=lambda value: getattr(value, "name", str(value)))
-def test_every_weight_is_where_the_layout_says(ggml_type: GGMLType, compact: bool) -> None:
+@pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES, ids=lambda ggml_type: ggml_type.name)
+def test_every_weight_is_where_the_layout_says(ggml_type: GGMLType) -> None:
     cols = ggml_type.block_size * -(-320 // ggml_type.block_size)
-    check_weights(random_source(ggml_type, 84, cols), compact)
+    check_weights(random_source(ggml_type, 84, cols))
 
 
 @pytest.mark.parametrize("group", [64, 128])
 def test_a_layout_of_no_ggml_type(group: int) -> None:
-    """The matrix is packed at once and by threads, whole and as a shard."""
+    """Threads pack it, whole and as a shard, as it is packed at once."""
     whole = grouped_source(704, 5 * group, group)
     for source in (whole, whole.slice_out_features(64, 500).slice_columns(group, 4 * group)):
         check_weights(source)
-        expected, got = pack_matrix(source, "cpu"), pack_by_threads([source], "cpu")
-        assert torch.equal(got.weights, expected.weights)
-        assert torch.equal(got.block_scales, expected.block_scales)
+        check_packed([source], pack_by_threads([source], "cpu"))
 
 
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.IQ2_XS])
@@ -223,24 +217,24 @@ def test_scale_exponents_follow_the_largest_scale() -> None:
 
 def test_parts_lie_one_below_the_other() -> None:
     parts = [random_source(GGMLType.Q4_K, rows, 256, seed) for seed, rows in enumerate((64, 128, 70))]
-    merged = pack_matrix(parts, "cpu")
-    alone = [pack_matrix(part, "cpu") for part in parts]
+    merged = pack_by_threads(parts, "cpu")
+    alone = [pack_by_threads([part], "cpu") for part in parts]
     assert merged.out_features == 262
     assert torch.equal(merged.weights, torch.cat([matrix.weights for matrix in alone]))
     assert torch.equal(merged.block_scales, torch.cat([matrix.block_scales for matrix in alone]))
-    memory = torch.zeros(merged.weights.numel(), dtype=torch.uint8)
-    assert pack_matrix(parts, "cpu", into=memory).weights.data_ptr() == memory.data_ptr()
-    assert torch.equal(memory, merged.weights)
+    memory = torch.zeros(memory_bytes(parts), dtype=torch.uint8)
+    assert pack_by_threads(parts, "cpu", memory).weights.data_ptr() == memory.data_ptr()
+    assert torch.equal(memory[: merged.weights.numel()], merged.weights)
 
 
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q3_K])
 def test_strips_of_gate_and_up_take_turns(ggml_type: GGMLType) -> None:
-    """Both have six strips, packed at once, and by threads some at a time."""
+    """Both have six strips, packed some at a time."""
     cols = max(96, ggml_type.block_size)
     parts = [random_source(ggml_type, 384, cols, seed) for seed in range(2)]
-    alone = [pack_matrix(each, "cpu") for each in parts]
+    alone = [pack_by_threads([each], "cpu") for each in parts]
     memory = torch.zeros(memory_bytes(parts), dtype=torch.uint8)
-    for got in (pack_matrix(parts, "cpu", interleaved=True), pack_by_threads(parts, "cpu", memory, interleaved=True)):
+    for got in (pack_by_threads(parts, "cpu", into, interleaved=True) for into in (None, memory)):
         assert got.interleaved
         assert (got.out_features, got.in_features, got.format) == (768, cols, alone[0].format)
         strips = got.weights.view(12, got.format.strip_bytes(cols))
@@ -266,7 +260,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         [random_source(GGMLType.IQ4_NL, 64, 256), random_source(GGMLType.MXFP4, 64, 256)],
     ):
         with pytest.raises(UnsupportedModelError):
-            pack_matrix(parts, "cpu")
+            pack_by_threads(parts, "cpu")
 
 
 _REFUSED: dict[str, tuple[WeightLayout, str]] = {
@@ -295,9 +289,17 @@ def test_threads_pack_the_same(ggml_type: GGMLType) -> None:
     cols = max(96, ggml_type.block_size)
     parts = [random_source(ggml_type, rows, cols, rows) for rows in (320, 576, 70)]
     got = pack_by_threads(parts, "cpu")
-    expected = pack_matrix(parts, "cpu")
-    assert torch.equal(got.weights, expected.weights)
-    assert torch.equal(got.block_scales, expected.block_scales)
-    assert (got.table is None) == (expected.table is None)
-    assert got.table is None or torch.equal(got.table, expected.table)
-    assert (got.out_features, got.in_features, got.format) == (966, cols, expected.format)
+    check_packed(parts, got)
+    table = codebook_table(parts[0].layout)
+    assert (got.table is None) == (table is None)
+    assert got.table is None or np.array_equal(got.table.numpy(), table)
+    assert (got.out_features, got.in_features) == (966, cols)
+
+
+def check_packed(parts: Sequence[MatrixSource], got: PackedMatrix) -> None:
+    """Parts lie one below the other, each as `pack_fragments` packs all of it."""
+    form = fragment_format(parts[0].layout)
+    weights, scales = zip(*(pack_fragments(part.planes(0, part.out_features), form) for part in parts), strict=True)
+    assert got.format == form
+    assert np.array_equal(got.weights.numpy(), np.concatenate(weights))
+    assert np.array_equal(got.block_scales.numpy(), np.concatenate(scales))

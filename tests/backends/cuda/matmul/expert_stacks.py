@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_floats
 from realizar.backends.cuda.weights.experts import PackedExperts
-from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
+from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import block_source, random_blocks
 
@@ -22,7 +23,7 @@ def float_matrix(out_features: int, cols: int, rng: np.random.Generator) -> tupl
 
 
 def expert_matrix(
-    ggml_type: GGMLType, out_features: int, cols: int, rng: np.random.Generator, compact: bool, gated: bool
+    ggml_type: GGMLType, out_features: int, cols: int, rng: np.random.Generator, gated: bool
 ) -> tuple[PackedMatrix, torch.Tensor]:
     """One expert's matrix, or its gate and up interleaved; and the values, gate above up."""
     if ggml_type == GGMLType.BF16:
@@ -31,16 +32,16 @@ def expert_matrix(
     sizes = [out_features // 2] * 2 if gated else [out_features]
     sources = [block_source(ggml_type, random_blocks(ggml_type, rows, cols, rng, 0.05), rows, cols) for rows in sizes]
     values = np.concatenate([source.dequantize() for source in sources])
-    return pack_matrix(sources, "cpu", compact, interleaved=gated), torch.from_numpy(values).double()
+    return pack_by_threads(sources, "cpu", interleaved=gated), torch.from_numpy(values).double()
 
 
 def random_stack(
-    ggml_type: GGMLType, count: int, out_features: int, cols: int, *, compact: bool = False, gated: bool = False,
+    ggml_type: GGMLType, count: int, out_features: int, cols: int, *, gated: bool = False,
     seed: int = 0,
 ) -> tuple[PackedExperts, torch.Tensor]:  # fmt: skip
     """Experts on the GPU, and float64 [count, out_features, cols] of their values."""
     rng = np.random.default_rng(seed)
-    packed = [expert_matrix(ggml_type, out_features, cols, rng, compact, gated) for _ in range(count)]
+    packed = [expert_matrix(ggml_type, out_features, cols, rng, gated) for _ in range(count)]
     first = packed[0][0]
     weights = torch.cat([matrix.weights for matrix, _ in packed]).cuda()
     scales = torch.cat([matrix.block_scales for matrix, _ in packed]).cuda()

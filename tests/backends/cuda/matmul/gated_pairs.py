@@ -11,7 +11,8 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
 from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels
 from realizar.backends.cuda.native.sources import GatedActivation
-from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
+from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import BlockSource, block_source, random_blocks
 
@@ -29,7 +30,7 @@ def pair(ggml_type: GGMLType, width: int = WIDTH, cols: int = COLS) -> tuple[Pac
     """Gate and up interleaved, and what they are."""
     sources = raw_pair(ggml_type, width, cols)
     exact = [torch.from_numpy(each.dequantize()).to("cuda", torch.float64) for each in sources]
-    return pack_matrix(sources, "cuda", interleaved=True), exact
+    return pack_by_threads(sources, "cuda", interleaved=True), exact
 
 
 def expected(x: torch.Tensor, exact: list[torch.Tensor], activation: GatedActivation) -> torch.Tensor:
@@ -45,7 +46,7 @@ def down_projection(width: int) -> tuple[PackedMatrix, torch.Tensor]:
     """The matmul that consumes the activation: a matrix [256, width] on a GPU, and its float64 values."""
     data = random_blocks(GGMLType.Q6_K, 256, width, np.random.default_rng(3), 0.05)
     source = block_source(GGMLType.Q6_K, data, 256, width)
-    return pack_matrix(source, "cuda"), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
+    return pack_by_threads([source], "cuda"), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
 
 
 def check_chain(

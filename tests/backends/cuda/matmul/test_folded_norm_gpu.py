@@ -18,7 +18,8 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffers, FoldedNorm  
 from realizar.backends.cuda.matmul.quantized import (  # noqa: E402
     MatmulKernels,
 )
-from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix  # noqa: E402
+from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.quantization import block_source, random_blocks  # noqa: E402
 
@@ -79,7 +80,7 @@ def model(request: pytest.FixtureRequest) -> Model:
     source = block_source(GGMLType.Q4_K, data, cols, cols)
     weight = torch.from_numpy((1 + 0.3 * rng.standard_normal(cols)).astype(np.float32)).cuda()
     exact = torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
-    return Model(MatmulKernels("cuda"), pack_matrix(source, "cuda"), exact, weight)
+    return Model(MatmulKernels("cuda"), pack_by_threads([source], "cuda"), exact, weight)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 33, 64, 130])

@@ -20,8 +20,7 @@ from realizar.backends.cuda.matmul.quantized import (
 )
 from realizar.backends.cuda.native.sources import GatedActivation, WgmmaTiles
 from realizar.backends.cuda.weights import pack_raw
-from realizar.backends.cuda.weights.pack import pack_matrix
-from realizar.backends.cuda.weights.pack_raw import Packer
+from realizar.backends.cuda.weights.pack_raw import Packer, pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -178,7 +177,7 @@ def test_packing_on_the_device_interleaves(ggml_type: GGMLType, monkeypatch: pyt
     monkeypatch.setattr(pack_raw, "_PIECE_BYTES", 1 << 18)
     parts = raw_pair(ggml_type, 4096, COLS)
     got = Packer("cuda").pack(parts, interleaved=True)
-    wanted = pack_matrix(parts, "cuda", interleaved=True)
+    wanted = pack_by_threads(parts, "cuda", interleaved=True)
     assert got.interleaved
     assert torch.equal(got.weights, wanted.weights)
     assert torch.equal(got.block_scales, wanted.block_scales)

@@ -37,12 +37,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 EXPERTS, PER_TOKEN = 6, 3
 _TOLERANCE = 1.5e-3  # weights and activations rounded to halves
 TYPES = [
-    (GGMLType.Q4_K, False), (GGMLType.Q4_K, True), (GGMLType.Q6_K, False), (GGMLType.Q8_0, False),
-    (GGMLType.Q5_0, False), (GGMLType.MXFP4, False), (GGMLType.Q3_K, False), (GGMLType.IQ2_XS, False),
+    GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q5_0, GGMLType.MXFP4, GGMLType.Q3_K, GGMLType.IQ2_XS,
 ]  # fmt: skip
 
 
-TYPES_AND_FLOATS = [*TYPES, (GGMLType.BF16, False)]
+TYPES_AND_FLOATS = [*TYPES, GGMLType.BF16]
 ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu", "clamped", "relu_squared")
 
 
@@ -237,12 +236,12 @@ def run_pairs(
     return out[:-1]
 
 
-@pytest.mark.parametrize(("ggml_type", "compact"), TYPES_AND_FLOATS, ids=lambda v: getattr(v, "name", str(v)))
-def test_rows_of_pairs(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_type: GGMLType, compact: bool) -> None:
+@pytest.mark.parametrize("ggml_type", TYPES_AND_FLOATS, ids=lambda v: v.name)
+def test_rows_of_pairs(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_type: GGMLType) -> None:
     """Every size of tile, with odd numbers of chunks, outputs that end within a strip, weights and biases."""
     cols = 2880 if ggml_type.block_size <= 32 else 1280
-    stack, exact = random_stack(ggml_type, EXPERTS, 200, cols, compact=compact)
-    for seed, tokens in enumerate(sizes(grouped, TYPES_AND_FLOATS.index((ggml_type, compact)))):
+    stack, exact = random_stack(ggml_type, EXPERTS, 200, cols)
+    for seed, tokens in enumerate(sizes(grouped, TYPES_AND_FLOATS.index(ggml_type))):
         for rows in (1, 37, 150):
             x = torch.randn(rows, cols, device="cuda")
             chosen = some_choices(rows, seed + rows)
@@ -302,14 +301,14 @@ def chain(
     return start
 
 
-@pytest.mark.parametrize(("ggml_type", "compact"), TYPES[:6], ids=lambda v: getattr(v, "name", str(v)))
-def test_feed_forwards(matmuls: MatmulKernels, chained: GroupedMatmuls, ggml_type: GGMLType, compact: bool) -> None:
+@pytest.mark.parametrize("ggml_type", TYPES[:5], ids=lambda v: v.name)
+def test_feed_forwards(matmuls: MatmulKernels, chained: GroupedMatmuls, ggml_type: GGMLType) -> None:
     """Gate, up and down of pairs, with biases: with two warpgroups the last item of gate and up ends early, down's in a
     strip, as do those of direct kernels whose slots do not divide its strips."""
-    number = TYPES.index((ggml_type, compact))
-    activation = ACTIVATIONS[number if number < 5 else 3]
+    number = TYPES.index(ggml_type)
+    activation = ACTIVATIONS[number]
     width, cols = 192 if ggml_type.block_size <= 32 else 256, 768
-    gate_up, exact = random_stack(ggml_type, EXPERTS, 2 * width, cols, compact=compact, gated=True)
+    gate_up, exact = random_stack(ggml_type, EXPERTS, 2 * width, cols, gated=True)
     down, exact_down = random_stack(GGMLType.Q8_0, EXPERTS, 300, width, seed=1)
     bias, bias_down = torch.randn(EXPERTS, 2 * width, device="cuda"), torch.randn(EXPERTS, 300, device="cuda")
     interleaved = bias.view(EXPERTS, 2, -1, 64).transpose(1, 2).reshape(EXPERTS, -1).contiguous()

@@ -21,8 +21,8 @@ from realizar.backends.cuda.matmul.quantized import (
 )
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
-from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
-from realizar.backends.cuda.weights.pack_raw import Packer
+from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.cuda.weights.pack_raw import Packer, pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES, BlockSource, WeightLayout, block_source, random_blocks
 
@@ -30,8 +30,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 130)
 NORM_TOKENS = (1, 2, 7, 8, 33, 64, 130)
 FAMILIES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q3_K, GGMLType.IQ4_NL, GGMLType.IQ2_XS)
-COMPACT = (GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K)
-CASES = [(t, False) for t in QUANTIZED_TYPES] + [(t, True) for t in COMPACT]
 _TOLERANCE = 1e-3  # weights rounded to halves: about 3e-4
 
 
@@ -50,11 +48,9 @@ def random_raw(ggml_type: GGMLType, rows: int, cols: int, seed: int) -> BlockSou
     return block_source(ggml_type, random_blocks(ggml_type, rows, cols, np.random.default_rng(seed), 0.02), rows, cols)
 
 
-def random_matrix(
-    ggml_type: GGMLType, rows: int, cols: int, seed: int, compact: bool
-) -> tuple[PackedMatrix, torch.Tensor]:
+def random_matrix(ggml_type: GGMLType, rows: int, cols: int, seed: int) -> tuple[PackedMatrix, torch.Tensor]:
     source = random_raw(ggml_type, rows, cols, seed)
-    return pack_matrix(source, "cuda", compact), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
+    return pack_by_threads([source], "cuda"), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
 
 
 def kernels(matmuls: MatmulKernels, tokens: int) -> Iterator[MatmulConfig]:
@@ -109,10 +105,10 @@ def relative_error(
     return float((inside.double().sum(0) - reference).norm() / reference.norm())
 
 
-@pytest.mark.parametrize(("ggml_type", "compact"), CASES, ids=lambda value: getattr(value, "name", str(value)))
-def test_every_kernel_multiplies(matmuls: MatmulKernels, ggml_type: GGMLType, compact: bool) -> None:
-    number = CASES.index((ggml_type, compact))
-    matrix, exact = random_matrix(ggml_type, *shape_for(ggml_type, number), number, compact)
+@pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES, ids=lambda ggml_type: ggml_type.name)
+def test_every_kernel_multiplies(matmuls: MatmulKernels, ggml_type: GGMLType) -> None:
+    number = QUANTIZED_TYPES.index(ggml_type)
+    matrix, exact = random_matrix(ggml_type, *shape_for(ggml_type, number), number)
     wanted = [(tokens, config) for tokens in TOKENS for config in kernels(matmuls, tokens)]
     matmuls.prepare([(matrix.format, config) for _, config in wanted])
     for tokens, config in wanted:
@@ -135,7 +131,7 @@ def test_every_kernel_multiplies_a_layout_of_no_ggml_type(matmuls: MatmulKernels
 @pytest.mark.parametrize("ggml_type", FAMILIES, ids=lambda ggml_type: ggml_type.name)
 def test_every_kernel_applies_a_folded_norm(matmuls: MatmulKernels, ggml_type: GGMLType, parts: int) -> None:
     """Each row's own factor; also by fewer warps than rows, and where outputs leave through shared memory."""
-    matrix, exact = random_matrix(ggml_type, 256, 512, 9, False)
+    matrix, exact = random_matrix(ggml_type, 256, 512, 9)
     wanted = [(tokens, config) for tokens in NORM_TOKENS for config in kernels(matmuls, tokens)]
     wanted.append((7, MatmulConfig(MatvecTiles(7, 4, 1, 1, 1), InputFormat("int8"), 2)))
     if matmuls.capability == (9, 0):
@@ -151,7 +147,7 @@ def test_every_kernel_applies_a_folded_norm(matmuls: MatmulKernels, ggml_type: G
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0])
 def test_routes_multiply(ggml_type: GGMLType, invariant: bool) -> None:
     matmuls = MatmulKernels("cuda", batch_invariant=invariant)
-    matrix, exact = random_matrix(ggml_type, 1088, 2048, 5, False)
+    matrix, exact = random_matrix(ggml_type, 1088, 2048, 5)
     for tokens in (1, 2, 3, 8, 17, 64, 100, 300):
         config = matmuls.route(tokens, matrix)
         assert config.format == matmuls.activation_format(tokens)
@@ -165,7 +161,7 @@ def test_blocks_that_add_parts_give_the_bits_of_splits_added_later(matmuls: Matm
         pytest.skip("the Hopper kernel runs on compute capability 9.0 alone")
     half = InputFormat("half", 128)
     for rows, parts, chunks in ((640, 4, 6), (152, 3, 4), (256, 2, 12)):
-        matrix, exact = random_matrix(ggml_type, rows, 64 * parts * chunks, parts, False)
+        matrix, exact = random_matrix(ggml_type, rows, 64 * parts * chunks, parts)
         tiles = WgmmaTiles(128, 2, 2, 3, 1, 1, 1, parts)
         if matmuls.tuning.shrunk(tiles, [matrix.format]) != tiles:
             pytest.skip("its blocks have no room for sums, and none are chosen that add parts")
@@ -188,7 +184,7 @@ def test_blocks_that_add_parts_give_the_bits_of_splits_added_later(matmuls: Matm
 @pytest.mark.parametrize("second", [GGMLType.Q6_K, GGMLType.Q3_K, GGMLType.IQ4_XS])
 def test_matrices_of_two_formats_share_a_grid(matmuls: MatmulKernels, second: GGMLType) -> None:
     cols = 1024
-    pairs = [random_matrix(t, out, cols, out, False) for t, out in ((GGMLType.Q4_K, 320), (second, 200))]
+    pairs = [random_matrix(t, out, cols, out) for t, out in ((GGMLType.Q4_K, 320), (second, 200))]
     matrices, exact = [pair[0] for pair in pairs], torch.cat([pair[1] for pair in pairs])
     for tokens in (1, 2, 8, 40, 128, 300):
         x = torch.randn(tokens, cols, device="cuda")
@@ -228,7 +224,7 @@ def test_tokens_do_not_depend_on_the_batch(ggml_type: GGMLType, cols: int) -> No
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q8_0], ids=str)
 def test_one_massive_channel(matmuls: MatmulKernels, ggml_type: GGMLType) -> None:
     """Larger than a half can hold, in one token of a step: its sums are right, and so are the other tokens'."""
-    matrix, exact = random_matrix(ggml_type, 640, 2048, 9, False)
+    matrix, exact = random_matrix(ggml_type, 640, 2048, 9)
     for tokens in (1, 2, 16, 64, 300):
         x = torch.randn(tokens, 2048, device="cuda")
         x[tokens // 2, 77] = 3e5
@@ -241,7 +237,7 @@ def test_one_massive_channel(matmuls: MatmulKernels, ggml_type: GGMLType) -> Non
 
 
 def test_results_repeat_and_the_splits_sum_in_any_launch(matmuls: MatmulKernels) -> None:
-    matrix, _ = random_matrix(GGMLType.Q6_K, 640, 2048, 7, False)
+    matrix, _ = random_matrix(GGMLType.Q6_K, 640, 2048, 7)
     for tokens in (1, 16):
         config = matmuls.route(tokens, matrix)
         activations = matmuls.written(torch.randn(tokens, 2048, device="cuda"), config.format)
@@ -255,7 +251,7 @@ def test_results_repeat_and_the_splits_sum_in_any_launch(matmuls: MatmulKernels)
 
 def test_dependent_launches_in_a_graph_equal_plain_ones(matmuls: MatmulKernels) -> None:
     """A chain in which each matmul's input comes from the one before."""
-    matrix, _ = random_matrix(GGMLType.Q4_K, 2048, 2048, 8, False)
+    matrix, _ = random_matrix(GGMLType.Q4_K, 2048, 2048, 8)
     config = matmuls.route(1, matrix)
     start = torch.randn(1, 2048, device="cuda")
 
@@ -301,7 +297,7 @@ def test_repacking_equals_the_reference(layout: WeightLayout, shard: bool) -> No
     if shard:
         parts = [part.slice_columns(cols, 2 * cols) for part in parts]
     got = Packer("cuda").pack(parts)
-    expected = pack_matrix(parts, "cuda")
+    expected = pack_by_threads(parts, "cuda")
     assert torch.equal(got.weights, expected.weights)
     assert torch.equal(got.block_scales, expected.block_scales)
     assert (got.out_features, got.in_features, got.format) == (

@@ -19,7 +19,8 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm
 from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
-from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
+from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
 from realizar.quantization import block_source, random_blocks
@@ -36,7 +37,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> type[RecordingKernel]:
 
 def matrix(ggml_type: GGMLType, rows: int, cols: int = 1024) -> PackedMatrix:
     data = random_blocks(ggml_type, rows, cols, np.random.default_rng(0), 0.02)
-    return pack_matrix(block_source(ggml_type, data, rows, cols), "cpu")
+    return pack_by_threads([block_source(ggml_type, data, rows, cols)], "cpu")
 
 
 def int8(tokens: int, cols: int) -> ActivationBuffer:

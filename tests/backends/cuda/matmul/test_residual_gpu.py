@@ -21,7 +21,8 @@ from realizar.backends.cuda.matmul.quantized import (
 )
 from realizar.backends.cuda.matmul.residual import Residual, epilogue_square_parts, launch_residual
 from realizar.backends.cuda.native.sources import MatvecTiles
-from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
+from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import block_source, random_blocks
 
@@ -95,7 +96,7 @@ def matrix_of(ggml_type: GGMLType, tokens: int = WIDTH, cols: int = COLS) -> tup
     """A matrix, and what it is in float64."""
     data = random_blocks(ggml_type, tokens, cols, np.random.default_rng(5), 0.05)
     source = block_source(ggml_type, data, tokens, cols)
-    return pack_matrix(source, "cuda"), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
+    return pack_by_threads([source], "cuda"), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
 
 
 def config(matmuls: MatmulKernels, tiles: MatvecTiles) -> MatmulConfig:

@@ -81,7 +81,7 @@ def test_direct_kernels_keep_their_weights_in_registers(tokens: int, tmp_path: P
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, pytest.param(GGMLType.IQ2_XS, marks=pytest.mark.full), None])
 def test_direct_kernels_compile(ggml_type: GGMLType | None) -> None:
     """Also for architectures before the one that they were measured on."""
-    weight_format = FLOATS if ggml_type is None else fragment_format(GGML_LAYOUTS[ggml_type], True)
+    weight_format = FLOATS if ggml_type is None else fragment_format(GGML_LAYOUTS[ggml_type])
     tiles = DirectTiles(8, 1, 8, 1, 1)
     check([grouped_source(weight_format, tiles, False, None, 8)], "sm_80" if ggml_type is None else "sm_90a")
 

@@ -44,10 +44,8 @@ from realizar.quantization import Planes, WeightLayout
 BLOCK = 64  # out_features of a block and columns of a chunk
 TILE = 16  # out_features of a tile
 SUPER = 256  # columns that share super-scales
-Small = Literal["f16", "f16_high", "u4_pair", "u8_pair", "i8", "u4_odd", "none"]
-SMALL_BYTES: dict[Small, int] = {
-    "f16": 2, "f16_high": 1, "u4_pair": 1, "u8_pair": 2, "i8": 1, "u4_odd": 0, "none": 0,
-}  # fmt: skip
+Small = Literal["f16", "f16_high", "u4_pair", "i8", "u4_odd", "none"]
+SMALL_BYTES: dict[Small, int] = {"f16": 2, "f16_high": 1, "u4_pair": 1, "i8": 1, "u4_odd": 0, "none": 0}
 PLANES: dict[int, tuple[int, ...]] = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 
 
@@ -60,8 +58,8 @@ class FragmentFormat:
         offset: subtracted from a code: 0, or a power of two.
         sets: scales per out_feature and chunk: 1, 2 or 4.
         small: type of the scales in a block. `f16` are final, and so is `f16_high`, the upper byte of one that is a
-            power of two from 2^-16 on. The others are integers that multiply super-scales: `u4_pair` and `u8_pair`
-            scale and minimum, `i8` scale, `u4_odd` the n of scale 2 n + 1, `none` 1.
+            power of two from 2^-16 on. The others are integers that multiply super-scales: `u4_pair` scale
+            and minimum, `i8` scale, `u4_odd` the n of scale 2 n + 1, `none` 1.
         minima: whether minima stand beside scales.
         codebook: whether codes index a table of 16 bytes.
         e2m1: whether that table has floats of four bits, doubled, which kernels make without it.
@@ -147,10 +145,10 @@ class FragmentFormat:
 FLOATS = FragmentFormat(16, 0.0, 1, "none")
 
 
-def fragment_format(layout: WeightLayout, compact: bool = False) -> FragmentFormat:
+def fragment_format(layout: WeightLayout) -> FragmentFormat:
     """The format for matrices of a layout, of codes, bf16 or fp16; UnsupportedModelError where none expresses it.
 
-    `compact` keeps two-level scales also where one level costs less than an eighth more (4 to 6 bits).
+    Two-level scales stay where one level would cost more than an eighth more: of less than 4 bits.
     """
     if layout.float_type in ("bf16", "f16"):
         return FLOATS
@@ -168,7 +166,7 @@ def fragment_format(layout: WeightLayout, compact: bool = False) -> FragmentForm
     if layout.centred:
         return FragmentFormat(1, 0.5, sets, "f16")
     offset = float(layout.offset)
-    if two_level and (compact or layout.bits < 4) and layout.scale in _SMALL_OF:
+    if two_level and layout.bits < 4 and layout.scale in _SMALL_OF:
         return FragmentFormat(layout.bits, offset, sets, _SMALL_OF[layout.scale], layout.minimum)
     if layout.group_size == SUPER and not layout.minimum:
         return FragmentFormat(layout.bits, offset, 1, "none")
@@ -176,7 +174,7 @@ def fragment_format(layout: WeightLayout, compact: bool = False) -> FragmentForm
 
 
 _HIGH_BITS = {8: 0, 9: 1, 10: 2, 12: 4}  # beyond eight, by the bits of a vector's index
-_SMALL_OF: dict[str, Small] = {"u4": "u4_pair", "u8": "u8_pair", "i8": "i8"}  # by the type of two-level scales
+_SMALL_OF: dict[str, Small] = {"u4": "u4_pair", "i8": "i8"}  # by the type of two-level scales
 
 
 def _refusal(layout: WeightLayout) -> str | None:
@@ -341,9 +339,7 @@ def _small_scales(
     if planes.minima is None or not weight_format.minima:
         return np.ascontiguousarray(small.astype(np.int8)).view(np.uint8)
     small_minima = tiled(planes.minima.astype(np.int16)).transpose(order)
-    if weight_format.small == "u4_pair":
-        return np.ascontiguousarray((small | small_minima << 4).astype(np.uint8))
-    return np.ascontiguousarray(np.stack([small, small_minima], axis=-1).astype(np.uint8))
+    return np.ascontiguousarray((small | small_minima << 4).astype(np.uint8))
 
 
 def _super_scales(

@@ -1,6 +1,6 @@
 """Matmuls of activations with quantised weights: the contract that the rest of the backend calls.
 
-    packed = pack_matrix(source, device)                # weights/pack.py: once, at load
+    packed = Packer(device).pack([source])              # weights/pack_raw.py: once, at load
     matmuls = MatmulKernels(device, batch_invariant=False)
     activations = matmuls.activation_format(tokens)     # InputFormat(kind, block_tokens): depends on tokens alone
     config = matmuls.route(tokens, packed)              # MatmulConfig: the kernel, its tiles, its splits

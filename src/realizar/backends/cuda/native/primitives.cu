@@ -9,7 +9,6 @@ typedef unsigned long long u64;
 #define INLINE __device__ __forceinline__
 #define SMALL_F16 0
 #define SMALL_U4_PAIR 1
-#define SMALL_U8_PAIR 2
 #define SMALL_I8 3
 #define SMALL_U4_ODD 4
 #define SMALL_NONE 5

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from realizar.backends.cuda.layouts.fragments import FragmentFormat, Small
+from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import Source, read
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 from realizar.quantization import WeightLayout
@@ -18,16 +18,6 @@ GatedActivation = Literal["silu", "gelu_tanh", "gelu", "clamped", "relu_squared"
 Epilogue = Literal["silu", "gelu_tanh", "gelu", "clamped", "relu_squared", "residual"]
 """An epilogue: the activation of a gated feed-forward, or the residual add."""
 ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "clamped": 4, "relu_squared": 5}
-
-_SMALL: dict[Small, str] = {
-    "f16": "SMALL_F16",
-    "f16_high": "SMALL_F16_HIGH",
-    "u4_pair": "SMALL_U4_PAIR",
-    "u8_pair": "SMALL_U8_PAIR",
-    "i8": "SMALL_I8",
-    "u4_odd": "SMALL_U4_ODD",
-    "none": "SMALL_NONE",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +267,7 @@ def format_defines(weight_format: FragmentFormat) -> list[tuple[str, str]]:
         "E2M1": int(weight_format.e2m1),
         "SETS": weight_format.sets,
         "MINIMA": int(weight_format.minima),
-        "SMALL": _SMALL[weight_format.small],
+        "SMALL": f"SMALL_{weight_format.small.upper()}",
         "OFFSET": f"{weight_format.offset!r}f" if weight_format.offset % 1 else f"{int(weight_format.offset)}.f",
         "POSITION0": weight_format.positions[0],
         "POSITION1": weight_format.positions[1],

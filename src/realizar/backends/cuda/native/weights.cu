@@ -60,7 +60,6 @@ INLINE void read_scales(Raw& raw, const Memory& block, const Memory& supers, int
     raw.scales[0] = v.x; raw.scales[1] = v.y;
   }
   if constexpr (SMALL == SMALL_F16 && !MINIMA) raw.scales[0] = block.read4(at + entry * 4);
-  if constexpr (SMALL == SMALL_U8_PAIR) raw.scales[0] = block.read4(at + entry * 4);
   if constexpr (SMALL == SMALL_U4_PAIR || SMALL == SMALL_I8 || SMALL == SMALL_F16_HIGH)
     raw.scales[0] = block.read2(at + entry * 2);
   if constexpr (SMALL == SMALL_U4_ODD) raw.scales[0] = block.read1(at + entry);
@@ -80,10 +79,9 @@ INLINE Pairs scale_pairs(const Raw& raw) {
   if constexpr (SMALL == SMALL_F16) { p.pair[0] = word; if constexpr (MINIMA) p.pair[1] = raw.scales[SCALE_WORDS - 1]; }
   if constexpr (SMALL == SMALL_F16_HIGH) p.pair[0] = permute(word, 0, 0x1404);
   if constexpr (SMALL == SMALL_NONE) p.pair[0] = raw.supers[0];
-  if constexpr (SMALL == SMALL_U8_PAIR || SMALL == SMALL_U4_PAIR) {
-    u32 first, second;
-    if constexpr (SMALL == SMALL_U8_PAIR) { first = permute(word, 0x64646464u, 0x4140); second = permute(word, 0x64646464u, 0x4342); }
-    else { first = 0x64006400u | (word & 15) | ((word & 0xf0) << 12); second = 0x64006400u | ((word >> 8) & 15) | ((word & 0xf000) << 4); }
+  if constexpr (SMALL == SMALL_U4_PAIR) {
+    const u32 first = 0x64006400u | (word & 15) | ((word & 0xf0) << 12);
+    const u32 second = 0x64006400u | ((word >> 8) & 15) | ((word & 0xf000) << 4);
     p.pair[0] = mul2(add2(first, 0xe400e400u), raw.supers[0]);
     p.pair[1] = mul2(add2(second, 0xe400e400u), raw.supers[1]);
   }

@@ -36,16 +36,17 @@ from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles, 
 from realizar.backends.cuda.tuning.experts import TunedExperts, sweep_experts
 from realizar.backends.cuda.tuning.sweep import Shape, sweep
 from realizar.backends.cuda.weights.experts import PackedExperts
-from realizar.backends.cuda.weights.pack import PackedMatrix, codebook_table, pack_matrix
+from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads, table_of
 from realizar.errors import CapacityError
 from realizar.quantization import WeightLayout, random_source
 
 _CACHE_TIMES = 4  # what is read for a time is this many times the last-level cache
 
 
-def copies(out_features: int, cols: int, count: int, layout: WeightLayout, compact: bool = False) -> list[PackedMatrix]:
+def copies(out_features: int, cols: int, count: int, layout: WeightLayout) -> list[PackedMatrix]:
     """Random matrices of one shape, each in memory of its own; rows repeat after 64, which no kernel notices."""
-    one = pack_matrix(random_source(layout, BLOCK, cols, np.random.default_rng(1), 0.02), "cuda", compact)
+    one = pack_by_threads([random_source(layout, BLOCK, cols, np.random.default_rng(1), 0.02)], "cuda")
     strips = -(-out_features // BLOCK)
     scales = one.block_scales.repeat(strips)
     return [
@@ -122,18 +123,14 @@ def tune_device(
 _MOST_LAUNCHES = 48  # of a graph
 
 
-def random_experts(
-    count: int, out_features: int, cols: int, layout: WeightLayout, compact: bool = False
-) -> PackedExperts:
+def random_experts(count: int, out_features: int, cols: int, layout: WeightLayout) -> PackedExperts:
     """Experts of random bytes, which no kernel's time depends on."""
-    weight_format = fragment_format(layout, compact)
+    weight_format = fragment_format(layout)
     weights = torch.randint(
         0, 60, (count * weight_format.size_bytes(out_features, cols),), dtype=torch.uint8, device="cuda"
     )
     scales = torch.full((count * -(-out_features // BLOCK),), 1e-3, device="cuda")
-    book = codebook_table(layout)
-    table = None if book is None else torch.from_numpy(book).cuda()
-    return PackedExperts(count, out_features, cols, weight_format, weights, scales, table)
+    return PackedExperts(count, out_features, cols, weight_format, weights, scales, table_of(layout, "cuda"))
 
 
 def random_choices(rows: int, per_token: int, experts: int, layers: int, skew: float = 0.0) -> list[torch.Tensor]:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format, pack_fragments
+from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import MatrixSource, WeightLayout
+from realizar.quantization import WeightLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,40 +48,6 @@ class PackedMatrix:
         return *weights, out, self.out_features, first_block
 
 
-def pack_matrix(
-    parts: MatrixSource | Sequence[MatrixSource], device: torch.device | str, compact: bool = False,
-    into: torch.Tensor | None = None, interleaved: bool = False,
-) -> PackedMatrix:  # fmt: skip
-    """Pack one matrix, or several of one format one below the other or interleaved.
-
-    Args:
-        parts: the matrix, or matrices with equal columns. All but the last have a multiple of 64 out_features.
-        compact: as in `fragment_format`.
-        into: uint8 memory for `weights`, exactly as large and 256-byte aligned; allocated if None.
-        interleaved: blocks of 64 out_features of two matrices alternate.
-
-    Raises:
-        UnsupportedModelError: the parts can't lie in one matrix, or have no format.
-    """
-    sources = [parts] if isinstance(parts, MatrixSource) else list(parts)
-    weight_format = common_format(sources, compact)
-    packed = [pack_fragments(part.planes(0, part.out_features), weight_format) for part in sources]
-    out_features, cols = sum(part.out_features for part in sources), sources[0].in_features
-    weights = (
-        torch.empty(weight_format.size_bytes(out_features, cols), dtype=torch.uint8, device=device)
-        if into is None
-        else into
-    )
-    scales = torch.empty(-(-out_features // BLOCK), dtype=torch.float32, device=device)
-    places = strip_places([part.out_features for part in sources], interleaved)
-    for (data, block_scales), place in zip(packed, places, strict=True):
-        weights.view(len(scales), -1)[place].copy_(torch.from_numpy(data).view(len(block_scales), -1))
-        scales[place].copy_(torch.from_numpy(block_scales))
-    table = codebook_table(sources[0].layout)
-    on_device = None if table is None else torch.from_numpy(table).to(device)
-    return PackedMatrix(out_features, cols, weight_format, weights, scales, on_device, interleaved)
-
-
 def strip_places(out_features: Sequence[int], interleaved: bool) -> list[slice]:
     """Places of the blocks of 64 out_features of matrices of these sizes, in the matrix that they are packed into.
 
@@ -95,21 +61,6 @@ def strip_places(out_features: Sequence[int], interleaved: bool) -> list[slice]:
         return [slice(part, None, 2) for part in range(2)]
     ends = list(itertools.accumulate(-(-count // BLOCK) for count in out_features))
     return [slice(first, end, 1) for first, end in itertools.pairwise([0, *ends])]
-
-
-def common_format(parts: Sequence[MatrixSource], compact: bool = False) -> FragmentFormat:
-    """The one format of matrices that are to lie one below the other.
-
-    Raises UnsupportedModelError where they differ in format, columns or codebook, or a part does not end with a block.
-    """
-    weight_formats = {fragment_format(part.layout, compact) for part in parts}
-    if len(weight_formats) != 1 or len({part.in_features for part in parts}) != 1:
-        raise UnsupportedModelError("matrices of different formats or widths do not merge")
-    if any(part.out_features % BLOCK for part in parts[:-1]):
-        raise UnsupportedModelError(f"matrices merge at multiples of {BLOCK} output features")
-    if len({part.layout.codebook for part in parts}) != 1:
-        raise UnsupportedModelError("matrices of different codebooks do not merge")
-    return weight_formats.pop()
 
 
 def codebook_table(layout: WeightLayout) -> NDArray[np.uint8] | None:

@@ -72,6 +72,7 @@ def pack_by_threads(
     interleaved: bool = False,
 ) -> PackedMatrix:  # fmt: skip
     """The result of `Packer.pack`, made on the host from `Planes` of some strips at a time, a thread for each core."""
+    _check_alike(parts)
     matrix = into if isinstance(into, PackedMatrix) else reserve(parts, device, into, interleaved)
     weights, scales, weight_format = matrix.weights, matrix.block_scales, matrix.format
     counts = [part.out_features for part in parts]
@@ -95,6 +96,15 @@ def pack_by_threads(
             to[: block_scales.size].copy_(torch.from_numpy(data).view(block_scales.size, -1))
             to_scales[: block_scales.size].copy_(torch.from_numpy(block_scales))
     return matrix
+
+
+def _check_alike(parts: Sequence[MatrixSource]) -> None:
+    """Raise UnsupportedModelError for parts that can't lie in one matrix."""
+    alike = len({(part.layout, part.in_features) for part in parts}) == 1
+    if not alike or any(part.out_features % BLOCK for part in parts[:-1]):
+        raise UnsupportedModelError(
+            f"matrices merge if of one layout and width and at multiples of {BLOCK} output features"
+        )
 
 
 def table_of(layout: WeightLayout, device: torch.device | str) -> torch.Tensor | None:
@@ -144,11 +154,7 @@ class Packer:
             UnsupportedModelError: the parts can't lie in one matrix, or no format expresses their layout.
         """
         first = parts[0]
-        alike = len({(part.layout, part.in_features) for part in parts}) == 1
-        if not alike or any(part.out_features % BLOCK for part in parts[:-1]):
-            raise UnsupportedModelError(
-                f"matrices merge if of one layout and width and at multiples of {BLOCK} output features"
-            )
+        _check_alike(parts)
         weight_format, cols = fragment_format(first.layout), first.in_features
         known = weight_format.is_float or (self._repacks and first.layout in REPACKED_LAYOUTS and cols % BLOCK == 0)
         raws = [part.raw for part in parts if part.raw is not None]
