@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import Source, read
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 from realizar.quantization import WeightLayout
 
+Defines: TypeAlias = dict[str, int | str]
+"""Macros of a source."""
 KernelKind = Literal["matvec", "wgmma", "mma_sync"]
 GatedActivation = Literal["silu", "gelu_tanh", "gelu", "clamped", "relu_squared"]
 """How gate and up become one: activation(gate) * up, or by `clamped` as `models.spec.Experts` says."""
@@ -51,10 +53,8 @@ class MatvecTiles:
     def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
         return -(-out_features // (16 * self.tiles)), splits, 1
 
-    def defines(self) -> list[tuple[str, str]]:
-        names = ("TOKENS", "TILES", "PARTS", "UNROLL", "BLOCKS")
-        values = (self.tokens, self.tiles, self.parts, self.unroll, self.blocks)
-        return [(name, str(value)) for name, value in zip(names, values, strict=True)]
+    def defines(self) -> Defines:
+        return of_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +102,15 @@ class WgmmaTiles:
     def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
         return -(-out_features // (64 * self.strips * self.groups)), splits, token_blocks
 
-    def defines(self) -> list[tuple[str, str]]:
-        names = ("TOKENS", "STRIPS", "GROUPS", "TURNS", "SUMMED", "STAGES", "STEP", "BLOCKS", "REGISTERS")
-        values = (
-            self.tokens, self.strips, self.groups, self.turns, self.summed, self.stages, self.step, self.blocks,
-            self.registers,
-        )  # fmt: skip
+    def defines(self) -> Defines:
         count = self.tokens // 2
         accumulators = ", ".join(f"%{i}" for i in range(count))
         inputs = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}, " + f"%{count + 4}"
         operands = ", ".join(f'"+f"(c[{i}])' for i in range(count))
-        return [
-            *((name, str(value)) for name, value in zip(names, values, strict=True)),
-            ("TOKENS_TEXT", f'"{self.tokens}"'),
-            ("ACCUMULATORS", f'"{accumulators}"'),
-            ("INPUTS", f'"{inputs}"'),
-            ("OPERANDS", operands),
-        ]
+        return of_fields(self) | {
+            "REGISTERS": self.registers, "TOKENS_TEXT": f'"{self.tokens}"', "ACCUMULATORS": f'"{accumulators}"',
+            "INPUTS": f'"{inputs}"', "OPERANDS": operands,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +142,8 @@ class MmaSyncTiles:
     def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
         return -(-out_features // (64 * self.strips)), splits, token_blocks * max(1, self.tokens // 64)
 
-    def defines(self) -> list[tuple[str, str]]:
-        names = ("TOKENS", "STRIPS", "STAGES", "BLOCKS")
-        return [(n, str(v)) for n, v in zip(names, (self.tokens, self.strips, self.stages, self.blocks), strict=True)]
+    def defines(self) -> Defines:
+        return of_fields(self)
 
 
 Tiles = MatvecTiles | WgmmaTiles | MmaSyncTiles
@@ -173,7 +164,7 @@ def matmul_source(weight_formats: tuple[FragmentFormat, ...], tiles: Tiles, epil
     """
     names = "_".join(map(format_name, weight_formats))
     name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else ''}_tokens{tiles.tokens}"
-    parts = [define([*tiles.defines(), *epilogue_defines(epilogue)]), read("primitives.cu")]
+    parts = [define(tiles.defines() | epilogue_defines(epilogue)), read("primitives.cu")]
     if tiles.kind == "wgmma":
         parts.append(read("bulk.cu"))
     if tiles.kind != "matvec":
@@ -183,7 +174,7 @@ def matmul_source(weight_formats: tuple[FragmentFormat, ...], tiles: Tiles, epil
         defines = format_defines(weight_format)
         parts.append(f"namespace matrix{index} {{\n{define(defines)}")
         parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
-        parts.append("".join(f"#undef {key}\n" for key, _ in defines) + "}\n")
+        parts.append("".join(f"#undef {key}\n" for key in defines) + "}\n")
     shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
     return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue), shared)
 
@@ -205,13 +196,13 @@ def epilogue_files(kind: KernelKind, epilogue: Epilogue | None) -> list[str]:
     return ["codes.cu", *own] if kind == "matvec" else own
 
 
-def epilogue_defines(epilogue: Epilogue | None) -> list[tuple[str, str]]:
+def epilogue_defines(epilogue: Epilogue | None) -> Defines:
     if epilogue is None:
-        return []
+        return {}
     if epilogue == "residual":
-        return [("RESIDUAL", "1")]
-    numbers = [("SWIGLU_ALPHA", f"{SWIGLU_ALPHA}f"), ("SWIGLU_LIMIT", f"{SWIGLU_LIMIT}f")]
-    return [("ACTIVATION", str(ACTIVATIONS[epilogue])), *(numbers if epilogue == "clamped" else [])]
+        return {"RESIDUAL": 1}
+    numbers: Defines = {"SWIGLU_ALPHA": f"{SWIGLU_ALPHA}f", "SWIGLU_LIMIT": f"{SWIGLU_LIMIT}f"}
+    return {"ACTIVATION": ACTIVATIONS[epilogue]} | (numbers if epilogue == "clamped" else {})
 
 
 def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> str:
@@ -243,32 +234,31 @@ def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> st
 
 def activations_source() -> Source:
     """Float activations to both formats of activations."""
-    names = define([("NAME_INT8", "to_int8"), ("NAME_HALF", "to_half")])
+    names = define({"NAME_INT8": "to_int8", "NAME_HALF": "to_half"})
     return Source("activations", names + "".join(map(read, ("primitives.cu", "codes.cu", "activations.cu"))))
 
 
 def repack_source(layout: WeightLayout, weight_format: FragmentFormat) -> Source:
     """Raw blocks of a layout to its format: two kernels, `scale_tops` and `pack_blocks`."""
-    names = [("NAME_TOPS", "scale_tops"), ("NAME_PACK", "pack_blocks"), (f"TYPE_{layout.name}", "1")]
-    return Source(f"repack_{layout.name.lower()}", define(format_defines(weight_format) + names) + read("repack.cu"))
+    names: Defines = {"NAME_TOPS": "scale_tops", "NAME_PACK": "pack_blocks", f"TYPE_{layout.name}": 1}
+    return Source(f"repack_{layout.name.lower()}", define(format_defines(weight_format) | names) + read("repack.cu"))
 
 
-def define(values: Iterable[tuple[str, str]]) -> str:
-    return "".join(f"#define {key} {value}\n" for key, value in values)
+def define(values: Mapping[str, int | str]) -> str:
+    return "".join(f"#define {key} {value}\n" for key, value in values.items())
 
 
-def format_defines(weight_format: FragmentFormat) -> list[tuple[str, str]]:
-    values: dict[str, int | str] = {
-        "BITS": weight_format.bits,
-        "VECTOR": weight_format.vector,
-        "HIGH_BITS": weight_format.high_bits,
-        "SIGNS": int(weight_format.signs),
-        "CODEBOOK": int(weight_format.codebook),
-        "E2M1": int(weight_format.e2m1),
-        "SETS": weight_format.sets,
-        "MINIMA": int(weight_format.minima),
+def of_fields(numbers: Any) -> Defines:
+    """A macro for each field that is a number, by its name in capitals."""
+    values = ((field.name.upper(), getattr(numbers, field.name)) for field in fields(numbers))
+    return {name: int(value) for name, value in values if isinstance(value, int)}
+
+
+def format_defines(weight_format: FragmentFormat) -> Defines:
+    offset = weight_format.offset
+    return of_fields(weight_format) | {
         "SMALL": f"SMALL_{weight_format.small.upper()}",
-        "OFFSET": f"{weight_format.offset!r}f" if weight_format.offset % 1 else f"{int(weight_format.offset)}.f",
+        "OFFSET": f"{offset!r}f" if offset % 1 else f"{int(offset)}.f",
         "POSITION0": weight_format.positions[0],
         "POSITION1": weight_format.positions[1],
         "CODES_BYTES": weight_format.codes_bytes,
@@ -276,4 +266,3 @@ def format_defines(weight_format: FragmentFormat) -> list[tuple[str, str]]:
         "BLOCK_BYTES": weight_format.block_bytes,
         "SUPER_BYTES": weight_format.super_bytes,
     }
-    return [(key, str(value)) for key, value in values.items()]

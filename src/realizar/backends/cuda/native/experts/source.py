@@ -9,6 +9,7 @@ from functools import cache
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import Source, read
 from realizar.backends.cuda.native.sources import (
+    Defines,
     GatedActivation,
     MatvecTiles,
     define,
@@ -16,6 +17,7 @@ from realizar.backends.cuda.native.sources import (
     epilogue_files,
     format_defines,
     format_name,
+    of_fields,
 )
 
 EXPERT_SIZES = "pppppppppppp" + "iiiii" + "piff"
@@ -36,10 +38,9 @@ def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation:
     pair. None writes float32 sums, with biases unless those are null, times the pair's factor unless factors are null.
     """
     name = f"expert_matvec_{format_name(weight_format)}{f'_{activation}' if activation else ''}"
-    defines = format_defines(weight_format)
-    parts = [define([*tiles.defines(), *epilogue_defines(activation)]), read("primitives.cu")]
+    parts = [define(tiles.defines() | epilogue_defines(activation)), read("primitives.cu")]
     parts.extend(read(file) for file in epilogue_files("matvec", activation))
-    parts.append(define(defines))
+    parts.append(define(format_defines(weight_format)))
     parts.extend(map(read, ("weights.cu", "matvec.cu", "experts/pairs.cu", "experts/matvec.cu")))
     return _with_entry(name, parts, tiles)
 
@@ -58,8 +59,8 @@ def expert_sums_source(weight_format: FragmentFormat, tiles: MatvecTiles, per_to
     one token, their parts a multiple of `per_token`.
     """
     name = f"expert_sums_{format_name(weight_format)}_{per_token}"
-    pairs = [("PAIRS", str(per_token)), ("PAIR_PARTS", str(tiles.parts // per_token))]
-    parts = [define([*tiles.defines(), *epilogue_defines("residual"), *pairs]), read("primitives.cu")]
+    pairs: Defines = {"PAIRS": per_token, "PAIR_PARTS": tiles.parts // per_token}
+    parts = [define(tiles.defines() | epilogue_defines("residual") | pairs), read("primitives.cu")]
     parts.extend(map(read, epilogue_files("matvec", "residual")))
     parts.append(define(format_defines(weight_format)))
     parts.extend(map(read, ("weights.cu", "matvec.cu", "experts/pairs.cu", "experts/matvec_sums.cu")))
@@ -110,13 +111,6 @@ class ChoiceShape:
         """Of the router, the shared expert's gate among them."""
         return self.experts + (self.shared == 2)
 
-    def defines(self) -> dict[str, int]:
-        return {
-            "WIDTH": self.width, "EXPERTS": self.experts, "PER_TOKEN": self.per_token, "SIGMOID": int(self.sigmoid),
-            "SELECTS": int(self.selects), "GROUPS": self.groups, "GROUPS_PER_TOKEN": self.groups_per_token,
-            "SHARED": self.shared,
-        }  # fmt: skip
-
     def warps(self, clusters: bool) -> int:
         """Warps of a block, a row each, for few tokens: as few as let a token's blocks be a cluster."""
         return 16 if clusters and CLUSTER_BLOCKS * 8 < self.rows <= CLUSTER_BLOCKS * 16 else 8
@@ -160,8 +154,8 @@ class ChoiceShape:
         sums = self._column_warps * tokens * (self.padded_experts + 4) + CLUSTER_BLOCKS * own * self.padded_experts
         return tokens * stride + sums
 
-    def many_defines(self, tokens: int) -> dict[str, int]:
-        """Macros that the source for many tokens takes beside `defines`; `tokens`: of a cluster."""
+    def many_defines(self, tokens: int) -> Defines:
+        """Macros that the source for many tokens takes beside the fields; `tokens`: of a cluster."""
         return {
             "TOKENS": tokens, "PADDED": self.padded_experts, "UNITS": self.units, "AHEAD": self._turns[1],
             "FLOATS": self.many_floats(tokens), "CHOOSERS": -(-tokens // CLUSTER_BLOCKS),
@@ -171,7 +165,7 @@ class ChoiceShape:
 @cache
 def choice_source(choice: ChoiceShape, clusters: bool) -> Source:
     """Scores and choices of experts for few tokens of a residual stream, through an RMSNorm."""
-    own = {"WARPS": choice.warps(clusters), "CLUSTER": choice.cluster(clusters), "CHOOSERS": 1}
+    own: Defines = {"WARPS": choice.warps(clusters), "CLUSTER": choice.cluster(clusters), "CHOOSERS": 1}
     files = ("experts/clusters.cu",) if own["CLUSTER"] else ()
     return _choice("choose_experts", choice, own, (*files, "experts/choice.cu", "experts/choose.cu"))
 
@@ -184,9 +178,9 @@ def many_choices_source(choice: ChoiceShape, tokens: int) -> Source:
     return _choice(f"choose_experts_of_{tokens}", choice, own, files, shared)
 
 
-def _choice(kind: str, choice: ChoiceShape, own: dict[str, int], files: Sequence[str], shared_bytes: int = 0) -> Source:
-    numbers = choice.defines()
+def _choice(kind: str, choice: ChoiceShape, own: Defines, files: Sequence[str], shared_bytes: int = 0) -> Source:
+    numbers = of_fields(choice)
     name = f"{kind}_" + "_".join(map(str, numbers.values()))
-    values = {**numbers, **own, "NAME": name}
-    defines = define((key, str(value)) for key, value in values.items())
-    return Source(name, defines + read("primitives.cu") + "".join(map(read, files)), shared_bytes)
+    return Source(
+        name, define(numbers | own | {"NAME": name}) + read("primitives.cu") + "".join(map(read, files)), shared_bytes
+    )

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
 from realizar.backends.cuda.native.compiler import Source, read
 from realizar.backends.cuda.native.sources import (
+    Defines,
     GatedActivation,
     MmaSyncTiles,
     WgmmaTiles,
@@ -20,6 +21,7 @@ from realizar.backends.cuda.native.sources import (
     epilogue_defines,
     format_defines,
     format_name,
+    of_fields,
 )
 
 STEP = 2  # chunks of a stage of the Hopper kernel
@@ -89,11 +91,11 @@ class GroupedTiles:
         """Shared memory of a block beside that, at the most: barriers, pairs and their factors."""
         return 12 * self.tokens * (2 * self.groups if self.kind == "wgmma" else 1) + 16 * self.stages + 16
 
-    def defines(self) -> list[tuple[str, str]]:
+    def defines(self) -> Defines:
         if self.kind == "mma_sync":
             return MmaSyncTiles(self.tokens, self.strips, self.stages, self.blocks).defines()
         dense = WgmmaTiles(self.tokens, self.strips, self.groups, self.stages, STEP, self.blocks).defines()
-        return [*((key, value) for key, value in dense if key != "REGISTERS"), ("REGISTERS", str(self.registers))]
+        return dense | {"REGISTERS": self.registers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,8 @@ class DirectTiles:
         """Shared memory of a block beside that: sums of two items, pairs and their factors."""
         return 2 * self.parts * self.slots * 32 * self.tokens * 4 + 12 * self.tokens + 16
 
-    def defines(self, chunks: int, gated: bool) -> list[tuple[str, str]]:
-        names = ("TOKENS", "SLOTS", "PARTS", "AHEAD", "CHUNKS", "GATED")
-        values = (self.tokens, self.slots, self.parts, self.ahead, chunks, int(gated))
-        return [(name, str(value)) for name, value in zip(names, values, strict=True)]
+    def defines(self, chunks: int, gated: bool) -> Defines:
+        return of_fields(self) | {"CHUNKS": chunks, "GATED": int(gated)}
 
 
 AnyTiles: TypeAlias = GroupedTiles | DirectTiles
@@ -158,9 +158,9 @@ def grouped_source(
     if isinstance(tiles, DirectTiles):
         own, shared = tiles.defines(chunks, activation is not None), tiles.shared_bytes(chunks)
     else:
-        own = [*tiles.defines(), ("ODD", str(chunks % 2))]
+        own = tiles.defines() | {"ODD": chunks % 2}
         shared = tiles.shared_bytes(weight_format, activation is not None)
-    own += [("GATHER", str(int(gathers))), *format_defines(weight_format), *epilogue_defines(activation)]
+    own |= {"GATHER": int(gathers)} | format_defines(weight_format) | epilogue_defines(activation)
     instructions = "wgmma" if tiles.kind == "wgmma" else "mma_sync"
     files = ["primitives.cu", *(["bulk.cu"] if tiles.kind == "wgmma" else []), f"{instructions}_instructions.cu"]
     files += ["weights.cu", "grouped/work.cu", *(["gated_epilogue.cu"] if activation else [])]
@@ -189,7 +189,7 @@ def _entry(name: str, tiles: AnyTiles) -> str:
 @cache
 def lay_source(tokens: int) -> Source:
     """The kernel that lays rows of x in tiles of so many places."""
-    text = define([("TOKENS", str(tokens)), ("CHUNKS_EACH", str(LAID_CHUNKS))])
+    text = define({"TOKENS": tokens, "CHUNKS_EACH": LAID_CHUNKS})
     return Source("lay_rows", text + read("primitives.cu") + read("grouped/lay.cu"))
 
 
@@ -214,6 +214,5 @@ def route_source(experts: int) -> Source:
         "WARPS": route_warps(experts), "EXPERTS": experts, "EXPERT_BITS": (experts - 1).bit_length(),
         "STAGED": _staged_places(experts),
     }  # fmt: skip
-    text = define((name, str(value)) for name, value in own.items())
     shared = 4 * (_staged_places(experts) + _count_words(experts))
-    return Source("route_pairs", text + read("primitives.cu") + read("grouped/route.cu"), shared)
+    return Source("route_pairs", define(own) + read("primitives.cu") + read("grouped/route.cu"), shared)
