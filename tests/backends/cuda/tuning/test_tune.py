@@ -16,7 +16,7 @@ from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends import select  # noqa: E402
 from realizar.backends.cuda import device as device_module  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device  # noqa: E402
-from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format  # noqa: E402
+from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Line, load_tuning, own_table, updated_lines  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, WgmmaTiles  # noqa: E402
 from realizar.backends.cuda.tuning import measure  # noqa: E402
@@ -41,19 +41,20 @@ class MadeUpMeter:
         self.rule, self.broken = rule, broken
         self.asked: list[tuple[Shape, int, Tiles, int]] = []
         self._shape: Shape | None = None
-        self._prepared: tuple[int, Sequence[Tiles]] = 0, ()
+        self._prepared: Sequence[Line] = ()
 
-    def take(self, shape: Shape) -> FragmentFormat:
-        self._shape = shape
-        return fragment_format(shape.layout)
+    def take(self, work: Shape) -> None:
+        self._shape = work
 
-    def prepare(self, tokens: int, tiles: Sequence[Tiles]) -> None:
-        self._prepared = tokens, tiles
+    def prepare(self, candidates: Sequence[Line]) -> None:
+        self._prepared = candidates
+        if any(each.tiles in self.broken for each in candidates):
+            raise KernelError("one does not compile")
 
-    def ms(self, tokens: int, tiles: Tiles, splits: int) -> float:
+    def ms(self, candidate: Line) -> float:
         assert self._shape is not None
-        assert tokens == self._prepared[0]
-        assert tiles in self._prepared[1]
+        assert candidate in self._prepared
+        tokens, tiles, splits = candidate.tokens, candidate.tiles, candidate.splits
         if tiles in self.broken:
             raise KernelError("too many registers")
         self.asked.append((self._shape, tokens, tiles, splits))
@@ -69,7 +70,7 @@ def test_every_candidate_is_timed(tuning: DeviceTuning) -> None:
     meter = MadeUpMeter(lambda tokens, _tiles, splits: tokens + splits)
     reported: list[Line] = []
     lines = sweep(tuning, [SHAPE, replace(SHAPE, cols=512)], (1, 8), meter, reported.append)
-    form = meter.take(SHAPE)
+    form = fragment_format(SHAPE.layout)
     expected = {
         (shape.cols, tokens, tiles, splits)
         for shape in (SHAPE, replace(SHAPE, cols=512))
@@ -84,9 +85,11 @@ def test_every_candidate_is_timed(tuning: DeviceTuning) -> None:
 
 
 def test_what_does_not_run_is_left_out() -> None:
-    first, *others = candidates(8, MadeUpMeter(lambda *_: 1.0).take(SHAPE), HOPPER)
+    first, *others = tried = list(candidates(8, fragment_format(SHAPE.layout), HOPPER))
     lines = sweep(HOPPER, [SHAPE], (8,), MadeUpMeter(lambda *_: 1.0, [first]))
     assert {line.tiles for line in lines} == set(others)
+    with pytest.raises(KernelError, match="too many registers"):
+        sweep(HOPPER, [SHAPE], (8,), MadeUpMeter(lambda *_: 1.0, tried))
 
 
 def test_logits_are_not_tuned_for_whole_prompts() -> None:
@@ -98,7 +101,7 @@ def test_a_table_written_is_what_the_tuning_chooses(tmp_path: Path, monkeypatch:
     """The winner of a sweep comes back for its own shape, by way of the file."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1)
-    form = MadeUpMeter(lambda *_: 1.0).take(SHAPE)
+    form = fragment_format(SHAPE.layout)
     for tokens, kind in ((1, MatvecTiles), (8, WgmmaTiles)):
         fast = list(candidates(tokens, form, HOPPER))[3]
         tuning = load_tuning(card.name, card.capability, card.processors, 227 * 1024)

@@ -17,7 +17,7 @@ from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends import select  # noqa: E402
 from realizar.backends.cuda import device as device_module  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
-from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format  # noqa: E402
+from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls  # noqa: E402
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import (  # noqa: E402
@@ -34,11 +34,11 @@ from realizar.backends.cuda.matmul.tuning_table import (  # noqa: E402
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles  # noqa: E402
 from realizar.backends.cuda.tuning import measure  # noqa: E402
+from realizar.backends.cuda.tuning import sweep as sweep_module  # noqa: E402
 from realizar.backends.cuda.tuning.experts import (  # noqa: E402
     TunedExperts,
     grouped_candidates,
     pair_candidates,
-    sweep_experts,
     tuned_experts,
 )
 from realizar.backends.cuda.weights.experts import PackedExperts  # noqa: E402
@@ -63,22 +63,20 @@ class MadeUpMeter:
 
     def __init__(self, rule: Callable[[bool, ExpertTiles], float], broken: Sequence[ExpertTiles] = ()) -> None:
         self.rule, self.broken = rule, broken
-        self._prepared: tuple[int, Sequence[tuple[bool, ExpertTiles]]] = 0, ()
+        self._prepared: Sequence[ExpertLine] = ()
 
-    def take(self, experts: TunedExperts) -> dict[bool, FragmentFormat]:
-        return {True: fragment_format(experts.gate_up), False: fragment_format(experts.down)}
+    def take(self, work: TunedExperts) -> None: ...
 
-    def prepare(self, tokens: int, tiles: Sequence[tuple[bool, ExpertTiles]]) -> None:
-        self._prepared = tokens, tiles
-        if any(each in self.broken for _, each in tiles):
+    def prepare(self, candidates: Sequence[ExpertLine]) -> None:
+        self._prepared = candidates
+        if any(each.tiles in self.broken for each in candidates):
             raise KernelError("one does not compile")
 
-    def ms(self, tokens: int, gated: bool, tiles: ExpertTiles) -> float:
-        assert tokens == self._prepared[0]
-        assert (gated, tiles) in self._prepared[1]
-        if tiles in self.broken:
+    def ms(self, candidate: ExpertLine) -> float:
+        assert candidate in self._prepared
+        if candidate.tiles in self.broken:
             raise KernelError("too many registers")
-        return self.rule(gated, tiles)
+        return self.rule(candidate.gated, candidate.tiles)
 
 
 def wgmma(tokens: int, strips: int = 2, groups: int = 1, blocks: int = 2) -> GroupedTiles:
@@ -97,7 +95,7 @@ def test_every_candidate_is_timed() -> None:
     broken = next(grouped_candidates(512, 128, True, FORMATS[True], HOPPER, 32))
     reported: list[ExpertLine] = []
     meter = MadeUpMeter(lambda gated, tiles: tiles.tokens + gated, [broken])
-    lines = sweep_experts(HOPPER, [MIXTURE], (8, 64), meter, reported.append)
+    lines = sweep_module.sweep(HOPPER, [MIXTURE], (8, 64), meter, reported.append)
     assert lines == reported
     found = {(line.pairs, line.gated, line.tiles) for line in lines}
     assert len(found) == len(lines)
@@ -260,8 +258,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(select, "choose_device", lambda _wanted: select.ChosenDevice("cuda"))
     monkeypatch.setattr(device_module, "open_device", lambda _index: card)
     monkeypatch.setattr(measure, "MatmulKernels", lambda _device: SimpleNamespace(tuning=HOPPER))
-    monkeypatch.setattr(measure, "sweep", lambda *_: [])
-    monkeypatch.setattr(measure, "DeviceMeter", lambda _matmuls: None)
+    monkeypatch.setattr(sweep_module, "model_shapes", lambda *_: [])
     fast = (MatvecTiles(1, 2, 2, 1, 8), MatvecTiles(1, 4, 1, 2, 6))
     meter = MadeUpMeter(lambda gated, tiles: 0.1 if tiles == fast[not gated] else 0.2)
     monkeypatch.setattr(measure, "ExpertDeviceMeter", lambda _matmuls: meter)

@@ -1,15 +1,13 @@
-"""The mixtures of a model whose matmuls can be tuned, their candidates, and a sweep over them."""
+"""The mixtures of a model whose matmuls can be tuned, and their candidates."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format
 from realizar.backends.cuda.matmul.experts import most_pair_tokens
 from realizar.backends.cuda.matmul.grouped_tiles import (
     BETWEEN_TOKENS,
@@ -26,11 +24,8 @@ from realizar.backends.cuda.native.sources import MatvecTiles
 from realizar.backends.cuda.weights.experts import ExpertsPlan
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import KernelError
 from realizar.models.spec import ModelSpec
 from realizar.quantization import WeightLayout
-
-_LOG = logging.getLogger(__name__)
 
 _REGISTERS = 65_536  # of a multiprocessor
 _WARPS = {1: 32, 2: 24, 4: 16}  # of a multiprocessor in the mat-vec, by the chunks that each requests at once
@@ -57,16 +52,17 @@ class TunedExperts:
     gate_up: WeightLayout
     down: WeightLayout
 
-
-class ExpertMeter(Protocol):
-    def take(self, experts: TunedExperts) -> dict[bool, FragmentFormat]:
-        """Make matrices of a mixture, for the following calls; the formats of gate and up (True) and down."""
-
-    def prepare(self, tokens: int, tiles: Sequence[tuple[bool, ExpertTiles]]) -> None:
-        """Compile the kernels that will be timed. Raises KernelError: one does not compile, or does not fit."""
-
-    def ms(self, tokens: int, gated: bool, tiles: ExpertTiles) -> float:
-        """Milliseconds of one launch. Raises KernelError: it does not run here."""
+    def candidates(self, tokens: int, tuning: DeviceTuning) -> Iterator[ExpertLine]:
+        """As of `sweep.Work`."""
+        pairs, experts = tokens * self.per_token, self.shape.experts
+        for gated, layout, cols in ((True, self.gate_up, self.shape.hidden), (False, self.down, self.shape.width)):
+            weight_format = fragment_format(layout)
+            chunks = weight_format.chunks(cols)
+            found: Iterable[ExpertTiles] = pair_candidates(gated, chunks)
+            if tokens > most_pair_tokens(experts, self.per_token):
+                found = grouped_candidates(pairs, experts, gated, weight_format, tuning, chunks)
+            for tiles in found:
+                yield ExpertLine(pairs, self.shape, gated, tiles, 0.0)
 
 
 def tuned_experts(spec: ModelSpec, checkpoint: Checkpoint) -> list[TunedExperts]:
@@ -131,39 +127,3 @@ def _with_ring(
                 yield tiles
                 if gated and device.wgmma and tokens >= _LEAST_LAID_TOKENS:
                     yield replace(tiles, laid=True)
-
-
-def sweep_experts(
-    tuning: DeviceTuning, mixtures: Iterable[TunedExperts], token_counts: Sequence[int], meter: ExpertMeter,
-    measured: Callable[[ExpertLine], None] | None = None,
-) -> list[ExpertLine]:  # fmt: skip
-    """Time every candidate for these mixtures and numbers of tokens, on the meter's device; `measured` gets each line.
-
-    Returns a line per candidate that runs; `best_expert_lines` picks from them.
-    """
-    lines: list[ExpertLine] = []
-    for one in mixtures:
-        formats = meter.take(one)
-        for tokens in token_counts:
-            pairs, tried = tokens * one.per_token, list[tuple[bool, ExpertTiles]]()
-            for gated, weight_format in formats.items():
-                chunks = weight_format.chunks(one.shape.hidden if gated else one.shape.width)
-                if tokens <= most_pair_tokens(one.shape.experts, one.per_token):
-                    tried += [(gated, tiles) for tiles in pair_candidates(gated, chunks)]
-                else:
-                    found = grouped_candidates(pairs, one.shape.experts, gated, weight_format, tuning, chunks)
-                    tried += [(gated, tiles) for tiles in found]
-            try:
-                meter.prepare(tokens, tried)
-            except KernelError as error:
-                _LOG.info("%s", error)  # the one that is meant has no line: it says so again when it is timed
-            for gated, tiles in tried:
-                try:
-                    line = ExpertLine(pairs, one.shape, gated, tiles, meter.ms(tokens, gated, tiles))
-                except KernelError as error:
-                    _LOG.info("%s", error)
-                    continue
-                lines.append(line)
-                if measured is not None:
-                    measured(line)
-    return lines

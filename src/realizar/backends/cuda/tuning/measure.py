@@ -14,7 +14,7 @@ import torch
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.layouts.activations import padded_cols
-from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format
+from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.matmul.experts import INTEGERS, ExpertMatmuls, Key, Pairs
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, most_tiles
@@ -23,7 +23,6 @@ from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels
 from realizar.backends.cuda.matmul.tuning_table import (
     ExpertLine,
     ExpertShape,
-    ExpertTiles,
     Line,
     own_table,
     updated_expert_lines,
@@ -32,8 +31,8 @@ from realizar.backends.cuda.matmul.tuning_table import (
 )
 from realizar.backends.cuda.native.experts.source import expert_source
 from realizar.backends.cuda.native.grouped.source import AnyTiles
-from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles, Tiles
-from realizar.backends.cuda.tuning.experts import TunedExperts, sweep_experts
+from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles
+from realizar.backends.cuda.tuning.experts import TunedExperts
 from realizar.backends.cuda.tuning.sweep import Shape, sweep
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
@@ -63,26 +62,23 @@ class DeviceMeter:
         self._matrices: list[PackedMatrix] = []
         self._inputs: dict[tuple[int, InputFormat], ActivationBuffer] = {}
 
-    def take(self, shape: Shape) -> FragmentFormat:
+    def take(self, work: Shape) -> None:
         self._matrices, self._inputs = [], {}  # freed before others are made
-        one = copies(shape.out_features, shape.cols, 1, shape.layout)[0]
-        cache = int(torch.cuda.get_device_properties(self._matmuls.device).L2_cache_size)
-        count = max(2, _CACHE_TIMES * cache // one.size_bytes)
-        self._matrices = copies(shape.out_features, shape.cols, count, shape.layout)
-        return one.format
+        one = copies(work.out_features, work.cols, 1, work.layout)[0]
+        count = max(2, _CACHE_TIMES * _cache_bytes(self._matmuls) // one.size_bytes)
+        self._matrices = copies(work.out_features, work.cols, count, work.layout)
 
-    def prepare(self, tokens: int, tiles: Sequence[Tiles]) -> None:
-        weight_format = self._matrices[0].format
-        self._matmuls.prepare([(weight_format, self._config(each, 1, tokens)) for each in tiles])
+    def prepare(self, candidates: Sequence[Line]) -> None:
+        self._matmuls.prepare([(self._matrices[0].format, self._config(each)) for each in candidates])
 
-    def ms(self, tokens: int, tiles: Tiles, splits: int) -> float:
-        config, first = self._config(tiles, splits, tokens), self._matrices[0]
+    def ms(self, candidate: Line) -> float:
+        config, first, tokens = self._config(candidate), self._matrices[0], candidate.tokens
         key = tokens, config.format
         if key not in self._inputs:
             x = torch.randn(tokens, first.in_features, device=self._matmuls.device)
             self._inputs = {key: self._matmuls.written(x, config.format)}
         x_written = self._inputs[key]
-        partials = torch.empty((splits, tokens, first.out_features), device=self._matmuls.device)
+        partials = torch.empty((config.splits, tokens, first.out_features), device=self._matmuls.device)
 
         def run() -> None:
             for matrix in self._matrices:
@@ -90,10 +86,14 @@ class DeviceMeter:
 
         return replay_ms(run, 3) / len(self._matrices)
 
-    def _config(self, tiles: Tiles, splits: int, tokens: int) -> MatmulConfig:
+    def _config(self, candidate: Line) -> MatmulConfig:
+        tiles = candidate.tiles
         input_format = INTEGERS if isinstance(tiles, MatvecTiles) else InputFormat("half", tiles.tokens)
-        dependent = self._matmuls.capability >= (9, 0) and self._matmuls.tuning.dependent(tokens)
-        return MatmulConfig(tiles, input_format, splits, dependent)
+        return MatmulConfig(tiles, input_format, candidate.splits, self._matmuls.is_dependent(candidate.tokens))
+
+
+def _cache_bytes(matmuls: MatmulKernels) -> int:
+    return int(torch.cuda.get_device_properties(matmuls.device).L2_cache_size)
 
 
 def tune_device(
@@ -114,7 +114,7 @@ def tune_device(
         matmuls = MatmulKernels(device.torch_device)
         tuning = matmuls.tuning
         lines = sweep(tuning, shapes, token_counts, DeviceMeter(matmuls), measured)
-        of_experts = sweep_experts(tuning, mixtures, token_counts, ExpertDeviceMeter(matmuls), measured)
+        of_experts = sweep(tuning, mixtures, token_counts, ExpertDeviceMeter(matmuls), measured)
     path = own_table(device.name)
     write_table(path, updated_lines(tuning.lines, lines), updated_expert_lines(tuning.expert_lines, of_experts))
     return path
@@ -183,37 +183,30 @@ class ExpertDeviceMeter:
         self._per_token, self._shape = 1, ExpertShape(1, BLOCK, BLOCK)
         self._step: tuple[int, int, _Step] | None = None
 
-    def take(self, experts: TunedExperts) -> dict[bool, FragmentFormat]:
+    def take(self, work: TunedExperts) -> None:
         self._stacks, self._step = {}, None  # freed before others are made
-        self._per_token, self._shape = experts.per_token, experts.shape
-        count, hidden, width = experts.shape.experts, experts.shape.hidden, experts.shape.width
-        for gated, sizes, layout in (
-            (True, (2 * width, hidden), experts.gate_up),
-            (False, (hidden, width), experts.down),
-        ):
+        self._per_token, self._shape = work.per_token, work.shape
+        count, hidden, width = work.shape.experts, work.shape.hidden, work.shape.width
+        for gated, sizes, layout in ((True, (2 * width, hidden), work.gate_up), (False, (hidden, width), work.down)):
             first = random_experts(count, *sizes, layout)
-            layers = max(2, -(-_CACHE_TIMES * self._cache_bytes // first.size_bytes))
+            layers = max(2, -(-_CACHE_TIMES * _cache_bytes(self._matmuls) // first.size_bytes))
             self._stacks[gated] = [first, *(random_experts(count, *sizes, layout) for _ in range(layers - 1))]
-        return {gated: stacks[0].format for gated, stacks in self._stacks.items()}
 
-    def prepare(self, tokens: int, tiles: Sequence[tuple[bool, ExpertTiles]]) -> None:
-        grouped = [self._config(gated, each) for gated, each in tiles if not isinstance(each, MatvecTiles)]
-        self._grouped.prepare(grouped, self._shape.experts)
-        pairs = [self._key(gated, each) for gated, each in tiles if isinstance(each, MatvecTiles)]
-        self._matmuls.kernels.prepare(expert_source(*key) for key in pairs)
+    def prepare(self, candidates: Sequence[ExpertLine]) -> None:
+        of_groups = [(one.gated, one.tiles) for one in candidates if not isinstance(one.tiles, MatvecTiles)]
+        self._grouped.prepare([self._config(*each) for each in of_groups], self._shape.experts)
+        of_pairs = [(one.gated, one.tiles) for one in candidates if isinstance(one.tiles, MatvecTiles)]
+        self._matmuls.kernels.prepare(expert_source(*self._key(*each)) for each in of_pairs)
 
-    def ms(self, tokens: int, gated: bool, tiles: ExpertTiles) -> float:
+    def ms(self, candidate: ExpertLine) -> float:
+        gated, tiles, tokens = candidate.gated, candidate.tiles, candidate.pairs // self._per_token
         stacks = self._stacks[gated]
-        read = min(tokens * self._per_token, self._shape.experts) * stacks[0].stride
-        launches = max(len(stacks), min(_MOST_LAUNCHES, -(-_CACHE_TIMES * self._cache_bytes // read)))
+        read = min(candidate.pairs, self._shape.experts) * stacks[0].stride
+        launches = max(len(stacks), min(_MOST_LAUNCHES, -(-_CACHE_TIMES * _cache_bytes(self._matmuls) // read)))
         ordered = [stacks[index % len(stacks)] for index in range(launches)]
         if isinstance(tiles, MatvecTiles):
             return replay_ms(self._of_pairs(tokens, gated, tiles, ordered), 5) / launches
         return replay_ms(self._of_groups(tokens, gated, tiles, ordered), 5) / launches
-
-    @property
-    def _cache_bytes(self) -> int:
-        return int(torch.cuda.get_device_properties(self._matmuls.device).L2_cache_size)
 
     def _of_groups(
         self, tokens: int, gated: bool, tiles: AnyTiles, stacks: Sequence[PackedExperts]

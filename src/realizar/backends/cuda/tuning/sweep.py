@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
-from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Line
+from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format
+from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, ExpertLine, Line
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 from realizar.backends.program import build_program
 from realizar.backends.weight_tensors import WeightTensors
@@ -20,6 +20,9 @@ from realizar.quantization import WeightLayout
 
 _LOG = logging.getLogger(__name__)
 
+_Line = TypeVar("_Line", Line, ExpertLine)
+_LineOut = TypeVar("_LineOut", covariant=True)
+_LineIn = TypeVar("_LineIn", contravariant=True)
 TOKEN_COUNTS = (1, 2, 8, 16, 32, 64, 128, 256, 512, 2048)
 """Numbers of tokens that tables have lines for."""
 _HEAD_TOKENS = 256  # logits are wanted of no more tokens at once
@@ -34,15 +37,32 @@ class Shape:
     layout: WeightLayout
     most_tokens: int = TOKEN_COUNTS[-1]
 
+    def candidates(self, tokens: int, tuning: DeviceTuning) -> Iterator[Line]:
+        """Every way in which a step of `tokens` may run here, as lines without a time."""
+        if tokens > self.most_tokens:
+            return
+        weight_format = fragment_format(self.layout)
+        chunks = weight_format.chunks(self.cols)
+        for tiles in candidates(tokens, weight_format, tuning):
+            for splits in split_counts(tiles, tokens, self.out_features, chunks, tuning):
+                yield Line(tokens, self.out_features, self.cols, tiles, splits, 0.0)
 
-class Meter(Protocol):
-    def take(self, shape: Shape) -> FragmentFormat:
-        """Make matrices of a shape, for the following calls."""
 
-    def prepare(self, tokens: int, tiles: Sequence[Tiles]) -> None:
-        """Compile the kernels that will be timed."""
+class Work(Protocol[_LineOut]):
+    """Matmuls that are tuned together."""
 
-    def ms(self, tokens: int, tiles: Tiles, splits: int) -> float:
+    def candidates(self, tokens: int, tuning: DeviceTuning) -> Iterable[_LineOut]:
+        """Every way in which a step of `tokens` may run here, as lines without a time."""
+
+
+class Meter(Protocol[_LineIn]):
+    def take(self, work: Any) -> None:
+        """Make matrices, for the following calls."""
+
+    def prepare(self, candidates: Sequence[_LineIn]) -> None:
+        """Compile the kernels that will be timed. Raises KernelError: one does not compile, or does not fit."""
+
+    def ms(self, candidate: _LineIn) -> float:
         """Milliseconds of one launch. Raises KernelError: it does not run here."""
 
 
@@ -64,39 +84,36 @@ def model_shapes(spec: ModelSpec, checkpoint: Checkpoint) -> list[Shape]:
 
 
 def sweep(
-    tuning: DeviceTuning, shapes: Iterable[Shape], token_counts: Sequence[int], meter: Meter,
-    measured: Callable[[Line], None] | None = None,
-) -> list[Line]:  # fmt: skip
-    """Time every candidate for these shapes and numbers of tokens, on the meter's device; `measured` gets each line.
+    tuning: DeviceTuning, works: Iterable[Work[_Line]], token_counts: Sequence[int], meter: Meter[_Line],
+    measured: Callable[[_Line], None] | None = None,
+) -> list[_Line]:  # fmt: skip
+    """Time every candidate for these matmuls and numbers of tokens, on the meter's device; `measured` gets each line.
 
-    Returns a line per candidate that runs; `tuning_table.best_lines` picks from them.
+    Returns a line per candidate that runs, for `tuning_table.updated_lines`; raises KernelError where none does.
     """
-    lines: list[Line] = []
-    for shape in shapes:
-        weight_format = meter.take(shape)
+    lines: list[_Line] = []
+    failed: KernelError | None = None
+    for work in works:
+        meter.take(work)
         for tokens in token_counts:
-            if tokens > shape.most_tokens:
-                continue
-            tried = list(candidates(tokens, weight_format, tuning))
-            meter.prepare(tokens, tried)
-            for tiles in tried:
-                for line in _of_tiles(tuning, shape, weight_format, tokens, tiles, meter):
-                    lines.append(line)
-                    if measured is not None:
-                        measured(line)
+            tried = list(work.candidates(tokens, tuning))
+            try:
+                meter.prepare(tried)
+            except KernelError as error:
+                _LOG.info("%s", error)  # the one that is meant has no line: it says so again when it is timed
+            for candidate in tried:
+                try:
+                    line = replace(candidate, ms=meter.ms(candidate))
+                except KernelError as error:
+                    failed = error
+                    _LOG.info("%s", error)
+                    continue
+                lines.append(line)
+                if measured is not None:
+                    measured(line)
+    if failed is not None and not lines:
+        raise failed
     return lines
-
-
-def _of_tiles(
-    tuning: DeviceTuning, shape: Shape, weight_format: FragmentFormat, tokens: int, tiles: Tiles, meter: Meter
-) -> Iterable[Line]:
-    for splits in split_counts(tiles, tokens, shape.out_features, weight_format.chunks(shape.cols), tuning):
-        try:
-            ms = meter.ms(tokens, tiles, splits)
-        except KernelError as error:
-            _LOG.info("%s", error)
-            return
-        yield Line(tokens, shape.out_features, shape.cols, tiles, splits, ms)
 
 
 _REGISTERS = 65_536  # of a multiprocessor
