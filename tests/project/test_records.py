@@ -17,6 +17,8 @@ WIRE = (
 # Records that leave as a whole, and why.
 WHOLE = {
     ("BlockCounts", "cached"): "an audit compares two counts",
+    ("ChoiceShape", "selects"): "all fields are macros of a source",
+    ("MatvecTiles", "unroll"): "all fields are macros of a source",
 }
 _BUILTIN = {name for kind in (str, bytes, list, dict, set, tuple, int, Path) for name in dir(kind)}
 

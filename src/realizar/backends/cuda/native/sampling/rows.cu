@@ -1,5 +1,5 @@
-// Rows, sampled tokens and tables of the sampler, and what its kernels share: integer weights, the order of ids, sums of
-// a block.
+// Rows, sampled tokens and tables of the sampler, and what its kernels share: integer weights, the order of ids, sums
+// of a block.
 // Defined by the loader: SAMPLERS, the fields of `Row` that are samplers' parameters.
 // Mirrored by ../../sampling: native_rows.py (Row), native_step_sampler.py (Tables, Sampled).
 //
