@@ -96,7 +96,7 @@ def _watch_cuda(runner: BackendRunner[Any], notes: Notes) -> Iterator[None]:
         def run(shape: Any) -> None:
             launch.run(shape)
             bias, (_, part), tokens = biases[notes.next], mixtures[notes.next], shape.tokens
-            places = model.weights.experts[part.up.weight].per_token(part)  # the last may be the shared expert's
+            places = model.weights.experts[part.up.weight].per_token  # the last may be the shared expert's
             chosen = space.chosen[: tokens * places].cpu().numpy().reshape(tokens, -1)[:, : part.experts_per_token]
             logits = space.partial_sums[: tokens * part.num_experts].cpu().numpy().reshape(tokens, -1)
             live = chosen[:, 0] >= 0

@@ -96,7 +96,7 @@ def test_pairs(weights: str, shape: str, clamped: bool) -> None:
     matrices = ExpertLoader(tensors, DEVICE, Packer(DEVICE), done.append).load(part, plan)
     assert sum(done) == sum(tensors.size_bytes(linear.weight) for linear in part.expert_linears())
     matmuls = ExpertMatmuls(MatmulKernels(DEVICE))
-    matmuls.prepare([(part, matrices)])
+    matmuls.prepare([matrices])
     gate, up, down = (
         np.stack([tensors.expert(linear.weight, e).dequantize() for e in range(count)]).astype(np.float64)
         for linear in part.expert_linears()

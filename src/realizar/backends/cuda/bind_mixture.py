@@ -72,7 +72,6 @@ class _Mixture:
     none, or where it lies in the stacks.
     """
 
-    experts: Experts
     matrices: ExpertMatrices
     router: MergedLinear
     pairs: Pairs
@@ -80,9 +79,8 @@ class _Mixture:
     input: ExpertsInput
 
     @property
-    def shared(self) -> int:
-        """Whether a token's last expert is the shared one, as in `ChoiceShape`."""
-        return self.matrices.shared * (1 if self.experts.shared_gate is None else 2)
+    def experts(self) -> Experts:
+        return self.matrices.experts
 
 
 class MixtureBinder:
@@ -148,18 +146,18 @@ class MixtureBinder:
             read = ExpertsInput(
                 tuple(dict.fromkeys(map(input_format, matrices.gate_up))),
                 grouped.input_format if grouped is not None and at_once else None,
-                self._matmuls.pair_tokens(experts, matrices), router, not apart and at_once and router is not None,
+                self._matmuls.pair_tokens(matrices), router, not apart and at_once and router is not None,
                 None if apart or dense is None else dense[0], apart,
             )  # fmt: skip
-            pairs = Pairs(self._space.chosen, self._space.expert_weights, matrices.per_token(experts))
+            pairs = Pairs(self._space.chosen, self._space.expert_weights, matrices.per_token)
             merged = self._merger.merge(inputs.linears)
-            self._mixtures[experts.up.weight] = _Mixture(experts, matrices, merged, pairs, dense, read)
+            self._mixtures[experts.up.weight] = _Mixture(matrices, merged, pairs, dense, read)
         return self._mixtures[experts.up.weight]
 
     def _output(self, one: _Mixture, join: Join | None) -> ExpertsOutput:
         """The experts' outputs; `join`: how they are added to the stream, None where something else reads them."""
         directly = join is not None and join.norm is None and join.output_scale is None
-        most = self._matmuls.residual_tokens(one.experts, one.matrices) if directly else 0
+        most = self._matmuls.residual_tokens(one.matrices) if directly else 0
         return ExpertsOutput(one.pairs.per_token, one.experts.down.out_features, most)
 
     def _bind_dense(self, one: _Mixture, folded: Folded | None) -> Iterator[Launch]:
@@ -205,7 +203,7 @@ class MixtureBinder:
             None if name is None else self._weights.vector(name)
             for name in (experts.router.bias, experts.selection_bias, experts.expert_scales)
         )
-        shared = self._weights.experts[experts.up.weight].shared * (1 if experts.shared_gate is None else 2)
+        shared = self._weights.experts[experts.up.weight].shared_choice
         if shared == 2:
             weights, bias = self._with_gate(experts, weights, bias)
         weights = weights * self._weights.norm_weight(norm)
@@ -245,11 +243,11 @@ class MixtureBinder:
         return run
 
     def _launch(self, name: str, run: Run, stack: Stack, one: _Mixture) -> Launch:
-        share = one.pairs.per_token / one.matrices.count(one.experts)
+        share = one.pairs.per_token / one.matrices.count
         return Launch(name, run, matrix_bytes(stack), share_of_token=share)
 
     def _choose(self, one: _Mixture) -> Run:
-        experts, router, shared = one.experts, one.router, one.shared
+        experts, router, shared = one.experts, one.router, one.matrices.shared_choice
         space, count, per_token = self._space, experts.num_experts, experts.experts_per_token
         biased, selects = router.bias is not None, experts.selection_bias
         bias = self._none if router.bias is None else router.bias
@@ -286,7 +284,7 @@ class MixtureBinder:
         def run(kind: StepKind) -> None:
             if self._grouped is not None and one.input.is_grouped(kind):
                 source = inputs(self._grouped.input_format(kind.tokens), stack.in_features)
-                self._grouped.launch_gate_up(one.experts, one.matrices, source, one.pairs, kind.tokens)
+                self._grouped.launch_gate_up(one.matrices, source, one.pairs, kind.tokens)
                 return
             source, target = inputs(input_format(stack), stack.in_features), self._activated(one)
             norm, activation = folded(kind) if folded else None, gated_activation(one.experts)
@@ -333,7 +331,7 @@ class MixtureBinder:
                 return
             out = space.partials(1, kind.tokens * one.pairs.per_token, width)[0]
             if self._grouped is not None and one.input.is_grouped(kind):
-                self._grouped.launch_down(one.experts, one.matrices, one.pairs, out, kind.tokens)
+                self._grouped.launch_down(one.matrices, one.pairs, out, kind.tokens)
                 return
             source = self._activated(one)
             self._matmuls.multiply(stack, bias, source, one.pairs, out, kind.tokens, of_pairs=True)

@@ -214,7 +214,7 @@ def _load_parts(
     matmuls = _Matmuls(kernels, layers, head, *_token_counts(space.arrays.sizes))
     copy_bytes = _copy_to_fp8(matmuls, device, progress) if config.fp8_copies else 0
     _compile(matmuls, progress)
-    mixtures = [(experts, weights.experts[experts.up.weight]) for _, experts in spec.mixtures()]
+    mixtures = list(weights.experts.values())
     expert_matmuls = ExpertMatmuls(kernels)
     expert_matmuls.prepare(mixtures)
     grouped = None

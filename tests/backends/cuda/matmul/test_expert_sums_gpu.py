@@ -48,8 +48,8 @@ def test_sums(
     plan = ExpertsPlan.of(part, tensors, packs=True, stacks_shared=False)
     matrices = ExpertLoader(tensors, DEVICE, Packer(DEVICE), lambda _: None).load(part, plan)
     matmuls = ExpertMatmuls(MatmulKernels(DEVICE))
-    matmuls.prepare([(part, matrices)])
-    assert matmuls.residual_tokens(part, matrices) == 3
+    matmuls.prepare([matrices])
+    assert matmuls.residual_tokens(matrices) == 3
     assert isinstance(matrices.down, PackedExperts)
     down = np.stack([tensors.expert(part.down.weight, e).dequantize() for e in range(count)]).astype(np.float64)
     bias = tensors.expert_vectors(part.down.bias) if part.down.bias else np.zeros((count, hidden))

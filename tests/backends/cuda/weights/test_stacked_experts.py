@@ -75,8 +75,8 @@ def test_its_matrices_lie_behind_the_others() -> None:
     assert sum(done) == sum(
         tensors.size_bytes(one.weight) for one in (*part.expert_linears() * 2, *part.shared.linears())
     )
-    assert (plain.shared, plain.count(part), plain.per_token(part)) == (0, 3, 2)
-    assert (stacked.shared, stacked.count(part), stacked.per_token(part)) == (1, 4, 3)
+    assert (plain.shared, plain.count, plain.per_token) == (0, 3, 2)
+    assert (stacked.shared, stacked.count, stacked.per_token) == (1, 4, 3)
     own = (part.shared.gate, part.shared.up), (part.shared.down,)
     for before, stack, linears in zip(plain.stacks, stacked.stacks, own, strict=True):
         assert isinstance(before, PackedExperts)

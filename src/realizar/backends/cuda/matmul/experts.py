@@ -148,7 +148,7 @@ class ExpertMatmuls:
         self._matmuls = matmuls
         self.experts_read = ExpertsRead("cpu" if matmuls is None else matmuls.device)
 
-    def pair_tokens(self, experts: Experts, matrices: ExpertMatrices) -> int:
+    def pair_tokens(self, matrices: ExpertMatrices) -> int:
         """The most tokens of a step that multiplies pairs, where there are grouped matmuls.
 
         Matrices of floats have none for pairs; with `batch_invariant` one kind of matmul does all.
@@ -156,16 +156,16 @@ class ExpertMatmuls:
         floats = any(isinstance(stack, PackedExperts) and stack.format.is_float for stack in matrices.stacks)
         if floats or (self._matmuls is not None and self._matmuls.batch_invariant):
             return 0
-        return most_pair_tokens(experts.num_experts, experts.experts_per_token)
+        return most_pair_tokens(matrices.experts.num_experts, matrices.experts.experts_per_token)
 
-    def prepare(self, mixtures: Iterable[tuple[Experts, ExpertMatrices]]) -> None:
+    def prepare(self, mixtures: Iterable[ExpertMatrices]) -> None:
         """Compile and load the kernels of mixtures; KernelError: one does not compile or does not fit the device."""
         if self._matmuls is None:
             return
-        sources = [source for experts, matrices in mixtures for source in self._sources(experts, matrices)]
+        sources = [source for matrices in mixtures for source in self._sources(matrices)]
         self._matmuls.kernels.prepare(sources)
 
-    def residual_tokens(self, experts: Experts, matrices: ExpertMatrices) -> int:
+    def residual_tokens(self, matrices: ExpertMatrices) -> int:
         """The most tokens of a step in which `add` multiplies down; 0 where it never does.
 
         Shared experts that are not among them come after these and are added to their outputs.
@@ -173,11 +173,11 @@ class ExpertMatmuls:
         down = matrices.down
         if not isinstance(down, PackedExperts) or not matrices.ends_with_activation:
             return 0
-        if (experts.shared is not None and not matrices.shared) or matrices.per_token(experts) > _WARPS:
+        if (matrices.experts.shared is not None and not matrices.shared) or matrices.per_token > _WARPS:
             return 0
         if down.out_features % EPILOGUE_COLUMNS:
             return 0
-        counts = range(1, self.pair_tokens(experts, matrices) + 1)
+        counts = range(1, self.pair_tokens(matrices) + 1)
         return sum(self._sum_blocks(down, tokens) <= _SUM_BLOCKS for tokens in counts)
 
     def _sum_blocks(self, stack: PackedExperts, tokens: int) -> int:
@@ -194,16 +194,15 @@ class ExpertMatmuls:
         parts = per_token * max(1, min(most, _MOST_PARTS, chunks // 2))
         return stack.format, MatvecTiles(1, 1, parts, 2, max(1, min(at_once, _WARPS // parts))), per_token
 
-    def _sources(self, experts: Experts, matrices: ExpertMatrices) -> Iterator[Source]:
-        activation = gated_activation(experts) if matrices.ends_with_activation else None
-        per_token = matrices.per_token(experts)
+    def _sources(self, matrices: ExpertMatrices) -> Iterator[Source]:
+        activation = gated_activation(matrices.experts) if matrices.ends_with_activation else None
         for stack, gated in (*((each, activation) for each in matrices.gate_up), (matrices.down, None)):
             if isinstance(stack, PackedExperts) and not stack.format.is_float:
                 for tokens in range(1, PAIR_TOKENS + 2):  # with more than the last they stay the same
-                    yield expert_source(*self._key(stack, tokens, per_token, gated))
-        for tokens in range(1, self.residual_tokens(experts, matrices) + 1):
+                    yield expert_source(*self._key(stack, tokens, matrices.per_token, gated))
+        for tokens in range(1, self.residual_tokens(matrices) + 1):
             assert isinstance(matrices.down, PackedExperts)
-            yield expert_sums_source(*self._sum_key(matrices.down, tokens, per_token))
+            yield expert_sums_source(*self._sum_key(matrices.down, tokens, matrices.per_token))
 
     def _key(self, stack: PackedExperts, tokens: int, per_token: int, activation: GatedActivation | None) -> Key:
         """The kernel of a step of `tokens`, by measured tiles or by rule; with `batch_invariant` one order of sums.
@@ -295,11 +294,11 @@ class ExpertMatmuls:
         assert self._matmuls is not None
         assert residual.bias is None
         key = self._sum_key(stack, tokens, pairs.per_token)
-        tiles, table = key[1], stack.weights if stack.table is None else stack.table
+        tiles = key[1]
         blocks = tiles.grid(stack.out_features, 1, 1)[0]
         target, weight = residual.target, residual.norm_weight
         arguments = [
-            stack.weights.data_ptr(), stack.block_scales.data_ptr(), table.data_ptr(), residual.hidden.data_ptr(),
+            *stack.addresses, residual.hidden.data_ptr(),
             0 if bias is None else bias.data_ptr(), pairs.weights.data_ptr(), pairs.chosen.data_ptr(),
             source.codes.data_ptr(), source.terms.data_ptr(), self.experts_read.address(stack.shared),
             stack.stride, stack.strips, stack.out_features, stack.format.chunks(stack.in_features), blocks,
@@ -319,10 +318,10 @@ class ExpertMatmuls:
         """Start the mat-vec; `target` has the addresses of output, its terms and factors."""
         assert self._matmuls is not None
         key = self._key(stack, tokens, pairs.per_token, activation)
-        tiles, table = key[1], stack.weights if stack.table is None else stack.table
+        tiles = key[1]
         blocks = tiles.grid(stack.out_features, 1, 1)[0]
         arguments = [
-            stack.weights.data_ptr(), stack.block_scales.data_ptr(), table.data_ptr(), *target,
+            *stack.addresses, *target,
             0 if bias is None else bias.data_ptr(), pairs.chosen.data_ptr(), source.codes.data_ptr(),
             source.terms.data_ptr(), self.experts_read.address(stack.shared),
             stack.stride, stack.strips, stack.out_features, stack.format.chunks(stack.in_features), blocks, per_input,

@@ -66,7 +66,6 @@ from realizar.backends.cuda.native.grouped.source import (
 )
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack
-from realizar.models.spec import Experts
 from realizar.models.tensor_source import TensorName
 
 _SIZES, _SORT_SIZES, _LAY_SIZES = "pppppppppppiiii", "pppppii", "ppppiii"  # of parameters
@@ -249,11 +248,9 @@ class GroupedMatmuls:
         config: GroupedConfig, out: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None,
     ) -> None:  # fmt: skip
         x, scales, share, block = inputs
-        table = stack.weights if stack.table is None else stack.table
-        matrices = [stack.weights.data_ptr(), stack.block_scales.data_ptr(), table.data_ptr(), _address(bias)]
         lists = [x, scales, buffers.slots.data_ptr(), buffers.work.data_ptr()]
         sizes = [stack.stride, stack.out_features, stack.format.chunks(stack.in_features), share, block]
-        arguments = [*matrices, out.data_ptr(), _address(weights), *lists, *sizes]
+        arguments = [*stack.addresses, _address(bias), out.data_ptr(), _address(weights), *lists, *sizes]
         blocks = min(step.count * config.tiles.items(stack.out_features), config.tiles.blocks * self._tuning.processors)
         self._start(config.source, (blocks, 1, 1), config.tiles.threads, arguments, _SIZES)
 
@@ -303,41 +300,38 @@ class GroupedExperts:
     def input_format(self, tokens: int) -> InputFormat:
         return InputFormat("half", self._matmuls.tuning.block_tokens(tokens))
 
-    def prepare(self, mixtures: Iterable[tuple[Experts, ExpertMatrices]], counts: Iterable[int]) -> None:
+    def prepare(self, mixtures: Iterable[ExpertMatrices], counts: Iterable[int]) -> None:
         """Compile and load kernels for these numbers of tokens, and allocate what they leave for each other.
 
         Raises KernelError where one does not compile or does not fit the device.
         """
         sizes = sorted(counts)
-        for experts, matrices in mixtures:
+        for matrices in mixtures:
             if not matrices.ends_with_activation:
                 continue
-            self._buffers_of(experts, matrices)
-            least = self._pairs.pair_tokens(experts, matrices)
-            plans = [self._plan(experts, matrices, tokens) for tokens in sizes if tokens > least]
+            self._buffers_of(matrices)
+            least = self._pairs.pair_tokens(matrices)
+            plans = [self._plan(matrices, tokens) for tokens in sizes if tokens > least]
             wanted = {config for plan in plans for config in (plan.gate_up, plan.down)}
-            self._grouped.prepare(wanted, matrices.count(experts))
+            self._grouped.prepare(wanted, matrices.count)
 
-    def launch_gate_up(
-        self, experts: Experts, matrices: ExpertMatrices, source: ActivationBuffer, pairs: Pairs, tokens: int
-    ) -> None:
+    def launch_gate_up(self, matrices: ExpertMatrices, source: ActivationBuffer, pairs: Pairs, tokens: int) -> None:
         """Sort the pairs of `tokens` tokens by expert, and start gate and up, with the activation."""
-        plan, buffers = self._plan(experts, matrices, tokens), self._buffers_of(experts, matrices)
-        self._grouped.sort(pairs.chosen, plan.step, matrices.count(experts), buffers)
+        plan, buffers = self._plan(matrices, tokens), self._buffers_of(matrices)
+        self._grouped.sort(pairs.chosen, plan.step, matrices.count, buffers)
         (stack,), (bias,) = matrices.gate_up, matrices.gate_up_biases
         self._grouped.launch_gated(_packed(stack), source, pairs.per_token, plan.step, buffers, plan.gate_up, bias)
 
-    def launch_down(
-        self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, out: torch.Tensor, tokens: int
-    ) -> None:
+    def launch_down(self, matrices: ExpertMatrices, pairs: Pairs, out: torch.Tensor, tokens: int) -> None:
         """Start out [pairs, out_features] = weights of the pairs times down, of what gate and up left."""
-        plan, buffers = self._plan(experts, matrices, tokens), self._buffers_of(experts, matrices)
+        plan, buffers = self._plan(matrices, tokens), self._buffers_of(matrices)
         self._grouped.launch_pairs(
             _packed(matrices.down), None, 1, plan.step, buffers, plan.down, out, pairs.weights, matrices.down_bias
         )
 
-    def _plan(self, experts: Experts, matrices: ExpertMatrices, tokens: int) -> _Plan:
+    def _plan(self, matrices: ExpertMatrices, tokens: int) -> _Plan:
         """Tiles and kernels of a step, made once: steps without a graph ask for them layer by layer."""
+        experts = matrices.experts
         key = experts.up.weight, tokens
         if key not in self._plans:
             step = self._grouped.step(tokens, experts.experts_per_token, ExpertShape.of(experts), matrices.shared)
@@ -346,7 +340,8 @@ class GroupedExperts:
             self._plans[key] = _Plan(step, gate_up, down)
         return self._plans[key]
 
-    def _buffers_of(self, experts: Experts, matrices: ExpertMatrices) -> GroupedBuffers:
+    def _buffers_of(self, matrices: ExpertMatrices) -> GroupedBuffers:
+        experts = matrices.experts
         per_token, shape, shared = key = experts.experts_per_token, ExpertShape.of(experts), matrices.shared
         if key not in self._buffers:
             wgmma = self._matmuls.tuning.wgmma

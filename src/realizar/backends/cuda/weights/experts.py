@@ -57,6 +57,12 @@ class PackedExperts:
     def strips(self) -> int:
         return -(-self.out_features // BLOCK)
 
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Of weights, scales and codebook; without one that of the weights, which is not read."""
+        table = self.weights if self.table is None else self.table
+        return self.weights.data_ptr(), self.block_scales.data_ptr(), table.data_ptr()
+
     def part(self, first: int, end: int) -> PackedMatrix:
         """The matrices of experts `first` to `end`, one below the other."""
         weights = self.weights[first * self.stride : end * self.stride]
@@ -84,6 +90,7 @@ class ExpertMatrices:
             None where experts have none.
     """
 
+    experts: Experts
     gate_up: tuple[Stack, ...]
     down: Stack
     gate_up_biases: tuple[torch.Tensor | None, ...]
@@ -102,21 +109,30 @@ class ExpertMatrices:
     def size_bytes(self) -> int:
         return sum(map(matrix_bytes, self.stacks))
 
-    def unread_bytes(self, experts: Experts) -> int:
+    @property
+    def unread_bytes(self) -> int:
         """Bytes of the experts that a token does not go through."""
-        return self.size_bytes // self.count(experts) * (experts.num_experts - experts.experts_per_token)
+        return self.size_bytes // self.count * (self.count - self.per_token)
 
     @property
     def shared(self) -> int:
         """1 if the last expert of each stack is the shared one, else 0."""
         return self.down.shared if isinstance(self.down, PackedExperts) else 0
 
-    def count(self, experts: Experts) -> int:
-        return experts.num_experts + self.shared
+    @property
+    def shared_choice(self) -> int:
+        """Whether a token's last expert is the shared one, as in `ChoiceShape`."""
+        return self.shared * (1 if self.experts.shared_gate is None else 2)
 
-    def per_token(self, experts: Experts) -> int:
+    @property
+    def count(self) -> int:
+        """Experts of a stack."""
+        return self.experts.num_experts + self.shared
+
+    @property
+    def per_token(self) -> int:
         """Experts of the stacks that a token goes through."""
-        return experts.experts_per_token + self.shared
+        return self.experts.experts_per_token + self.shared
 
 
 def matrix_bytes(matrix: PackedMatrix | Stack) -> int:
@@ -229,10 +245,10 @@ class ExpertLoader:
         """
         if self._device.type == "meta":
             stacks = [stack.reserve(self._device) for stack in (*plan.gate_up, plan.down)]
-            return ExpertMatrices(tuple(stacks[:-1]), stacks[-1], (None,) * len(plan.gate_up), None)
+            return ExpertMatrices(experts, tuple(stacks[:-1]), stacks[-1], (None,) * len(plan.gate_up), None)
         gate_up = tuple(self._stack(stack) for stack in plan.gate_up)
         biases = tuple(self._biases(*stack.linears) for stack in plan.gate_up)
-        return ExpertMatrices(gate_up, self._stack(plan.down), biases, self._biases(experts.down))
+        return ExpertMatrices(experts, gate_up, self._stack(plan.down), biases, self._biases(experts.down))
 
     def _biases(self, *linears: ExpertLinear) -> torch.Tensor | None:
         """Biases of a stack: float32 [experts, out_features], of two linears interleaved; zeros for one without."""

@@ -178,8 +178,7 @@ class Weights:
     @property
     def token_bytes(self) -> int:
         """Those that a token reads: of a mixture's experts those that it goes through."""
-        mixtures = (one for _, one in self._spec.mixtures())
-        return self.size_bytes - sum(self.experts[one.up.weight].unread_bytes(one) for one in mixtures)
+        return self.size_bytes - sum(matrices.unread_bytes for matrices in self.experts.values())
 
     def _make_store(self, weight: TensorName) -> None:
         """Allocate the memory of the layer that has this matrix, once; the head is in no layer and has its own."""
