@@ -7,12 +7,23 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.cuda.sleep.driver import CUDADriver
+from realizar.backends.cuda.sleep.load_memory import Segments
 from realizar.errors import KernelError
 
 PAGE = 4096
 
 
-class FakeDriver:
+def device_bytes(segments: Segments) -> int:
+    """Memory on the GPU now."""
+    return sum(each.size_bytes for each in segments._segments.values() if each.handle is not None)
+
+
+def host_bytes(segments: Segments) -> int:
+    return 0 if segments._host is None else segments._host.size_bytes
+
+
+class FakeDriver(CUDADriver):
     """Every rule of the driver that a mistake would break is checked.
 
     Attributes:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
-from backends.cuda.sleep.fake_driver import PAGE, FakeDriver
+from backends.cuda.sleep.fake_driver import PAGE, FakeDriver, device_bytes, host_bytes
 from realizar.backends.cuda.sleep.load_memory import Segments
 from realizar.errors import CapacityError, DeviceLostError, KernelError
 
@@ -41,10 +41,10 @@ def test_contents_are_the_same_at_the_same_addresses_and_the_cache_is_empty() ->
     driver.write(cache, np.ones(2 * PAGE, np.uint8))
     kept = PAGE * (1 + 3 + 10 + 1 + 7)
     for turn in range(3):
-        assert segments.device_bytes == kept + 2 * PAGE
+        assert device_bytes(segments) == kept + 2 * PAGE
         assert segments.sleep() == kept
-        assert (segments.device_bytes, driver.memory) == (0, {})
-        assert segments.host_bytes == kept
+        assert (device_bytes(segments), driver.memory) == (0, {})
+        assert host_bytes(segments) == kept
         assert segments.wake() == kept
         check(driver, contents | more)
         assert not driver.read(cache, 2 * PAGE).any()
@@ -65,7 +65,7 @@ def test_what_nothing_uses_is_freed_at_once_and_never_comes_back() -> None:
     contents = filled(driver, segments, [PAGE, 2 * PAGE])
     unused = segments.allocate(50 * PAGE, keeps=True)
     segments.discard([unused, 12345])  # also addresses of others, which are none of ours
-    assert segments.device_bytes == 3 * PAGE
+    assert device_bytes(segments) == 3 * PAGE
     assert segments.sleep() == 3 * PAGE
     segments.wake()
     check(driver, contents)
@@ -82,7 +82,7 @@ def test_a_host_without_room_leaves_the_model_awake() -> None:
     with pytest.raises(KernelError, match="pin"):
         segments.sleep()
     check(driver, contents)
-    assert (driver.pinned, segments.host_bytes) == ({}, 0)
+    assert (driver.pinned, host_bytes(segments)) == ({}, 0)
     huge = Segments(driver, CHUNK)
     size = 1 << 62
     driver.limit_bytes = 1 << 63
@@ -102,7 +102,7 @@ def test_memory_is_freed_behind_its_copy(monkeypatch: pytest.MonkeyPatch) -> Non
     held, real = list[int](), driver.copy_to_host
 
     def copy(host_address: int, address: int, size_bytes: int) -> None:
-        held.append(segments.device_bytes // PAGE)
+        held.append(device_bytes(segments) // PAGE)
         real(host_address, address, size_bytes)
 
     monkeypatch.setattr(driver, "copy_to_host", copy)
@@ -131,7 +131,7 @@ def test_a_host_that_pins_no_more_halfway_leaves_the_model_awake() -> None:
             segments.sleep()
         check(driver, contents)
         assert not driver.read(cache, 2 * PAGE).any()
-        assert (segments.device_bytes, driver.pinned, segments.host_bytes) == (14 * PAGE, {}, 0)
+        assert (device_bytes(segments), driver.pinned, host_bytes(segments)) == (14 * PAGE, {}, 0)
 
 
 def test_a_model_that_can_neither_sleep_nor_stay_awake_is_lost() -> None:
@@ -156,7 +156,7 @@ def test_a_gpu_without_room_leaves_the_model_asleep_and_takes_nothing() -> None:
     address = other.allocate(5 * PAGE, keeps=True)
     with pytest.raises(KernelError, match="CUDA_ERROR_OUT_OF_MEMORY"):
         segments.wake()
-    assert segments.device_bytes == 0
+    assert device_bytes(segments) == 0
     other.free(address)
     segments.wake()
     check(driver, contents)

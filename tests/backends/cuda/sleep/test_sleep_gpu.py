@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from backends.cuda.sleep.fake_driver import device_bytes, host_bytes  # noqa: E402
 from engine.core.core_runs import run, tokens  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
@@ -82,22 +83,22 @@ def answers(core: EngineCore) -> dict[str, list[int]]:
 def test_answers_are_the_same_after_each_sleep(kind: str, options: dict[str, object]) -> None:
     core, backend = load(RECIPES[kind], **options)
     segments = segments_of(backend)
-    wanted, taken = answers(core), segments.device_bytes
+    wanted, taken = answers(core), device_bytes(segments)
     assert answers(core) == wanted
     for _ in range(2):
         done = core.sleep()
-        assert segments.device_bytes == 0
-        assert 0 < done.num_bytes == segments.host_bytes < taken
+        assert device_bytes(segments) == 0
+        assert 0 < done.num_bytes == host_bytes(segments) < taken
         others = [
             torch.full((taken // 4,), float("nan"), device="cuda") for _ in range(2)
         ]  # whoever has the memory now
         del others
         torch.cuda.empty_cache()
         assert core.wake().num_bytes == done.num_bytes
-        assert segments.device_bytes == taken
+        assert device_bytes(segments) == taken
         assert answers(core) == wanted
     core.close()
-    assert segments.device_bytes == segments.host_bytes == 0
+    assert device_bytes(segments) == host_bytes(segments) == 0
 
 
 def test_a_model_loaded_to_sleep_answers_as_any_other() -> None:
@@ -126,7 +127,7 @@ def test_a_gpu_without_room_leaves_the_model_asleep(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(driver, "map", short)
     with pytest.raises(CapacityError, match="out of memory"):
         core.wake()
-    assert segments_of(backend).device_bytes == 0
+    assert device_bytes(segments_of(backend)) == 0
     core.wake()
     assert answers(core) == wanted
     core.close()

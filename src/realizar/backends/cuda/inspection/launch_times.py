@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
 from realizar.backends.base import ForwardInput
-from realizar.backends.cuda.device import free_bytes
+from realizar.backends.cuda.device import DeviceProfile, free_bytes
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.inspection import ReadLimit
@@ -24,22 +23,8 @@ _LONGEST_HOLD_S = 2.0
 _READ_BYTES = 4 << 30
 _LEAST_READ_BYTES = 64 << 20
 
-
-class Clock(Protocol):
-    def seconds(self, starts: Sequence[Callable[[], None]]) -> list[float]:
-        """Seconds of each of these launches, one after the other."""
-
-
-class HostClock:
-    """The clock of Triton's interpreter, which has run a launch when the launch returns."""
-
-    def seconds(self, starts: Sequence[Callable[[], None]]) -> list[float]:
-        found = []
-        for start in starts:
-            began = time.perf_counter()
-            start()
-            found.append(time.perf_counter() - began)
-        return found
+Clock = Callable[[Sequence[Callable[[], None]]], list[float]]
+"""Seconds of each of these launches, one after the other."""
 
 
 class EventClock:
@@ -79,33 +64,46 @@ class EventClock:
                 raise RealizarError("a step's launches can't be timed: the host is too busy to launch them in time")
 
 
-def time_launches(backend: CUDABackend, step: ForwardInput, repeats: int, clock: Clock | None = None) -> list[PartTime]:
+def _clock(device: DeviceProfile) -> Clock:
+    return EventClock(device.torch_device).seconds if device.is_gpu else _host_seconds
+
+
+def _host_seconds(starts: Sequence[Callable[[], None]]) -> list[float]:
+    """Under Triton's interpreter, which has run a launch when the launch returns."""
+    found = []
+    for start in starts:
+        began = time.perf_counter()
+        start()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def time_launches(backend: CUDABackend, step: ForwardInput, repeats: int) -> list[PartTime]:
     """Run a step launch by launch, without its graph, `repeats` times over: the best of each. Its rows are open.
 
-    Events between launches keep a kernel from starting while the one before ends, so that the sum may exceed a step. A
-    clock of None takes events, or the host's clock under the interpreter. Raises RealizarError where the launches can't
-    be timed here.
+    Events between launches keep a kernel from starting while the one before ends, so that the sum may exceed a step.
+    Raises RealizarError where the launches can't be timed here.
     """
     device = backend.device
-    clock = clock or (EventClock(device.torch_device) if device.is_gpu else HostClock())
+    seconds = _clock(device)
     with device_errors(device.torch_device):
         backend.submit(step).result()
         launches = backend.launches(step)
         starts = [launch.start for launch in launches]
         for start in starts:  # compiles what only graphs have run so far
             start()
-        runs = [clock.seconds(starts) for _ in range(repeats)]
+        runs = [seconds(starts) for _ in range(repeats)]
     best = [min(times) for times in zip(*runs, strict=True)]
-    return [PartTime(each.name, seconds, each.bytes_read) for each, seconds in zip(launches, best, strict=True)]
+    return [PartTime(each.name, best_s, each.bytes_read) for each, best_s in zip(launches, best, strict=True)]
 
 
-def read_limit(backend: CUDABackend, clock: Clock | None = None, repeats: int = 10) -> ReadLimit:
+def read_limit(backend: CUDABackend, repeats: int = 10) -> ReadLimit:
     """The rate at which the device sums float32 that no cache holds, the best of several.
 
     Raises CapacityError where beside the model no memory is free to read.
     """
     device = backend.device
-    clock = clock or (EventClock(device.torch_device) if device.is_gpu else HostClock())
+    seconds = _clock(device)
     size = min(_READ_BYTES if device.is_gpu else _LEAST_READ_BYTES, free_bytes(device) // 2)
     if size < _LEAST_READ_BYTES:
         raise CapacityError(f"{format_bytes(size)} are free on the GPU, too little to measure how fast it reads")
@@ -116,5 +114,5 @@ def read_limit(backend: CUDABackend, clock: Clock | None = None, repeats: int = 
             values.sum()
 
         read()
-        seconds = min(clock.seconds([read] * repeats))
-    return ReadLimit(values.numel() * 4 / seconds / 1e9, values.numel() * 4)
+        least_s = min(seconds([read] * repeats))
+    return ReadLimit(values.numel() * 4 / least_s / 1e9, values.numel() * 4)

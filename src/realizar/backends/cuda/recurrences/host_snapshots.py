@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import torch
 
-from realizar.backends.cuda.sleep.driver import CUDADriver, SleepDriver
+from realizar.backends.cuda.sleep.driver import CUDADriver
 from realizar.backends.cuda.sleep.host_memory import map_pages
 from realizar.backends.machine import free_memory_bytes
 from realizar.batch import StateMoves
@@ -53,7 +53,7 @@ class HostSnapshots:
         self._map = _reserve(self._size_bytes, -(-count // self._per_piece) * self._piece_bytes)
         self._memory = torch.frombuffer(self._map, dtype=torch.float32)
         self._pinned: dict[int, int] = {}  # addresses by piece
-        self._driver: SleepDriver | None = None
+        self._driver: CUDADriver | None = None
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             driver = CUDADriver(device)
@@ -156,13 +156,13 @@ class HostSnapshots:
             torch.cuda.synchronize(self._stream.device)
 
 
-def _unpin(driver: SleepDriver, pinned: dict[int, int]) -> None:
+def _unpin(driver: CUDADriver, pinned: dict[int, int]) -> None:
     driver.synchronize()
     while pinned:
         driver.unpin(pinned.popitem()[1])
 
 
-def _unpin_unless_lost(driver: SleepDriver, pinned: dict[int, int], _mapped: mmap.mmap) -> None:
+def _unpin_unless_lost(driver: CUDADriver, pinned: dict[int, int], _mapped: mmap.mmap) -> None:
     """Give back what nobody has closed, which is mapped until then."""
     with suppress(KernelError, RuntimeError):  # of a GPU that is lost
         _unpin(driver, pinned)

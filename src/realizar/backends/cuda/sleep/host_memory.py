@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from realizar.backends.cuda.sleep.driver import SleepDriver
+from realizar.backends.cuda.sleep.driver import CUDADriver
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
 
@@ -32,7 +32,7 @@ class Part:
 class HostMemory:
     """Memory of the host, whole pages, pinned by chunks when asked for; CapacityError where the host lacks it."""
 
-    def __init__(self, driver: SleepDriver, size_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, driver: CUDADriver, size_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._driver, self._chunk_bytes, self.size_bytes = driver, chunk_bytes, size_bytes
         try:
             self._map = map_pages(size_bytes)

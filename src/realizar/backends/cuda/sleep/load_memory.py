@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from realizar.backends.base import Transfer
-from realizar.backends.cuda.sleep.driver import CUDADriver, SleepDriver
+from realizar.backends.cuda.sleep.driver import CUDADriver
 from realizar.backends.cuda.sleep.host_memory import CHUNK_BYTES, HostMemory
 from realizar.errors import DeviceLostError, KernelError, RealizarError, UnsupportedModelError
 
@@ -133,20 +133,11 @@ class Segment:
 class Segments:
     """All segments of a model; `chunk_bytes` of the host's memory are pinned at once."""
 
-    def __init__(self, driver: SleepDriver, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, driver: CUDADriver, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._driver, self._chunk_bytes = driver, chunk_bytes
         self._segments: dict[int, Segment] = {}
         self._asleep: list[Segment] | None = None  # with memory before, in the order of their saved contents
         self._host: HostMemory | None = None
-
-    @property
-    def device_bytes(self) -> int:
-        """Memory on the GPU now."""
-        return sum(each.size_bytes for each in self._segments.values() if each.handle is not None)
-
-    @property
-    def host_bytes(self) -> int:
-        return 0 if self._host is None else self._host.size_bytes
 
     def allocate(self, size_bytes: int, *, keeps: bool) -> int:
         """Memory at new addresses; returns the first. KernelError: the driver has none."""
