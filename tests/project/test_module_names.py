@@ -64,7 +64,7 @@ def test_dotted_names_lead_to_modules() -> None:
     ("text", "names"),
     [
         ("started by `engine.supervisor` or `realizar.engine.supervisor`", ["engine.supervisor", "engine.supervisor"]),
-        ("`engine.process.supervisor`, `layouts.activations.half_positions`, `realizar.engine`", []),
+        ("`engine.process.supervisor`, `layouts.activations.half_order`, `realizar.engine`", []),
         ("the key `tokenizer.ggml.pre`, `torch.cuda.graph`, `models.py`, `scheduler.py`", []),
     ],
 )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from backends.cuda.layouts.activation_values import half_positions, int8_activations
 from realizar.backends.cuda.attention import decode as attention_decode
-from realizar.backends.cuda.layouts.activations import half_positions, int8_activations
 from realizar.backends.cuda.native.attend_source import AttendKernel
 
 _TENSORS = (

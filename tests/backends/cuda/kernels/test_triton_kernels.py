@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
+from backends.cuda.layouts.activation_values import half_activations, half_positions, int8_activations  # noqa: E402
 from realizar.backends.cuda.kernels.activate import activate, convert  # noqa: E402
 from realizar.backends.cuda.kernels.attend import attend_chunk  # noqa: E402
 from realizar.backends.cuda.kernels.attend_parts import attend_parts  # noqa: E402
@@ -16,11 +17,6 @@ from realizar.backends.cuda.kernels.embed import embed_quantized  # noqa: E402
 from realizar.backends.cuda.kernels.fetch import fetch  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
 from realizar.backends.cuda.kernels.normalize_beside import normalize_beside, normalize_twice  # noqa: E402
-from realizar.backends.cuda.layouts.activations import (  # noqa: E402
-    half_activations,
-    half_positions,
-    int8_activations,
-)
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
 from realizar.quantization import QUANTIZED_TYPES, block_source, dequantize  # noqa: E402

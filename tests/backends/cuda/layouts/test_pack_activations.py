@@ -7,12 +7,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from realizar.backends.cuda.layouts.activations import (
-    half_activations,
-    half_positions,
-    int8_activations,
-    padded_cols,
-)
+from backends.cuda.layouts.activation_values import half_activations, half_positions, int8_activations
+from realizar.backends.cuda.layouts.activations import padded_cols
 
 
 @pytest.mark.parametrize(("rows", "cols", "block_tokens"), [(1, 64, 8), (13, 160, 8), (5, 96, 16), (70, 128, 64)])

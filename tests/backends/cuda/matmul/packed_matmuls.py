@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from backends.cuda import cuda_runs
+from backends.cuda.layouts.activation_values import int8_activations
 from backends.cuda.matmul.recorded_launches import record_launches
 from realizar.backends.cuda.attention import decode as attention_decode
 from realizar.backends.cuda.device import DeviceProfile, Family, interpreter_device
-from realizar.backends.cuda.layouts.activations import int8_activations
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.weights import load as weights

@@ -12,8 +12,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
+from backends.cuda.layouts.activation_values import half_activations, int8_activations
 from backends.grouped_source import exact_weights, grouped_source
-from realizar.backends.cuda.layouts.activations import half_activations, int8_activations
 from realizar.backends.cuda.matmul.inputs import FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.quantized import (
     MatmulConfig,

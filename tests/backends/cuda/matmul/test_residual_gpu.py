@@ -11,9 +11,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
+from backends.cuda.layouts.activation_values import int8_activations
 from backends.cuda.matmul.gated_pairs import TYPES, check_replays
 from backends.cuda.matmul.stored_inputs import integers
-from realizar.backends.cuda.layouts.activations import int8_activations
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.quantized import (
     MatmulConfig,

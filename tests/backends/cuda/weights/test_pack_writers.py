@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
 
+from backends.cuda.layouts.activation_values import half_activations, int8_activations
 from realizar.backends.cuda.kernels.activate import convert
-from realizar.backends.cuda.layouts.activations import half_activations, int8_activations
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat
 
 BLOCK = 128

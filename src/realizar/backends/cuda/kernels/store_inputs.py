@@ -14,7 +14,7 @@ def round_even(x):
 
 @triton.jit
 def token_factor(largest):
-    """The power of two that a token is divided by: `layouts.activations.token_scales`."""
+    """The power of two that a token is divided by, its `token_scales` entry in `layouts.activations`."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) - 126
     low = tl.where((exponent < -8) & (exponent > -100), exponent + 4, 0)
     shift = tl.where(exponent > 14, exponent - 14, low)

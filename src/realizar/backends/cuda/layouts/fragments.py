@@ -4,7 +4,7 @@ A matrix [out_features, cols] is cut into blocks of 64 out_features by chunks of
 out_features; in a tile a warp's lane 4 g + t (g in 0..7, t in 0..3) holds, of out_features g (half 0) and g + 8 (half
 1), the 16 columns 16 t .. 16 t + 15 of the chunk. So a lane needs one scale per out_feature however small the groups,
 and vectors of a codebook lie within a lane. The tensor cores' K index within a chunk is a permutation of the columns
-(`layouts.activations.half_positions`).
+(`layouts.activations`).
 
 Memory: [out_features / 64][cols / 64] blocks; with two-level scales, super-scales of four chunks follow them. A block:
 

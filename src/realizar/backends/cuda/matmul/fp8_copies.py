@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.layouts.activations import CHUNK, half_activations
+from realizar.backends.cuda.layouts.activations import CHUNK, half_order
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat, make_buffer
 from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels
 from realizar.backends.cuda.weights.load import Matrix
@@ -138,7 +138,7 @@ def _unpacking(matmuls: MatmulKernels, matrix: PackedMatrix) -> MatmulConfig:
 def _dequantized(matmuls: MatmulKernels, matrix: PackedMatrix) -> Iterator[tuple[int, torch.Tensor]]:
     """First column, and float32 [columns, out_features]: matmuls with rows of the identity, which every format has."""
     config, cols = _unpacking(matmuls, matrix), matrix.format.chunks(matrix.in_features) * CHUNK
-    identity, _ = half_activations(np.eye(_COLUMNS, dtype=np.float32), config.format.block_tokens)
+    identity = half_order(np.eye(_COLUMNS, dtype=np.float16), config.format.block_tokens)
     ones = torch.from_numpy(identity).to(matmuls.device)
     source = make_buffer(config.format, cols, _COLUMNS, matmuls.device)
     sums = torch.empty((config.splits, _COLUMNS, matrix.out_features), device=matmuls.device)
