@@ -35,20 +35,20 @@ RECIPES = {
     "shared, gate": replace(
         SMALL, weights="Q8_0", parts=("shared", "shared_gate", "biases", "layer_norm"), windows=(None, None)
     ),
-    "beside dense": replace(
+    "parallel dense": replace(
         SMALL,
         weights="F32",
         parts=("shared", "own_norms", "expert_scales", "post_norms"),
         activation="gelu_tanh",
         windows=(None, None),
     ),
-    "beside dense, q8_0": replace(SMALL, weights="Q8_0", parts=("shared", "own_norms", "layer_norm", "biases")),
+    "parallel dense, q8_0": replace(SMALL, weights="Q8_0", parts=("shared", "own_norms", "layer_norm", "biases")),
     "one expert": replace(SMALL, weights="F32", experts=1, per_token=1),
     "all experts": replace(SMALL, weights="F32", experts=3, per_token=3),
 }
 
 
-FIXED_ORDER = ("f32", "q8_0 then dense", "gpt-oss", "shared, gate", "beside dense")
+FIXED_ORDER = ("f32", "q8_0 then dense", "gpt-oss", "shared, gate", "parallel dense")
 EACH = [(name, False) for name in RECIPES] + [(name, True) for name in FIXED_ORDER]
 
 

@@ -161,7 +161,7 @@ RECIPES = {
         per_token=4,
         windows=(None, None),
     ),
-    "q4_k, beside dense": replace(
+    "q4_k, parallel dense": replace(
         recipe_of(
             "Q4_K",
             "long",

@@ -61,7 +61,7 @@ CASES = {  # recipe, batch_invariant, kinds of launches that run
     ),
     "shared floats": (replace(SMALL, weights="BF16", parts=("shared", "shared_gate")), False, {"grouped", "routed"}),
     "shared, batch-invariant": (replace(SMALL, parts=("shared", "shared_gate", "post_norms")), True, {"grouped"}),
-    "beside dense": (
+    "parallel dense": (
         replace(
             SMALL,
             windows=(8, None, 8),
@@ -97,7 +97,7 @@ def test_pairs_are_up_to_half_as_many_as_experts(experts: int, per_token: int, t
     assert most_pair_tokens(experts, per_token) == tokens
 
 
-@pytest.mark.parametrize("name", wider(CASES, "gpt-oss", "beside dense"))
+@pytest.mark.parametrize("name", wider(CASES, "gpt-oss", "parallel dense"))
 def test_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk of more than 16 tokens, a token beside a chunk of fewer, a token of each row, and one alone, whose pairs
     are no more than half the experts."""
@@ -192,7 +192,7 @@ def test_experts_read_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["gpt-oss, batch-invariant", "beside dense", "groups", "gate and up in one"])
+@pytest.mark.parametrize("name", ["gpt-oss, batch-invariant", "parallel dense", "groups", "gate and up in one"])
 def test_every_token_is_near_the_twin_that_goes_its_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts side by side in many layers: also where a choice is nearly tied. Other experts are far off."""
     recipe, batch_invariant, _ = CASES[name]

@@ -293,7 +293,7 @@ class MixtureBinder:
         return run
 
     def _inputs_of(self, one: _Mixture) -> Buffers:
-        return self._space.activations.beside if one.input.apart else self._space.activations.normed
+        return self._space.activations.parallel if one.input.apart else self._space.activations.normed
 
     def _gate_or_up(self, one: _Mixture, part: int) -> Run:
         """Sums of gate, of up, or of both interleaved, one stack after the other in the memory of partial sums."""

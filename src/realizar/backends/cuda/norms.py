@@ -12,7 +12,7 @@ import torch
 from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts, whole_width
 from realizar.backends.cuda.kernels import store_inputs as formats
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
-from realizar.backends.cuda.kernels.normalize_beside import normalize_beside, normalize_twice
+from realizar.backends.cuda.kernels.normalize_parallel import normalize_parallel, normalize_twice
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertsInput, ExpertsOutput
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer, FoldedNorm, InputFormat
@@ -165,7 +165,7 @@ class NormBinder:
             }  # fmt: skip
             if added is not None and isinstance(added.linear, ParallelOutput):
                 sums, sum_constants = self._both_sums(added.linear, kind)
-                normalize_beside[(tokens,)](*sums, *ends, **sum_constants, **constants)
+                normalize_parallel[(tokens,)](*sums, *ends, **sum_constants, **constants)
             else:
                 sums, sum_constants = self._sums(added, kind)
                 normalize[(tokens,)](*sums, selected, *ends, GATHER=gather, **sum_constants, **constants)
@@ -189,7 +189,7 @@ class NormBinder:
         return run
 
     def bind_two(self, before: Branch | None, first: tuple[Norm, Consumer], second: tuple[Norm, Consumer]) -> Run:
-        """Add a branch to the stream, norm it twice, and write the inputs of two consumers, `beside` of the second."""
+        """Add a branch to the stream, norm it twice, and write inputs of two consumers, of the second in `parallel`."""
         space, cols, cut, buffers = self._space, self._cols, whole_width(self._cols), self._space.activations
         added_as = self._added(before)
         constants = {**norm_constants("", first[0]), **norm_constants("SECOND_", second[0])}
@@ -203,7 +203,7 @@ class NormBinder:
             for one, other in itertools.zip_longest(*both):
                 sums, sum_constants = self._sums(added, kind)
                 pointers, stored = self._target(buffers.normed(one, cols) if one else None)
-                second_pointers, stored_second = self._target(buffers.beside(other, cols) if other else None)
+                second_pointers, stored_second = self._target(buffers.parallel(other, cols) if other else None)
                 normalize_twice[(tokens,)](
                     *sums, *added_as, space.hidden, *self.arguments(first[0]), *pointers,
                     *self.arguments(second[0]), *second_pointers, cols, **sum_constants, **constants,
@@ -254,16 +254,16 @@ class NormBinder:
         return pointers, {"SPLITS": branch.linear.splits(kind), "MATMUL_BIAS": bias is not None}
 
     def _both_sums(self, output: ParallelOutput, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        own, beside, bias = self._partials(output.experts, kind), output.sums(kind), output.shared.bias
-        norm, beside_norm = output.norms.experts_output, output.norms.shared_output
+        own, dense, bias = self._partials(output.experts, kind), output.sums(kind), output.shared.bias
+        norm, dense_norm = output.norms.experts_output, output.norms.shared_output
         pointers = (
-            own, own.stride(0), own.stride(1), self._none, *self.arguments(norm), beside, beside.stride(0),
-            beside.stride(1), self._none if bias is None else bias, *self.arguments(beside_norm),
+            own, own.stride(0), own.stride(1), self._none, *self.arguments(norm), dense, dense.stride(0),
+            dense.stride(1), self._none if bias is None else bias, *self.arguments(dense_norm),
         )  # fmt: skip
         return pointers, {
             "SPLITS": output.experts.splits(kind), "MATMUL_BIAS": False, **norm_constants("OWN_", norm),
-            "BESIDE_SPLITS": beside.shape[0], "BESIDE_MATMUL_BIAS": bias is not None,
-            **norm_constants("BESIDE_", beside_norm),
+            "DENSE_SPLITS": dense.shape[0], "DENSE_MATMUL_BIAS": bias is not None,
+            **norm_constants("DENSE_", dense_norm),
         }  # fmt: skip
 
     def _partials(self, linear: MergedLinear | ExpertsOutput, kind: StepKind) -> torch.Tensor:

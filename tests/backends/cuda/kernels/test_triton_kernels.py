@@ -16,7 +16,7 @@ from realizar.backends.cuda.kernels.choose import choose, finish_logits  # noqa:
 from realizar.backends.cuda.kernels.embed import embed_quantized  # noqa: E402
 from realizar.backends.cuda.kernels.fetch import fetch  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
-from realizar.backends.cuda.kernels.normalize_beside import normalize_beside, normalize_twice  # noqa: E402
+from realizar.backends.cuda.kernels.normalize_parallel import normalize_parallel, normalize_twice  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
 from realizar.quantization import QUANTIZED_TYPES, block_source, dequantize  # noqa: E402
@@ -201,22 +201,22 @@ def test_two_norms_of_a_stream(second: int) -> None:
         assert bool(outs[1].isnan().all())
 
 
-def test_norms_of_sums_beside_each_other() -> None:
+def test_norms_of_parallel_sums() -> None:
     """hidden = (hidden + norm(norm(experts) + norm(matmul))) * 0.5, then a norm of it."""
     rng = np.random.default_rng(9)
-    experts, beside, stream = floats(rng, ROWS, 3, COLS), floats(rng, 2, ROWS, COLS), floats(rng, ROWS, COLS)
-    own_weight, beside_weight, branch_weight, weight, bias = (floats(rng, COLS) for _ in range(5))
+    experts, dense, stream = floats(rng, ROWS, 3, COLS), floats(rng, 2, ROWS, COLS), floats(rng, ROWS, COLS)
+    own_weight, dense_weight, branch_weight, weight, bias = (floats(rng, COLS) for _ in range(5))
     before, own, none = stream.double().numpy(), experts.transpose(0, 1), torch.zeros(1)
     out, square_sums = torch.full((ROWS, COLS), float("nan")), torch.full((ROWS, 8), float("nan"))
-    normalize_beside[(ROWS,)](
-        own, own.stride(0), own.stride(1), none, own_weight, none, 1e-5, beside, beside.stride(0), beside.stride(1),
-        bias, beside_weight, none, 1e-5, branch_weight, none, 1e-5, 1.0, 0.5, stream, weight, none, 1e-5, out, COLS,
-        none, none, none, COLS, square_sums, SPLITS=3, MATMUL_BIAS=False, OWN_NORM=1, OWN_BIAS=False, BESIDE_SPLITS=2,
-        BESIDE_MATMUL_BIAS=True, BESIDE_NORM=1, BESIDE_BIAS=False, BRANCH_NORM=1, BRANCH_BIAS=False, NORM=1,
+    normalize_parallel[(ROWS,)](
+        own, own.stride(0), own.stride(1), none, own_weight, none, 1e-5, dense, dense.stride(0), dense.stride(1),
+        bias, dense_weight, none, 1e-5, branch_weight, none, 1e-5, 1.0, 0.5, stream, weight, none, 1e-5, out, COLS,
+        none, none, none, COLS, square_sums, SPLITS=3, MATMUL_BIAS=False, OWN_NORM=1, OWN_BIAS=False, DENSE_SPLITS=2,
+        DENSE_MATMUL_BIAS=True, DENSE_NORM=1, DENSE_BIAS=False, BRANCH_NORM=1, BRANCH_BIAS=False, NORM=1,
         NORM_BIAS=False, FORMAT=0, BLOCK_TOKENS=1, CHUNKS=1, DEPENDENT=False, PARTS=8, BLOCK=256,
     )  # fmt: skip
     first = rms(experts.double().sum(1).numpy(), own_weight)
-    second = rms(beside.double().sum(0).numpy() + bias.numpy(), beside_weight)
+    second = rms(dense.double().sum(0).numpy() + bias.numpy(), dense_weight)
     expected = (before + rms(first + second, branch_weight)) * 0.5
     np.testing.assert_allclose(stream.numpy(), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(square_sums.sum(dim=1).numpy(), (expected**2).sum(axis=1), rtol=1e-5)

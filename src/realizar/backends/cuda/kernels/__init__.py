@@ -3,8 +3,8 @@
 A step meets them in this order:
 
 1. `fetch.py`: the step's integers come to the device. `embed.py`: the embedding of its tokens.
-2. `normalize.py`: residual add, norm, and the next matmul's input; `normalize_beside.py` around experts beside a dense
-   feed-forward. `store_inputs.py` writes each input format.
+2. `normalize.py`: residual add, norm, and the next matmul's input; `normalize_parallel.py` around experts parallel to a
+   dense feed-forward. `store_inputs.py` writes each input format.
 3. `rotate.py`, `heads.py`: QK norm, rope, and keys and values into the cache.
 4. `attend.py` (chunks), `attend_decode.py` (single tokens), `attend_parts.py` (these too, with `batch_invariant`).
    `recurrences/`: layers with a state. `gate_heads.py`: the output gates of these and of attention.

@@ -129,9 +129,9 @@ class ActivationBuffers:
         """The buffer of norms of the stream, which a matmul that reads as many columns of integers may write."""
         return self._get(input_format, cols, self._tokens, "norm" if input_format.kind == "int8" else "")
 
-    def beside(self, input_format: InputFormat, cols: int) -> ActivationBuffer:
-        """The buffer of a second norm of the stream, for experts beside a dense feed-forward that reads the first."""
-        return self._get(input_format, cols, self._tokens, "beside")
+    def parallel(self, input_format: InputFormat, cols: int) -> ActivationBuffer:
+        """The buffer of a second norm of the stream, for experts parallel to a feed-forward that reads the first."""
+        return self._get(input_format, cols, self._tokens, "parallel")
 
     def shared(self, input_format: InputFormat, cols: int) -> ActivationBuffer:
         """The buffer of the activations of shared experts, which experts beside them leave as they are."""

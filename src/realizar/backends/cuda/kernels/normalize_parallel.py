@@ -1,4 +1,4 @@
-"""Norms around experts beside a dense feed-forward: two of the stream before them, and one of each of their outputs."""
+"""Norms around experts parallel to a dense feed-forward: two of the stream, and one of each of their outputs."""
 
 import triton
 import triton.language as tl
@@ -54,22 +54,22 @@ def normalize_twice(
 
 
 @triton.jit
-def normalize_beside(
+def normalize_parallel(
     partials, splits_stride, token_stride, matmul_bias, own_weight, own_bias, own_eps,
-    beside, beside_splits_stride, beside_token_stride, beside_matmul_bias, beside_weight, beside_bias, beside_eps,
+    dense, dense_splits_stride, dense_token_stride, dense_matmul_bias, dense_weight, dense_bias, dense_eps,
     branch_weight, branch_bias, branch_eps, add_scale, output_scale, hidden, weight, bias, eps, values, value_stride,
     value_scale, codes, terms, width, square_sums,
     SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, OWN_NORM: tl.constexpr, OWN_BIAS: tl.constexpr,
-    BESIDE_SPLITS: tl.constexpr, BESIDE_MATMUL_BIAS: tl.constexpr, BESIDE_NORM: tl.constexpr,
-    BESIDE_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr, BRANCH_BIAS: tl.constexpr, NORM: tl.constexpr,
+    DENSE_SPLITS: tl.constexpr, DENSE_MATMUL_BIAS: tl.constexpr, DENSE_NORM: tl.constexpr,
+    DENSE_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr, BRANCH_BIAS: tl.constexpr, NORM: tl.constexpr,
     NORM_BIAS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
     DEPENDENT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As `normalize`, where the branch is own_norm(sum of partials) + beside_norm(sum of beside). Grid: tokens."""
+    """As `normalize`, where the branch is own_norm(sum of partials) + dense_norm(sum of dense). Grid: tokens."""
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     own_by, own_norm_bias = norm_vectors(own_weight, own_bias, columns, inside, OWN_NORM, OWN_BIAS)
-    beside_by, beside_norm_bias = norm_vectors(beside_weight, beside_bias, columns, inside, BESIDE_NORM, BESIDE_BIAS)
+    dense_by, dense_norm_bias = norm_vectors(dense_weight, dense_bias, columns, inside, DENSE_NORM, DENSE_BIAS)
     added_by, added_bias = norm_vectors(branch_weight, branch_bias, columns, inside, BRANCH_NORM, BRANCH_BIAS)
     last_by, last_bias = norm_vectors(weight, bias, columns, inside, NORM, NORM_BIAS)
     begin(DEPENDENT)
@@ -77,12 +77,12 @@ def normalize_beside(
     stream = hidden + token * width + columns
     x = tl.load(stream, mask=inside, other=0.0)
     own = load_sum(partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS, MATMUL_BIAS)
-    other = load_sum(
-        beside, beside_matmul_bias, token * beside_token_stride, columns, inside, beside_splits_stride, BESIDE_SPLITS,
-        BESIDE_MATMUL_BIAS,
+    dense_output = load_sum(
+        dense, dense_matmul_bias, token * dense_token_stride, columns, inside, dense_splits_stride, DENSE_SPLITS,
+        DENSE_MATMUL_BIAS,
     )  # fmt: skip
     branch = norm_by(own, inside, width, own_by, own_norm_bias, own_eps, OWN_NORM, OWN_BIAS)
-    branch += norm_by(other, inside, width, beside_by, beside_norm_bias, beside_eps, BESIDE_NORM, BESIDE_BIAS)
+    branch += norm_by(dense_output, inside, width, dense_by, dense_norm_bias, dense_eps, DENSE_NORM, DENSE_BIAS)
     branch = norm_by(branch, inside, width, added_by, added_bias, branch_eps, BRANCH_NORM, BRANCH_BIAS)
     x = (x + add_scale * branch) * output_scale
     tl.store(stream, x, mask=inside)
