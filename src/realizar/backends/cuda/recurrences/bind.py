@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,17 +39,32 @@ _INPUT_TOKENS = 16  # of a tile, that one program of `scan_inputs` takes
 
 
 @dataclass(frozen=True, slots=True)
-class _Vectors:
-    """The vectors of a gated delta net: float32, `rate` below zero."""
+class _Net:
+    """A gated delta net with its matmuls: `linear` computes its inputs, `consumer` reads the result.
 
+    Attributes:
+        kernel, decay_bias, rate, norm: vectors, float32, `rate` below zero.
+        rings, states: of its layer. sizes: constants of its kernels.
+    """
+
+    part: GatedDeltaNet
+    linear: MergedLinear
+    consumer: MergedLinear
     kernel: torch.Tensor
     decay_bias: torch.Tensor
     rate: torch.Tensor
     norm: torch.Tensor
+    rings: torch.Tensor
+    states: torch.Tensor
+    sizes: dict[str, Any]
 
     @property
-    def of_inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.kernel, self.decay_bias, self.rate
+    def scale(self) -> float:
+        return float(self.part.key_size**-0.5)
+
+    @property
+    def eps(self) -> float:
+        return float(self.part.norm.eps)
 
 
 class RecurrenceBinder:
@@ -73,25 +89,28 @@ class RecurrenceBinder:
         """The launches of one block: `linear` computes its inputs, `consumer` reads the result."""
         if isinstance(block, ShortConvolutionBlock):
             yield Launch("convolution", self._convolve(block, linear, consumer))
-            yield Launch("convolution state", self._keep_gated(block, linear))
+            yield Launch("convolution state", partial(self._keep_gated, block, linear))
             return
-        net = block.recurrence
-        vectors = self._vectors(net)
-        once = self._recur_once(block, vectors, linear, consumer)
-        yield Launch("recurrence", self._recur(block, vectors, linear, once))
+        net = self._net(block, linear, consumer)
+        yield Launch("recurrence", partial(self._recur, net))
         if self._scratch:
-            yield Launch("recurrence", self._scan(block, vectors, linear))
-        yield Launch("recurrence output", self._gate(net, vectors, linear, consumer))
-        yield Launch("recurrence inputs", self._keep_inputs(block, linear))
+            yield Launch("recurrence", partial(self._scan, net))
+        yield Launch("recurrence output", partial(self._gate, net))
+        yield Launch("recurrence inputs", partial(self._keep_inputs, net))
 
-    def _vectors(self, net: GatedDeltaNet) -> _Vectors:
-        rate = self._weights.vector(net.rate)
-        return _Vectors(
-            self._weights.matrix(net.kernel),
-            self._weights.vector(net.decay_bias),
-            -torch.exp(rate) if net.rate_is_log else rate,
-            self._weights.norm_weight(net.norm),
-        )
+    def _net(self, block: GatedDeltaNetBlock, linear: MergedLinear, consumer: MergedLinear) -> _Net:
+        part, memory = block.recurrence, self._memory
+        rate = self._weights.vector(part.rate)
+        sizes = {
+            "KEY_HEADS": part.num_key_heads, "VALUE_HEADS": part.num_value_heads, "KEY": part.key_size,
+            "VALUE": part.value_size, "LENGTH": part.length, "RING": memory.ring, "WIDTH": ring_width(part),
+            "TILED": part.tiled,
+        }  # fmt: skip
+        return _Net(
+            part, linear, consumer, self._weights.matrix(part.kernel), self._weights.vector(part.decay_bias),
+            -torch.exp(rate) if part.rate_is_log else rate, self._weights.norm_weight(part.norm),
+            memory.rings[block.layer], memory.states[block.layer], sizes,
+        )  # fmt: skip
 
     def _sums(self, linear: MergedLinear, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
         splits = linear.splits(kind)
@@ -100,130 +119,85 @@ class RecurrenceBinder:
         constants = {"SPLITS": splits, "BIAS": linear.bias is not None, **self._space.launching(kind)}
         return (partials, partials.stride(0), partials.stride(1), bias), constants
 
-    def _sizes(self, net: GatedDeltaNet) -> dict[str, Any]:
-        return {
-            "KEY_HEADS": net.num_key_heads, "VALUE_HEADS": net.num_value_heads, "KEY": net.key_size,
-            "VALUE": net.value_size, "LENGTH": net.length, "RING": self._memory.ring,
-            "WIDTH": ring_width(net), "TILED": net.tiled,
-        }  # fmt: skip
-
     def _is_once(self, kind: StepKind) -> bool:
         """True where `recur_once` runs: each row has one token, and sums may have an order of their own."""
         return bool(self._scratch) and not kind.tiles
 
-    def _gated_target(self, net: GatedDeltaNet, consumer: MergedLinear, kind: StepKind) -> ActivationBuffer | None:
+    def _gated_target(self, net: _Net, kind: StepKind) -> ActivationBuffer | None:
         """The activations that `recur_once` writes for the next matmul; None where it leaves heads to `gate_heads`."""
-        formats, (columns, _) = consumer.input_formats(kind), _once_cut(kind, net.value_size)
-        if columns < net.value_size or net.value_size % CHUNK or len(formats) > 1 or formats[0].kind == "fp8":
+        part, formats = net.part, net.consumer.input_formats(kind)
+        columns, _ = _once_cut(kind, part.value_size)
+        if columns < part.value_size or part.value_size % CHUNK or len(formats) > 1 or formats[0].kind == "fp8":
             return None
-        return self._space.activations.get(formats[0], net.num_value_heads * net.value_size)
+        return self._space.activations.get(formats[0], part.num_value_heads * part.value_size)
 
-    def _recur_once(
-        self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear, consumer: MergedLinear
-    ) -> Callable[[StepKind], None]:
-        net, space, memory = block.recurrence, self._space, self._memory
-        sizes, scale, eps = self._sizes(net), float(net.key_size**-0.5), float(net.norm.eps)
-        rings, states = memory.rings[block.layer], memory.states[block.layer]
-        none, nothing = self._none, {"FORMAT": NOTHING.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
+    def _recur(self, net: _Net, kind: StepKind) -> None:
+        space, part, once = self._space, net.part, self._is_once(kind)
+        sums, constants = self._sums(net.linear, kind)
+        columns, warps = _once_cut(kind, part.value_size) if once else (min(_COLUMNS, padded(part.value_size)), _WARPS)
+        grid = num_recurring(kind, space.arrays.sizes), part.num_value_heads, -(-part.value_size // columns)
+        arguments = (
+            *sums, net.rings, net.kernel, net.decay_bias, net.rate, net.states, space.arrays["recurring"],
+            space.attended, space.attended.stride(0), net.scale,
+        )  # fmt: skip
+        constants |= {**net.sizes, "BLOCK": columns, "num_warps": warps}
+        if not once:
+            recur[grid](*arguments, **constants)
+            return
+        target, none = self._gated_target(net, kind), self._none
+        pointers = (none, 0, none, none, none) if target is None else target.pointers()
+        nothing = {"FORMAT": NOTHING.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
+        recur_once[grid](
+            *arguments, net.norm, net.eps, *pointers, *space.token_state, GATED=target is not None,
+            **constants, **(nothing if target is None else target.constants()),
+        )  # fmt: skip
 
-        def run(kind: StepKind) -> None:
-            sums, constants = self._sums(linear, kind)
-            columns, warps = _once_cut(kind, net.value_size)
-            target = self._gated_target(net, consumer, kind)
-            pointers = (none, 0, none, none, none) if target is None else target.pointers()
-            recur_once[(num_recurring(kind, space.arrays.sizes), net.num_value_heads, -(-net.value_size // columns))](
-                *sums, rings, *vectors.of_inputs, states, space.arrays["recurring"], space.attended,
-                space.attended.stride(0), scale, vectors.norm, eps, *pointers, *space.token_state,
-                GATED=target is not None, BLOCK=columns, num_warps=warps, **sizes, **constants,
-                **(nothing if target is None else target.constants()),
-            )  # fmt: skip
-
-        return run
-
-    def _recur(
-        self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear, once: Callable[[StepKind], None]
-    ) -> Callable[[StepKind], None]:
-        net, space, memory = block.recurrence, self._space, self._memory
-        columns = min(_COLUMNS, padded(net.value_size))
-        sizes, scale = self._sizes(net), float(net.key_size**-0.5)
-        rings, states = memory.rings[block.layer], memory.states[block.layer]
-
-        def run(kind: StepKind) -> None:
-            if self._is_once(kind):
-                once(kind)
-                return
-            sums, constants = self._sums(linear, kind)
-            recur[(num_recurring(kind, space.arrays.sizes), net.num_value_heads, -(-net.value_size // columns))](
-                *sums, rings, *vectors.of_inputs, states, space.arrays["recurring"], space.attended,
-                space.attended.stride(0), scale, BLOCK=columns, num_warps=_WARPS, **sizes, **constants,
-            )  # fmt: skip
-
-        return run
-
-    def _scan(self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear) -> Callable[[StepKind], None]:
-        net, space, memory = block.recurrence, self._space, self._memory
-        arrays, columns = space.arrays, min(_SCANNED_COLUMNS, padded(net.value_size))
-        inputs, scale = self._sizes(net), float(net.key_size**-0.5)
-        del inputs["TILED"]
+    def _scan(self, net: _Net, kind: StepKind) -> None:
+        if not kind.tiles:
+            return
+        part, arrays, attended = net.part, self._space.arrays, self._space.attended
+        columns = min(_SCANNED_COLUMNS, padded(part.value_size))
+        inputs = {name: size for name, size in net.sizes.items() if name != "TILED"}
         heads_of = {name: inputs[name] for name in ("KEY_HEADS", "VALUE_HEADS", "KEY", "VALUE")}
-        rings, states = memory.rings[block.layer], memory.states[block.layer]
+        sums, constants = self._sums(net.linear, kind)
+        table, tiles = arrays["recurring"], (arrays["scan_rows"], arrays["scan_firsts"])
+        count, mixed = num_tiles(kind, arrays.sizes), self._scratch[0]
+        heads = 2 * part.num_key_heads + part.num_value_heads
+        scan_inputs[(count, heads, SCAN_TILE // _INPUT_TOKENS)](
+            *sums, net.rings, net.kernel, table, *tiles, mixed, net.scale, TOKENS=_INPUT_TOKENS, **inputs, **constants
+        )
+        scan_prepare[(count, part.num_value_heads)](
+            *sums, net.decay_bias, net.rate, table, *tiles, *self._scratch, TILED=part.tiled, **heads_of, **constants,
+            **self._options,
+        )  # fmt: skip
+        rows = num_recurring(kind, arrays.sizes)
+        scan_states[(rows, part.num_value_heads, -(-part.value_size // columns))](
+            table, arrays["scanned"], *self._scratch[1:], net.states, attended, attended.stride(0),
+            VALUE_HEADS=part.num_value_heads, KEY=part.key_size, VALUE=part.value_size, BLOCK=columns,
+            **self._space.launching(kind), **self._options,
+        )  # fmt: skip
 
-        def run(kind: StepKind) -> None:
-            if not kind.tiles:
-                return
-            sums, constants = self._sums(linear, kind)
-            table, tiles = arrays["recurring"], (arrays["scan_rows"], arrays["scan_firsts"])
-            count, mixed = num_tiles(kind, arrays.sizes), self._scratch[0]
-            heads = 2 * net.num_key_heads + net.num_value_heads
-            scan_inputs[(count, heads, SCAN_TILE // _INPUT_TOKENS)](
-                *sums, rings, vectors.kernel, table, *tiles, mixed, scale, TOKENS=_INPUT_TOKENS, **inputs, **constants
-            )
-            scan_prepare[(count, net.num_value_heads)](
-                *sums, vectors.decay_bias, vectors.rate, table, *tiles, *self._scratch, TILED=net.tiled, **heads_of,
-                **constants, **self._options,
-            )  # fmt: skip
-            rows = num_recurring(kind, arrays.sizes)
-            scan_states[(rows, net.num_value_heads, -(-net.value_size // columns))](
-                table, arrays["scanned"], *self._scratch[1:], states, space.attended, space.attended.stride(0),
-                VALUE_HEADS=net.num_value_heads, KEY=net.key_size, VALUE=net.value_size, BLOCK=columns,
-                **space.launching(kind), **self._options,
-            )  # fmt: skip
+    def _gate(self, net: _Net, kind: StepKind) -> None:
+        if self._is_once(kind) and self._gated_target(net, kind) is not None:
+            return
+        space, part, size, norm = self._space, net.part, net.part.value_size, (net.norm, net.eps)
+        if size == padded(size):
+            start_gate(space, kind, net.linear, part.channels, size, net.consumer, norm)
+            return
+        norm_heads[(kind.tokens, part.num_value_heads)](
+            space.attended, space.attended.stride(0), *norm, HEAD=size, **space.launching(kind)
+        )
+        start_gate(space, kind, net.linear, part.channels, size, net.consumer, activation=ACTIVATIONS["silu"])
 
-        return run
-
-    def _gate(
-        self, net: GatedDeltaNet, vectors: _Vectors, linear: MergedLinear, consumer: MergedLinear
-    ) -> Callable[[StepKind], None]:
-        norm, size = (vectors.norm, float(net.norm.eps)), net.value_size
-        space, is_even, silu = self._space, size == padded(size), ACTIVATIONS["silu"]
-
-        def run(kind: StepKind) -> None:
-            if self._is_once(kind) and self._gated_target(net, consumer, kind) is not None:
-                return
-            if is_even:
-                start_gate(space, kind, linear, net.channels, size, consumer, norm)
-                return
-            norm_heads[(kind.tokens, net.num_value_heads)](
-                space.attended, space.attended.stride(0), *norm, HEAD=size, **space.launching(kind)
-            )
-            start_gate(space, kind, linear, net.channels, size, consumer, activation=silu)
-
-        return run
-
-    def _keep_inputs(self, block: GatedDeltaNetBlock, linear: MergedLinear) -> Callable[[StepKind], None]:
-        net, arrays, rings = block.recurrence, self._space.arrays, self._memory.rings[block.layer]
-        width = ring_width(net)
-
-        def run(kind: StepKind) -> None:
-            if self._is_once(kind):
-                return
-            sums, constants = self._sums(linear, kind)
-            keep_inputs[(kind.tokens, -(-width // _KEPT))](
-                *sums, arrays["ring_slots"], rings, net.channels, net.num_value_heads * net.value_size, WIDTH=width,
-                BLOCK=_KEPT, **constants,
-            )  # fmt: skip
-
-        return run
+    def _keep_inputs(self, net: _Net, kind: StepKind) -> None:
+        if self._is_once(kind):
+            return
+        part, width = net.part, ring_width(net.part)
+        sums, constants = self._sums(net.linear, kind)
+        keep_inputs[(kind.tokens, -(-width // _KEPT))](
+            *sums, self._space.arrays["ring_slots"], net.rings, part.channels, part.num_value_heads * part.value_size,
+            WIDTH=width, BLOCK=_KEPT, **constants,
+        )  # fmt: skip
 
     def _convolve(
         self, block: ShortConvolutionBlock, linear: MergedLinear, consumer: MergedLinear
@@ -248,16 +222,12 @@ class RecurrenceBinder:
 
         return run
 
-    def _keep_gated(self, block: ShortConvolutionBlock, linear: MergedLinear) -> Callable[[StepKind], None]:
-        width, arrays, rings = block.convolution.channels, self._space.arrays, self._memory.rings[block.layer]
-
-        def run(kind: StepKind) -> None:
-            sums, constants = self._sums(linear, kind)
-            keep_gated[(kind.tokens, -(-width // _KEPT))](
-                *sums, arrays["ring_slots"], rings, width, BLOCK=_KEPT, **constants
-            )
-
-        return run
+    def _keep_gated(self, block: ShortConvolutionBlock, linear: MergedLinear, kind: StepKind) -> None:
+        width, rings = block.convolution.channels, self._memory.rings[block.layer]
+        sums, constants = self._sums(linear, kind)
+        keep_gated[(kind.tokens, -(-width // _KEPT))](
+            *sums, self._space.arrays["ring_slots"], rings, width, BLOCK=_KEPT, **constants
+        )
 
 
 def _once_cut(kind: StepKind, value_size: int) -> tuple[int, int]:
