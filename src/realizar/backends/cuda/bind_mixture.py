@@ -124,9 +124,9 @@ class MixtureBinder:
         yield from self._bind_dense(one, folded)
         if norms is not None:
             normalize = self._norms.bind(None, norms.router, one.router)[0]
-            yield Launch("norm", self._unless_routed(one, normalize))
-        route = self._route(one, self._dense.project(one.router, source))
-        yield Launch("router", route, one.router.weight_bytes)
+            yield Launch("norm", partial(self._unless_routed, one, normalize))
+        score = self._dense.project(one.router, source)
+        yield Launch("router", partial(self._route, one, score), one.router.weight_bytes)
         yield Launch("choice of experts", self._choose(one))
         yield from self._bind_experts(one, folded, self._output(one, block.join if norms is None else None), added)
         if one.dense is not None:
@@ -178,21 +178,18 @@ class MixtureBinder:
         with the operands `added`.
         """
         if one.matrices.ends_with_activation:
-            yield self._launch("expert gate and up", self._activate_at_once(one, folded), one.matrices.gate_up[0], one)
+            run = partial(self._activate_at_once, one, folded)
+            yield self._launch("expert gate and up", run, one.matrices.gate_up[0], one)
         else:
             for part, stack in enumerate(one.matrices.gate_up):
-                yield self._launch("expert gate and up", self._gate_or_up(one, part), stack, one)
-            yield Launch("expert activation", self._activate(one))
-        yield self._launch("expert down", self._down(one, output, added), one.matrices.down, one)
+                yield self._launch("expert gate and up", partial(self._gate_or_up, one, part), stack, one)
+            yield Launch("expert activation", partial(self._activate, one))
+        yield self._launch("expert down", partial(self._down, one, output, added), one.matrices.down, one)
 
-    def _unless_routed(self, one: _Mixture, normalize: Run) -> Run:
+    def _unless_routed(self, one: _Mixture, normalize: Run, kind: StepKind) -> None:
         """The norm that the router's matmul reads: with few tokens its kernel reads the stream."""
-
-        def run(kind: StepKind) -> None:
-            if not one.input.is_routed(kind):
-                normalize(kind)
-
-        return run
+        if not one.input.is_routed(kind):
+            normalize(kind)
 
     def _router(self, norm: Norm | None, experts: Experts) -> Router | None:
         if self._routers is None or norm is None or not self._routers.runs(experts, norm):
@@ -228,19 +225,15 @@ class MixtureBinder:
         assert isinstance(matrix, torch.Tensor)
         return matrix, self._merger.merge((gate,)).bias
 
-    def _route(self, one: _Mixture, score: Run) -> Run:
+    def _route(self, one: _Mixture, score: Run, kind: StepKind) -> None:
         space, router = self._space, one.input.router
-
-        def run(kind: StepKind) -> None:
-            if router is None or self._routers is None or not one.input.is_routed(kind):
-                score(kind)
-                return
-            scores = space.partials(1, kind.tokens, len(router.weights))
-            self._routers.launch(
-                router, space.hidden, space.arrays["header"], scores, space.chosen, space.expert_weights, kind.tokens
-            )
-
-        return run
+        if router is None or self._routers is None or not one.input.is_routed(kind):
+            score(kind)
+            return
+        scores = space.partials(1, kind.tokens, len(router.weights))
+        self._routers.launch(
+            router, space.hidden, space.arrays["header"], scores, space.chosen, space.expert_weights, kind.tokens
+        )
 
     def _launch(self, name: str, run: Run, stack: Stack, one: _Mixture) -> Launch:
         share = one.pairs.per_token / one.matrices.count
@@ -276,67 +269,50 @@ class MixtureBinder:
 
         return run
 
-    def _activate_at_once(self, one: _Mixture, folded: Folded | None) -> Run:
-        (stack,), (bias,) = one.matrices.gate_up, one.matrices.gate_up_biases
+    def _activate_at_once(self, one: _Mixture, folded: Folded | None, kind: StepKind) -> None:
+        (stack,), (bias,), inputs = one.matrices.gate_up, one.matrices.gate_up_biases, self._inputs_of(one)
         assert isinstance(stack, PackedExperts)
-        inputs = self._inputs_of(one)
-
-        def run(kind: StepKind) -> None:
-            if self._grouped is not None and one.input.is_grouped(kind):
-                source = inputs(self._grouped.input_format(kind.tokens), stack.in_features)
-                self._grouped.launch_gate_up(one.matrices, source, one.pairs, kind.tokens)
-                return
-            source, target = inputs(input_format(stack), stack.in_features), self._activated(one)
-            norm, activation = folded(kind) if folded else None, gated_activation(one.experts)
-            self._matmuls.activate(stack, bias, activation, source, one.pairs, target, kind.tokens, norm)
-
-        return run
+        if self._grouped is not None and one.input.is_grouped(kind):
+            source = inputs(self._grouped.input_format(kind.tokens), stack.in_features)
+            self._grouped.launch_gate_up(one.matrices, source, one.pairs, kind.tokens)
+            return
+        source, target = inputs(input_format(stack), stack.in_features), self._activated(one)
+        norm, activation = folded(kind) if folded else None, gated_activation(one.experts)
+        self._matmuls.activate(stack, bias, activation, source, one.pairs, target, kind.tokens, norm)
 
     def _inputs_of(self, one: _Mixture) -> Buffers:
         return self._space.activations.parallel if one.input.apart else self._space.activations.normed
 
-    def _gate_or_up(self, one: _Mixture, part: int) -> Run:
+    def _gate_or_up(self, one: _Mixture, part: int, kind: StepKind) -> None:
         """Sums of gate, of up, or of both interleaved, one stack after the other in the memory of partial sums."""
-        inputs, space, up, parts = self._inputs_of(one), self._space, one.experts.up, len(one.matrices.gate_up)
-        width, stack, bias = 2 * up.out_features // parts, one.matrices.gate_up[part], one.matrices.gate_up_biases[part]
+        up, stacks, bias = one.experts.up, one.matrices.gate_up, one.matrices.gate_up_biases[part]
+        source = self._inputs_of(one)(input_format(stacks[part]), up.in_features)
+        pairs, width = kind.tokens * one.pairs.per_token, 2 * up.out_features // len(stacks)
+        out = self._space.partials(len(stacks), pairs, width)[part]
+        self._matmuls.multiply(stacks[part], bias, source, one.pairs, out, kind.tokens)
 
-        def run(kind: StepKind) -> None:
-            source = inputs(input_format(stack), up.in_features)
-            out = space.partials(parts, kind.tokens * one.pairs.per_token, width)[part]
-            self._matmuls.multiply(stack, bias, source, one.pairs, out, kind.tokens)
-
-        return run
-
-    def _activate(self, one: _Mixture) -> Run:
-        space, width, interleaved = self._space, one.experts.up.out_features, len(one.matrices.gate_up) == 1
+    def _activate(self, one: _Mixture, kind: StepKind) -> None:
+        width, interleaved = one.experts.up.out_features, len(one.matrices.gate_up) == 1
         strides, activation = (0, 2 * width if interleaved else width), gated_activation(one.experts)
+        pairs = kind.tokens * one.experts.experts_per_token  # of stacks without a shared expert
+        up_at = 64 if interleaved else pairs * width
+        self._dense.start_activation(
+            kind, pairs, self._space.partial_sums, strides, up_at, width, self._activated(one), activation, gated=True,
+            interleaved=interleaved,
+        )  # fmt: skip
 
-        def run(kind: StepKind) -> None:
-            pairs = kind.tokens * one.experts.experts_per_token  # of stacks without a shared expert
-            up_at = 64 if interleaved else pairs * width
-            self._dense.start_activation(
-                kind, pairs, space.partial_sums, strides, up_at, width, self._activated(one), activation, gated=True,
-                interleaved=interleaved,
-            )  # fmt: skip
-
-        return run
-
-    def _down(self, one: _Mixture, output: ExpertsOutput, added: ResidualAdd | None) -> Run:
-        space, stack, bias, width = self._space, one.matrices.down, one.matrices.down_bias, output.width
-
-        def run(kind: StepKind) -> None:
-            if added is not None and output.adds_residual(kind):
-                assert isinstance(stack, PackedExperts)
-                self._matmuls.add(stack, bias, self._activated(one), one.pairs, added(kind), kind.tokens)
-                return
-            out = space.partials(1, kind.tokens * one.pairs.per_token, width)[0]
-            if self._grouped is not None and one.input.is_grouped(kind):
-                self._grouped.launch_down(one.matrices, one.pairs, out, kind.tokens)
-                return
-            source = self._activated(one)
-            self._matmuls.multiply(stack, bias, source, one.pairs, out, kind.tokens, of_pairs=True)
-
-        return run
+    def _down(self, one: _Mixture, output: ExpertsOutput, added: ResidualAdd | None, kind: StepKind) -> None:
+        stack, bias = one.matrices.down, one.matrices.down_bias
+        if added is not None and output.adds_residual(kind):
+            assert isinstance(stack, PackedExperts)
+            self._matmuls.add(stack, bias, self._activated(one), one.pairs, added(kind), kind.tokens)
+            return
+        out = self._space.partials(1, kind.tokens * one.pairs.per_token, output.width)[0]
+        if self._grouped is not None and one.input.is_grouped(kind):
+            self._grouped.launch_down(one.matrices, one.pairs, out, kind.tokens)
+            return
+        source = self._activated(one)
+        self._matmuls.multiply(stack, bias, source, one.pairs, out, kind.tokens, of_pairs=True)
 
     def _activated(self, one: _Mixture) -> ActivationBuffer:
         """The input of the last matrix, a row for each pair of the largest step that multiplies pairs."""
