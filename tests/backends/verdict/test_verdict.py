@@ -22,7 +22,7 @@ from realizar.backends.load_progress import no_progress  # noqa: E402
 from realizar.backends.verdict import apply, judge, kept  # noqa: E402
 from realizar.backends.verdict.apply import trusted  # noqa: E402
 from realizar.backends.verdict.compare import NoComparisonError  # noqa: E402
-from realizar.backends.verdict.judge import Verdict  # noqa: E402
+from realizar.backends.verdict.judge import AGREES, Verdict  # noqa: E402
 from realizar.backends.verdict.small_models import SMALL_MODELS, SmallModel  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.cli.commands import doctor  # noqa: E402
@@ -193,7 +193,7 @@ def test_the_comparison_can_be_left_out(gpu: Card, tmp_path: Path, monkeypatch: 
     """The card is then trusted, whatever verdict is kept."""
     from realizar.backends.cuda.runner import CUDABackend
 
-    kept.keep_verdicts(CARD, {"small of q4_k_m": Verdict("1 nats apart", hopeless=True)})
+    kept.keep_verdicts(CARD, {"small of q4_k_m": Verdict("1 nats apart", frozenset(), True)})
     loaded: list[frozenset[Family]] = []
 
     def load(self: CUDABackend, *_arguments: object) -> None:
@@ -210,7 +210,7 @@ def test_the_comparison_can_be_left_out(gpu: Card, tmp_path: Path, monkeypatch: 
 
 def test_doctor_compares_again(card: Card, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """By all models, and keeps what comes of it."""
-    kept.keep_verdicts(CARD, {str(MODELS[0]): Verdict("once", frozenset({"repack"}))})
+    kept.keep_verdicts(CARD, {str(MODELS[0]): Verdict("once", frozenset({"repack"}), False)})
     card.wrong, card.shapes = frozenset({"attention"}), ["tiny-delta"]
     monkeypatch.setattr(device_module, "open_device", lambda _index: CARD)
     monkeypatch.setattr(select, "choose_device", lambda _wanted: ChosenDevice("cuda", 0, "H900"))
@@ -223,7 +223,7 @@ def test_doctor_compares_again(card: Card, monkeypatch: pytest.MonkeyPatch, caps
     assert "with kernels of attention (1 nats apart by 1); Triton attends" in capsys.readouterr().out
     verdicts = kept.known_verdicts(CARD)
     assert set(verdicts) == set(map(str, SMALL_MODELS))
-    assert verdicts[str(MODELS[0])] == Verdict()
+    assert verdicts[str(MODELS[0])] == AGREES
     assert apply.compared_anew(CARD, LABEL) is not None
     card.wrong = frozenset()
     doctor.doctor_command()

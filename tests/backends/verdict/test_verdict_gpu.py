@@ -19,7 +19,7 @@ from realizar.backends.cuda.device import SLOWER, Family, open_device, refused_f
 from realizar.backends.cuda.native import attend_source, launcher, sources  # noqa: E402
 from realizar.backends.select import choose_device, compare_with_cpu, make_backend, resolve_model  # noqa: E402
 from realizar.backends.verdict.compare import difference  # noqa: E402
-from realizar.backends.verdict.judge import Verdict, judge  # noqa: E402
+from realizar.backends.verdict.judge import AGREES, judge  # noqa: E402
 from realizar.backends.verdict.small_models import SMALL_MODELS, SmallModel  # noqa: E402
 from realizar.backends.verdict.small_steps import CONFIG, run_small_steps  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -40,7 +40,7 @@ def no_verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", SMALL_MODELS, ids=str)
 def test_the_card_computes_what_is_exact(model: SmallModel) -> None:
-    assert judge(model, open_device()) == Verdict()
+    assert judge(model, open_device()) == AGREES
 
 
 @pytest.mark.parametrize("model", [SMALL, SmallModel("small", "bf16"), SmallModel("tiny-moe", "q4_k_m")], ids=str)
@@ -48,7 +48,7 @@ def test_so_do_all_slower_roads(model: SmallModel) -> None:
     from dataclasses import replace
 
     for without in (*(frozenset({family}) for family in SLOWER), frozenset(SLOWER)):
-        assert judge(model, replace(open_device(), without=without)) == Verdict(), without
+        assert judge(model, replace(open_device(), without=without)) == AGREES, without
 
 
 def of_family(name: str, family: Family) -> bool:

@@ -29,9 +29,12 @@ class Verdict:
         hopeless: a difference stays, whatever is given up.
     """
 
-    fault: str | None = None
-    without: frozenset[Family] = frozenset()
-    hopeless: bool = False
+    fault: str | None
+    without: frozenset[Family]
+    hopeless: bool
+
+
+AGREES = Verdict(None, frozenset(), False)
 
 
 def judge(model: SmallModel, device: DeviceProfile) -> Verdict:
@@ -51,18 +54,18 @@ def judge(model: SmallModel, device: DeviceProfile) -> Verdict:
     with _quiet():
         fault = differs(frozenset())
         if fault is None:
-            return Verdict()
+            return AGREES
         families = [family for family in SLOWER if family not in device.without]
         for family in families:
             if _agrees(differs, frozenset({family})):
-                return Verdict(fault, frozenset({family}))
+                return Verdict(fault, frozenset({family}), False)
         without = frozenset(families)
         if not _agrees(differs, without):
-            return Verdict(fault, hopeless=True)
+            return Verdict(fault, frozenset(), True)
         for family in reversed(families):
             if _agrees(differs, without - {family}):
                 without -= {family}
-        return Verdict(fault, without)
+        return Verdict(fault, without, False)
 
 
 def _agrees(differs: Callable[[frozenset[Family]], str | None], without: frozenset[Family]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -12,9 +11,10 @@ from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
 
-from realizar.backends.cuda.device import SLOWER, DeviceProfile
+import msgspec
+
+from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.verdict.judge import Verdict
 from realizar.errors import HubError
 from realizar.hub.folders import user_cache
@@ -27,34 +27,21 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 def known_verdicts(device: DeviceProfile) -> dict[str, Verdict]:
     """Verdicts on a card, by the small model; none of a file that can't be read, or is not whole."""
     try:
-        found: dict[str, dict[str, Any]] = json.loads(_file(device).read_text(encoding="utf-8"))
-        return {model: _read(kept) for model, kept in found.items()}
-    except (OSError, HubError, ValueError, KeyError, TypeError, AttributeError):
+        return msgspec.json.decode(_file(device).read_bytes(), type=dict[str, Verdict])
+    except (OSError, HubError, ValueError, msgspec.DecodeError):
         return {}
 
 
 def keep_verdicts(device: DeviceProfile, verdicts: Mapping[str, Verdict]) -> None:
     """Does nothing where there is no cache that can be written."""
-    kept = {
-        model: {"fault": each.fault, "without": sorted(each.without), "hopeless": each.hopeless}
-        for model, each in verdicts.items()
-    }
     try:
         file = _file(device)
         file.parent.mkdir(parents=True, exist_ok=True)
         written = file.with_suffix(f".{os.getpid()}")
-        written.write_text(json.dumps(kept), encoding="utf-8")
+        written.write_bytes(msgspec.json.encode(verdicts))
         written.replace(file)
     except (OSError, HubError) as error:
         _LOG.warning("verdicts on %s are not kept: %s", device.name, error)
-
-
-def _read(kept: Mapping[str, Any]) -> Verdict:
-    """Raises KeyError, TypeError or ValueError where it is none."""
-    fault, without, hopeless = kept["fault"], frozenset(kept["without"]), kept["hopeless"]
-    if not (fault is None or isinstance(fault, str)) or not without <= set(SLOWER) or not isinstance(hopeless, bool):
-        raise ValueError("no verdict")
-    return Verdict(fault, without, hopeless)
 
 
 def _file(device: DeviceProfile) -> Path:
