@@ -58,7 +58,7 @@ def test_the_second_card_gives_what_the_first_gives(name: str) -> None:
     """Steps run on the thread that loaded, and on another, whose current GPU is the first."""
     before = torch.cuda.memory_allocated(0)
     second = load(name, "cuda:1")
-    assert second.device.label.startswith("cuda:1, ")
+    assert second.config.chosen.label.startswith("cuda:1, ")
     assert torch.cuda.memory_allocated(0) == before, "nothing of it lies on the first card"
     assert torch.cuda.current_device() == 0
     first = load(name, "cuda:0")
