@@ -237,9 +237,6 @@ class ScheduledBatch:
         counts = self.columns.num_tokens[chunks].astype(np.int64)
         return int((counts * self.columns.num_computed_tokens[chunks]).sum()) // max(int(counts.sum()), 1)
 
-    def without_results(self, numbers: Collection[int]) -> ScheduledBatch:
-        return replace(self, columns=self.columns.without_results(numbers))
-
 
 @dataclass(frozen=True, eq=False)
 class StepOutput:

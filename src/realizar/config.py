@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from realizar.errors import InvalidRequestError
 
@@ -23,23 +24,22 @@ QUEUED_PER_ROW = 4
 """Choices that a server lets wait for each that may run, where no limit is configured."""
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
-_LEAST = {
-    "threads": 1,
-    "context_length": 1,
-    "expert_used_count": 1,
-    "max_running": 1,
-    "block_size": 1,
-    "max_step_tokens": 1,
-    "kv_cache_bytes": 1,
-    "host_snapshot_bytes": 0,
-    "host_sharers": 1,
-    "typical_request_tokens": 1,
-    "max_queued": 1,
-    "speculative_tokens": 0,
-    "prompt_lookup_max": 1,
-    "prompt_lookup_min": 1,
+_RANGES: Mapping[str, tuple[int, float]] = {
+    "threads": (1, 1024),
+    "context_length": (1, math.inf),
+    "expert_used_count": (1, math.inf),
+    "max_running": (1, 65_536),
+    "block_size": (1, math.inf),
+    "max_step_tokens": (1, 1 << 20),
+    "kv_cache_bytes": (1, math.inf),
+    "host_snapshot_bytes": (0, math.inf),
+    "host_sharers": (1, math.inf),
+    "typical_request_tokens": (1, math.inf),
+    "max_queued": (1, math.inf),
+    "speculative_tokens": (0, 16),
+    "prompt_lookup_max": (1, math.inf),
+    "prompt_lookup_min": (1, math.inf),
 }
-_MOST = {"threads": 1024, "max_running": 65_536, "max_step_tokens": 1 << 20, "speculative_tokens": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +115,16 @@ class EngineConfig:
     device_check: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+        for name, (least, most) in _RANGES.items():
+            value: Any = getattr(self, name)
+            if value is None:
+                continue
+            is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+            if not is_integer:
                 raise InvalidRequestError(f"{name} must be an integer, not {value!r}", name)
-            if value is not None and value < least:
+            if value < least:
                 raise InvalidRequestError(f"{name} must be at least {least}, not {value}", name)
-        for name, most in _MOST.items():
-            value = getattr(self, name)
-            if value is not None and value > most:
+            if value > most:
                 raise InvalidRequestError(f"{name} must be at most {most}, not {value}", name)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise InvalidRequestError(
@@ -135,16 +136,10 @@ class EngineConfig:
                 "fp8_copies and batch_invariant can't be combined: only steps of 128 tokens and more use the copies",
                 "fp8_copies",
             )
-        if self.kv_cache_dtype not in get_args(KVCacheDType):
-            known = ", ".join(get_args(KVCacheDType))
-            raise InvalidRequestError(
-                f"kv_cache_dtype must be one of {known}, not {self.kv_cache_dtype}", "kv_cache_dtype"
-            )
-        if self.instruction_set is not None and self.instruction_set not in get_args(InstructionSetName):
-            known = ", ".join(get_args(InstructionSetName))
-            raise InvalidRequestError(
-                f"instruction_set must be one of {known}, not {self.instruction_set}", "instruction_set"
-            )
+        for name, kind in (("kv_cache_dtype", KVCacheDType), ("instruction_set", InstructionSetName)):
+            value, known = getattr(self, name), get_args(kind)
+            if value not in known and (value is not None or name == "kv_cache_dtype"):
+                raise InvalidRequestError(f"{name} must be one of {', '.join(known)}, not {value}", name)
         if not is_device(self.device):
             raise InvalidRequestError(f"device must be auto, cpu, cuda or cuda:N, not {self.device}", "device")
 

@@ -58,11 +58,6 @@ class FrameReader(Generic[_Record]):
         self._buffer = bytearray()
 
     @property
-    def mid_frame(self) -> bool:
-        """True if a frame has begun and was not taken yet."""
-        return bool(self._buffer)
-
-    @property
     def num_missing(self) -> int:
         """Bytes until the next frame is whole, as far as its length is known; 0 or less if it is.
 

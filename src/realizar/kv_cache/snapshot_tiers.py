@@ -8,7 +8,7 @@ Blocks stay on the device: a snapshot is found, in either memory, as long as the
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -57,6 +57,7 @@ class SnapshotTiers:
         self._counts: Counter[str] = Counter()
         self._uses: dict[int, SnapshotUse] = {}
         self._moves: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by the fields of `StateMoves`
+        self._fetched: list[tuple[int, bytes]] = []  # rows, and keys of what they fetch
         self.row: int | None = None
         self.log: KeyLog | None = None
 
@@ -64,7 +65,7 @@ class SnapshotTiers:
     def counts(self) -> SnapshotCounts:
         device, host = self._device, self._host
         return SnapshotCounts(
-            total=device.num_snapshots, kept=device.num_kept, host_total=host.num_snapshots, host_kept=host.num_kept,
+            total=device.num_snapshots, kept=len(device.keys), host_total=host.num_snapshots, host_kept=len(host.keys),
             **self._counts,
         )  # fmt: skip
 
@@ -91,19 +92,17 @@ class SnapshotTiers:
         One on the host is fetched; `keep_fetched` names memory on the device for it.
         """
         self._count("restored", row)
-        if (snapshot := self._device.find(key)) is not None:
-            self._device.use(snapshot)
-            self._moves["restored"].append((row, snapshot))
+        if self._device.find(key) is not None:
+            self._moves["restored"].append((row, self._device.use(key)))
             return
         self._count("fetched", row)
-        host_snapshot = self._host.snapshot_of(key)
-        self._host.use(host_snapshot)
-        self._moves["fetched"].append((row, host_snapshot))
+        self._moves["fetched"].append((row, self._host.use(key)))
+        self._fetched.append((row, key))
 
     def keep_fetched(self) -> None:
         """Name memory on the device for what rows fetch, unless it is there already or none can be given up."""
-        for row, host_snapshot in self._moves["fetched"]:
-            self._allocate("kept", row, self._host.key_of(host_snapshot), self._host.client_of(host_snapshot))
+        for row, key in self._fetched:
+            self._allocate("kept", row, key, self._host.client_of(key))
 
     def take(self, row: int, key: bytes, client: str = "") -> None:
         """Name memory for a new snapshot of a row, after whose step it is written and from now on found.
@@ -119,7 +118,7 @@ class SnapshotTiers:
 
     def take_moves(self) -> StateMoves:
         """The copies of the step that was scheduled."""
-        moves, self._moves = self._moves, defaultdict(list)
+        moves, self._moves, self._fetched = self._moves, defaultdict(list), []
         return StateMoves(**{name: tuple(pairs) for name, pairs in moves.items()}) if any(moves.values()) else NO_MOVES
 
     def take_uses(self) -> dict[int, SnapshotUse]:
@@ -168,8 +167,8 @@ class SnapshotTiers:
 
     def _store(self, key: bytes, client: str) -> int | None:
         """Name memory of the host for a snapshot that was given up; None if it is there, or has to be dropped."""
-        if (there := self._host.find(key)) is not None:
-            self._host.touch(there)
+        if self._host.find(key) is not None:
+            self._host.touch(key)
             return None
         lost = self._host.make_room(client)
         if lost is not None and self._device.find(lost.key) is None:
@@ -200,6 +199,11 @@ class GivenUp(NamedTuple):
     client: str
 
 
+class _Kept(NamedTuple):
+    snapshot: int
+    client: str
+
+
 class SnapshotPool:
     """Hands out snapshot numbers 0 .. num_snapshots - 1 of one memory.
 
@@ -212,10 +216,7 @@ class SnapshotPool:
     def __init__(self, num_snapshots: int) -> None:
         self._free = list(range(num_snapshots - 1, -1, -1))
         self._steps = np.zeros(num_snapshots, np.int32)  # in flight, that name each snapshot
-        self._keys: OrderedDict[int, bytes] = OrderedDict()  # least recently used first
-        self._snapshots: dict[bytes, int] = {}
-        self._clients: dict[int, str] = {}
-        self._held: Counter[str] = Counter()  # by client
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # by key, least recently used first
         self._draining: set[int] = set()  # dropped, and named by a step in flight
 
     @property
@@ -223,46 +224,35 @@ class SnapshotPool:
         return len(self._steps)
 
     @property
-    def num_kept(self) -> int:
-        return len(self._keys)
-
-    @property
-    def keys(self) -> Sequence[bytes]:
+    def keys(self) -> Collection[bytes]:
         """Keys of kept snapshots, the least recently used first."""
-        return tuple(self._keys.values())
+        return self._kept.keys()
 
     def find(self, key: bytes) -> int | None:
-        return self._snapshots.get(key)
+        kept = self._kept.get(key)
+        return None if kept is None else kept.snapshot
 
-    def snapshot_of(self, key: bytes) -> int:
-        """KeyError if there is none."""
-        return self._snapshots[key]
+    def client_of(self, key: bytes) -> str:
+        return self._kept[key].client
 
-    def key_of(self, snapshot: int) -> bytes:
-        return self._keys[snapshot]
+    def touch(self, key: bytes) -> None:
+        self._kept.move_to_end(key)
 
-    def client_of(self, snapshot: int) -> str:
-        return self._clients[snapshot]
-
-    def touch(self, snapshot: int) -> None:
-        self._keys.move_to_end(snapshot)
-
-    def use(self, snapshot: int) -> None:
+    def use(self, key: bytes) -> int:
         """Name a kept snapshot in the step that is being scheduled; it becomes the most recently used one."""
-        self.touch(snapshot)
+        self.touch(key)
+        snapshot = self._kept[key].snapshot
         self._steps[snapshot] += 1
+        return snapshot
 
     def make_room(self, client: str = "") -> GivenUp | None:
         """Drop a snapshot for one of this client; None if one is free, or steps in flight name all that are kept."""
         if self._free:
             return None
-        oldest = self._oldest(self._greedy(client))
-        if oldest is None:
-            oldest = self._oldest(None)
-        if oldest is None:
-            return None
-        given_up = GivenUp(self._keys[oldest], self._clients[oldest])
-        self.drop(given_up.key)
+        greedy = self._greedy(client)
+        given_up = (None if greedy is None else self._oldest(greedy)) or self._oldest(None)
+        if given_up is not None:
+            self.drop(given_up.key)
         return given_up
 
     def take(self, key: bytes, client: str = "") -> int | None:
@@ -270,31 +260,25 @@ class SnapshotPool:
 
         It returns None if there is one with this key, or steps in flight name all of them.
         """
-        if key in self._snapshots:
+        if key in self._kept:
             return None
         self.make_room(client)
         if not self._free:
             return None
         snapshot = self._free.pop()
-        self._keys[snapshot], self._snapshots[key], self._clients[snapshot] = key, snapshot, client
-        self._held[client] += 1
+        self._kept[key] = _Kept(snapshot, client)
         self._steps[snapshot] += 1
         return snapshot
 
     def drop(self, key: bytes) -> None:
         """Let the snapshot with this key be found no more; unknown keys pass."""
-        snapshot = self._snapshots.pop(key, None)
-        if snapshot is None:
+        kept = self._kept.pop(key, None)
+        if kept is None:
             return
-        del self._keys[snapshot]
-        client = self._clients.pop(snapshot)
-        self._held[client] -= 1
-        if not self._held[client]:
-            del self._held[client]
-        if self._steps[snapshot]:
-            self._draining.add(snapshot)
+        if self._steps[kept.snapshot]:
+            self._draining.add(kept.snapshot)
         else:
-            self._free.append(snapshot)
+            self._free.append(kept.snapshot)
 
     def finished(self, snapshots: Iterable[int]) -> None:
         """Note that a step that names these snapshots is done, or was given up."""
@@ -309,30 +293,27 @@ class SnapshotPool:
 
         It raises RuntimeError if it is not so.
         """
-        numbers = [*self._free, *self._keys, *self._draining]
+        numbers = [*self._free, *[kept.snapshot for kept in self._kept.values()], *self._draining]
         if sorted(numbers) != list(range(len(self._steps))):
             raise RuntimeError(f"snapshots {sorted(numbers)} are free, kept or draining, of {len(self._steps)}")
-        if self._snapshots != {key: snapshot for snapshot, key in self._keys.items()}:
-            raise RuntimeError("keys and snapshots disagree")
-        if self._clients.keys() != self._keys.keys() or Counter(self._clients.values()) != self._held:
-            raise RuntimeError("clients and snapshots disagree")
         if self._steps.size and self._steps.min() < 0:
             raise RuntimeError("a snapshot has ended more steps than it was in")
         if self._steps[self._free].any() or not self._steps[list(self._draining)].all():
             raise RuntimeError("a free snapshot is named by a step in flight, or a draining one by none")
-        if not all(has_block(key) for key in self._snapshots):
+        if not all(has_block(key) for key in self._kept):
             raise RuntimeError("a snapshot is kept without the block that it follows")
 
     def _greedy(self, client: str) -> str | None:
         """The client that has more than half of all snapshots, or would with one more for `client`."""
         half = len(self._steps) / 2
-        if self._held[client] + 1 > half:
+        counts = Counter(kept.client for kept in self._kept.values())
+        if counts[client] + 1 > half:
             return client
-        return next((other for other, count in self._held.most_common(1) if count > half), None)
+        return next((other for other, count in counts.most_common(1) if count > half), None)
 
-    def _oldest(self, client: str | None) -> int | None:
+    def _oldest(self, client: str | None) -> GivenUp | None:
         """The least recently used snapshot of a client, or of all, that no step in flight names."""
-        for snapshot in self._keys:
-            if not self._steps[snapshot] and (client is None or self._clients[snapshot] == client):
-                return snapshot
+        for key, kept in self._kept.items():
+            if not self._steps[kept.snapshot] and client in (None, kept.client):
+                return GivenUp(key, kept.client)
         return None

@@ -6,6 +6,7 @@ A backend may propose drafts too, which come with the results of its steps.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as ListOf
 from contextlib import contextmanager
@@ -60,34 +61,16 @@ class PromptLookup:
 
     def __init__(self, most_tokens: int, longest: int, shortest: int) -> None:
         self.awaits_results = True
-        self._limits = most_tokens, longest, shortest
-        self._lookups: dict[int, DraftLookup | None] = {}
+        self._lookups: dict[int, DraftLookup] = defaultdict(lambda: DraftLookup(most_tokens, longest, shortest))
 
     def propose(self, sequences: ListOf[Sequence]) -> list[tuple[int, ...]]:
-        return [self._propose(sequence) for sequence in sequences]
+        return [self._lookups[each.sequence_id].propose(each.token_ids, each.max_drafts) for each in sequences]
 
     def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        lookup = self._lookups.get(sequence.sequence_id)
-        if lookup is not None:
-            lookup.verified(num_drafts, num_accepted)
+        self._lookups[sequence.sequence_id].verified(num_drafts, num_accepted)
 
     def forget(self, sequence_id: int) -> None:
         self._lookups.pop(sequence_id, None)
-
-    def _propose(self, sequence: Sequence) -> tuple[int, ...]:
-        """Drafts of one sequence; none from now on where looking them up fails."""
-        number = sequence.sequence_id
-        if number not in self._lookups:
-            self._lookups[number] = DraftLookup(*self._limits)
-        lookup = self._lookups[number]
-        if lookup is None:
-            return ()
-        try:
-            return lookup.propose(sequence.token_ids, sequence.max_drafts)
-        except Exception:  # noqa: BLE001 - a fault of what is only to be faster is not the batch's
-            _LOG.exception("no more drafts for %s", sequence.request.request_id)
-            self._lookups[number] = None
-            return ()
 
 
 def prompt_lookup(config: EngineConfig) -> PromptLookup | None:

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -285,7 +286,7 @@ class EngineCore:
                 _LOG.warning("a row could not be opened", exc_info=error)
                 failed.add(opened.row)
                 self._failing[opened.sequence_id] = RowError.of(error, "sampler")
-        return batch.without_results(failed) if failed else batch
+        return replace(batch, columns=batch.columns.without_results(failed)) if failed else batch
 
     def _submit(self, batch: ScheduledBatch) -> None:
         """Submit a step; the backend samples the one before, at the latest now."""
