@@ -153,15 +153,11 @@ class ByteTokenizer(Tokenizer):
     vocab_size = 256
     bos_id = eos_id = 0
     eos_ids = frozenset({0})
-    add_bos = add_eos = False
+    add_bos = add_eos = adds_space_prefix = False
     special_texts = {"bos_token": "\0", "eos_token": "\0"}  # noqa: RUF012
 
     def __init__(self, template: str | None) -> None:
         self.chat_templates = {} if template is None else {"default": template}
-
-    @property
-    def adds_space_prefix(self) -> bool:
-        return False
 
     def token_bytes(self, index: int) -> bytes:
         return bytes([index])

@@ -23,10 +23,6 @@ class ByteTokens(Tokenizer):
         self.vocab_size = 257 + len(texts)
         self.special_texts: dict[str, str] = {}
 
-    @property
-    def adds_space_prefix(self) -> bool:
-        return False
-
     def token_bytes(self, index: int) -> bytes:
         return bytes([index]) if index < 256 else b"<end>" if index == 256 else self.texts[index - 257].encode()
 

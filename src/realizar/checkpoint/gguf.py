@@ -103,8 +103,8 @@ def _alignment(path: Path, metadata: dict[str, Any], types: dict[str, ValueType]
 
 
 def _read_other_parts(path: Path, first: _Part) -> list[_Part]:
-    count = _split_number(path, first, "split.count", 1)  # 0 in a file that was merged from parts
-    number = _split_number(path, first, "split.no", 0)
+    count = _split_number(first, "split.count", 1)  # 0 in a file that was merged from parts
+    number = _split_number(first, "split.no", 0)
     if count <= 1 and number == 0:
         return []
     if number >= count:
@@ -124,22 +124,22 @@ def _read_other_parts(path: Path, first: _Part) -> list[_Part]:
         if not sibling.exists():
             raise CheckpointError(sibling, "file", f"part {index + 1} of {count} is missing")
         part = _read_part(sibling)
-        own_index = _split_number(sibling, part, "split.no", 0)
-        if own_index != index or _split_number(sibling, part, "split.count", 0) != count:
+        own_index = _split_number(part, "split.no", 0)
+        if own_index != index or _split_number(part, "split.count", 0) != count:
             raise CheckpointError(sibling, "key 'split.no'", f"this is not part {index + 1} of {count}")
         parts.append(part)
     return parts
 
 
-def _split_number(path: Path, part: _Part, key: str, default: int) -> int:
+def _split_number(part: _Part, key: str, default: int) -> int:
     value = part.metadata.get(key, default)
     if type(value) is not int or not 0 <= value <= _LARGEST_INT32:
-        raise CheckpointError(path, f"key '{key}'", f"must be a whole number from 0 to {_LARGEST_INT32}")
+        raise CheckpointError(part.path, f"key '{key}'", f"must be a whole number from 0 to {_LARGEST_INT32}")
     return value
 
 
 def _check_split_total(part: _Part, num_tensors: int) -> None:
-    announced = _split_number(part.path, part, "split.tensors.count", num_tensors)
+    announced = _split_number(part, "split.tensors.count", num_tensors)
     if announced != num_tensors:
         reason = f"{announced} tensors are announced, but the model has {num_tensors}"
         raise CheckpointError(part.path, "key 'split.tensors.count'", reason)

@@ -172,20 +172,18 @@ class HyperParameters:
 
     def boolean(self, gguf: str | None, hf: str | None, *, default: bool) -> bool:
         """Raises `CheckpointError` for values other than true and false; `default` is for an absent key."""
-        value = self.raw(gguf, hf)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.malformed(gguf, hf, f"expected true or false, found {_shorten(value)}")
-        return value
+        return self._typed(gguf, hf, bool, "true or false", default)
 
     def text(self, gguf: str | None, hf: str | None, *, default: str) -> str:
         """Raises `CheckpointError` for other values than texts; `default` is for an absent key."""
+        return self._typed(gguf, hf, str, "a text", default)
+
+    def _typed(self, gguf: str | None, hf: str | None, kind: type[T], expected: str, default: T) -> T:
         value = self.raw(gguf, hf)
         if value is None:
             return default
-        if not isinstance(value, str):
-            raise self.malformed(gguf, hf, f"expected a text, found {_shorten(value)}")
+        if not isinstance(value, kind):
+            raise self.malformed(gguf, hf, f"expected {expected}, found {_shorten(value)}")
         return value
 
     def refuse_unread(self) -> None:

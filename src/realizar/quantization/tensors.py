@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.quantization.block_source import BlockSource, CopiedSource, Pages, ggml_layout
+from realizar.quantization.block_source import BlockSource, CopiedSource, Pages
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.source import MatrixSource, check_run
 
@@ -27,8 +28,8 @@ _KEY = "quantization_config"
 
 def stored_names(checkpoint: Checkpoint, name: str) -> Sequence[str]:
     """The names of the tensors that hold the tensor `name`: its own, but where a format makes it of others."""
-    stored_format = matrix_format(checkpoint)
-    return (stored_format.tensors(checkpoint, name) if stored_format is not None else ()) or (name,)
+    packed = _packed(checkpoint, name)
+    return (name,) if packed is None else packed.tensors(checkpoint, name)
 
 
 def is_stored(checkpoint: Checkpoint, name: str) -> bool:
@@ -114,12 +115,12 @@ def _packed(checkpoint: Checkpoint, name: str) -> MatrixFormat | None:
 
 
 def _plain_layout(stored: StoredTensor) -> WeightLayout:
-    try:
-        if stored.ggml_type is not None:
-            return ggml_layout(stored.ggml_type)
-        raise UnsupportedModelError(f"weights of type {stored.type_name} are not supported")
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{stored.path}: tensor '{stored.name}': {error}") from error
+    layout = None if stored.ggml_type is None else GGML_LAYOUTS.get(stored.ggml_type)
+    if layout is None:
+        raise UnsupportedModelError(
+            f"{stored.path}: tensor '{stored.name}': weights of type {stored.type_name} are not supported"
+        )
+    return layout
 
 
 # Float matrices that a checkpoint stores as [in_features, out_features], such as gpt-oss's experts.
@@ -135,10 +136,7 @@ class _TransposedSource(CopiedSource):
     """
 
     def __init__(self, numbers: NDArray[Any], stored: StoredTensor, pages: Pages) -> None:
-        assert stored.ggml_type is not None  # else it has no layout
-        super().__init__(
-            ggml_layout(stored.ggml_type), numbers.shape[1], numbers.shape[0], stored.path, stored.name
-        )  # fmt: skip
+        super().__init__(_plain_layout(stored), numbers.shape[1], numbers.shape[0], stored.path, stored.name)
         self._numbers, self._stored, self._pages = numbers, stored, pages
 
     def _copy(self) -> BlockSource:
@@ -166,7 +164,7 @@ class _TransposedSource(CopiedSource):
 
 def _transposed_source(stored: StoredTensor, index: int) -> _TransposedSource:
     """Raises UnsupportedModelError where its numbers are not plain, so that columns can't be told apart."""
-    layout = None if stored.ggml_type is None else ggml_layout(stored.ggml_type)
+    layout = None if stored.ggml_type is None else GGML_LAYOUTS.get(stored.ggml_type)
     if layout is None or not layout.is_float:
         raise UnsupportedModelError(
             f"{stored.path}: tensor '{stored.name}': weights of type {stored.type_name} can't lie transposed"

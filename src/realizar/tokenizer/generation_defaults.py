@@ -9,8 +9,6 @@ from realizar.errors import CheckpointError, InvalidRequestError
 from realizar.sampling_params import BUILT_IN_SAMPLING, SAMPLERS, SamplingParams
 
 _GGUF_PREFIX = "general.sampling."
-_GGUF_NAMES = {each.gguf: each.name for each in SAMPLERS if each.gguf}
-_JSON_NAMES = {each.json: each.name for each in SAMPLERS if each.json}
 _KINDS = {each.name: each.kind for each in SAMPLERS}
 
 
@@ -27,21 +25,19 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:
     or out of range.
     """
     if checkpoint.format == "gguf":
-        found = {name: checkpoint.metadata.get(_GGUF_PREFIX + key) for key, name in _GGUF_NAMES.items()}
-        keys = {name: _GGUF_PREFIX + key for key, name in _GGUF_NAMES.items()}
-        path = checkpoint.path
+        path, values = checkpoint.path, checkpoint.metadata
+        keys = {each.name: _GGUF_PREFIX + each.gguf for each in SAMPLERS if each.gguf}
     else:
-        config = checkpoint.metadata.get("generation_config") or {}
-        found = {name: config.get(key) for key, name in _JSON_NAMES.items()}
-        if config.get("do_sample") is False:
-            found["temperature"] = 0.0
-        keys = {name: key for key, name in _JSON_NAMES.items()}
-        path = checkpoint.path / "generation_config.json"
+        path, values = checkpoint.path / "generation_config.json", checkpoint.metadata.get("generation_config") or {}
+        keys = {each.name: each.json for each in SAMPLERS if each.json}
+        if values.get("do_sample") is False:
+            values = {**values, keys["temperature"]: 0.0}
     defaults: dict[str, float | int] = {}
-    for name, value in found.items():
+    for name, key in keys.items():
+        value = values.get(key)
         if value is None:
             continue
-        where = f"key '{keys[name]}'"
+        where = f"key '{key}'"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise CheckpointError(path, where, f"is {value!r}, which is not a number")
         number = _checked(name, value)

@@ -16,8 +16,16 @@ from realizar.tokenizer.pre_tokenizers import PreTokenizer, pre_tokenizer
 from realizar.tokenizer.special_tokens import SpecialTokenFinder, SpecialTokens, find_special_tokens
 from realizar.tokenizer.templates.stored_templates import stored_templates
 from realizar.tokenizer.tokenizer import Tokenizer
-from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, Encode, byte_pair, unigram, word_pieces
-from realizar.tokenizer.vocabulary import TokenType, Vocabulary, read_vocabulary
+from realizar.tokenizer.tokenizers_models import (
+    BYTE_TOKENS,
+    BYTE_VALUES,
+    SPACE,
+    Encode,
+    byte_pair,
+    unigram,
+    word_pieces,
+)
+from realizar.tokenizer.vocabulary import MERGED_MODELS, TokenType, Vocabulary, read_vocabulary
 
 
 class GGUFTokenizer(Tokenizer):
@@ -34,11 +42,11 @@ class GGUFTokenizer(Tokenizer):
         self._tokens, self._types = vocabulary.tokens, special.types
         self._kinds: list[int] = special.types.tolist()  # a list is faster to index than an array
         self._model = vocabulary.model
-        cuts = vocabulary.merges or self._model in _MERGED
-        self._pre = pre_tokenizer(vocabulary.pre, checkpoint.path) if cuts else None
+        is_merged = self._model in MERGED_MODELS
+        self._pre = pre_tokenizer(vocabulary.pre, checkpoint.path) if is_merged else None
         self._encode_piece = _build(vocabulary, special, self._pre)
         self._separator = special.ids.get("separator") if self._model == "bert" else None
-        self._add_space = vocabulary.flags.get("add_space_prefix", self._model == "llama") and self._model == "llama"
+        self.adds_space_prefix = self._model == "llama" and vocabulary.flags.get("add_space_prefix", True)
         self._user_finder, self._all_finder = _finders(vocabulary, special)
         self.vocab_size = len(vocabulary.tokens)
         self.bos_id, self.eos_id = special.ids.get("bos"), special.ids.get("eos")
@@ -58,15 +66,11 @@ class GGUFTokenizer(Tokenizer):
             if role in special.ids
         }
 
-    @property
-    def adds_space_prefix(self) -> bool:
-        return self._add_space
-
     def token_bytes(self, index: int) -> bytes:
         text = self._tokens[self.check_id(index)]
         kind = self._kinds[index]
-        if kind == TokenType.BYTE and text in _BYTE_VALUES:
-            return bytes((_BYTE_VALUES[text],))
+        if kind == TokenType.BYTE and text in BYTE_VALUES:
+            return bytes((BYTE_VALUES[text],))
         if kind not in (TokenType.NORMAL, TokenType.UNUSED):
             return text.encode()
         if self._pre is None or self._pre.escape_spaces:
@@ -99,7 +103,7 @@ class GGUFTokenizer(Tokenizer):
             if restore:
                 piece = piece.translate(restore)
             if self._model == "llama":
-                piece = (" " + piece if self._add_space and after_special else piece).replace(" ", SPACE)
+                piece = (" " + piece if self.adds_space_prefix and after_special else piece).replace(" ", SPACE)
             ids.extend(self._encode_piece(piece))
             after_special = False
         if add_special and self._separator is not None:
@@ -109,8 +113,6 @@ class GGUFTokenizer(Tokenizer):
         return ids
 
 
-_MERGED = ("gpt2", "gemma4", "whitespace")
-_BYTE_VALUES = {token: value for value, token in enumerate(BYTE_TOKENS)}
 _TEMPLATE_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "separator", "mask": "mask"}
 
 

@@ -28,7 +28,7 @@ from realizar.tokenizer.charsmap import CharsmapError, longest_replacement
 from realizar.tokenizer.special_tokens import SpecialTokenFinder, end_texts, fill_in_ids
 from realizar.tokenizer.templates.stored_templates import stored_templates
 from realizar.tokenizer.tokenizer import Tokenizer
-from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, library_ids
+from realizar.tokenizer.tokenizers_models import BYTE_VALUES, SPACE, library_ids
 from realizar.tokenizer.vocabulary import MAX_SPECIAL_LENGTH, why_too_long
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class JSONTokenizer(Tokenizer):
         with library_errors.reading(path, "tokenizer", "fails on the text 'a'"):
             self._before, self._after = self._frame(settings)
             tokens: list[str] = self._library.encode("a", add_special_tokens=False).tokens
-        self._adds_space_prefix = not self._byte_level and "".join(tokens).startswith(SPACE)
+        self.adds_space_prefix = not self._byte_level and "".join(tokens).startswith(SPACE)
         self.add_bos = self.bos_id is not None and self.bos_id in self._before
         self.add_eos = self.eos_id is not None and self.eos_id in self._after
         self.eos_ids = self._ends(path, metadata)
@@ -135,10 +135,6 @@ class JSONTokenizer(Tokenizer):
                 ends.add(index)
         return frozenset(ends)
 
-    @property
-    def adds_space_prefix(self) -> bool:
-        return self._adds_space_prefix
-
     def token_bytes(self, index: int) -> bytes:
         text = self.token_text(index)
         if index in self._added:
@@ -149,8 +145,8 @@ class JSONTokenizer(Tokenizer):
             return (
                 text.removeprefix(self._continuation) if text.startswith(self._continuation) else " " + text
             ).encode()
-        if self._byte_fallback and text in _BYTE_VALUES:
-            return bytes((_BYTE_VALUES[text],))
+        if self._byte_fallback and text in BYTE_VALUES:
+            return bytes((BYTE_VALUES[text],))
         return text.replace(SPACE, " ").encode()
 
     def token_text(self, index: int) -> str:
@@ -217,9 +213,6 @@ class JSONTokenizer(Tokenizer):
 
     def _control_finder(self) -> SpecialTokenFinder:
         return SpecialTokenFinder({self._added[index]: index for index in self._special})
-
-
-_BYTE_VALUES = {token: value for value, token in enumerate(BYTE_TOKENS)}
 
 
 def _read(path: Path, rows: int | None) -> tuple[LibraryTokenizer, float]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from realizar.outputs import FinishReason
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.detokenizer import Detokenizer
+from realizar.tokenizer.parsers.cursor import overlap
 from realizar.tokenizer.tokenizer import Tokenizer
 
 
@@ -81,13 +82,6 @@ class StopChecker:
             end, size, self.stop_string = min(found)
             self._held = ""
             return text[: end + size]
-        keep = max(_overlap(text, stop) for stop in self._stop)
+        keep = overlap(text, self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-
-def _overlap(text: str, stop: str) -> int:
-    for size in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0

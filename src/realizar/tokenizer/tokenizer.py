@@ -28,6 +28,7 @@ class Tokenizer(ABC):
         bos_id, eos_id: ids of a text's begin and end, or None.
         eos_ids: every id that ends an answer.
         add_bos, add_eos: `encode` with `add_special` adds them.
+        adds_space_prefix: `encode` puts a space before a text.
         chat_templates: template texts by name; `default` is for plain chat.
         special_texts: `bos_token`, `eos_token`, ... with the names of chat templates.
         fill_in: marks of a text with a hole, or None if the vocabulary has none.
@@ -39,13 +40,10 @@ class Tokenizer(ABC):
     eos_ids: frozenset[int]
     add_bos: bool
     add_eos: bool
+    adds_space_prefix: bool
     chat_templates: Mapping[str, str]
     special_texts: Mapping[str, str]
     fill_in: FillInIds | None = None
-
-    @property
-    def chat_template(self) -> str | None:
-        return self.chat_templates.get("default")
 
     @functools.cached_property
     def mark_ids(self) -> Mapping[str, int]:
@@ -112,11 +110,6 @@ class Tokenizer(ABC):
         if not 0 <= index < self.vocab_size:
             raise InvalidRequestError(f"token id {index} is outside the vocabulary of {self.vocab_size}")
         return index
-
-    @property
-    @abstractmethod
-    def adds_space_prefix(self) -> bool:
-        """True if `encode` puts a space before a text."""
 
     @abstractmethod
     def token_bytes(self, index: int) -> bytes:

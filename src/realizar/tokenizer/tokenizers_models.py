@@ -22,6 +22,7 @@ Encode = Callable[[str], list[int]]
 
 SPACE = "▁"  # U+2581, SentencePiece's space
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+BYTE_VALUES = {token: value for value, token in enumerate(BYTE_TOKENS)}
 # BERT's own limit; a longer word is unknown. The library's search takes quadratic time in it.
 _LONGEST_WORD = 100
 _LONG_TEXT = 4096

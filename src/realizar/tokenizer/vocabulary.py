@@ -28,7 +28,9 @@ MAX_VOCABULARY_CHARACTERS = 6 << 20
 MAX_UNIGRAM_CHARACTERS = 2 << 20
 """Bounds of one token and of all tokens. Known vocabularies have 512 and 2 million, unigram ones 1.5 million. Unigram's
 trie takes 300 bytes for each character, and a token of a million characters overflows its stack."""
-_MODELS = ("gpt2", "gemma4", "whitespace", "llama", "t5", "bert")
+MERGED_MODELS = ("gpt2", "gemma4", "whitespace")
+"""The kinds of vocabularies that have merges."""
+_MODELS = (*MERGED_MODELS, "llama", "t5", "bert")
 
 
 class TokenType(IntEnum):
@@ -122,7 +124,7 @@ class _Reader:
             ids=ids,
             types=self._types(tokens),
             scores=self._scores(len(tokens)),
-            merges=self._merges() if model in ("gpt2", "gemma4", "whitespace") else (),
+            merges=self._merges() if model in MERGED_MODELS else (),
             special=self._special(len(tokens)),
             flags=self._flags(),
             charsmap=self._charsmap(),
@@ -132,20 +134,17 @@ class _Reader:
 
     def _model(self) -> str:
         model = self.metadata.get(_PREFIX + "model")
-        if model is None:
-            raise TokenizerError(f"{self.path} has no vocabulary (no tokenizer.ggml.model)")
-        if model in ("no_vocab", "none"):
-            raise TokenizerError(f"{self.path} has no vocabulary (tokenizer.ggml.model is {model!r})")
+        if model in (None, "no_vocab", "none"):
+            found = "no tokenizer.ggml.model" if model is None else f"tokenizer.ggml.model is {model!r}"
+            raise TokenizerError(f"{self.path} has no vocabulary ({found})")
         if model not in _MODELS:
             raise TokenizerError(f"{self.path}: tokenizer.ggml.model {model!r} is not supported")
         return str(model)
 
     def _tokens(self, model: str) -> list[str]:
         key = _PREFIX + "tokens"
-        tokens = self.metadata.get(key)
-        if tokens is None:
-            raise TokenizerError(f"{self.path} has no vocabulary (no {key})")
-        if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
+        tokens = self._strings(key, f"vocabulary (no {key})")
+        if not tokens:
             self.refuse(key, "is not a list of strings")
         if reason := why_too_long(tokens, unigram=model == "t5"):
             self.refuse(key, reason)
@@ -191,13 +190,18 @@ class _Reader:
             self.refuse(key, f"has {len(values)} entries for {count} tokens")
         return values
 
-    def _merges(self) -> list[tuple[str, str]]:
-        key = _PREFIX + "merges"
+    def _strings(self, key: str, what: str) -> list[str]:
+        """The list of a key that has to be there; `what` the file has not where it is missing."""
         lines = self.metadata.get(key)
         if lines is None:
-            raise TokenizerError(f"{self.path} has no merges ({key})")
+            raise TokenizerError(f"{self.path} has no {what}")
         if not isinstance(lines, list) or (lines and not isinstance(lines[0], str)):
             self.refuse(key, "is not a list of strings")
+        return lines
+
+    def _merges(self) -> list[tuple[str, str]]:
+        key = _PREFIX + "merges"
+        lines = self._strings(key, f"merges ({key})")
         merges: list[tuple[str, str]] = []
         for rank, line in enumerate(dict.fromkeys(lines)):  # the first of equal merges counts
             left, space, right = line.partition(" ")

@@ -48,7 +48,7 @@ def test_what_looks_like_control_in_a_message_stays_text(http: httpx.Client, ser
 
 def test_info(http: httpx.Client, server: RunningServer) -> None:
     info = http.get("/tokenizer_info").json()
-    assert info["chat_template"] == server.model.tokenizer.chat_template
+    assert info["chat_template"] == server.model.tokenizer.chat_templates["default"]
     assert info["eos_token"] == server.model.tokenizer.special_texts["eos_token"]
 
 

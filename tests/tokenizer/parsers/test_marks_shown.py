@@ -53,7 +53,7 @@ def test_marks_reach_the_parser() -> None:
     assert checker.marks == [0, 13]
     assert "".join(texts) == '[TOOL_CALLS]f[ARGS]{"a":1}'
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert parse(choose_parser(find_format(tokenizer.chat_template), tools), texts) == Answer(
+    assert parse(choose_parser(find_format(tokenizer.chat_templates["default"]), tools), texts) == Answer(
         names=["f"], arguments=['{"a":1}']
     )
 
@@ -87,7 +87,7 @@ def test_quoted_marks_are_text(kind: int, stop: tuple[str, ...]) -> None:
     for step in (1, 2, 7, 1000):
         for counted in (False, True):
             choice = GrowingChoice("a", 0, StopChecker(tokenizer, SamplingParams(stop=stop)), pytest.fail, None)
-            form = find_format(tokenizer.chat_template)
+            form = find_format(tokenizer.chat_templates["default"])
             parser = choose_parser(form, tools, prompt_end="<think>", tokens=frozenset(tokenizer.answer_marks))
             kinds = TokenKinds(parser, tokenizer.answer_bytes)
             deltas = []

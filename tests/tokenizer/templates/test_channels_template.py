@@ -148,7 +148,7 @@ def test_ends_and_marks(model: Tokenizer) -> None:
     texts = [checker.add((token_id,)) for token_id in model.encode(answer, add_special=False)]
     assert "".join(texts) == answer.removesuffix("<|return|>")
     assert checker.finish_reason == "stop"
-    form = find_format(model.chat_template)
+    form = find_format(model.chat_templates["default"])
     assert parse(choose_parser(form, None, prompt_end="<|end|><|start|>assistant"), texts) == Answer("Hi", "hm")
 
 
@@ -198,7 +198,7 @@ def test_forced_call_over_the_vocabulary(model: Tokenizer) -> None:
     """The marks are no text to a grammar, so a thought ends at its mark, and a call ends with any end."""
     special = model.special_ids().union(model.mark_ids.values())
     tokens = GrammarTokens(model.vocabulary_bytes(), special, model.eos_ids, model.vocab_size)
-    form = find_format(model.chat_template)
+    form = find_format(model.chat_templates["default"])
     structured = call_grammar(form, TOOLS, required=True, mark_ids=model.mark_ids)
     assert structured is not None
     grammar = GrammarFactory(tokens).compile(structured)

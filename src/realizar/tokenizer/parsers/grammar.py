@@ -213,21 +213,12 @@ class _Writer:
         )
 
     def _reasoning_rules(self, marks: ReasoningMarks) -> list[str]:
-        start = f"reasoning_start: {self._text(marks.start)}"
+        end = self._text(marks.end)
+        how = ["reasoning: thought GAP", f"thought[lazy]: THOUGHT {end}"]
         if marks.end in self._ids:
-            return [
-                start,
-                f"reasoning: THOUGHT {self._text(marks.end)} GAP",
-                f"THOUGHT: {ANY_TEXT}",
-                r"GAP: /\n{0,2}/",
-            ]
-        return [
-            start,
-            "reasoning: thought GAP",
-            f"thought[lazy]: THOUGHT {self._text(marks.end)}",
-            f"THOUGHT: {ANY_TEXT}",
-            r"GAP: /\n{0,2}/",
-        ]
+            how = [f"reasoning: THOUGHT {end} GAP"]
+        start = f"reasoning_start: {self._text(marks.start)}"
+        return [start, *how, f"THOUGHT: {ANY_TEXT}", r"GAP: /\n{0,2}/"]
 
 
 def _call_schema(call: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:

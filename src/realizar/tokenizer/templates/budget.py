@@ -7,7 +7,8 @@ one hash. Templates of requests therefore run where they can be ended (`server/r
 from __future__ import annotations
 
 import time
-from collections.abc import ItemsView, Iterable, KeysView, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -150,14 +151,11 @@ def current_budget() -> Budget:
     return budget
 
 
-class spending:  # noqa: N801 - a context manager, read as a word
+@contextmanager
+def spending(budget: Budget) -> Iterator[None]:
     """`with spending(budget):` makes the rendering inside pay from the budget."""
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-
-    def __enter__(self) -> None:
-        self._token = _CURRENT.set(self._budget)
-
-    def __exit__(self, *_: object) -> None:
-        _CURRENT.reset(self._token)
+    token = _CURRENT.set(budget)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)

@@ -84,7 +84,7 @@ def _adapt(message: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
     if isinstance(content, str) and traits.needs_parts:
         message["content"] = [{"type": "text", "text": content}]
     elif isinstance(content, list | tuple) and not traits.takes_parts:
-        message["content"] = "\n".join(part["text"] for part in content)
+        message["content"] = plain_text(content)
     elif content is None and not traits.takes_null:
         message["content"] = ""
     if traits.reasoning_is_thinking and "reasoning_content" in message:
@@ -222,12 +222,18 @@ def _name_of(calls: Sequence[Any], call_id: Any, place: int) -> str:
     return name if isinstance(name, str) else "unknown"
 
 
+def plain_text(content: Any) -> str:
+    """A content's text, of parts one below the other."""
+    if isinstance(content, list | tuple):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
+
+
 def _response(content: Any) -> Any:
     """A result as an object if its text is one of JSON, else as text."""
-    if isinstance(content, list | tuple):
-        content = "\n".join(part["text"] for part in content)
+    text = plain_text(content)
     try:
-        value = json.loads(content or "")
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return content or ""
-    return value if isinstance(value, dict) else content
+        return text
+    return value if isinstance(value, dict) else text

@@ -17,6 +17,7 @@ from realizar.tokenizer.templates.chat_messages import (
     TemplateTraits,
     adapt_messages,
     find_traits,
+    plain_text,
     with_texts,
 )
 from realizar.tokenizer.templates.control_texts import AnswerText, ControlTextHider
@@ -379,10 +380,10 @@ def with_first_user_text(messages: Sequence[Mapping[str, Any]], text: str) -> li
     """Add a text and the system message's text before the first user message, for templates without a system role."""
     copies = [dict(message) for message in messages]
     if copies[0]["role"] in ("system", "developer"):
-        text = _joined(_plain(copies.pop(0).get("content")), text)
+        text = _joined(plain_text(copies.pop(0).get("content")), text)
     for message in copies:
         if message["role"] == "user":
-            message["content"] = _joined(text, _plain(message.get("content")))
+            message["content"] = _joined(text, plain_text(message.get("content")))
             return copies
     return [{"role": "user", "content": text}, *copies]
 
@@ -405,16 +406,16 @@ def spell_tool_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str,
             names.update(
                 {call["id"]: call["function"]["name"] for call in calls if "id" in call and "function" in call}
             )
-            spelled.append({"role": role, "content": _joined(_plain(content), _spelled_calls(calls))})
+            spelled.append({"role": role, "content": _joined(plain_text(content), _spelled_calls(calls))})
         elif role == "tool":
             name = message.get("name") or names.get(message.get("tool_call_id", ""), "")
-            result = json.dumps({"result_of": name, "content": _plain(content)}, ensure_ascii=False)
+            result = json.dumps({"result_of": name, "content": plain_text(content)}, ensure_ascii=False)
             if follows_result:
                 spelled[-1]["content"] += f"\n{result}"
             else:
                 spelled.append({"role": "user", "content": result})
         elif role == "user" and follows_result:
-            spelled[-1]["content"] += f"\n\n{_plain(content)}"
+            spelled[-1]["content"] += f"\n\n{plain_text(content)}"
         else:
             spelled.append(dict(message))
         follows_result = role == "tool"
@@ -428,7 +429,7 @@ def _spell_python_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str,
         copy = dict(message)
         if calls := copy.pop("tool_calls", None):
             text = ", ".join(_python_call(call.get("function", call)) for call in calls)
-            copy["content"] = f"{_plain(copy.get('content'))}{LFM2_CALLS}[{text}]{LFM2_CALLS_END}"
+            copy["content"] = f"{plain_text(copy.get('content'))}{LFM2_CALLS}[{text}]{LFM2_CALLS_END}"
         spelled.append(copy)
     return spelled
 
@@ -455,12 +456,6 @@ def _spelled_calls(calls: Sequence[Mapping[str, Any]]) -> str:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         objects.append(f'{{"name": {json.dumps(function.get("name", ""))}, "arguments": {text or "{}"}}}')
     return objects[0] if len(objects) == 1 else f"[{', '.join(objects)}]"
-
-
-def _plain(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(part["text"] for part in content)
 
 
 def _joined(first: Any, second: str) -> Any:
