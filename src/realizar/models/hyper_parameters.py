@@ -178,6 +178,18 @@ class HyperParameters:
         """Raises `CheckpointError` for other values than texts; `default` is for an absent key."""
         return self._typed(gguf, hf, str, "a text", default)
 
+    def layer_types(self, count: int, *known: str) -> list[str] | None:
+        """`layer_types` of `config.json`, one of some known kinds for each of `count` layers; None without the key."""
+        stated = self.raw(None, "layer_types")
+        if stated is None:
+            return None
+        if not isinstance(stated, list) or len(stated) != count:
+            raise self.malformed(None, "layer_types", f"expected a list of {count}, one per layer")
+        for kind in stated:
+            if kind not in known:
+                raise self.unsupported(None, "layer_types", kind)
+        return stated
+
     def _typed(self, gguf: str | None, hf: str | None, kind: type[T], expected: str, default: T) -> T:
         value = self.raw(gguf, hf)
         if value is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -290,20 +290,19 @@ class SpecBuilder:
         """`layer_types` of `config.json` or the GGUF window pattern (one flag per layer, or the period whose last layer
         is full) says which layers have a window (and its rope), and `is_windowed` where the checkpoint does not.
         """
-        keys, count = ("attention.sliding_window_pattern", "layer_types"), self.sizes.num_layers
-        stated = self.hparams.raw(*keys)
+        key, count = "attention.sliding_window_pattern", self.sizes.num_layers
+        kinds = self.hparams.layer_types(count, "full_attention", "sliding_attention")
+        if kinds is not None:
+            return [kind == "sliding_attention" for kind in kinds]
+        stated: Any = self.hparams.raw(key, None)
         if stated is None:
             return [is_windowed(index) for index in range(count)]
-        if self.hparams.is_gguf and not isinstance(stated, bool) and isinstance(stated, Integral):
+        is_period = isinstance(stated, Integral) and not isinstance(stated, bool)
+        if is_period:
             return [stated == 0 or (index + 1) % int(stated) != 0 for index in range(count)]
         if isinstance(stated, str | Integral) or not hasattr(stated, "__len__") or len(stated) != count:
-            raise self.hparams.malformed(*keys, f"expected a list of {count}, one per layer")
-        if self.hparams.is_gguf:
-            return [bool(flag) for flag in stated]
-        for kind in stated:
-            if kind not in ("full_attention", "sliding_attention"):
-                raise self.hparams.unsupported(*keys, kind)
-        return [kind == "sliding_attention" for kind in stated]
+            raise self.hparams.malformed(key, None, f"expected a list of {count}, one per layer")
+        return [bool(flag) for flag in stated]
 
     def spec(
         self,

@@ -144,10 +144,10 @@ def _finders(vocabulary: Vocabulary, special: SpecialTokens) -> tuple[SpecialTok
     name = vocabulary.name.lower()
     mask = "[MASK]" if "modern-bert" in name else "<mask>"
     if "modern-bert" in name or vocabulary.pre in _MASK_PRES or vocabulary.architecture in _MASK_ARCHITECTURES:
-        strip_left = frozenset({vocabulary.ids[mask]} if mask in vocabulary.ids else ())
+        strip_left = _ids_of(vocabulary, mask)
     elif "phi-3" in name or "phi3" in name:
-        kept = {vocabulary.ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
-        strip_right = frozenset({*user, *control, *_id_of(vocabulary, "</s>")} - kept)
+        kept = _ids_of(vocabulary, "<unk>", "<s>", "<|endoftext|>")
+        strip_right = frozenset({*user, *control, *_ids_of(vocabulary, "</s>")} - kept)
     known = {tokens[index]: index for index in user}
     everything = {**known, **{tokens[index]: index for index in control}}
     return (
@@ -156,8 +156,8 @@ def _finders(vocabulary: Vocabulary, special: SpecialTokens) -> tuple[SpecialTok
     )
 
 
-def _id_of(vocabulary: Vocabulary, text: str) -> set[int]:
-    return {vocabulary.ids[text]} if text in vocabulary.ids else set()
+def _ids_of(vocabulary: Vocabulary, *texts: str) -> frozenset[int]:
+    return frozenset(vocabulary.ids[text] for text in texts if text in vocabulary.ids)
 
 
 _MASK_PRES = ("jina-v2-de", "jina-v2-es", "jina-v2-code", "mmbert")

@@ -137,14 +137,9 @@ def _read_attention_layers(hparams: HyperParameters, sizes: Dimensions) -> list[
     ):
         raise hparams.malformed(None, "full_attn_idxs", "expected a list of layers")
     by_index = [indices is None or index in indices for index in range(count)]
-    kinds = hparams.raw(None, "layer_types")
+    kinds = hparams.layer_types(count, "conv", "full_attention")
     if kinds is None:
         return by_index
-    if not isinstance(kinds, list) or len(kinds) != count:
-        raise hparams.malformed(None, "layer_types", f"expected a list of {count}, one per layer")
-    for kind in kinds:
-        if kind not in ("conv", "full_attention"):
-            raise hparams.unsupported(None, "layer_types", kind)
     by_kind = [kind == "full_attention" for kind in kinds]
     if indices is not None and by_index != by_kind:
         raise hparams.malformed(None, "full_attn_idxs", "layer_types says otherwise")

@@ -129,21 +129,17 @@ def _read_mixture(builder: SpecBuilder, *, normalized: bool) -> Mixture:
 
 def _read_attention_layers(hparams: HyperParameters, sizes: Dimensions) -> list[bool]:
     """A list says which layers are attention, those behind the model's among them, or else every fourth is."""
-    keys = ("attention.recurrent_layers", "layer_types")
-    stated, count = hparams.raw(*keys), sizes.num_layers
+    key, count = "attention.recurrent_layers", sizes.num_layers
     period = hparams.integer("full_attention_interval", "full_attention_interval", high=MAX_LAYERS, default=_PERIOD)
-    if stated is None:
+    kinds = hparams.layer_types(count, "full_attention", "linear_attention")
+    if kinds is not None:
+        return [kind == "full_attention" for kind in kinds]
+    flags = hparams.raw(key, None)
+    if flags is None:
         return [(index + 1) % period == 0 for index in range(count)]
-    if isinstance(stated, str) or not hasattr(stated, "__len__") or len(stated) < count:
-        raise hparams.malformed(*keys, f"expected a list of {count}, one per layer")
-    if hparams.is_gguf:
-        return [not flag for flag in stated][:count]
-    if len(stated) != count:
-        raise hparams.malformed(*keys, f"expected a list of {count}, one per layer")
-    for kind in stated:
-        if kind not in ("full_attention", "linear_attention"):
-            raise hparams.unsupported(*keys, kind)
-    return [kind == "full_attention" for kind in stated]
+    if isinstance(flags, str) or not hasattr(flags, "__len__") or len(flags) < count:
+        raise hparams.malformed(key, None, f"expected a list of {count}, one per layer")
+    return [not flag for flag in flags][:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,31 +166,30 @@ class _DeltaSizes:
 
 
 def _read_delta_sizes(hparams: HyperParameters) -> _DeltaSizes:
-    """Read and check the sizes, which a GGUF file has under the names of other recurrences."""
-    is_gguf = hparams.is_gguf
-    if is_gguf:
-        key_heads = hparams.integer("ssm.group_count", None, high=MAX_HEADS)
-        value_heads = hparams.integer("ssm.time_step_rank", None, high=MAX_HEADS)
-        key_size = hparams.integer("ssm.state_size", None, high=MAX_HEAD_SIZE)
+    """Read and check the sizes, which a GGUF file has under the names of other recurrences.
+
+    What a configuration leaves out is as in transformers.
+    """
+
+    def read(gguf: str, hf: str, high: int, default: int, low: int = 1) -> int:
+        return hparams.integer(gguf, hf, low=low, high=high, default=REQUIRED if hparams.is_gguf else default)
+
+    key_heads = read("ssm.group_count", "linear_num_key_heads", MAX_HEADS, 16)
+    value_heads = read("ssm.time_step_rank", "linear_num_value_heads", MAX_HEADS, 32)
+    key_size = read("ssm.state_size", "linear_key_head_dim", MAX_HEAD_SIZE, 128)
+    if hparams.is_gguf:
         values = hparams.integer("ssm.inner_size", None, high=MAX_HEADS * MAX_HEAD_SIZE)
         if values % value_heads:
             raise hparams.malformed("ssm.inner_size", None, f"{value_heads} value heads do not divide {values} values")
         value_size = values // value_heads
-    else:  # with the defaults of transformers
-        key_heads = hparams.integer(None, "linear_num_key_heads", high=MAX_HEADS, default=16)
-        value_heads = hparams.integer(None, "linear_num_value_heads", high=MAX_HEADS, default=32)
-        key_size = hparams.integer(None, "linear_key_head_dim", high=MAX_HEAD_SIZE, default=128)
+    else:
         value_size = hparams.integer(None, "linear_value_head_dim", high=MAX_HEAD_SIZE, default=128)
     if value_heads % key_heads:
         raise hparams.malformed(
             "ssm.time_step_rank", "linear_num_value_heads",
             f"the {key_heads} key heads do not divide the {value_heads} value heads",
         )  # fmt: skip
-    keys = "ssm.conv_kernel", "linear_conv_kernel_dim"
-    if is_gguf:
-        length = hparams.integer(*keys, low=2, high=MAX_CONVOLUTION)
-    else:
-        length = hparams.integer(*keys, low=2, high=MAX_CONVOLUTION, default=4)
+    length = read("ssm.conv_kernel", "linear_conv_kernel_dim", MAX_CONVOLUTION, 4, low=2)
     return _DeltaSizes(key_heads, value_heads, key_size, value_size, length)
 
 

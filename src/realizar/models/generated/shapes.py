@@ -13,6 +13,7 @@ class Shape:
     """The sizes of a model of the llama kind.
 
     Attributes:
+        architecture: as in GGUF files.
         num_experts: in place of each layer's feed-forward; 0 for a dense one.
         expert_size: between an expert's up and down projection.
         full_head_size, full_kv_heads: of layers without a window, where these differ.
@@ -20,20 +21,7 @@ class Shape:
         attention_layers: of models whose other layers are short convolutions. dense_layers: those before experts.
     """
 
-    architecture: Literal[
-        "llama",
-        "qwen2",
-        "qwen3",
-        "qwen3moe",
-        "olmoe",
-        "gpt-oss",
-        "gemma3",
-        "gemma4",
-        "qwen35",
-        "qwen35moe",
-        "lfm2",
-        "lfm2moe",
-    ]
+    architecture: str
     num_layers: int
     hidden_size: int
     feed_forward_size: int
