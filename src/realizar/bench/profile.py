@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import Backend, Capacity, ForwardInput, Step
-from realizar.backends.inspection import ReadLimit
+from realizar.backends.inspection import InspectedBackend, ReadLimit
 from realizar.backends.load_progress import LoadProgress
 from realizar.backends.parts import PartTime
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import make_inspected_backend, resolve_model
 from realizar.backends.step_values import StageValues
 from realizar.batch import OpenedRow, StepRows
@@ -99,16 +101,9 @@ def profile_step(
         ContextLengthError: the model's context is shorter.
         InvalidRequestError: more rows than can be looked into at once.
     """
-    length = work.context + work.tokens
-    most = work.batch * work.tokens
-    needed = replace(config, context_length=length, max_running=work.batch, max_step_tokens=most)
-    spec, resolved = resolve_model(checkpoint, needed)
-    compared_for = (spec, checkpoint) if config.device_check else None
-    backend = make_inspected_backend(resolved.chosen, progress, compared_for)
-    try:
-        backend.load(spec, checkpoint, resolved)
+    with _loaded(checkpoint, config, work, progress) as (backend, resolved):
         step = one_step(backend.capacity(), work)
-        log(f"timing steps of {most} tokens")
+        log(f"timing steps of {work.batch * work.tokens} tokens")
         wall_s = time_steps(backend, step, work, resolved.steps_in_flight)
         log("timing each part alone")
         open_rows(backend, step)
@@ -117,9 +112,23 @@ def profile_step(
         wall_s = min(wall_s, again_s)  # other programs come and go
         log("measuring how fast memory can be read")
         limit = backend.read_limit(sum(each.bytes_read for each in times))
+    return summarise(resolved.chosen.kind, work, times, wall_s, limit)
+
+
+@contextmanager
+def _loaded(
+    checkpoint: Checkpoint, config: EngineConfig, work: StepWork, progress: LoadProgress | None
+) -> Iterator[tuple[InspectedBackend, ResolvedConfig]]:
+    """A backend with the model, which has room for the step."""
+    length, most = work.context + work.tokens, work.batch * work.tokens
+    needed = replace(config, context_length=length, max_running=work.batch, max_step_tokens=most)
+    spec, resolved = resolve_model(checkpoint, needed)
+    backend = make_inspected_backend(resolved.chosen, progress, (spec, checkpoint) if config.device_check else None)
+    try:
+        backend.load(spec, checkpoint, resolved)
+        yield backend, resolved
     finally:
         backend.shutdown()
-    return summarise(resolved.chosen.kind, work, times, wall_s, limit)
 
 
 def one_step(capacity: Capacity, work: StepWork, token_ids: NDArray[np.int32] | None = None) -> ForwardInput:
@@ -237,17 +246,9 @@ def trace_prompt(
 
     `config` and the errors of loading are as of `profile_step`.
     """
-    length = len(token_ids)
-    needed = replace(config, context_length=length, max_running=1, max_step_tokens=length, graphs=False)
-    spec, resolved = resolve_model(checkpoint, needed)
-    compared_for = (spec, checkpoint) if config.device_check else None
-    backend = make_inspected_backend(resolved.chosen, progress, compared_for)
-    try:
-        backend.load(spec, checkpoint, resolved)
-        step = one_step(backend.capacity(), StepWork(1, length, 0), np.array(token_ids, np.int32))
-        return backend.stage_values(step)
-    finally:
-        backend.shutdown()
+    work = StepWork(1, len(token_ids), 0)
+    with _loaded(checkpoint, replace(config, graphs=False), work, progress) as (backend, _):
+        return backend.stage_values(one_step(backend.capacity(), work, np.array(token_ids, np.int32)))
 
 
 # The picture of a step: a bar per part, its dark end what reading its bytes alone would take.

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +35,8 @@ class ServerSize:
     replicas: int = 1
 
 
-@contextmanager
-def llama_server(program: Path, model: Path, size: ServerSize) -> Iterator[str]:
-    """Runs llama.cpp's server, `program`, while the block lasts; gives its address.
+def llama_server(program: Path, model: Path, size: ServerSize) -> AbstractContextManager[str]:
+    """Runs llama.cpp's server, `program`, while a block lasts; gives its address.
 
     HubError: the program is not there. CapacityError, with its last words: it ends or does not answer in time.
     """
@@ -47,8 +46,7 @@ def llama_server(program: Path, model: Path, size: ServerSize) -> Iterator[str]:
     if size.threads is not None:
         options += ["--threads", str(size.threads), "--threads-batch", str(size.threads)]
     command = [str(program), "--model", str(model), *options]
-    with _running(command, "/health", library_environment(program), size.start_timeout_s) as url:
-        yield url
+    return _running(command, "/health", library_environment(program), size.start_timeout_s)
 
 
 def library_environment(program: Path) -> dict[str, str]:
@@ -57,19 +55,14 @@ def library_environment(program: Path) -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": ":".join(path for path in paths if path)}
 
 
-@contextmanager
-def realizar_server(model: str, size: ServerSize) -> Iterator[str]:
-    """Runs `realizar serve` while the block lasts; gives its address. Raises CapacityError as `llama_server`."""
+def realizar_server(model: str, size: ServerSize) -> AbstractContextManager[str]:
+    """Runs `realizar serve` while a block lasts; gives its address. Raises CapacityError as `llama_server`."""
     options = ["--max-running", str(size.parallel), "--context-length", str(size.context_length)]
+    options += ["--api-processes", str(size.api_processes), "--replicas", str(size.replicas)]
     if size.threads is not None:
         options += ["--threads", str(size.threads)]
-    if size.api_processes > 1:
-        options += ["--api-processes", str(size.api_processes)]
-    if size.replicas > 1:
-        options += ["--replicas", str(size.replicas)]
     command = [sys.executable, "-m", "realizar", "serve", model, *options]
-    with _running(command, "/ready", None, size.start_timeout_s) as url:
-        yield url
+    return _running(command, "/ready", None, size.start_timeout_s)
 
 
 @contextmanager
