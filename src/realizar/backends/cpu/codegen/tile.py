@@ -20,6 +20,7 @@ from realizar.backends.cpu.emitted import Value
 
 Codes = Callable[[int], Value]  # word of a group to its codes
 Scales = Callable[[int], tuple[Value, Value | None]]  # part of a group to its scale and minimum
+Supers = tuple[Value | None, Value | None]
 _TOGETHER = 6  # tokens at once where a group has two scales: more would leave the registers
 
 
@@ -35,10 +36,10 @@ class TileEmitter:
         if weight_format.kept is not None:
             return _VectorCodebookTile(e, weight_format, self.instruction_set, self.tokens).emit(tile)
         start = [e.const_f32(0.0)] * self.tokens
-        bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
-        table = e.load(tile.table, e.bytes, 1) if weight_format.codebook else None
+        self.bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
+        self.table = e.load(tile.table, e.bytes, 1) if weight_format.codebook else None
         if not weight_format.super_size:
-            return e.loop(tile.groups, start, lambda g, sums: self._group(tile, bases, g, sums, (None, None), table))
+            return e.loop(tile.groups, start, lambda g, sums: self._group(tile, g, sums, (None, None)))
         per_super = weight_format.super_size // GROUP
 
         def super_group(index: Value, sums: list[Value]) -> list[Value]:
@@ -50,31 +51,20 @@ class TileEmitter:
             first = e.b.mul(index, e.const(per_super))
 
             def group(g: Value, inner: list[Value]) -> list[Value]:
-                return self._group(tile, bases, e.b.add(first, g), inner, (scale, minimum), table)
+                return self._group(tile, e.b.add(first, g), inner, (scale, minimum))
 
             return e.loop(e.const(per_super), sums, group)
 
         return e.loop(e.b.udiv(tile.groups, e.const(per_super)), start, super_group)
 
-    def _group(
-        self,
-        tile: TileAddresses,
-        bases: list[Value],
-        g: Value,
-        sums: list[Value],
-        supers: tuple[Value | None, Value | None],
-        table: Value | None,
-    ) -> list[Value]:
+    def _group(self, tile: TileAddresses, g: Value, sums: list[Value], supers: Supers) -> list[Value]:
         e, weight_format = self.e, self.format
         codes = e.scaled(tile.codes, g, weight_format.vectors * self.vector_bytes)
         e.prefetch_ahead(codes, weight_format.vectors * self.vector_bytes)
         vectors = [e.load(e.at(codes, k * self.vector_bytes), e.i32, 4) for k in range(weight_format.vectors)]
-        records = [e.scaled(base, g, tile.group_stride) for base in bases]
-        parts = GROUP // weight_format.group
-        small = e.scaled(
-            tile.scales, g, parts * weight_format.small_planes * e.lanes * SMALL_BYTES[weight_format.small]
-        )
-        word: Codes = cache(lambda index: self._word(vectors, index, table))
+        records = [e.scaled(base, g, tile.group_stride) for base in self.bases]
+        small = e.scaled(tile.scales, g, weight_format.scales_bytes(e.lanes, GROUP))
+        word: Codes = cache(lambda index: self._word(vectors, index))
         scales: Scales = cache(lambda part: self._scales(small, part, supers))
         together = self.tokens if weight_format.group == GROUP else _TOGETHER
         for first in range(0, self.tokens, together):
@@ -125,7 +115,7 @@ class TileEmitter:
                 dot.step(t, codes, e.splat_load(e.at(record, 4 * index), I32))
         return list(dot.finish())
 
-    def _word(self, vectors: list[Value], word: int, table: Value | None) -> Value:
+    def _word(self, vectors: list[Value], word: int) -> Value:
         """Four unsigned codes per lane: columns 4 word .. 4 word + 3."""
         e, weight_format = self.e, self.format
         first, shift, combined = 0, 0, None
@@ -136,9 +126,7 @@ class TileEmitter:
             part = moved if bits == 8 else e.b.and_(moved, e.byte_mask(mask))
             combined = part if combined is None else e.b.or_(combined, part)
             first, shift = first + bits, shift + bits
-        if table is not None:
-            combined = self._look_up(table, combined)
-        return combined
+        return combined if self.table is None else self._look_up(self.table, combined)
 
     def _shift(self, vector: Value, right: int) -> Value:
         if right == 0:
@@ -166,7 +154,7 @@ class TileEmitter:
             result = e.b.insert_element(result, e.b.extract_element(table, index), ir.Constant(I32, i))
         return e.b.bitcast(result, e.i32)
 
-    def _scales(self, small: Value, part: int, supers: tuple[Value | None, Value | None]) -> tuple[Value, Value | None]:
+    def _scales(self, small: Value, part: int, supers: Supers) -> tuple[Value, Value | None]:
         e, weight_format = self.e, self.format
         if weight_format.small == "none":
             return supers[0], supers[1]

@@ -115,20 +115,11 @@ def write_codes(
 
 @inner
 def write_elements(
-    dtype: int,
-    element: Any,
-    x: Any,
-    value: Any,
-    keys: int,
-    place: int,
-    block_size: int,
-    plane: int,
-    row: Any,
-    narrow: Any,
+    dtype: int, x: Any, value: Any, keys: int, place: int, block_size: int, plane: int, row: Any, narrow: Any
 ) -> None:
     """One key and value as floats, laid out as codes are. `row` (a padded head) and `narrow` are room to work in."""
     _ = literally(dtype)
-    elements = view(keys, row.size * block_size, element)
+    elements = view(keys, row.size * block_size, narrow.dtype)
     row[: x.size] = x
     for group in range(row.size // GROUP):
         narrow_group(dtype, row.ctypes.data + group * GROUP * 4, narrow.ctypes.data)
@@ -188,6 +179,6 @@ def make_rotate(dtype: int) -> Any:
             if int8:
                 write_codes(x, value, keys, place, block_size, padded, plane, arguments.scale_bytes, codes)
             else:
-                write_elements(dtype, element, x, value, keys, place, block_size, plane, padded_row, narrow)
+                write_elements(dtype, x, value, keys, place, block_size, plane, padded_row, narrow)
 
     return rotate
