@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, MaybeInteger, at_least, check_folder
+from realizar.cli.options.arguments import Integer, MaybeInteger, at_least, check_folder, refuse_given
 from realizar.cli.terminal.printable import report
 from realizar.errors import InvalidRequestError
 
@@ -109,9 +109,7 @@ class ProtocolOptions:
 
         options = ("random_input_len", "random_output_len", "random_range_ratio")
         if self.protocol is None:
-            for name in options:
-                if getattr(self, name) is not None:
-                    raise InvalidRequestError(f"--{name.replace('_', '-')} needs --protocol sglang or vllm", name)
+            refuse_given(self, options, "needs --protocol sglang or vllm")
             return None
         given = (self.random_input_len, self.random_output_len)
         defaults = _PROTOCOLS[self.protocol][1:]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from cyclopts import Parameter
 
 from realizar.backends.load_progress import LoadProgress, no_progress
-from realizar.cli.options.arguments import Integer, Models
+from realizar.cli.options.arguments import Integer, Models, refuse_given
 from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.cli.options.loading import fetch_model
@@ -312,9 +312,6 @@ def _url(scheme: str, host: str, port: int) -> str:
 
 # Options of a server on many hosts.
 
-_OWN_DOOR = ("max_connections",)
-_OWN_LOG = ("log_format",)
-
 
 @Parameter(name="*", group="Ray", negative=())
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,19 +335,14 @@ class _RayServingOptions:
     def checked(self, server: ServerOptions, *, several: bool) -> bool:
         """True if Ray Serve is wanted. It raises InvalidRequestError if an option does not suit that."""
         if not self.ray:
-            for name in ("ray_address", "min_replicas", "max_replicas", "target_requests"):
-                if getattr(self, name) != getattr(_RayServingOptions(), name):
-                    raise InvalidRequestError(f"--{name.replace('_', '-')} is for --ray", name)
+            refuse_given(self, ("ray_address", "min_replicas", "max_replicas", "target_requests"), "is for --ray")
             return False
         if server.replicas > 1:
             raise InvalidRequestError("--replicas are for one host; --ray takes --min-replicas", "replicas")
         if several:
             raise InvalidRequestError("--ray serves a single model", "ray")
-        for names, whose in ((_OWN_DOOR, "connections"), (_OWN_LOG, "the log's form")):
-            for name in names:
-                if getattr(server, name) != getattr(ServerOptions(), name):
-                    option = f"--{name.replace('_', '-')}"
-                    raise InvalidRequestError(f"{option} can't hold with --ray: {whose} are Ray Serve's", name)
+        refuse_given(server, ("max_connections",), "can't hold with --ray: connections are Ray Serve's")
+        refuse_given(server, ("log_format",), "can't hold with --ray: the log's form are Ray Serve's")
         return True
 
     def options(self, settings: ServerSettings, fronts: int) -> RayOptions:

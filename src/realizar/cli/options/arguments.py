@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,6 +72,13 @@ def at_least(least: int, name: str, value: int) -> int:
     if value < least:
         raise InvalidRequestError(f"--{name} must be at least {least}, not {value}", name)
     return value
+
+
+def refuse_given(options: Any, names: Iterable[str], reason: str) -> None:
+    """InvalidRequestError, `--name reason`: one of these fields of some options is not what it is by default."""
+    for field in fields(options):
+        if field.name in names and getattr(options, field.name) != field.default:
+            raise InvalidRequestError(f"--{field.name.replace('_', '-')} {reason}", field.name)
 
 
 def checked_text(text: str, what: str) -> str:

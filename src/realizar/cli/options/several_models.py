@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import MaybeSize
+from realizar.cli.options.arguments import MaybeSize, refuse_given
 from realizar.cli.options.serve import ServerOptions
 from realizar.errors import InvalidRequestError
 
@@ -45,18 +45,14 @@ class SeveralModelsOptions:
         if not models and self.model_folder is None and not self.allow_pull:
             raise InvalidRequestError("serve needs a model: its name, --model-folder, or --allow-pull", "model")
         if len(models) == 1 and self.model_folder is None and not self.allow_pull:
-            for name in ("memory", "keep_alive", "sleep_memory"):
-                if getattr(self, name) is not None:
-                    raise InvalidRequestError(f"--{name.replace('_', '-')} is for several models", name)
+            refuse_given(self, ("memory", "keep_alive", "sleep_memory"), "is for several models")
             return False
         if server.replicas > 1:
             raise InvalidRequestError("--replicas above 1 serve a single model", "replicas")
         if server.api_processes > 1:
             raise InvalidRequestError("--api-processes above 1 serve a single model", "api_processes")
-        for name in ("served_model_name", "chat_template"):
-            if getattr(server, name):
-                several = ", which --allow-pull does not leave single" if self.allow_pull else ""
-                raise InvalidRequestError(f"--{name.replace('_', '-')} is for a single model{several}", name)
+        several = ", which --allow-pull does not leave single" if self.allow_pull else ""
+        refuse_given(server, ("served_model_name", "chat_template"), f"is for a single model{several}")
         if self.keep_alive is not None and not 0 <= self.keep_alive <= _LONGEST_KEEP_ALIVE_S:
             limits = f"between 0 and {_LONGEST_KEEP_ALIVE_S}"
             raise InvalidRequestError(f"--keep-alive must be {limits}, not {self.keep_alive:g}", "keep_alive")
