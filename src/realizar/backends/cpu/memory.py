@@ -63,9 +63,20 @@ read_f32, write_f32 = _reader(types.float32, ir.FloatType(), 4), _writer(types.f
 read_f64, write_f64 = _reader(types.float64, ir.DoubleType(), 8), _writer(types.float64, ir.DoubleType(), 8)
 
 
+# Plain loops: slice assignment is many times slower here.
+
+
 @inner
 def clear(address: int, count: int) -> None:
-    """Zero `count` float32. A plain loop: slice assignment is many times slower here."""
+    """Zero `count` float32."""
     values = view(address, count, np.float32)
     for i in range(count):
         values[i] = 0.0
+
+
+@inner
+def copy(source: int, target: int, count: int) -> None:
+    """Copy `count` float32."""
+    read, written = view(source, count, np.float32), view(target, count, np.float32)
+    for i in range(count):
+        written[i] = read[i]

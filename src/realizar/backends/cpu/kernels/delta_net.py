@@ -19,7 +19,7 @@ from realizar.backends.cpu.codegen.recurrence import convolve, dot, gate_head, p
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
-from realizar.backends.cpu.memory import clear, inner, read_f32, read_i64, view, write_f32
+from realizar.backends.cpu.memory import clear, copy, inner, read_f32, read_i64, write_f32
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
 
@@ -42,14 +42,6 @@ _LINEAR_FROM = 30.0  # where softplus(x) is x
 def delta_scratch_bytes(key_size: int, columns: int) -> int:
     """Scratch of a thread: a run of a state, what a token lacks, and an output that nobody reads."""
     return 4 * columns * (key_size + 2)
-
-
-@inner
-def copy(source: int, target: int, count: int) -> None:
-    """Copy `count` float32. A plain loop: slice assignment is many times slower here."""
-    read, written = view(source, count, np.float32), view(target, count, np.float32)
-    for i in range(count):
-        written[i] = read[i]
 
 
 @inner

@@ -14,7 +14,7 @@ from numba import cfunc, types
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import copy_record
 from realizar.backends.cpu.kernels.quantize import offset_of
-from realizar.backends.cpu.memory import inner, read_i64, view
+from realizar.backends.cpu.memory import copy, inner, read_i64, view
 from realizar.backends.cpu.records import Record
 
 ITEM_FIELDS = 4
@@ -176,19 +176,15 @@ def gather(address: int, thread: int, threads: int) -> None:
     out, records, out_records = arguments.out, arguments.records, arguments.out_records
     groups, width = arguments.groups, arguments.width
     for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
-        source = view(arguments.input + token * arguments.input_stride, columns, np.float32)
+        source = arguments.input + token * arguments.input_stride
         for slot in range(per_token):
             position = positions[token * per_token + slot]
             if out != 0:
-                target = view(out + position * arguments.out_stride, columns, np.float32)
-                for i in range(columns):
-                    target[i] = source[i]
+                copy(source, out + position * arguments.out_stride, columns)
             if out_records != 0:
                 for group in range(groups):
-                    copy_record(
-                        records + offset_of(token, group, groups, width),
-                        out_records + offset_of(position, group, groups, width),
-                    )
+                    record = records + offset_of(token, group, groups, width)
+                    copy_record(record, out_records + offset_of(position, group, groups, width))
 
 
 # out = the sum, or out += scale * the sum where `add`; `shared` and `shared_gate` are 0 where there are none

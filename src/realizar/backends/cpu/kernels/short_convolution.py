@@ -9,7 +9,7 @@ from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
-from realizar.backends.cpu.memory import inner, read_i64, view
+from realizar.backends.cpu.memory import clear, copy, inner, read_i64, view
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
 
@@ -20,14 +20,6 @@ SHORT_CONVOLUTION = Record(
     "step input input_stride channels length taps bias rows states slot_bytes replays replay_bytes token_bytes "
     "out out_stride records records_groups records_width"
 )
-
-
-@inner
-def _copy(source: int, target: int, count: int) -> None:
-    """Copy `count` float32. A plain loop: slice assignment is many times slower here."""
-    read, written = view(source, count, np.float32), view(target, count, np.float32)
-    for i in range(count):
-        written[i] = read[i]
 
 
 @inner
@@ -42,20 +34,18 @@ def _begin(
     for t in range(1 - taps, 0):
         target = columns + (t + taps) % taps * count * 4
         if read_i64(row, IS_NEW) != 0:
-            zeros = view(target, count, np.float32)
-            for i in range(count):
-                zeros[i] = np.float32(0.0)
+            clear(target, count)
         elif t >= -replayed:
-            _copy(replay + (replayed + t) * token_bytes, target, count)
+            copy(replay + (replayed + t) * token_bytes, target, count)
         else:
-            _copy(state + (taps - 1 + replayed + t) * state_stride, target, count)
+            copy(state + (taps - 1 + replayed + t) * state_stride, target, count)
 
 
 @inner
 def _store(columns: int, end: int, state: int, state_stride: int, taps: int, count: int) -> None:
     for place in range(taps - 1):
         t = end - (taps - 1) + place
-        _copy(columns + (t + taps) % taps * count * 4, state + place * state_stride, count)
+        copy(columns + (t + taps) % taps * count * 4, state + place * state_stride, count)
 
 
 @inner
@@ -123,7 +113,7 @@ def short_convolution(address: int, thread: int, threads: int) -> None:
             out = arguments.out + token * arguments.out_stride + skipped
             _token(at, third, columns, t, weights, bias, out, taps, count)
             if t >= end:
-                _copy(columns + t % taps * count * 4, replay + (t - end) * token_bytes, count)
+                copy(columns + t % taps * count * 4, replay + (t - end) * token_bytes, count)
             padding = view(out + count * 4, (stop_group - first_group) * GROUP - count, np.float32)
             for i in range(padding.size):
                 padding[i] = np.float32(0.0)
