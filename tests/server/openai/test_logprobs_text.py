@@ -18,10 +18,11 @@ from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
 from realizar.server.generation.logprob_rows import chat_rows
 from realizar.server.openai.logprobs import (
-    CompletionLogprobs,
     CompletionLogprobsMaker,
+    CompletionToken,
     completion_rows,
     write_chat,
+    write_completion,
 )
 from realizar.server.token_names import TokenNames, TokenParts, parts_of
 from server.scripted_engine import ByteTokenizer
@@ -81,7 +82,7 @@ def test_completion_logprobs(
     rows = completion_rows(NAMES[as_ids], top_n)
     maker, streamed = (CompletionLogprobsMaker(NAMES[as_ids], rows) for _ in range(2))
     decoder, whole = codecs.getincrementaldecoder("utf-8"), []
-    text, at, joined = decoder("replace"), 0, CompletionLogprobs()
+    text, at, joined = decoder("replace"), 0, list[CompletionToken]()
     for place, delta in enumerate(deltas):
         ids = [entry.token_id for entry in delta]
         entries: list[TokenLogprobs | None] = [*delta]
@@ -99,14 +100,16 @@ def test_completion_logprobs(
             wanted["top_logprobs"].append(None if entry is None else top)
         given = entries if None in entries else LogprobColumns.of(delta)
         made = maker.make(ids, given, spelled=spelled)
-        assert made.write() == msgspec.json.encode(wanted)
+        assert write_completion(made) == msgspec.json.encode(wanted)
         if isinstance(given, LogprobColumns) and len(ids) == 1:
             given = StepEntry(LogprobColumns.of([delta[0], *deltas[0]]), 0)
         assert streamed.text(ids, given, spelled=spelled) == msgspec.json.encode(wanted)
-        joined.extend(made)
+        joined += made
         whole.append(wanted)
     keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-    assert joined.write() == msgspec.json.encode({key: [each for part in whole for each in part[key]] for key in keys})
+    assert write_completion(joined) == msgspec.json.encode(
+        {key: [each for part in whole for each in part[key]] for key in keys}
+    )
 
 
 def test_parts_of_ids_are_in_their_order() -> None:

@@ -44,7 +44,7 @@ from realizar.server.errors import ApiError
 from realizar.server.generation.objects import check_neutral
 from realizar.server.generation.sampling import PLAIN_FIELDS
 from realizar.server.openai.conversation import check_messages, plan_tools
-from realizar.server.openai.fields import NEUTRAL
+from realizar.server.openai.fields import CONSTRAINTS, NEUTRAL
 from realizar.server.openai.records import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -165,7 +165,7 @@ def test_every_kind_of_tool_and_choice_is_known() -> None:
 def test_no_field_is_passed_over() -> None:
     """Each is read somewhere in the server, is checked as neutral, or is named above."""
     server = Path(server_package.__file__).parent
-    read = set(PLAIN_FIELDS)
+    read = {*PLAIN_FIELDS, *(f"guided_{name}" for name in CONSTRAINTS)}
     for file in server.rglob("*.py"):
         if file.parent.name != "records":
             tree = ast.parse(file.read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,14 @@ from typing import Any
 from realizar.sampling_params import StructuredOutput
 from realizar.server.anthropic.records import CountTokensRequest, MessagesRequest, ToolChoice
 from realizar.server.errors import ApiError, refused, unsupported
-from realizar.server.generation.conversation import MAX_MESSAGES, Conversation, can_continue, check_num_messages, turn
+from realizar.server.generation.conversation import (
+    MAX_MESSAGES,
+    Conversation,
+    can_continue,
+    check_num_messages,
+    log_once,
+    turn,
+)
 from realizar.server.generation.objects import check_fields, checked, optional, text_in
 from realizar.server.generation.sampling import SamplingWishes
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
@@ -71,19 +77,13 @@ def _system(request: CountTokensRequest) -> str:
     texts = _read_system(request.system)
     kept = [_without_header(text) for text in texts]
     if kept != texts:
-        _log_once()
+        log_once(_LOG, "lines of system prompts that begin with %s are left out of prompts", _BILLING[:-1])
     return "\n\n".join(text for text, given in zip(kept, texts, strict=True) if text or not given)
 
 
 def _without_header(text: str) -> str:
     """A text without its first line where that is the header: proxies join the blocks of a prompt to one text."""
     return text.partition("\n")[2].lstrip("\n") if text.startswith(_BILLING) else text
-
-
-@functools.cache
-def _log_once() -> None:
-    """Say that system prompts are changed. A client that sends the block sends it with each request."""
-    _LOG.info("lines of system prompts that begin with %s are left out of prompts", _BILLING[:-1])
 
 
 def _wishes(request: CountTokensRequest, structured: StructuredOutput | None) -> SamplingWishes:

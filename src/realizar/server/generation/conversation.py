@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +55,12 @@ class Conversation:
     tokens_as_ids: bool = False
     reports_progress: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
+
+
+@functools.cache
+def log_once(logger: logging.Logger, message: str, *args: object) -> None:
+    """Say something about requests that their client sends again and again."""
+    logger.info(message, *args)
 
 
 def turn(

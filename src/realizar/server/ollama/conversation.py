@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from realizar.sampling_params import SAMPLERS, SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import reasons
-from realizar.server.generation.conversation import Conversation, can_continue
+from realizar.server.generation.conversation import Conversation, can_continue, log_once
 from realizar.server.generation.objects import check_fields, checked, text_in
 from realizar.server.generation.sampling import SamplingWishes, listed_logprobs
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
@@ -183,7 +182,8 @@ def _check_penalties(given: Options, plain: dict[str, Any], default: SamplingPar
         plain.update(_PENALTIES)
     active = any(plain.get(name, getattr(default, name)) != neutral for name, neutral in _PENALTIES.items())
     if active and reach == _USUAL_REACH:
-        _log_reach_once()
+        reach_note = "penalties look back at the whole text, also where options.repeat_last_n is %d"
+        log_once(_LOG, reach_note, _USUAL_REACH)
     elif active and reach is not None and reach != -1 and reach < max_tokens:
         raise unsupported(
             "options.repeat_last_n",
@@ -191,9 +191,3 @@ def _check_penalties(given: Options, plain: dict[str, Any], default: SamplingPar
         )
     if active and given.penalize_newline is False:
         raise unsupported("options.penalize_newline", "must be true: penalties count line breaks as they do other text")
-
-
-@functools.cache
-def _log_reach_once() -> None:
-    """Say that penalties look further back than Ollama's do."""
-    _LOG.info("penalties look back at the whole text, also where options.repeat_last_n is %d", _USUAL_REACH)

@@ -34,10 +34,11 @@ from realizar.server.models.needs import completes
 from realizar.server.openai.chunks import ChunkEncoder
 from realizar.server.openai.fields import NEUTRAL, check_stream, find_structured, read_wishes
 from realizar.server.openai.logprobs import (
-    CompletionLogprobs,
     CompletionLogprobsMaker,
+    CompletionToken,
     completion_rows,
     prompt_logprobs,
+    write_completion,
 )
 from realizar.server.openai.records import CompletionChoice, CompletionRequest
 
@@ -181,40 +182,35 @@ class _CompletionRun(Run[_CompletionDelta]):
             self._lease.hold_logprobs(self.num_prompt_tokens, scored)
         if self.plan.rows is not None:
             self._lease.begin_logprobs()
-        return merged([functools.partial(self._named_part, place) for place in range(len(self.plan.prompts))])
-
-    async def _named_part(self, place: int) -> AsyncGenerator[_CompletionDelta]:
-        where = f"prompt[{place}]" if len(self.plan.prompts) > 1 else "prompt"
-        with renaming({"prompt": where, "structured": self.plan.structured_field}):
-            async with aclosing(self._part(place)) as deltas:
-                async for delta in deltas:
-                    yield delta
+        return merged([functools.partial(self._part, place) for place in range(len(self.plan.prompts))])
 
     async def _part(self, place: int) -> AsyncGenerator[_CompletionDelta]:
         plan, sampling = self.plan, self.plan.sampling
         echo, streams = plan.record.echo, plan.record.stream and not plan.score_only
         is_scored = echo and plan.rows is not None
         scores_first = is_scored and streams
-        async with self._admission.slots:
-            if echo and (scores_first or not is_scored):
-                for echoed in self._echo(place, await self._score(place) if scores_first else None):
-                    yield echoed
-            if streams:
-                sampling = replace(sampling, prompt_logprobs=plan.record.prompt_logprobs)
-            stream = await self._admission.enter(lambda: self._submit(place, sampling, score_only=plan.score_only))
-            self._streams.append(stream)
-            counted = deltas_of(stream, self.api.metrics, self._lease, plan.record.logprobs or 0)
-            async with aclosing(counted) as deltas:
-                async for delta in deltas:
-                    self.num_completion_tokens += len(delta.token_ids)
-                    self._snapshots[stream, delta.choice] = delta.snapshots
-                    yield _CompletionDelta(place * sampling.n + delta.choice, delta)
-            output = self.outputs[place] = await stream.result()
-            self._ended(place, output)
-            self.output = output if len(plan.prompts) == 1 else None
-            if is_scored and not scores_first:
-                for echoed in self._echo(place, output):
-                    yield echoed
+        where = f"prompt[{place}]" if len(plan.prompts) > 1 else "prompt"
+        with renaming({"prompt": where, "structured": plan.structured_field}):
+            async with self._admission.slots:
+                if echo and (scores_first or not is_scored):
+                    for echoed in self._echo(place, await self._score(place) if scores_first else None):
+                        yield echoed
+                if streams:
+                    sampling = replace(sampling, prompt_logprobs=plan.record.prompt_logprobs)
+                stream = await self._admission.enter(lambda: self._submit(place, sampling, score_only=plan.score_only))
+                self._streams.append(stream)
+                counted = deltas_of(stream, self.api.metrics, self._lease, plan.record.logprobs or 0)
+                async with aclosing(counted) as deltas:
+                    async for delta in deltas:
+                        self.num_completion_tokens += len(delta.token_ids)
+                        self._snapshots[stream, delta.choice] = delta.snapshots
+                        yield _CompletionDelta(place * sampling.n + delta.choice, delta)
+                output = self.outputs[place] = await stream.result()
+                self._ended(place, output)
+                self.output = output if len(plan.prompts) == 1 else None
+                if is_scored and not scores_first:
+                    for echoed in self._echo(place, output):
+                        yield echoed
 
     async def _score(self, place: int) -> RequestOutput:
         """Score a prompt by itself, so that its log-probabilities can be sent before the first token."""
@@ -306,10 +302,10 @@ class _CompletionEncoder(ChunkEncoder[_CompletionDelta]):
         whole = CompletionChoice(deltas[0].index, text, None, last.finish_reason, last.stop_reason)
         maker = self._maker_of(whole.index)
         if maker is not None:
-            listed = CompletionLogprobs()
+            listed = list[CompletionToken]()
             for delta in ordered:
-                listed.extend(maker.make(delta.source.token_ids, delta.source.logprobs, spelled=delta.echoed))
-            whole.logprobs = msgspec.Raw(listed.write())
+                listed += maker.make(delta.source.token_ids, delta.source.logprobs, spelled=delta.echoed)
+            whole.logprobs = msgspec.Raw(write_completion(listed))
         wanted = self._plan.record.prompt_logprobs
         whole.prompt_logprobs = None
         if wanted is not None:

@@ -11,7 +11,7 @@ from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
 from realizar.server.generation.conversation import Conversation, can_continue, check_num_messages
-from realizar.server.generation.objects import check_neutral
+from realizar.server.generation.objects import check_fields, check_neutral
 from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, check_top, listed_logprobs
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools, plan_allowed, plan_mode
@@ -38,6 +38,10 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
         *_REPEATED,
     ),
 }
+_KINDS: Mapping[str, type] = {
+    "cache_control": dict,  # it changes nothing: the prefix cache needs no marks
+    **dict.fromkeys(("name", "tool_call_id", "reasoning_content", "reasoning"), str),
+}
 _OF_CALL = ("id", "type", "function")
 _OF_FUNCTION = ("name", "arguments")
 _MEDIA = ("image_url", "input_audio", "file", "input_image", "video_url", "audio_url", "image", "audio")
@@ -60,20 +64,18 @@ def _checked(where: str, message: dict[str, Any]) -> dict[str, Any]:
     if known is None:
         expected = ", ".join(_FIELDS)
         raise refused(f"{where}.role must be one of {expected}", f"{where}.role", "invalid_value")
-    known_only(where, message, known)
-    checked = {name: value for name, value in message.items() if value is not None}
-    for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
-        _require(isinstance(checked.get(name, ""), str), f"{where}.{name}", "must be text")
-    _check_cache_control(where, checked)
-    for name in ("cache_control", *_REPEATED):
-        checked.pop(name, None)
+    check_fields(where, message, known, _KINDS, "invalid_value")
+    dropped = ("cache_control", *_REPEATED)
+    checked = {name: value for name, value in message.items() if value is not None and name not in dropped}
     for name in ("refusal", "audio", "function_call", "annotations", "images"):
         _require(not checked.pop(name, None), f"{where}.{name}", "is not supported")
     if "reasoning" in checked:
         checked.setdefault("reasoning_content", checked.pop("reasoning"))
     calls = checked.get("tool_calls")
     if calls is not None:
-        checked["tool_calls"] = calls = _checked_calls(f"{where}.tool_calls", calls)
+        path = f"{where}.tool_calls"
+        _require(isinstance(calls, list), path, "must be a list")
+        checked["tool_calls"] = calls = [_checked_call(f"{path}[{place}]", call) for place, call in enumerate(calls)]
         if not calls:
             del checked["tool_calls"]
     _require(role != "tool" or bool(checked.get("tool_call_id")), f"{where}.tool_call_id", "is missing")
@@ -105,14 +107,8 @@ def _checked_part(path: str, part: Any) -> dict[str, Any]:
         )
     _require(kind == "text", f"{path}.type", "must be 'text'")
     _require(isinstance(part.get("text"), str), f"{path}.text", "must be text")
-    known_only(path, part, ("type", "text", "prompt_cache_breakpoint", "cache_control"))
-    _check_cache_control(path, part)
+    check_fields(path, part, ("type", "text", "prompt_cache_breakpoint", "cache_control"), _KINDS, "invalid_value")
     return {"type": "text", "text": part["text"]}
-
-
-def _checked_calls(where: str, calls: Any) -> list[dict[str, Any]]:
-    _require(isinstance(calls, list), where, "must be a list")
-    return [_checked_call(f"{where}[{place}]", call) for place, call in enumerate(calls)]
 
 
 def _checked_call(path: str, call: Any) -> dict[str, Any]:
@@ -128,11 +124,6 @@ def _checked_call(path: str, call: Any) -> dict[str, Any]:
     _require(isinstance(arguments, str | dict), f"{path}.function.arguments", "must be JSON text")
     kept = {name: call[name] for name in _OF_CALL if name in call}
     return {**kept, "function": {name: function[name] for name in _OF_FUNCTION if name in function}}
-
-
-def _check_cache_control(where: str, given: Mapping[str, Any]) -> None:
-    """Check a field that changes nothing: the prefix cache needs no marks."""
-    _require(isinstance(given.get("cache_control"), dict | None), f"{where}.cache_control", "must be an object")
 
 
 def _require(holds: bool, path: str, what: str) -> None:

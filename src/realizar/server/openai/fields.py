@@ -114,19 +114,19 @@ def _of_format(given: ResponseFormat) -> StructuredOutput | None:
     return StructuredOutput("json_schema", json.dumps(given.json_schema.schema))
 
 
-_KINDS: Mapping[str, StructuredKind] = {
+CONSTRAINTS: Mapping[str, StructuredKind] = {
     "json": "json_schema",
     "regex": "regex",
     "choice": "choice",
     "grammar": "lark",
     "json_object": "json_object",
 }
-"""Kinds of constraints by vLLM's names of them."""
+"""Kinds of constraints by vLLM's names of them; the older fields begin with `guided_`."""
 
 
 def _listed(given: msgspec.Struct | None, before: str, path: str) -> Iterator[tuple[str, StructuredOutput]]:
     """The constraints in a record's fields. Args: before, path: what their names begin with there, and in errors."""
-    for name, kind in _KINDS.items():
+    for name, kind in CONSTRAINTS.items():
         value = getattr(given, before + name, None)
         if value is None or (value is False and name == "json_object"):
             continue

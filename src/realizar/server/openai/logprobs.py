@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 from realizar.logprob_columns import NO_ID, LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
@@ -19,6 +18,8 @@ from realizar.server.generation.logprob_rows import LogprobRows, even_parts, fin
 from realizar.server.token_names import TokenNames, parts_of
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
+CompletionToken: TypeAlias = tuple[bytes, bytes, bytes, bytes]
+"""JSON of a token's name, its log-probability, the object of the most probable ones, and its place in the text."""
 _BETWEEN = b'],"top_logprobs":[{'
 
 
@@ -27,28 +28,11 @@ def write_chat(rows: Iterable[bytes]) -> bytes:
     return b'{"content":[%b],"refusal":null}' % b",".join(rows)
 
 
-@dataclass(slots=True)
-class CompletionLogprobs:
-    """The four lists of `/v1/completions`, an item of JSON for each token."""
-
-    tokens: list[bytes] = field(default_factory=list)
-    token_logprobs: list[bytes] = field(default_factory=list)
-    top_logprobs: list[bytes] = field(default_factory=list)
-    text_offset: list[bytes] = field(default_factory=list)
-
-    def extend(self, more: CompletionLogprobs) -> None:
-        self.tokens += more.tokens
-        self.token_logprobs += more.token_logprobs
-        self.top_logprobs += more.top_logprobs
-        self.text_offset += more.text_offset
-
-    def write(self) -> bytes:
-        return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}' % (
-            b",".join(self.tokens),
-            b",".join(self.token_logprobs),
-            b",".join(self.top_logprobs),
-            b",".join(self.text_offset),
-        )
+def write_completion(tokens: Sequence[CompletionToken]) -> bytes:
+    """The object of `/v1/completions`."""
+    lists = zip(*tokens, strict=True) if tokens else ((),) * 4
+    form = b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}'
+    return form % tuple(map(b",".join, lists))
 
 
 def completion_rows(names: TokenNames, top_n: int) -> LogprobRows:
@@ -100,26 +84,24 @@ class CompletionLogprobsMaker:
             name, row = self._parts.names[token_id], self._rows.row(entries)
             place = self._place_of(token_id, spelled=spelled)
             return b'{"tokens":[%b],"token_logprobs":[%b}],"text_offset":[%d]}' % (name, row, place)
-        return self.make(token_ids, entries, spelled=spelled).write()
+        return write_completion(self.make(token_ids, entries, spelled=spelled))
 
     def make(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], *, spelled: bool = False
-    ) -> CompletionLogprobs:
+    ) -> list[CompletionToken]:
         """Convert the next tokens; an entry of None is for the first token of a prompt.
 
         With `spelled` the text contains the names of control tokens.
         """
-        json_names = self._parts.names
-        made = CompletionLogprobs([json_names[token_id] for token_id in token_ids])
-        made.text_offset = [b"%d" % self._place_of(token_id, spelled=spelled) for token_id in token_ids]
         scored = entries if isinstance(entries, LogprobColumns | StepEntry) else [each for each in entries if each]
-        unscored = len(entries) - len(scored)  # none but a prompt's first token
-        made.token_logprobs, made.top_logprobs = [b"null"] * unscored, [b"null"] * unscored
+        values = [(b"null", b"null")] * (len(entries) - len(scored))  # none but a prompt's first token
         for row in self._rows.rows(scored):
             value, _, top = row.partition(_BETWEEN)
-            made.token_logprobs.append(value)
-            made.top_logprobs.append(b"{%b}" % top)
-        return made
+            values.append((value, b"{%b}" % top))
+        return [
+            (self._parts.names[token_id], value, top, b"%d" % self._place_of(token_id, spelled=spelled))
+            for token_id, (value, top) in zip(token_ids, values, strict=True)
+        ]
 
     def _place_of(self, token_id: int, *, spelled: bool) -> int:
         """The place in the text where a token begins, in characters; the token's own are added."""

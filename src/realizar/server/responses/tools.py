@@ -5,7 +5,6 @@ Codex puts functions into namespaces. A template knows none, so such a function 
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realizar.server.errors import refused, unsupported
+from realizar.server.generation.conversation import log_once
 from realizar.server.generation.objects import check_fields, checked, optional, text_in
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools, plan_allowed, plan_mode
 from realizar.server.http.unknown_fields import known_only
@@ -95,15 +95,10 @@ def _functions(given: Sequence[dict[str, Any]]) -> Iterator[_Function]:
         elif kind == "namespace":
             yield from _in_namespace(path, tool)
         elif kind == "web_search" and tool.get("external_web_access") is False:
-            _log_once()
+            # Codex sends it with each request unless its configuration turns it off.
+            log_once(_LOG, "tools of type web_search without access to the web are left out: %s", _OWN_TOOLS)
         else:
             raise unsupported(f"{path}.type", f"{ascii(kind)[:40]} is not supported: {_OWN_TOOLS}")
-
-
-@functools.cache
-def _log_once() -> None:
-    """Say that a tool is left out. Codex sends it with each request unless its configuration turns it off."""
-    _LOG.info("tools of type web_search without access to the web are left out: %s", _OWN_TOOLS)
 
 
 def _in_namespace(path: str, tool: dict[str, Any]) -> Iterator[_Function]:
