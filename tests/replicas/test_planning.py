@@ -110,7 +110,7 @@ def test_a_model_that_no_gpu_runs_gets_cores(monkeypatch: pytest.MonkeyPatch, ti
     """As one engine would, where the device is left open."""
     machine(monkeypatch, 4, 4 * GB)
     monkeypatch.setattr(planning, "choose_device", lambda wanted: ChosenDevice("cuda", 0, "card"))
-    monkeypatch.setattr(select, "refusal_of_gpus", lambda spec: "no GPU runs it")
+    monkeypatch.setattr(select, "refusal", lambda spec, kind: "no GPU runs it" if kind == "cuda" else None)
     planned = divide(ReplicaQuestion(str(tiny), EngineConfig(), 2))
     assert [each.config.device for each in planned] == ["cpu"] * 2
     assert [each.place.cpus for each in planned] == [(0, 1), (2, 3)]

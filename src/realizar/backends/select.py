@@ -15,10 +15,9 @@ from realizar.backends.inspection import InspectedBackend
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig, resolve_config
-from realizar.backends.supported import Supported
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.config import EngineConfig
+from realizar.config import Device, EngineConfig
 from realizar.errors import CapacityError, UnsupportedModelError
 from realizar.extras import how_to_install
 from realizar.models.check_tensors import check_tensors
@@ -212,43 +211,26 @@ def _reporting_compilation(progress: LoadProgress | None) -> AbstractContextMana
     )
 
 
-def refusals(spec: ModelSpec) -> list[str]:
-    """The reasons for which backends refuse a model; empty if one of them runs it."""
-    from realizar.backends.cpu.supported import SUPPORTED as ON_CPU
-    from realizar.backends.cuda.supported import SUPPORTED as ON_CUDA
-
-    reasons = [reason for each in (ON_CPU, ON_CUDA) if (reason := _refusal(each, spec)) is not None]
-    return reasons if len(reasons) == 2 else []
-
-
-def refusal_of_gpus(spec: ModelSpec) -> str | None:
-    """Whatever the card; None if one may."""
-    from realizar.backends.cuda.supported import SUPPORTED as ON_CUDA
-
-    return _refusal(ON_CUDA, spec)
-
-
-def runs_on_cpu(spec: ModelSpec) -> bool:
-    from realizar.backends.cpu.supported import SUPPORTED as ON_CPU
-
-    return _refusal(ON_CPU, spec) is None
+def refusal(spec: ModelSpec, kind: Device) -> str | None:
+    """Why the backend of a kind of device refuses a model, whatever the card; None if it runs it."""
+    if kind == "cuda":
+        from realizar.backends.cuda.supported import SUPPORTED
+    else:
+        from realizar.backends.cpu.supported import SUPPORTED
+    try:
+        SUPPORTED.check(spec)
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
 
 
 def _device_for(spec: ModelSpec, chosen: ChosenDevice) -> ChosenDevice:
     """The chosen device, or the CPU if it alone runs all parts of the model, which is logged."""
-    reason = refusal_of_gpus(spec) if chosen.kind == "cuda" else None
-    if reason is None or not runs_on_cpu(spec):
+    reason = refusal(spec, "cuda") if chosen.kind == "cuda" else None
+    if reason is None or refusal(spec, "cpu") is not None:
         return chosen
     _LOG.warning("%s; the CPU runs it", reason)
     return THE_CPU
-
-
-def _refusal(supported: Supported, spec: ModelSpec) -> str | None:
-    try:
-        supported.check(spec)
-    except UnsupportedModelError as error:
-        return str(error)
-    return None
 
 
 def plan_memory(

@@ -11,7 +11,7 @@ from pathlib import Path
 from realizar.backends.base import Backend, FetchesSnapshots
 from realizar.backends.load_progress import LoadProgress
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import make_backend, plan_load, resolve_model, runs_on_cpu
+from realizar.backends.select import make_backend, plan_load, refusal, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -98,7 +98,8 @@ def _load_backend(
     except BaseException as error:
         if backend is not None:
             backend.shutdown()
-        if config.device != "auto" or not isinstance(error, KernelError | DeviceLostError) or not runs_on_cpu(spec):
+        failed = isinstance(error, KernelError | DeviceLostError)
+        if config.device != "auto" or not failed or refusal(spec, "cpu") is not None:
             raise
         if may_restart and config.graphs and isinstance(error, CaptureLostError):
             raise

@@ -237,7 +237,7 @@ def tune_command(
 ) -> None:
     """Measure a model's matmuls, experts' too, on this machine's GPU and keep the fastest tiles. Takes some minutes."""
     show_log(verbose)
-    from realizar.backends.select import choose_device, refusal_of_gpus
+    from realizar.backends.select import choose_device, refusal
     from realizar.models.check_tensors import check_tensors
     from realizar.models.registry import build_spec
 
@@ -245,7 +245,7 @@ def tune_command(
     device = choose_device("cuda")  # says what is missing
     checkpoint = fetch_model(model)
     spec = build_spec(checkpoint)
-    if (reason := refusal_of_gpus(spec)) is not None:
+    if (reason := refusal(spec, "cuda")) is not None:
         raise UnsupportedModelError(reason)
     check_tensors(spec, checkpoint)
 

@@ -50,7 +50,7 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
 
     It raises CheckpointError if a tensor is missing or has a wrong shape, or a parameter is absurd.
     """
-    from realizar.backends.select import refusals
+    from realizar.backends.select import refusal
     from realizar.errors import TokenizerError, UnsupportedModelError
     from realizar.models.check_tensors import check_tensors
     from realizar.models.registry import build_spec
@@ -63,7 +63,8 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
         try:
             spec = build_spec(checkpoint, None)
             check_tensors(spec, checkpoint)
-            reasons += refusals(spec)
+            on_cpu, on_gpu = refusal(spec, "cpu"), refusal(spec, "cuda")
+            reasons += [on_cpu, on_gpu] if on_cpu is not None and on_gpu is not None else []
         except UnsupportedModelError as error:
             reasons.append(str(error))
     try:
@@ -87,7 +88,7 @@ class KnownWeights:
 
 def known_weights(checkpoint: Checkpoint) -> KnownWeights | None:
     """None where nothing is known of the model."""
-    from realizar.backends.select import refusal_of_gpus
+    from realizar.backends.select import refusal
     from realizar.backends.weight_tensors import WeightTensors
     from realizar.errors import CheckpointError, UnsupportedModelError
     from realizar.models.check_tensors import check_tensors
@@ -101,7 +102,7 @@ def known_weights(checkpoint: Checkpoint) -> KnownWeights | None:
         sizes = {matrix.weight: tensors.size_bytes(matrix.weight) for matrix in spec.matrices()}
     except (CheckpointError, UnsupportedModelError):
         return None
-    return KnownWeights(count_parameters(spec), size_of_token(spec, sizes), refusal_of_gpus(spec))
+    return KnownWeights(count_parameters(spec), size_of_token(spec, sizes), refusal(spec, "cuda"))
 
 
 def parameters_text(counts: ParameterCounts) -> str:
