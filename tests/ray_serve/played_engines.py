@@ -18,12 +18,12 @@ from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Accepted,
     Add,
-    Answer,
     Ask,
     Command,
     EngineInfo,
     Outputs,
     Ready,
+    Reply,
 )
 from realizar.ray.calls import EngineCalls
 from realizar.ray.reported_keys import RouteWish
@@ -60,7 +60,7 @@ class PlayedLink:
             self.news.set()
         if isinstance(command, Ask):
             stats = EngineStats(generation_tokens=self._generated) if command.what == "stats" else None
-            self.listener.handle(Answer(command.number, stats))
+            self.listener.handle(Reply(command.number, stats))
 
     async def close(self, *, at_once: bool = False) -> None:
         pass

@@ -17,7 +17,6 @@ from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Accepted,
     Add,
-    Answer,
     Ask,
     CachedKeys,
     Command,
@@ -25,6 +24,7 @@ from realizar.engine.process.messages import (
     EngineLost,
     Outputs,
     Ready,
+    Reply,
     record_error,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError
@@ -59,7 +59,7 @@ class Engine:
         elif isinstance(command, Ask):
             stats = EngineStats(num_running=1, generation_tokens=10)
             values = {"stats": stats, "audit": "a block is lost", "clear_cache": None}
-            self.listener.handle(Answer(command.number, values[command.what]))
+            self.listener.handle(Reply(command.number, values[command.what]))
 
     async def close(self, *, at_once: bool = False) -> None:
         self.is_closed = True

@@ -49,6 +49,13 @@ class LLM:
             `max_num_seqs`, `max_num_batched_tokens`, `num_speculative_tokens`, `enable_prefix_caching` and
             `enforce_eager` work, and the error for others says what to use.
 
+    Attributes:
+        max_request_tokens: maximum of prompt and output tokens of a request: the context, or less if the KV cache is
+            smaller.
+        default_sampling: sampling of requests that bring no parameters: the files' advice, then temperature 0.8, top_k
+            40, top_p 0.95, min_p 0.05. Use `dataclasses.replace` to change some of it; `SamplingParams()` by itself is
+            neutral.
+
     Raises:
         TypeError: an option is unknown; the error names the nearest.
         InvalidRequestError: an option's value is out of range, or asks for what only vLLM has.
@@ -68,60 +75,27 @@ class LLM:
         load_progress: LoadProgress | None = None,
         **options: Any,
     ) -> None:
-        self._config = with_options(config, options, ("config", "chat_template", "fetch_progress", "load_progress"))
-        self._checkpoint = model if isinstance(model, Checkpoint) else find_checkpoint(model, fetch_progress)
-        self._reader = PromptReader(self._checkpoint, chat_template)
-        core = load_core(
-            self._checkpoint,
-            self._config,
-            policy=Policy(stretch=math.inf),
-            progress=load_progress,
-            tokenizer=self._reader.tokenizer,
-        )
-        self._spec, self._capacity, self._device = core.spec, core.capacity, core.config.chosen
-        self._max_request_tokens = core.max_request_tokens
+        wanted = with_options(config, options, ("config", "chat_template", "fetch_progress", "load_progress"))
+        self.checkpoint = model if isinstance(model, Checkpoint) else find_checkpoint(model, fetch_progress)
+        self._reader = PromptReader(self.checkpoint, chat_template)
+        self.tokenizer: Tokenizer = self._reader.tokenizer
+        self.default_sampling: SamplingParams = self._reader.default_sampling
+        policy = Policy(stretch=math.inf)
+        core = load_core(self.checkpoint, wanted, policy=policy, progress=load_progress, tokenizer=self.tokenizer)
+        self.spec: ModelSpec = core.spec
+        self.capacity: Capacity = core.capacity
+        self.device: ChosenDevice = core.config.chosen
+        self.max_request_tokens: int = core.max_request_tokens
         engine = AsyncEngine(
             InlineLink(core),
             self._reader.new_text,
-            self._reader.tokenizer.eos_ids,
+            self.tokenizer.eos_ids,
             max_queued=sys.maxsize,  # only the engine's own limit counts
             keeps_logprobs=True,
         )
         self._thread = EngineThread(engine)
         self._requests = ModelRequests(self._reader, engine)
         self._end = weakref.finalize(self, self._thread.close)
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self._checkpoint
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._spec
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._reader.tokenizer
-
-    @property
-    def capacity(self) -> Capacity:
-        return self._capacity
-
-    @property
-    def device(self) -> ChosenDevice:
-        return self._device
-
-    @property
-    def max_request_tokens(self) -> int:
-        """Maximum of prompt and output tokens of a request: the context, or less if the KV cache is smaller."""
-        return self._max_request_tokens
-
-    @property
-    def default_sampling(self) -> SamplingParams:
-        """Sampling of requests that bring no parameters: the files' advice, then temperature 0.8, top_k 40, top_p 0.95,
-        min_p 0.05. Use `dataclasses.replace` to change some of it; `SamplingParams()` by itself is neutral.
-        """
-        return self._reader.default_sampling
 
     def generate(
         self,
@@ -227,7 +201,7 @@ class LLM:
         found = self._reader.prompts(prompts)
         wanted, shown = self._reader.pooling(pooling), wanted_progress(progress, use_tqdm)
         outputs = self._run_all(found, SamplingParams(), shown, pooling=wanted)
-        return unit_vectors([output.pooled for output in outputs], self._spec.hidden_size)
+        return unit_vectors([output.pooled for output in outputs], self.spec.hidden_size)
 
     def score(self, prompt: Prompt, top_n: int = 0) -> list[TokenLogprobs | None]:
         """Log-probabilities of a text: entry i is of token i given the tokens before it; the first entry is None.
@@ -257,9 +231,9 @@ class LLM:
         self.close()
 
     def __repr__(self) -> str:
-        name, place = self._checkpoint.path.name, self._device.label
+        name, place = self.checkpoint.path.name, self.device.label
         state = ", closed" if self._thread.closed else ""
-        return f"LLM({name!r}, device={place!r}, context_length={self._max_request_tokens}{state})"
+        return f"LLM({name!r}, device={place!r}, context_length={self.max_request_tokens}{state})"
 
     def _stream(self, prompt: PromptTokens, sampling: SamplingParams | None) -> RequestStream:
         return self._thread.stream(self._requests.stream(prompt, sampling))

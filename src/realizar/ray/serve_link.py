@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -20,7 +19,7 @@ import msgspec
 from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.clients.open_table import OpenTable
-from realizar.engine.clients.questions import send_answer
+from realizar.engine.clients.questions import send_reply
 from realizar.engine.clients.tasks import Tasks
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.child import growing_pause_s
@@ -129,7 +128,7 @@ class ServeLink:
         elif isinstance(command, Abort):
             self._abort(command)
         elif isinstance(command, Ask):
-            self._start(send_answer(command, self._ask_all(command.what), self._report))
+            self._start(send_reply(command, self._ask_all(command.what), self._report))
 
     async def close(self, *, at_once: bool = False) -> None:
         """The engines are their replicas', which end them."""
@@ -267,27 +266,23 @@ class EngineFigures:
     """Figures by replica. The counts of one that leaves stay in the sum, so that no counter falls."""
 
     def __init__(self) -> None:
-        self._engines: dict[str, EngineStats] = {}
+        self.engines: dict[str, EngineStats] = {}
         self._silent: dict[str, EngineStats] = {}  # counts of replicas that did not answer: busy ones, or gone
         self._gone = EngineStats()
 
-    @property
-    def engines(self) -> Mapping[str, EngineStats]:
-        return MappingProxyType(self._engines)
-
     def take(self, answers: Mapping[str, EngineStats]) -> None:
-        for name in self._engines.keys() - answers.keys():
-            self._silent[name] = EngineStats().plus(self._engines[name])
+        for name in self.engines.keys() - answers.keys():
+            self._silent[name] = EngineStats().plus(self.engines[name])
         for name in answers:
             self._silent.pop(name, None)
         while len(self._silent) > _MOST_SILENT:
             self._gone = self._gone.added(self._silent.pop(next(iter(self._silent))))
-        self._engines = dict(sorted(answers.items()))
+        self.engines = dict(sorted(answers.items()))
 
     def total(self) -> EngineStats:
         """The sum over all replicas that there have been; what is of the moment, over those that answered last."""
         total = self._gone
-        for stats in (*self._silent.values(), *self._engines.values()):
+        for stats in (*self._silent.values(), *self.engines.values()):
             total = total.added(stats)
         return total
 

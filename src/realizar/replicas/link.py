@@ -17,7 +17,7 @@ from realizar.checkpoint.model_files import ModelFiles
 from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import EngineLink, LinkListener
 from realizar.engine.clients.open_table import OpenTable
-from realizar.engine.clients.questions import send_answer
+from realizar.engine.clients.questions import send_reply
 from realizar.engine.clients.tasks import Changes, Tasks
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process import supervisor
@@ -146,30 +146,22 @@ class ReplicaLink:
     came end with an error. The others go to another replica, once: a request whose second engine dies may be the cause.
     So no request ends more than two engines, and its content is watched from then on (`Suspects`).
 
-    `new_links` make links to engines that are not started yet, one for each replica.
+    `new_links` make links to engines that are not started yet, one for each replica. `num_moved` are requests that went
+    to another replica when theirs died.
     """
 
     def __init__(self, new_links: Sequence[Callable[[], EngineLink]]) -> None:
-        self._replicas = tuple(Replica(f"{number}", new_link, self._take) for number, new_link in enumerate(new_links))
-        self._placement = _Placement(self._replicas)
+        self.replicas = tuple(Replica(f"{number}", new_link, self._take) for number, new_link in enumerate(new_links))
+        self._placement = _Placement(self.replicas)
         self._incarnations = itertools.count()
         self._listener: LinkListener | None = None
         self._tasks = Tasks()
         self._tried: set[str] = set()  # replicas whose first engine was ready, or died
         self._rolling: asyncio.Task[None] | None = None
-        self._num_moved = 0
+        self.num_moved = 0
         self._has_begun = self._closed = False
         self._changed = Changes()
         self._on_states: Callable[[Sequence[ReplicaState]], None] = lambda _: None
-
-    @property
-    def replicas(self) -> tuple[Replica, ...]:
-        return self._replicas
-
-    @property
-    def num_moved(self) -> int:
-        """Requests that went to another replica when theirs died."""
-        return self._num_moved
 
     def num_keys(self, replica: Replica) -> int:
         return self._placement.router.num_keys(replica.name)
@@ -181,7 +173,7 @@ class ReplicaLink:
 
     async def start(self, listener: LinkListener) -> None:
         self._listener = listener
-        for replica in self._replicas:
+        for replica in self.replicas:
             await replica.start()
 
     def send(self, command: Command) -> None:
@@ -195,14 +187,14 @@ class ReplicaLink:
                 self._placement.note_end(command.request_id, command.choice)
                 self._changed.note()
         elif isinstance(command, Ask):
-            self._tasks.start(send_answer(command, self._ask_all(command.what), self._pass_on))
+            self._tasks.start(send_reply(command, self._ask_all(command.what), self._pass_on))
         else:
             raise InvalidRequestError(f"several engines take no {type(command).__name__}")
 
     async def close(self, *, at_once: bool = False) -> None:
         self._closed = True
         await self._tasks.cancel()
-        await asyncio.gather(*(replica.close(at_once=at_once) for replica in self._replicas))
+        await asyncio.gather(*(replica.close(at_once=at_once) for replica in self.replicas))
 
     def restart_in_turn(self) -> None:
         """Begin to replace the engines one by one, so that no request fails; nothing happens while this goes on."""
@@ -217,8 +209,8 @@ class ReplicaLink:
         One that dies meanwhile is replaced by its own link. The last one that is ready is never drained, and one that
         drains goes on where the others die.
         """
-        _LOG.warning("%d replicas are restarted one by one", len(self._replicas))
-        for replica in self._replicas:
+        _LOG.warning("%d replicas are restarted one by one", len(self.replicas))
+        for replica in self.replicas:
             while not self._has_other(replica):
                 await self._changed.wait()
             if replica.state == "ready":
@@ -238,7 +230,7 @@ class ReplicaLink:
         self._note_states()
 
     def _has_other(self, replica: Replica) -> bool:
-        return any(other.state == "ready" for other in self._replicas if other is not replica)
+        return any(other.state == "ready" for other in self.replicas if other is not replica)
 
     async def _renew(self, replica: Replica) -> None:
         replica.state = "starting"
@@ -275,7 +267,7 @@ class ReplicaLink:
             self._ready(replica, event)
         elif isinstance(event, EngineLost):
             self._engine_lost(replica, event)
-        elif not (isinstance(event, EngineBlocked) and any(each.is_alive for each in self._replicas)):
+        elif not (isinstance(event, EngineBlocked) and any(each.is_alive for each in self.replicas)):
             self._pass_on(event)
 
     def _engine_lost(self, replica: Replica, event: EngineLost) -> None:
@@ -290,12 +282,12 @@ class ReplicaLink:
                 self._pass_loss(named, restarting=False, blame=blame)
                 return
             self._tried.add(replica.name)
-        if any(each.is_alive for each in self._replicas):
+        if any(each.is_alive for each in self.replicas):
             self._lose(lost, named, blame=blame)
             self._report_ready()
         else:
             self._placement.clear()
-            restarting_any = restarting or any(each.state == "starting" for each in self._replicas)
+            restarting_any = restarting or any(each.state == "starting" for each in self.replicas)
             if self._has_begun or not restarting_any:
                 self._pass_loss(named, restarting=restarting_any, blame=blame)
         if not restarting and not self._closed:
@@ -330,9 +322,9 @@ class ReplicaLink:
 
         One that is being replaced counts: requests for which the others have no room wait until it is there again.
         """
-        infos = [each.info for each in self._replicas if each.state != "down" and each.info is not None]
-        is_working = any(each.is_alive for each in self._replicas)
-        if is_working and (self._has_begun or len(self._tried) == len(self._replicas)):
+        infos = [each.info for each in self.replicas if each.state != "down" and each.info is not None]
+        is_working = any(each.is_alive for each in self.replicas)
+        if is_working and (self._has_begun or len(self._tried) == len(self.replicas)):
             self._has_begun = True
             self._pass_on(Ready(_joint_info(infos)))
 
@@ -355,7 +347,7 @@ class ReplicaLink:
             (ended if stays or not self._move(each) else moved).append(each)
         for each in ended:
             self._placement.forget(each.request.request_id)
-        self._num_moved += len(moved)
+        self.num_moved += len(moved)
         suspects = tuple(each.request.request_id for each in requests)
         ids = tuple(each.request.request_id for each in ended)
         self._pass_on(RequestsLost(ids, record_error(error), blame, suspects))
@@ -382,10 +374,10 @@ class ReplicaLink:
 
         What one that ends meanwhile would have said does not count.
         """
-        alive = [each for each in self._replicas if each.is_alive]
+        alive = [each for each in self.replicas if each.is_alive]
         if what == "stats":
             await asyncio.gather(*(each.refresh() for each in alive))
-            return functools.reduce(EngineStats.added, (each.stats for each in self._replicas), EngineStats())
+            return functools.reduce(EngineStats.added, (each.stats for each in self.replicas), EngineStats())
         if what not in ("audit", "clear_cache"):
             raise InvalidRequestError(f"several engines can't {what}")
         found = await asyncio.gather(*(each.asked.ask(what) for each in alive), return_exceptions=True)
@@ -403,7 +395,7 @@ class ReplicaLink:
         self._pass_on(EngineLost(record_error(error), restarting, blame, counted=True))
 
     def _note_states(self) -> None:
-        self._on_states([each.state for each in self._replicas])
+        self._on_states([each.state for each in self.replicas])
 
 
 def _joint_info(infos: Sequence[EngineInfo]) -> EngineInfo:

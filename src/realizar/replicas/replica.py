@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from realizar.engine.clients.async_link import EngineLink
 from realizar.engine.clients.questions import Questions
 from realizar.engine.core.metrics import EngineStats
-from realizar.engine.process.messages import Abort, Answer, Command, EngineInfo, EngineLost, Event
+from realizar.engine.process.messages import Abort, Command, EngineInfo, EngineLost, Event, Reply
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.replicas.routing import ReplicaLoad
 from realizar.request import Request
@@ -119,8 +119,8 @@ class Replica:
         return bool(self.requests) or time.monotonic() - self._last_abort_s < _ABORTED_S
 
     def handle(self, event: Event) -> None:
-        if isinstance(event, Answer):
-            self.asked.answer(event)
+        if isinstance(event, Reply):
+            self.asked.resolve(event)
             return
         if isinstance(event, EngineLost):
             self.state = "starting" if event.restarting else "down"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from realizar.engine.clients.questions import Questions, send_answer
-from realizar.engine.process.messages import Answer, Ask, record_error
+from realizar.engine.clients.questions import Questions, send_reply
+from realizar.engine.process.messages import Ask, Reply, record_error
 from realizar.errors import CapacityError, EngineDeadError, RealizarError
 from waits import HANG_S
 
@@ -29,9 +29,9 @@ def test_each_question_gets_its_own_answer() -> None:
         asked = [asyncio.create_task(questions.ask(what)) for what in ("audit", "sleep", "stats")]
         await asyncio.sleep(0)
         assert [ask.what for ask in sent] == ["audit", "sleep", "stats"]
-        questions.answer(Answer(sent[1].number, error=record_error(CapacityError("no room"))))
-        questions.answer(Answer(sent[0].number, "a block is lost"))
-        questions.answer(Answer(sent[0].number, "again"))
+        questions.resolve(Reply(sent[1].number, error=record_error(CapacityError("no room"))))
+        questions.resolve(Reply(sent[0].number, "a block is lost"))
+        questions.resolve(Reply(sent[0].number, "again"))
         assert await asked[0] == "a block is lost"
         with pytest.raises(CapacityError, match="no room"):
             await asked[1]
@@ -51,7 +51,7 @@ def test_a_question_without_an_answer_in_time_is_forgotten() -> None:
         task.cancel()
         await asyncio.wait((task,))
         for ask in sent:
-            questions.answer(Answer(ask.number, "late"))
+            questions.resolve(Reply(ask.number, "late"))
 
     play(main)
 
@@ -71,7 +71,7 @@ def test_an_error_is_part_of_the_answer(error: Exception) -> None:
     async def fail() -> None:
         raise error
 
-    answers: list[Answer[Any]] = []
-    asyncio.run(send_answer(Ask(3, "audit"), fail(), answers.append))
+    answers: list[Reply[Any]] = []
+    asyncio.run(send_reply(Ask(3, "audit"), fail(), answers.append))
     (answer,) = answers
     assert (answer.number, answer.value, answer.error) == (3, None, record_error(error))

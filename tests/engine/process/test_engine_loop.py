@@ -18,13 +18,13 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    Answer,
     Ask,
     Event,
     Failed,
     Load,
     Outputs,
     Refused,
+    Reply,
     Shutdown,
 )
 from realizar.frames import FrameReader
@@ -55,7 +55,7 @@ def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, mon
         honest()
 
     monkeypatch.setattr(core, "audit", audit)
-    loop = EngineLoop(lambda event: answered.release() if isinstance(event, Answer) else None)
+    loop = EngineLoop(lambda event: answered.release() if isinstance(event, Reply) else None)
     thread = threading.Thread(target=loop.run, args=(lambda: core,))
     thread.start()
     try:
@@ -155,7 +155,7 @@ def test_a_request_whose_results_could_not_be_sent_ends_in_the_engine() -> None:
     answers: list[EngineStats] = []
 
     def report(event: Event) -> None:
-        if isinstance(event, Answer):
+        if isinstance(event, Reply):
             answers.append(event.value)
         elif isinstance(event, Outputs) and event.deltas.starts:
             number = next(start.number for start in event.deltas.starts if start.request_id == "b")
@@ -179,7 +179,7 @@ def test_a_choice_that_ended_in_the_step_that_could_not_be_sent_ends_its_request
     answers: list[EngineStats] = []
 
     def report(event: Event) -> None:
-        if isinstance(event, Answer):
+        if isinstance(event, Reply):
             answers.append(event.value)
         elif isinstance(event, Outputs) and event.deltas.ends and not answers:
             (end,) = event.deltas.ends

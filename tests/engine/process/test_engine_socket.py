@@ -25,7 +25,6 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    Answer,
     Ask,
     Event,
     Load,
@@ -33,6 +32,7 @@ from realizar.engine.process.messages import (
     Ping,
     Pong,
     Ready,
+    Reply,
     Shutdown,
 )
 from realizar.frames import FrameReader, encode_frame
@@ -117,7 +117,7 @@ def test_commands_and_their_answers() -> None:
         assert tokens == expected_tokens([5], (None,), GREEDY, 6)
         engine.send(Abort("unknown"), Ping(), Ask(4, "stats"), Ask(5, "samples"))
         assert engine.wait_for(Pong) == Pong(0.0)
-        asked, wrong = engine.wait_for(Answer), engine.wait_for(Answer)
+        asked, wrong = engine.wait_for(Reply), engine.wait_for(Reply)
         stats = asked.value
         assert (asked.number, wrong.number, wrong.error.message) == (4, 5, "an engine has no samples")
         assert (stats.generation_tokens, stats.prompt_tokens, stats.num_used_blocks) == (6, 1, 0)
@@ -178,7 +178,7 @@ def test_a_slow_consumer_holds_the_engine_up_and_loses_nothing() -> None:
     [
         (struct.pack(">I", 1 << 31), "exceeds the limit"),
         (struct.pack(">I", 5) + b"\xc1pwnd", "malformed frame"),
-        (encode_frame(Answer(1)), "malformed frame"),
+        (encode_frame(Reply(1)), "malformed frame"),
     ],
     ids=["long", "garbage", "event"],
 )

@@ -19,7 +19,6 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    Answer,
     Ask,
     Command,
     EngineBlocked,
@@ -30,6 +29,7 @@ from realizar.engine.process.messages import (
     PromptRead,
     Ready,
     Refused,
+    Reply,
     record_error,
     restore_error,
 )
@@ -349,14 +349,14 @@ def test_a_process_that_clears_the_cache_hears_when_it_is_done() -> None:
         scene.one._on_message(scene.one, Ask(7, "clear_cache"))
         await turns()
         (sent,) = (command for command in scene.link.sent if isinstance(command, Ask))
-        assert not scene.one.all_of(Answer)
-        scene.link.listener.handle(Answer(sent.number))
+        assert not scene.one.all_of(Reply)
+        scene.link.listener.handle(Reply(sent.number))
         await turns()
-        assert scene.one.all_of(Answer) == [Answer(7)]
+        assert scene.one.all_of(Reply) == [Reply(7)]
         scene.link.listener.handle(EngineLost(record_error(EngineDeadError("gone")), restarting=True))
         scene.two._on_message(scene.two, Ask(8, "clear_cache"))
         await turns()
-        (refused,) = scene.two.all_of(Answer)
+        (refused,) = scene.two.all_of(Reply)
         assert refused.number == 8
         assert refused.error is not None
         assert "being loaded" in refused.error.message

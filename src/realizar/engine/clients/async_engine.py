@@ -5,20 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias, Unpack
 
 from realizar.backends.base import Transfer
 from realizar.engine.clients.async_link import EngineLink, closed_error
 from realizar.engine.clients.async_stream import AsyncStream, Embedding
 from realizar.engine.clients.growing_choice import GrowingText
 from realizar.engine.clients.open_requests import OpenRequests
-from realizar.engine.clients.prepare import prepare_request
+from realizar.engine.clients.prepare import RequestFields, prepare_request
 from realizar.engine.clients.questions import Questions
 from realizar.engine.clients.tasks import Changes
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Accepted,
-    Answer,
     EngineBlocked,
     EngineInfo,
     EngineLost,
@@ -29,6 +28,7 @@ from realizar.engine.process.messages import (
     Question,
     Ready,
     Refused,
+    Reply,
     RequestsLost,
     restore_error,
 )
@@ -39,7 +39,7 @@ from realizar.errors import (
     QueueFullError,
     RealizarError,
 )
-from realizar.request import NO_CLIENT, Client, Pooling, PromptEmbeddings, Request
+from realizar.request import NO_CLIENT, Client, Pooling, Request
 from realizar.sampling_params import SamplingParams
 
 _STATS_PATIENCE_S = 1.0
@@ -57,6 +57,8 @@ class AsyncEngine:
         keeps_logprobs: True if whole outputs have the log-probabilities that deltas had.
 
     Attributes:
+        state: `starting` also covers the time in which another engine replaces a dead one; `dead` is final.
+        error: why the last engine ended.
         loading: the stage and the progress of loading, until the engine is ready.
         fault: the reason why no engine can be started for now, although one ran before; None where none is known.
     """
@@ -76,20 +78,15 @@ class AsyncEngine:
         self._requests = OpenRequests(new_text, link.send, self._changed.note, keeps_logprobs=keeps_logprobs)
         self._end_ids = frozenset(end_ids)
         self._max_queued = max_queued
-        self._state: EngineState = "starting"
+        self.state: EngineState = "starting"
         self._info: EngineInfo | None = None
-        self._error: RealizarError | None = None
+        self.error: RealizarError | None = None
         self._numbers = itertools.count()
         self._asked = Questions(link.send)
         self._last_stats = self._earlier_stats = EngineStats()
         self.pooling = pooling
         self.loading: Loading | None = None
         self.fault: str | None = None
-
-    @property
-    def state(self) -> EngineState:
-        """The state. `starting` also covers the time in which another engine replaces a dead one; `dead` is final."""
-        return self._state
 
     @property
     def info(self) -> EngineInfo:
@@ -115,26 +112,22 @@ class AsyncEngine:
     def num_restarts(self) -> int:
         return self._earlier_stats.num_restarts
 
-    @property
-    def error(self) -> RealizarError | None:
-        return self._error
-
     async def start(self) -> None:
         """Start the engine; returns before it is ready."""
         await self._link.start(self)
 
     async def wait_ready(self) -> EngineInfo:
         """Wait until the model is loaded. Where it can't be, the class of the RealizarError says why."""
-        while self._state == "starting":
+        while self.state == "starting":
             await self._changed.wait()
-        if self._state == "dead":
-            raise self._error or closed_error()
+        if self.state == "dead":
+            raise self.error or closed_error()
         return self.info
 
     async def wait_dead(self) -> RealizarError:
-        while self._state != "dead":
+        while self.state != "dead":
             await self._changed.wait()
-        return self._error or closed_error()
+        return self.error or closed_error()
 
     async def generate(
         self,
@@ -143,43 +136,24 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         prompt: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        client: Client = NO_CLIENT,
-        reports_progress: bool = False,
-        score_only: bool = False,
-        pooling: Pooling | None = None,
         keep_deltas: bool = True,
-        embeddings: Sequence[PromptEmbeddings] = (),
+        **fields: Unpack[RequestFields],
     ) -> AsyncStream:
         """Queue a request; returns once the engine has it. Close the stream, whatever happens.
 
         Args:
             request_id: unique among open requests; None makes one.
             prompt: text of the prompt, for the output.
-            priority, cache_salt, client, reports_progress, embeddings: as in `Request`.
-            score_only: generate nothing; for `prompt_logprobs` alone.
-            pooling: generate nothing; the output has the pooled hidden state.
             keep_deltas: True if the deltas will be iterated; False if only `result` will be read.
+            fields: as of `prepare_request`.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: the request can't run.
             QueueFullError: the limit of open requests is reached, and the client has its share of them.
             EngineUnavailableError: the engine is starting or draining. EngineDeadError: the engine is gone.
         """
-        self._check_room(client, sampling.n)
-        request = self._prepare(
-            request_id,
-            prompt_token_ids,
-            sampling,
-            score_only=score_only,
-            pooling=pooling,
-            priority=priority,
-            cache_salt=cache_salt,
-            client=client,
-            reports_progress=reports_progress,
-            embeddings=embeddings,
-        )
+        self._check_room(fields.get("client", NO_CLIENT), sampling.n)
+        request = self._prepare(request_id, prompt_token_ids, sampling, **fields)
         return await self._submit(request, prompt, keep_deltas=keep_deltas)
 
     async def submit(self, request: Request) -> AsyncStream:
@@ -211,7 +185,7 @@ class AsyncEngine:
 
     async def stats(self) -> EngineStats:
         """The last known figures, while no engine runs or a long step delays its answer. Counts go on over restarts."""
-        if self._state in ("ready", "draining"):
+        if self.state in ("ready", "draining"):
             with suppress(TimeoutError, RealizarError):
                 self._last_stats = await self._asked.ask("stats", _STATS_PATIENCE_S)
         return self._last_stats.plus(self._earlier_stats)
@@ -240,14 +214,14 @@ class AsyncEngine:
 
     async def drain(self) -> None:
         """Refuse new requests and wait for the open ones."""
-        if self._state in ("starting", "ready"):
+        if self.state in ("starting", "ready"):
             self._set_state("draining")
-        while len(self._requests) and self._state == "draining":
+        while len(self._requests) and self.state == "draining":
             await self._changed.wait()
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the engine; waiting callers get EngineDeadError. `at_once` waits for no step. Idempotent."""
-        if self._state != "dead":
+        if self.state != "dead":
             self._die(closed_error())
         await self._link.close(at_once=at_once)
 
@@ -266,17 +240,17 @@ class AsyncEngine:
             self.loading = event
         elif isinstance(event, Ready):
             self._info, self.loading, self.fault = event.info, None, None
-            if self._state == "starting":
+            if self.state == "starting":
                 self._set_state("ready")
         elif isinstance(event, EngineLost):
             self._lose(event, restore_error(event.error))
         elif isinstance(event, EngineBlocked):
             self.fault = event.reason
-        elif isinstance(event, Answer):
-            self._asked.answer(event)
+        elif isinstance(event, Reply):
+            self._asked.resolve(event)
 
     def _lose(self, event: EngineLost, error: RealizarError) -> None:
-        if self._state == "dead":
+        if self.state == "dead":
             return
         if event.blame:
             self._requests.suspect_all()
@@ -288,13 +262,13 @@ class AsyncEngine:
             return
         if not event.counted:
             self._earlier_stats = self._earlier_stats.plus(EngineStats(num_restarts=1))
-        self._error = error
-        if self._state == "ready":
+        self.error = error
+        if self.state == "ready":
             self._set_state("starting")
         self._fail(error)
 
     def _die(self, error: RealizarError) -> None:
-        self._error = error
+        self.error = error
         self._set_state("dead")
         self._fail(error)
 
@@ -304,7 +278,7 @@ class AsyncEngine:
         self._asked.fail(death)
 
     def _set_state(self, state: EngineState) -> None:
-        self._state = state
+        self.state = state
         self._changed.note()
 
     async def _submit(self, request: Request, prompt: str | None, *, keep_deltas: bool) -> AsyncStream:
@@ -319,7 +293,11 @@ class AsyncEngine:
         return stream
 
     def _prepare(
-        self, request_id: str | None, prompt_token_ids: Sequence[int], sampling: SamplingParams, **fields: Any
+        self,
+        request_id: str | None,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        **fields: Unpack[RequestFields],
     ) -> Request:
         return prepare_request(
             request_id or f"request-{next(self._numbers)}",
@@ -333,12 +311,12 @@ class AsyncEngine:
         )
 
     async def _ask_running(self, what: Question) -> Any:
-        if self._state not in ("ready", "draining"):
+        if self.state not in ("ready", "draining"):
             self._refuse()
         return await self._asked.ask(what)
 
     def _check_room(self, client: Client, num_choices: int) -> None:
-        if self._state != "ready":
+        if self.state != "ready":
             self._refuse()
         places, max_running = self._requests.places, self.info.max_running
         room = max_running + self.max_queued
@@ -351,9 +329,9 @@ class AsyncEngine:
             )
 
     def _refuse(self) -> NoReturn:
-        if self._state == "dead":
-            raise EngineDeadError(str(self._error or closed_error()))
-        if self._state == "draining":
+        if self.state == "dead":
+            raise EngineDeadError(str(self.error or closed_error()))
+        if self.state == "draining":
             raise EngineUnavailableError("the server is shutting down", 5.0)
         if self.fault is not None:
             raise EngineUnavailableError(f"the model can't be loaded now: {self.fault}", 30.0)

@@ -27,19 +27,15 @@ class EngineThread:
         self.engine = engine
         self._loop, self._end = asyncio.new_event_loop(), asyncio.Event()
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
         self._thread = threading.Thread(target=self._run_loop, name="realizar-engine", daemon=True)
         self._thread.start()
         self.run(engine.start())
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def start(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Start work. It raises EngineDeadError once the engine is closed."""
         with self._lock:
-            if not self._closed:
+            if not self.closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
         raise closed_error()
@@ -63,9 +59,9 @@ class EngineThread:
     def close(self) -> None:
         """End the engine after the running step; waiting callers get EngineDeadError. Idempotent."""
         with self._lock:
-            if not self._closed:
+            if not self.closed:
                 self._loop.call_soon_threadsafe(self._end.set)
-            self._closed = True
+            self.closed = True
         if threading.current_thread() is not self._thread:  # where garbage is collected
             self._thread.join()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from realizar.logprob_columns import LogprobColumns, StepEntry
-from realizar.outputs import NO_SNAPSHOTS, ChoiceDelta, CompletionOutput, FinishReason
+from realizar.outputs import NO_SNAPSHOTS, ChoiceDelta, CompletionOutput, FinishReason, SnapshotUse
 
 
 class GrowingText(Protocol):
@@ -73,83 +74,58 @@ class GrowingLogprobs:
         return len(self._entries)
 
 
+@dataclass(slots=True, eq=False)
 class GrowingChoice:
     """One choice of an open request.
 
     A text that may stop the choice is made with every token. Any other text is made when it is asked for, so that the
     tokens which came meanwhile are converted together.
 
-    Args:
+    Attributes:
         on_text_error: called with an exception that `text` raised. It must end the request.
         on_news: called by `note`; None if deltas are not wanted.
         keeps_logprobs: True if the whole choice has the log-probabilities that deltas had.
-
-    Attributes:
         num_cached_tokens: prompt tokens that the request's first choice found in the prefix cache, as far as known.
         is_noted: nobody has to be called: the consumer knows that there is a delta to take, or wants none.
         finish_reason, stop_reason: None while it grows.
     """
 
-    __slots__ = (
-        "_failed",
-        "_given_characters",
-        "_given_marks",
-        "_given_texts",
-        "_given_tokens",
-        "_keeps_logprobs",
-        "_logprobs",
-        "_num_spelled",
-        "_on_news",
-        "_on_text_error",
-        "_text",
-        "_texts",
-        "finish_reason",
-        "index",
-        "is_noted",
-        "may_stop",
-        "num_cached_tokens",
-        "request_id",
-        "snapshots",
-        "stop_reason",
-        "token_ids",
-    )
+    request_id: str
+    index: int
+    text: GrowingText
+    on_text_error: Callable[[Exception], None]
+    on_news: Callable[[GrowingChoice], None] | None
+    keeps_logprobs: bool = True
+    token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    snapshots: SnapshotUse = NO_SNAPSHOTS
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    may_stop: bool = field(init=False)
+    is_noted: bool = field(init=False)
+    _texts: list[str] = field(default_factory=list)
+    _logprobs: GrowingLogprobs | None = None
+    _failed: bool = False
+    _num_spelled: int = 0  # tokens whose text has been made
+    _given_tokens: int = 0  # by `take_delta`, as those below
+    _given_texts: int = 0
+    _given_characters: int = 0
+    _given_marks: int = 0
 
-    def __init__(
-        self,
-        request_id: str,
-        index: int,
-        text: GrowingText,
-        on_text_error: Callable[[Exception], None],
-        on_news: Callable[[GrowingChoice], None] | None,
-        *,
-        keeps_logprobs: bool = True,
-    ) -> None:
-        self._keeps_logprobs = keeps_logprobs
-        self.request_id, self.index = request_id, index
-        self._text, self._on_text_error, self._on_news = text, on_text_error, on_news
-        self.may_stop = text.may_stop
-        self.token_ids: list[int] = []
-        self._texts: list[str] = []
-        self._logprobs: GrowingLogprobs | None = None
-        self._failed = False
-        self._num_spelled = 0  # tokens whose text has been made
-        self._given_tokens = self._given_texts = self._given_characters = self._given_marks = 0  # by `take_delta`
-        self.num_cached_tokens = 0
-        self.snapshots = NO_SNAPSHOTS
-        self.is_noted = on_news is None
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: str | int | None = None
+    def __post_init__(self) -> None:
+        self.may_stop = self.text.may_stop
+        self.is_noted = self.on_news is None
 
     def note(self) -> None:
         """Report to the consumer that there is a delta to take, unless it knows."""
-        if not self.is_noted and self._on_news is not None:
+        if not self.is_noted and self.on_news is not None:
             self.is_noted = True
-            self._on_news(self)
+            self.on_news(self)
 
     def take_logprobs(self, source: LogprobColumns, place: int) -> None:
         """Take in the log-probabilities of the choice's next token, which may come before the token does."""
         if self._logprobs is None:
-            self._logprobs = GrowingLogprobs(keeps=self._keeps_logprobs)
+            self._logprobs = GrowingLogprobs(keeps=self.keeps_logprobs)
         self._logprobs.take(source, place)
 
     def stops_at(self, token_id: int) -> bool:
@@ -160,9 +136,9 @@ class GrowingChoice:
         except Exception as error:  # noqa: BLE001 - one request's text must not cost the others theirs
             self._fail(error)
             return False
-        if self._text.stop_string is None:
+        if self.text.stop_string is None:
             return False
-        self.finish_reason, self.stop_reason = "stop", self._text.stop_string
+        self.finish_reason, self.stop_reason = "stop", self.text.stop_string
         self._settle_logprobs()
         return True
 
@@ -170,7 +146,7 @@ class GrowingChoice:
         """End the choice as the engine did, and make the rest of its text; False if that failed."""
         try:
             self._spell(len(self.token_ids) - (stop_token_id is not None))
-            self._texts.append(self._text.finish())
+            self._texts.append(self.text.finish())
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
             return False
@@ -208,7 +184,7 @@ class GrowingChoice:
         )
 
     def _marks_of(self, text: str) -> tuple[int, ...]:
-        start, marks = self._given_characters, self._text.marks
+        start, marks = self._given_characters, self.text.marks
         self._given_characters += len(text)
         found = list[int]()
         while self._given_marks < len(marks) and marks[self._given_marks] < self._given_characters:
@@ -224,7 +200,7 @@ class GrowingChoice:
             text="".join(self._texts),
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason or "stop",
-            logprobs=grown.between(0, len(self.token_ids)) if with_logprobs and self._keeps_logprobs else None,
+            logprobs=grown.between(0, len(self.token_ids)) if with_logprobs and self.keeps_logprobs else None,
             stop_reason=self.stop_reason,
         )
 
@@ -235,10 +211,10 @@ class GrowingChoice:
 
     def _fail(self, error: Exception) -> None:
         self._failed = self.is_noted = True  # its consumer gets an error in place of a delta
-        self._on_text_error(error)
+        self.on_text_error(error)
 
     def _spell(self, end: int) -> None:
         if self._num_spelled < end:
             new_ids = self.token_ids[self._num_spelled : end]
             self._num_spelled = end
-            self._texts.append(self._text.add(new_ids))
+            self._texts.append(self.text.add(new_ids))

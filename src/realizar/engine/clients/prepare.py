@@ -5,12 +5,25 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import TypedDict
 
 from realizar.errors import InvalidRequestError
 from realizar.request import NO_CLIENT, Client, Pooling, PromptEmbeddings, Request
 from realizar.sampling_params import SamplingParams
 
 _MOST_MARKS = 1024  # of one prompt: far more than there are snapshots for
+
+
+class RequestFields(TypedDict, total=False):
+    """What a caller may say of a request by keyword, with the defaults and meanings of `prepare_request`."""
+
+    score_only: bool
+    priority: int
+    cache_salt: str | None
+    pooling: Pooling | None
+    client: Client
+    reports_progress: bool
+    embeddings: Sequence[PromptEmbeddings]
 
 
 def prepare_request(
@@ -35,7 +48,7 @@ def prepare_request(
     Args:
         max_request_tokens: tokens of prompt and output together; `max_tokens=None` uses all that are left.
         score_only: generate nothing; for `prompt_logprobs` alone.
-        pooling: as in `Request`; a pooled request generates nothing.
+        pooling: as in `Request`, as are all fields that are not named here; a pooled request generates nothing.
         has_snapshots: the engine keeps snapshots of states, and wants to know where the prompt's messages end.
 
     Raises:

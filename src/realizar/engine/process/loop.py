@@ -19,7 +19,6 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    Answer,
     Ask,
     CachedKeys,
     Command,
@@ -31,6 +30,7 @@ from realizar.engine.process.messages import (
     Question,
     Ready,
     Refused,
+    Reply,
     Shutdown,
     WatchKeys,
     record_error,
@@ -215,7 +215,7 @@ class EngineLoop:
         elif isinstance(command, Abort):
             self._abort(core, command.request_id, command.choice)
         elif isinstance(command, Ask):
-            self._report(self._answer(core, command))
+            self._report(self._reply(core, command))
         elif isinstance(command, WatchKeys):
             core.cache.watch_keys()
             self._report_keys(core)
@@ -240,9 +240,9 @@ class EngineLoop:
         else:
             self._report(Refused(request_id, record_error(compiled.error)))
 
-    def _answer(self, core: EngineCore, ask: Ask) -> Answer[EngineStats | Transfer | str]:
-        """An error that leaves the engine as it was is part of the answer."""
-        answers: dict[Question, Callable[[], EngineStats | Transfer | str | None]] = {
+    def _reply(self, core: EngineCore, ask: Ask) -> Reply[EngineStats | Transfer | str]:
+        """An error that leaves the engine as it was is part of the reply."""
+        replies: dict[Question, Callable[[], EngineStats | Transfer | str | None]] = {
             "stats": lambda: self._stats(core),
             "audit": lambda: _audit(core),
             "clear_cache": core.clear_cache,
@@ -250,13 +250,13 @@ class EngineLoop:
             "wake": core.wake,
         }
         try:
-            if ask.what not in answers:
+            if ask.what not in replies:
                 raise InvalidRequestError(f"an engine has no {ask.what}")
-            return Answer(ask.number, answers[ask.what]())
+            return Reply(ask.number, replies[ask.what]())
         except RealizarError as error:
             if _ends_the_engine(error):
                 raise
-            return Answer(ask.number, error=record_error(error))
+            return Reply(ask.number, error=record_error(error))
 
     def _stats(self, core: EngineCore) -> EngineStats:
         counts, blocks, memory = core.counts, core.cache.counts, core.device_memory

@@ -1,4 +1,4 @@
-"""Messages between an engine and its client: commands in one direction, events in the other. msgspec and the nouns.
+"""Messages between an engine and whoever has it: commands in one direction, events in the other. msgspec and the nouns.
 
 An engine on a thread gets the records as they are; `realizar.frames` writes them as msgpack for one in a process.
 """
@@ -84,7 +84,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """Ask for something beside a request; the answer is `Answer` with the same number.
+    """Ask for something beside a request; what comes back is a `Reply` with the same number.
 
     `what`, of an engine: `stats` (`EngineStats`), `audit` (the finding of the block audit, or None), `clear_cache` (the
     prefix cache forgets all that it holds), `sleep` (`Transfer`: the device's memory is given back while no request is
@@ -183,7 +183,7 @@ class PromptRead(msgspec.Struct, frozen=True, tag="prompt_read"):
     progress: PromptProgress
 
 
-class Answer(msgspec.Struct, Generic[_Value], frozen=True, tag="answer"):
+class Reply(msgspec.Struct, Generic[_Value], frozen=True, tag="reply"):
     """What was asked for, or why it is not to be had; the other side then is as it was before."""
 
     number: int
@@ -226,7 +226,7 @@ Event: TypeAlias = (
     | EngineBlocked
     | CachedKeys
     | Outputs
-    | Answer[EngineStats | Transfer | str]
+    | Reply[EngineStats | Transfer | str]
     | Pong
     | Failed
 )
@@ -243,9 +243,16 @@ def record_error(error: BaseException) -> ErrorRecord:
 
 def restore_error(record: ErrorRecord) -> errors.RealizarError:
     """The error of a record, of its own class if that can be made from the record's fields."""
-    kind = getattr(errors, record.kind, errors.RealizarError)
+    kind = _KINDS.get(record.kind, errors.RealizarError)
     if issubclass(kind, errors.InvalidRequestError):
         return kind(record.message, record.param)
     if issubclass(kind, errors.QueueFullError | errors.EngineUnavailableError):
         return kind(record.message, record.retry_after_s or 1.0)
-    return errors.RealizarError(record.message) if kind is errors.CheckpointError else kind(record.message)
+    return kind(record.message)
+
+
+_KINDS: dict[str, type[errors.RealizarError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, errors.RealizarError) and kind is not errors.CheckpointError
+}

@@ -55,6 +55,7 @@ class ModelShelf:
 
     several: ClassVar[bool] = True
     loading: Loading | None = None
+    fault: str | None = None
     pulls: Pulls | None = None
 
     def __init__(
@@ -67,10 +68,10 @@ class ModelShelf:
     ) -> None:
         self._models = {known.name: ShelvedModel(known, Metrics(known.name)) for known in models}
         self._lives = EngineLives(loader, self)
-        self._pools, self._keep_alive_s, self.host_bytes = dict(bytes_of_pools), keep_alive_s, host_bytes
+        self.bytes_of_pools, self._keep_alive_s, self.host_bytes = dict(bytes_of_pools), keep_alive_s, host_bytes
         self._numbers = itertools.count(1)
         self._num_begun = 0  # loads and wakes
-        self._state: EngineState = "ready"
+        self.state: EngineState = "ready"
         self._ended = asyncio.Event()
         self._released = asyncio.Event()
         self._on_change: Callable[[Sequence[ModelStatus]], None] = lambda _: None
@@ -81,24 +82,11 @@ class ModelShelf:
         self._on_change = on_change
         self._report_changes()
 
-    @property
-    def state(self) -> EngineState:
-        """Models that can't be loaded leave it ready."""
-        return self._state
-
-    @property
-    def fault(self) -> str | None:
-        return None
-
     def add(self, known: KnownModel, bytes_of_pool: int) -> None:
         """Serve another model from now on; `bytes_of_pool` is for a device without models."""
-        self._pools.setdefault(known.load.device, bytes_of_pool)
+        self.bytes_of_pools.setdefault(known.load.device, bytes_of_pool)
         self._models.setdefault(known.name, ShelvedModel(known, Metrics(known.name)))
         self._report_changes()
-
-    @property
-    def bytes_of_pools(self) -> Mapping[str, int]:
-        return self._pools
 
     @property
     def num_open(self) -> int:
@@ -192,8 +180,8 @@ class ModelShelf:
 
     async def drain(self) -> None:
         """Refuse new requests and those that wait, give pulls up, and wait for the requests that use a model."""
-        if self._state == "ready":
-            self._state = "draining"
+        if self.state == "ready":
+            self.state = "draining"
         for model in self._models.values():
             self._refuse_waiters(model, shutting_down)
         self.settle()
@@ -205,7 +193,7 @@ class ModelShelf:
 
     async def close(self, *, at_once: bool = False) -> None:
         """Requests that wait get an error."""
-        self._state = "dead"
+        self.state = "dead"
         self._ended.set()
         if self.pulls is not None:
             await self.pulls.close()
@@ -223,7 +211,7 @@ class ModelShelf:
         return model
 
     def _check(self, model: ShelvedModel) -> None:
-        if self._state != "ready":
+        if self.state != "ready":
             raise shutting_down()
         pause_s = model.retry_s - asyncio.get_running_loop().time()
         if model.stage == "failed" and model.fault is not None and pause_s > 0:
@@ -238,14 +226,14 @@ class ModelShelf:
         return max([self._num_begun, *(number + 1 for number, _ in turns.values())]), len(turns)
 
     def settle(self) -> None:
-        if self._state == "dead":
+        if self.state == "dead":
             return
         now_s = asyncio.get_running_loop().time()
         for model in self._models.values():
             if model.stage == "asleep" and model.unloads_s is not None and model.unloads_s <= now_s:
                 self._end_idle_time(model)  # its time was over while it fell asleep
         while True:
-            decision = decide(list(self._models.values()), self._pools, self.host_bytes)
+            decision = decide(list(self._models.values()), self.bytes_of_pools, self.host_bytes)
             for model in self._models.values():
                 model.is_wanted_away = model in decision.yielding
             served = [each for each in self._models.values() if each.waiters and each.stage == "ready"]
@@ -289,7 +277,7 @@ class ModelShelf:
     def taken(self, model: ShelvedModel) -> str:
         pool = model.load.device
         taken = sum(each.held_bytes for each in self._models.values() if each.load.device == pool)
-        text = f"{format_bytes(taken)} of {format_bytes(self._pools[pool])} taken"
+        text = f"{format_bytes(taken)} of {format_bytes(self.bytes_of_pools[pool])} taken"
         host = sum(each.held_host_bytes for each in self._models.values())
         return f"{text}, {format_bytes(host)} of {format_bytes(self.host_bytes)} of the host" if host else text
 

@@ -18,18 +18,18 @@ import uvicorn
 
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import EngineLink
-from realizar.engine.clients.questions import Questions, send_answer
+from realizar.engine.clients.questions import Questions, send_reply
 from realizar.engine.clients.shared_engine import SharedEngine, StateEvent
 from realizar.engine.clients.tasks import Tasks
 from realizar.engine.process.child import ChildProcess, LivenessPolicy, growing_pause_s
 from realizar.engine.process.messages import (
     Abort,
     Add,
-    Answer,
     Ask,
     CachedKeys,
     EngineLost,
     Question,
+    Reply,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
 from realizar.server.figures import own_samples
@@ -186,14 +186,14 @@ class Hub:
             case Abort(request_id, choice):
                 self.engine.abort(process, request_id, choice)
             case Ask():
-                self._tasks.start(send_answer(message, self._asked_for(message.what), process.send))
+                self._tasks.start(send_reply(message, self._asked_for(message.what), process.send))
             case ConnectionsClosed(count):
                 process.num_connections -= count
             case Started():
                 self._listen(wanted=not self._stopping.is_set())
-            case Answer():  # of samples, which count although they may be late
+            case Reply():  # of samples, which count although they may be late
                 self._samples[process] = message.value or ()
-                process.asked.answer(message)
+                process.asked.resolve(message)
 
     async def _asked_for(self, what: Question) -> bytes | None:
         if what == "exposition":

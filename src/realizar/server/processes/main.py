@@ -14,10 +14,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.questions import Questions, send_answer
+from realizar.engine.clients.questions import Questions, send_reply
 from realizar.engine.clients.tasks import Tasks
 from realizar.engine.loading import find_checkpoint
-from realizar.engine.process.messages import Abort, Add, Answer, Ask, Command, Ping, Pong, Question
+from realizar.engine.process.messages import Abort, Add, Ask, Command, Ping, Pong, Question, Reply
 from realizar.errors import InvalidRequestError
 from realizar.frames import FrameError, FrameReader, encode_frame
 from realizar.server.app import create_app
@@ -209,12 +209,12 @@ class _HubLink(asyncio.Protocol):
             case Stop():
                 self._stop()
             case Ask():
-                self._tasks.start(send_answer(message, self._asked_for(message.what), self.report))
+                self._tasks.start(send_reply(message, self._asked_for(message.what), self.report))
             case Ping():
                 self.report(Pong())
-            case Answer():
-                self._asked.answer(message)
-                listener.handle(Answer(message.number, error=message.error))
+            case Reply():
+                self._asked.resolve(message)
+                listener.handle(Reply(message.number, error=message.error))
             case Start():
                 raise FrameError("a second start")
             case _:

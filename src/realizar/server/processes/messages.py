@@ -15,7 +15,6 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    Answer,
     Ask,
     EngineBlocked,
     EngineLost,
@@ -26,6 +25,7 @@ from realizar.engine.process.messages import (
     PromptRead,
     Ready,
     Refused,
+    Reply,
     RequestsLost,
 )
 from realizar.request import Pooling
@@ -79,7 +79,7 @@ ToProcess: TypeAlias = (
     | Drain
     | Stop
     | Ask
-    | Answer[bytes]
+    | Reply[bytes]
     | Ping
 )
 
@@ -94,4 +94,4 @@ class ConnectionsClosed(msgspec.Struct, frozen=True, tag="connections_closed"):
     count: int
 
 
-FromProcess: TypeAlias = Add | Abort | Ask | Answer[tuple[MetricSamples, ...]] | Pong | Started | ConnectionsClosed
+FromProcess: TypeAlias = Add | Abort | Ask | Reply[tuple[MetricSamples, ...]] | Pong | Started | ConnectionsClosed
