@@ -31,14 +31,17 @@ class CacheChanges:
 
 
 class KeyLog:
-    """The last change of each key since `take`."""
+    """The last change of each key since `take`, beginning with all keys that are there.
 
-    def __init__(self) -> None:
-        self._changes: dict[bytes, bool] = {}
-        self.forgot_all = False
+    `is_complete`: it has all of them, and earlier changes count no more.
+    """
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self._changes = {key[:KEY_BYTES]: True for key in keys}
+        self.is_complete = True
 
     def __bool__(self) -> bool:
-        return bool(self._changes) or self.forgot_all
+        return bool(self._changes) or self.is_complete
 
     def add(self, key: bytes) -> None:
         self._changes[key[:KEY_BYTES]] = True
@@ -48,37 +51,29 @@ class KeyLog:
 
     def clear(self) -> None:
         self._changes.clear()
-        self.forgot_all = True
+        self.is_complete = True
 
     def take(self) -> tuple[bytes, bytes]:
         """The keys that were added and those that were dropped, joined; they are forgotten here."""
-        changes, self._changes, self.forgot_all = self._changes, {}, False
-        added = b"".join([key for key, is_held in changes.items() if is_held])
-        return added, b"".join([key for key, is_held in changes.items() if not is_held])
+        changes, self._changes, self.is_complete = self._changes, {}, False
+        added = b"".join([key for key, is_there in changes.items() if is_there])
+        return added, b"".join([key for key, is_there in changes.items() if not is_there])
 
 
 class KeyWatch:
-    """The logs of one cache, which starts with what the cache holds now.
+    """The logs of one cache.
 
     `blocks` can be found; a sequence can go on after the keys of `ends`, or after any block where that is None.
     """
 
     def __init__(self, blocks: Iterable[bytes], ends: Iterable[bytes] | None) -> None:
-        self.blocks = KeyLog()
-        self.ends = None if ends is None else KeyLog()
-        self._is_first = True
-        for key in blocks:
-            self.blocks.add(key)
-        if self.ends is not None:
-            for key in ends or ():
-                self.ends.add(key)
+        self.blocks, self.ends = KeyLog(blocks), None if ends is None else KeyLog(ends)
 
     def take(self) -> CacheChanges | None:
-        """The changes since the last call, at first all that is held; None where nothing changed."""
-        if not (self._is_first or self.blocks or self.ends):
+        """The changes since the last call, at first all keys; None where nothing changed."""
+        if not (self.blocks or self.ends):
             return None
-        complete = self._is_first or self.blocks.forgot_all
-        self._is_first = False
+        complete = self.blocks.is_complete
         added, removed = self.blocks.take()
         ends_added, ends_removed = (None, b"") if self.ends is None else self.ends.take()
         return CacheChanges(added, removed, ends_added, ends_removed, complete)
