@@ -110,8 +110,8 @@ class LogprobColumns(Sequence[TokenLogprobs]):
     def __getitem__(self, index: int | slice) -> TokenLogprobs | LogprobColumns:
         if isinstance(index, slice):
             return self.picked(range(len(self))[index])
-        place = range(len(self))[index]
-        return next(iter(self.between(place, place + 1)))
+        at = range(len(self))[index]
+        return next(iter(self.between(at, at + 1)))
 
     def between(self, start: int, stop: int) -> LogprobColumns:
         """The tokens from `start` up to `stop`, both from 0 up to their number."""
@@ -124,19 +124,19 @@ class LogprobColumns(Sequence[TokenLogprobs]):
         )
 
     def apart(self) -> list[StepEntry]:
-        return [StepEntry(self, place) for place in range(len(self))]
+        return [StepEntry(self, index) for index in range(len(self))]
 
-    def picked(self, places: Sequence[int]) -> LogprobColumns:
-        if len(places) == len(self) and all(map(operator.eq, places, range(len(self)))):
+    def picked(self, indices: Sequence[int]) -> LogprobColumns:
+        if len(indices) == len(self) and all(map(operator.eq, indices, range(len(self)))):
             return self
-        if isinstance(places, range) and places.step == 1:
-            return self.between(places.start, places.stop)
+        if isinstance(indices, range) and indices.step == 1:
+            return self.between(indices.start, indices.stop)
         ids, values = self.width * _ID_BYTES, self.width * _VALUE_BYTES
         return LogprobColumns(
             self.width,
-            b"".join([self.ids[place * ids : (place + 1) * ids] for place in places]),
-            b"".join([self.values[place * values : (place + 1) * values] for place in places]),
-            b"".join([self.ranks[place * _RANK_BYTES : (place + 1) * _RANK_BYTES] for place in places]),
+            b"".join([self.ids[at * ids : (at + 1) * ids] for at in indices]),
+            b"".join([self.values[at * values : (at + 1) * values] for at in indices]),
+            b"".join([self.ranks[at * _RANK_BYTES : (at + 1) * _RANK_BYTES] for at in indices]),
         )
 
     def __iter__(self) -> Iterator[TokenLogprobs]:
@@ -158,26 +158,26 @@ class LogprobColumns(Sequence[TokenLogprobs]):
         return hash(tuple(self))
 
     def _one_by_one(self) -> Iterable[LogprobColumns]:
-        return (self.between(place, place + 1) for place in range(len(self)))
+        return (self.between(at, at + 1) for at in range(len(self)))
 
 
 @dataclass(slots=True, eq=False)
 class StepEntry(Sequence[TokenLogprobs]):
-    """The log-probabilities of one token, where they came: in the columns of its step, at `place`.
+    """The log-probabilities of one token, where they came: in the columns of its step, the token number `at`.
 
     Whoever writes them can write those of the whole step at once.
     """
 
     columns: LogprobColumns
-    place: int
+    at: int
 
     @property
     def logprob(self) -> float:
-        value: float = _VALUE.unpack_from(self.columns.values, self.place * self.columns.width * _VALUE_BYTES)[0]
+        value: float = _VALUE.unpack_from(self.columns.values, self.at * self.columns.width * _VALUE_BYTES)[0]
         return value
 
     def alone(self) -> LogprobColumns:
-        return self.columns.between(self.place, self.place + 1)
+        return self.columns.between(self.at, self.at + 1)
 
     def __len__(self) -> int:
         return 1

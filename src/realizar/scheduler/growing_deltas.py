@@ -132,8 +132,8 @@ def _by_width(listed: ListOf[_Entries]) -> tuple[StepLogprobs, ...]:
         if step is None:
             parts = [([number] * len(entries), LogprobColumns.of(entries)) for number, entries in of_run]
         else:
-            places = [entry.place for _, entry in of_run if isinstance(entry, StepEntry)]
-            parts = [([number for number, _ in of_run], step.picked(places))]
+            indices = [entry.at for _, entry in of_run if isinstance(entry, StepEntry)]
+            parts = [([number for number, _ in of_run], step.picked(indices))]
         for of_part, columns in parts:
             of_width, of_columns = groups.setdefault(columns.width, ([], []))
             of_width.extend(of_part)

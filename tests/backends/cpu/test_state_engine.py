@@ -15,7 +15,7 @@ from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cpu.runner import CPUBackend, CPUStep
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.core.patience import Patience
+from realizar.engine.core.row_grammars import Patience
 from realizar.engine.llm import LLM
 from realizar.errors import CapacityError, StepError
 from realizar.outputs import TokenLogprobs

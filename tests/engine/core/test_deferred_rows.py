@@ -14,7 +14,7 @@ from engine.core.late_service import LateService
 from grammar_services import LastingService
 from realizar.backends.base import ForwardInput
 from realizar.batch import StepOutput
-from realizar.engine.core.patience import Patience
+from realizar.engine.core.row_grammars import Patience
 from realizar.errors import CapacityError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams

@@ -18,7 +18,7 @@ from realizar.backends.cpu.runner import CPUBackend
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.core.patience import Patience
+from realizar.engine.core.row_grammars import Patience
 from realizar.engine.llm_prompts import prompt_embeddings
 from realizar.errors import CapacityError, InvalidRequestError
 from realizar.models.spec import ModelSpec

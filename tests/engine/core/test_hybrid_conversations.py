@@ -19,7 +19,7 @@ from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.runner import CPUBackend, CPUStep
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.core.patience import Patience
+from realizar.engine.core.row_grammars import Patience
 from realizar.errors import CapacityError
 from realizar.outputs import TokenLogprobs
 from realizar.request import Request

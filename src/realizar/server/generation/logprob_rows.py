@@ -36,10 +36,10 @@ class LogprobRows:
         columns = entry.columns
         for known, rows in self._recent:
             if known is columns:
-                return rows[entry.place]
+                return rows[entry.at]
         rows = self._write(columns)
         self._recent.append((columns, rows))
-        return rows[entry.place]
+        return rows[entry.at]
 
     def rows(self, entries: Sequence[TokenLogprobs]) -> list[bytes]:
         if isinstance(entries, StepEntry):

@@ -28,7 +28,7 @@ from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.step import CUDAStep  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.core.engine_core import EngineCore  # noqa: E402
-from realizar.engine.core.patience import Patience  # noqa: E402
+from realizar.engine.core.row_grammars import Patience  # noqa: E402
 from realizar.outputs import TokenLogprobs  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
