@@ -54,6 +54,7 @@ NAMES = {
 # Words of other programs' vocabularies: a folder or file, the word, and its meaning there.
 ALLOWED = {
     ("tokenizer/", "pieces"): "tokens of SentencePiece and WordPiece",
+    ("scripts/attention/", "product"): "torch's attention",
 }
 _SUFFIXES = (".py", ".cu", ".js")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")

@@ -16,7 +16,7 @@ import torch
 
 from random_models import Recipe, random_model
 from realizar.backends.cuda.attention.kv_memory import KVMemory
-from realizar.backends.cuda.device import interpreter_device
+from realizar.backends.cuda.device import DeviceProfile, interpreter_device
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
 from realizar.backends.cuda.plan import graph_bytes, plan_memory
 from realizar.backends.cuda.sampling.native_graphs import num_graphs
@@ -39,6 +39,8 @@ from realizar.quantization import block_source
 from realizar.quantization.block_source import BlockSource
 from realizar.quantization.random_blocks import random_blocks
 from resolving import resolved
+
+HOPPER = DeviceProfile(torch.device("meta"), "an H200", (9, 0), 132, 1 << 37)
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "IQ2_XXS", "MXFP4"])
@@ -80,7 +82,7 @@ def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
     assert plan.contexts[-1].request_bytes == cache.size_bytes
     assert plan.contexts[-1].num_requests == (200 << 20) // cache.size_bytes
     compute = torch.float16  # of an int8 cache, on a GPU
-    sizes = step_sizes(spec, config, tile_tokens(spec, compute, device, fixed=False))
+    sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, HOPPER, fixed=False))
     assert plan.workspace_bytes == Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
     heads = sum(layer.mixer.num_kv_heads * (layer.mixer.head_size * 34 // 32) for layer in spec.layers)
     assert plan.kv_bytes_per_token == 2 * heads, "a byte an element, and a scale of two for 32"
@@ -95,7 +97,7 @@ def test_tables_of_layers_inputs_are_planned() -> None:
     )
     table = checkpoint.tensors["layer_table"]
     assert plan.embedding_bytes - without.embedding_bytes == table.data.nbytes
-    tokens = step_sizes(spec, config, tile_tokens(spec, torch.bfloat16, interpreter_device(), fixed=False)).tokens
+    tokens = step_sizes(spec, config, tile_tokens(spec, "bf16", HOPPER, fixed=False)).tokens
     assert plan.workspace_bytes - without.workspace_bytes == 4 * tokens * 2 * 64
     weights = Weights(spec, build_program(spec), checkpoint, interpreter_device())
     weights.load([], lambda _: None)

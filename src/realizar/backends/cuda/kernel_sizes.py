@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.native.chunks.source import chunk_rows
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention, ModelSpec
@@ -86,15 +87,31 @@ def shared_heads(attention: Attention | SharedAttention) -> int:
     return max(16, triton.next_power_of_2(attention.num_heads // attention.num_kv_heads + 2))
 
 
-def tile_tokens(spec: ModelSpec, compute: torch.dtype, device: DeviceProfile, fixed: bool) -> int:
-    """Tokens of a tile of `attend_chunk`, the same in all layers; `fixed` where contexts are cut at fixed places."""
+def hopper_rows(attention: Attention | SharedAttention, kv_dtype: str, device: DeviceProfile, fixed: bool) -> int:
+    """Queries of a tile of a chunk, at most, where Hopper's kernel attends chunks (`native.chunks.source`).
+
+    0 where Triton does: for other sizes, and where contexts are cut at `fixed` places, so that chunks have the bits of
+    decodes.
+    """
+    hopper = device.capability == (9, 0) and device.runs("attention")
+    rows = chunk_rows(attention.head_size) if hopper and kv_dtype in ("bf16", "f16") else 0
+    return rows if attention.num_heads // attention.num_kv_heads <= rows and not fixed else 0
+
+
+def tile_tokens(spec: ModelSpec, kv_dtype: str, device: DeviceProfile, fixed: bool) -> int:
+    """Tokens of a tile of a chunk, the same in all layers; `fixed` where contexts are cut at fixed places."""
     attentions = [attention for _, attention in spec.all_attentions()]
     group = max(a.num_heads // a.num_kv_heads for a in attentions)
-    wide = max(padded_head(a) for a in attentions)
-    # `attend_parts` turns a tile's float32 sums around in shared memory: 128 KiB for 64 queries of 512.
-    few = compute == torch.float32 or (fixed and wide > _WIDE_HEAD and device.shared_bytes < _LARGE_SHARED_BYTES)
-    queries = 32 if few else 128 if wide <= 128 else 64
-    return max(1, queries // group)
+    in_float32 = compute_type(kv_dtype, is_gpu=device.has_cuda_kernels or device.is_gpu) == torch.float32
+
+    def rows(attention: Attention | SharedAttention) -> int:
+        wide = padded_head(attention)
+        # `attend_parts` turns a tile's float32 sums around in shared memory: 128 KiB for 64 queries of 512.
+        few = in_float32 or (fixed and wide > _WIDE_HEAD and device.shared_bytes < _LARGE_SHARED_BYTES)
+        in_triton = 32 if few else 128 if wide <= 128 else 64
+        return hopper_rows(attention, kv_dtype, device, fixed) or in_triton
+
+    return max(1, min(map(rows, attentions)) // group)
 
 
 def chunk_queries(attention: Attention | SharedAttention, tokens: int, compute: torch.dtype) -> tuple[int, int]:

@@ -19,7 +19,7 @@ class StepKind:
     Attributes:
         tokens: padded.
         decodes: rows of one token that go through `attend_decode`, padded.
-        tiles: of `attend_chunk`, padded where the step has a graph; 0 for a step of decodes alone.
+        tiles: of attention of chunks, padded where the step has a graph; 0 for a step of decodes alone.
         long: whether few decodes have long contexts, which other kernels suit than short ones.
         embeds: embeddings are given for some tokens: they are copied first, beside the graph of the kind that is else
             the same, whose kernels leave their places alone.

@@ -60,7 +60,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     weights.load(weights.apart(program.matmuls()), lambda _size: None)
     weight_bytes, embedding = weights.size_bytes, WeightTensors(spec, checkpoint).table_bytes
     compute = compute_type(config.kv_dtype, is_gpu=True)
-    sizes = step_sizes(spec, config, tile_tokens(spec, compute, _DEVICE, config.batch_invariant))
+    sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, _DEVICE, config.batch_invariant))
     parts = config.max_running * fixed_parts(config.context_length) if config.batch_invariant else MAX_PARTS
     workspace = Workspace(spec, sizes, _DEVICE, compute, parts)
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)

@@ -30,7 +30,7 @@ class StepSizes:
     """The sizes of the largest step.
 
     Attributes:
-        selected: tokens whose logits are computed at once. tiles: of `attend_chunk`, of `tile_tokens` each.
+        selected: tokens whose logits are computed at once. tiles: of chunks, of `tile_tokens` each.
         groups: cache groups. blocks: of one row.
         recurrences: layers have states.
         kept: layers after which the stream is kept.

@@ -55,6 +55,7 @@ class Workspace:
         self.attention_state = torch.zeros(attention_parts * heads * 2, device=where)
         kv_heads = max(a.num_kv_heads for a in attentions)
         self.arrivals = torch.zeros(sizes.rows * kv_heads, dtype=torch.int32, device=where)
+        self.next_tile = torch.zeros(1, dtype=torch.int32, device=where)
         self.logits = torch.zeros((sizes.selected, spec.vocab_size), device=where)
         blocks = -(-spec.vocab_size // LOGIT_BLOCK)
         self.block_tops = torch.zeros((sizes.selected, blocks), device=where)

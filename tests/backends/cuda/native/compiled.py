@@ -48,6 +48,20 @@ def check_registers(sources: list[Source], all_tiles: Sequence[Tiled], arch: str
             assert 0 < 4 * code.count("WARPGROUP.ARRIVE") <= code.count("HGMMA"), tiles
 
 
+def check_overlap(source: Source, weights: int, tmp_path: Path) -> None:
+    """Check that attention of chunks spills nothing, and that a thread makes its `weights` beside products.
+
+    The compiler likes to wait for those of values before the softmax that should run beside them.
+    """
+    (usage,) = resources_of(compile_source(source, "sm_90a"), tmp_path).values()
+    assert usage["STACK"] == usage["LOCAL"] == 0, usage
+    code = _cuobjdump("--dump-sass", tmp_path)
+    assert 0 < 4 * code.count("WARPGROUP.ARRIVE") <= code.count("HGMMA")
+    beside = [part.split("WARPGROUP.DEPBAR", 1)[0] for part in code.split("WARPGROUP.DEPBAR.LE gsb0, 0x1")[1:]]
+    assert len(beside) >= 2
+    assert all(part.count("MUFU.EX2") >= weights for part in beside)
+
+
 def resources_of(cubin: bytes, folder: Path) -> dict[str, dict[str, int]]:
     """Registers of a thread, and bytes of shared memory, stack and spilled values, of each kernel of a cubin."""
     (folder / _CUBIN).write_bytes(cubin)

@@ -21,6 +21,7 @@ from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fra
 from realizar.backends.cuda.matmul.grouped_tiles import grouped_tiles  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning  # noqa: E402
 from realizar.backends.cuda.native.attend_source import AttendKernel  # noqa: E402
+from realizar.backends.cuda.native.chunks.source import AttendChunkKernel, chunk_rows  # noqa: E402
 from realizar.backends.cuda.native.compiler import Source, architecture, compile_sources  # noqa: E402
 from realizar.backends.cuda.native.experts.source import (  # noqa: E402
     ChoiceShape,
@@ -115,12 +116,15 @@ def of_matmul(weight_format: FragmentFormat, tiles: Tiles) -> Needed:
 
 
 def attention(capability: tuple[int, int], head: int, element: str) -> Iterator[Needed]:
-    """Steps of few decodes, of long ones, and of many."""
+    """Steps of few decodes, of long ones, and of many; and chunks where CUDA C++ attends them."""
     device = DeviceProfile(torch.device("cpu"), "a card", capability, 84, 1 << 34, CARDS[capability] << 10)
     whole = AttendKernel(head, 8, 1, False, 1, False, head, False, element, 32, "half", 8)
     for kind in (StepKind(1, 1, 0), StepKind(1, 1, 0, True), StepKind(64, 64, 0), StepKind(256, 256, 0)):
         kernel = sized(whole, kind, 2, device)
         yield Needed(kernel.source(), 32 * kernel.warps, kernel.shared_bytes)
+    if capability == (9, 0) and element != "int8" and (rows := chunk_rows(head)):
+        chunk = AttendChunkKernel(head, 8, rows // 8, element, 32, window=True, cap=True, sinks=True)
+        yield Needed(chunk.source(), chunk.threads, chunk.shared_bytes)
 
 
 def check_on(capability: tuple[int, int], needed: list[Needed], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rope, attention of chunks, and the conversions to the matmuls around them, bound to kernels and buffers."""
+"""Rope, attention, and the conversions to the matmuls around them, bound to kernels and buffers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import triton
 
 from realizar.backends.cuda.attention.arguments import AttentionArguments, columns, gate_column
+from realizar.backends.cuda.attention.chunks import ChunkBinder
 from realizar.backends.cuda.attention.decode import BoundDecode, DecodeBinder
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.output_gate import start_gate
@@ -14,7 +15,6 @@ from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import (
     ROTATE_PARTS,
-    chunk_queries,
     decode_parts,
     decode_queries,
     fixed_parts,
@@ -24,7 +24,6 @@ from realizar.backends.cuda.kernel_sizes import (
     width_in_blocks,
 )
 from realizar.backends.cuda.kernels.activate import convert
-from realizar.backends.cuda.kernels.attend import attend_chunk
 from realizar.backends.cuda.kernels.attend_parts import attend_parts
 from realizar.backends.cuda.kernels.normalize import normalize_partials
 from realizar.backends.cuda.kernels.rotate import rotate
@@ -57,9 +56,11 @@ class AttentionBinder:
             if batch_invariant
             else DecodeBinder(self._arguments, workspace, kv, device, context_length)
         )
+        self._chunks = ChunkBinder(self._arguments, workspace, kv, device, self._part)
 
     def prepare(self, kinds: Iterable[StepKind]) -> None:
         self._decodes.prepare(kinds)
+        self._chunks.prepare()
 
     def kernels_of(self, kind: StepKind) -> object:
         """A key that is equal for steps whose decodes start the same kernels."""
@@ -81,12 +82,13 @@ class AttentionBinder:
             yield Launch("qk norm", self._norm_tokens(attention, linear))
         yield Launch("rope", self._rotate(block, linear))
         start_decodes = self._decodes.bind(BoundDecode(block, linear, consumer))
+        start_tiles = self._chunks.bind(block, consumer)
 
         def run(kind: StepKind) -> None:
             if kind.decodes:
                 start_decodes(kind)
             if kind.tiles:
-                self._attend_tiles(block, consumer, kind)
+                start_tiles(kind)
 
         yield Launch("attention", run, attention=attention)
         if isinstance(attention, Attention) and attention.gate is not None:
@@ -138,23 +140,6 @@ class AttentionBinder:
             )  # fmt: skip
 
         return run
-
-    def _attend_tiles(
-        self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, kind: StepKind
-    ) -> None:
-        attention, space = block.attention, self._space
-        arrays, tokens = space.arrays, space.arrays.sizes.tile_tokens
-        queries, warps = chunk_queries(attention, tokens, space.query.dtype)
-        attend_chunk[(kind.tiles, attention.num_kv_heads)](
-            space.query, *self._arguments.cache(block.cache_layer), self._arguments.sinks(attention), space.attended,
-            arrays["tile_rows"], arrays["tile_firsts"], arrays["starts"], arrays["counts"], arrays["contexts"],
-            arrays["tables"], arrays["header"], float(attention.scale), float(attention.soft_cap or 1.0),
-            space.query.stride(0), space.attended.stride(0), HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads,
-            HEAD=attention.head_size, PADDED_HEAD=padded_head(attention), BLOCK_SIZE=self._kv.block_size,
-            INT8=self._kv.dtype == "int8", QUERIES=queries, TOKENS=tokens, PART=self._part, num_warps=warps,
-            **self._arguments.shared(block), **self._arguments.halves(attention, consumer, kind),
-            **space.launching(kind),
-        )  # fmt: skip
 
     def _gate(self, attention: Attention, linear: MergedLinear, consumer: MergedLinear) -> Callable[[StepKind], None]:
         gate_at, summed = gate_column(attention), attention.qk_norm_axis == "token"  # its norm sums the gate, too

@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 _modules: dict[tuple[int, bytes], Any] = {}
 _functions: dict[tuple[int, str, bytes], Any] = {}
 _most_shared: dict[int, int] = {}  # dynamic shared memory that a function was allowed, by its handle
-_ARGUMENT_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
+_ARGUMENT_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float, "t": None}
 
 
 def driver_module() -> Any:
@@ -82,14 +82,14 @@ class Kernel:
         _allow_shared(self._function, shared_bytes, name, self._source)
 
     def launch(
-        self, grid: tuple[int, int, int], threads: int, arguments: Sequence[int | float], sizes: str, stream: int,
+        self, grid: tuple[int, int, int], threads: int, arguments: Sequence[Any], sizes: str, stream: int,
         dependent: bool,
     ) -> None:  # fmt: skip
         """Start the kernel on a stream; KernelError where the launch is refused.
 
         Args:
             grid: blocks in x, y, z. threads: per block.
-            sizes: a letter for each argument, `p`, `i` or `f`: device address, integer or float.
+            sizes: a letter for each argument, `p`, `i`, `f` or `t`: device address, integer, float or `TensorMap`.
             dependent: start while the kernel before still runs, once that one allows it.
         """
         driver = driver_module()

@@ -1,7 +1,7 @@
 """Times attention of single tokens alone: the CUDA kernel of a model's shape, layer after layer in one graph.
 
-    python scripts/cuda_attention.py --shape qwen3-0.6b --rows 256 --context 192
-    ncu --clock-control none -k regex:attend --launch-count 1 python scripts/cuda_attention.py --rows 256 --only 0
+    python scripts/attention/decodes.py --shape qwen3-0.6b --rows 256 --context 192
+    ncu --clock-control none -k regex:attend --launch-count 1 python scripts/attention/decodes.py --rows 256 --only 0
 
 Blocks of one context each; keys and values are random, and every layer has its own.
 """

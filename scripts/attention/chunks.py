@@ -1,0 +1,149 @@
+"""Times attention of one chunk alone: Hopper's kernel beside Triton's, and beside cuDNN where nothing lies before.
+
+    python scripts/attention/chunks.py --head 128 --tokens 8192
+    python scripts/attention/chunks.py --head 128 --tokens 2048 --past 14336
+
+Each runs for as long as the others in turn, and the order turns too: the card's power limit sets its clock, so what
+follows a lighter kernel is faster. Blocks of the cache lie in a random order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+import triton
+import triton.language as tl
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from realizar.backends.cuda.attention.chunks import SIZES, chunk_maps
+from realizar.backends.cuda.kernels.attend import attend_chunk
+from realizar.backends.cuda.native.chunks.source import AttendChunkKernel, chunk_rows
+from realizar.backends.cuda.native.launcher import LoadedKernels
+
+BLOCK, ROUNDS, TURN_MS = 32, 4, 60.0
+
+
+class Inputs:
+    """A row's chunk, queries and cache in bf16; `tables` are the integers of a step, for tiles of so many tokens."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked, self.heads, self.length = asked, asked.kv_heads * asked.group, asked.past + asked.tokens
+        blocks = -(-self.length // BLOCK)
+        cache = blocks, asked.kv_heads, BLOCK, asked.head
+        self.keys, self.values = (torch.randn(cache, device="cuda").bfloat16() for _ in range(2))
+        self.query = torch.randn(asked.tokens, self.heads * asked.head, device="cuda").bfloat16()
+        self.table = torch.randperm(blocks, device="cuda").int()
+        self.sinks = torch.randn(self.heads, device="cuda")
+        self.out = torch.zeros(asked.tokens, self.heads * asked.head, device="cuda")
+        self.scale = asked.head**-0.5
+
+    def tables(self, tokens: int) -> list[torch.Tensor]:
+        firsts = list(range(0, self.asked.tokens, tokens))[::-1]
+        lists = [0] * len(firsts), firsts, [0], [self.asked.tokens], [self.length], [len(self.table)]
+        *before, stride = (torch.tensor(each, dtype=torch.int32, device="cuda") for each in lists)
+        return [*before, self.table, stride]
+
+    @property
+    def flops(self) -> float:
+        window: int = self.asked.window or self.length
+        seen = sum(min(position + 1, window) for position in range(self.asked.past, self.length))
+        return float(4 * seen * self.heads * self.asked.head)
+
+
+def native(inputs: Inputs) -> Callable[[], None]:
+    asked = inputs.asked
+    tokens = chunk_rows(asked.head) // asked.group
+    kernel = AttendChunkKernel(
+        asked.head, asked.group, tokens, "bf16", BLOCK, asked.window > 0, asked.cap > 0, sinks=asked.sinks
+    )
+    maps = chunk_maps(kernel, inputs.query, inputs.keys, inputs.values, inputs.heads)
+    tables = inputs.tables(tokens)
+    tensors = [*tables, inputs.sinks, inputs.out, torch.zeros(1, dtype=torch.int32, device="cuda")]
+    tiles = len(tables[0])
+    numbers = inputs.scale, asked.cap, asked.window, tiles, asked.kv_heads, 0, inputs.out.stride(0)
+    arguments = [*maps, *(each.data_ptr() for each in tensors), *numbers]
+    loaded = LoadedKernels("sm_90a")[kernel.source()]
+    grid = min(tiles * asked.kv_heads, torch.cuda.get_device_properties(0).multi_processor_count), 1, 1
+
+    def run(_kept: object = tensors) -> None:
+        loaded.launch(grid, kernel.threads, arguments, SIZES, torch.cuda.current_stream().cuda_stream, dependent=False)
+
+    return run
+
+
+def in_triton(inputs: Inputs) -> Callable[[], None]:
+    asked, none = inputs.asked, torch.zeros(1, device="cuda")
+    tokens = (128 if asked.head <= 128 else 64) // asked.group
+    tables = inputs.tables(tokens)
+    return lambda: attend_chunk[(len(tables[0]), asked.kv_heads)](
+        inputs.query, inputs.keys, inputs.values, none, none, inputs.sinks, inputs.out, *tables, inputs.scale,
+        asked.cap or 1.0, inputs.query.stride(0), inputs.out.stride(0), none, none, 1, 1, TABLE_ROWS=1, CACHE_GROUP=0,
+        HEADS=inputs.heads, KV_HEADS=asked.kv_heads, HEAD=asked.head, PADDED_HEAD=triton.next_power_of_2(asked.head),
+        BLOCK_SIZE=BLOCK, WINDOW=asked.window, SOFT_CAP=asked.cap > 0, SINKS=asked.sinks, INT8=False,
+        COMPUTE=tl.bfloat16, KEYS=64, QUERIES=triton.next_power_of_2(tokens * asked.group), TOKENS=tokens, PART=0,
+        HALVES=False, DEPENDENT=False, num_warps=8,
+    )  # fmt: skip
+
+
+def in_cudnn(inputs: Inputs) -> Callable[[], None]:
+    asked = inputs.asked
+    shapes = [(1, heads, asked.tokens, asked.head) for heads in (inputs.heads, asked.kv_heads, asked.kv_heads)]
+    q, k, v = (torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
+
+    def run() -> None:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    return run
+
+
+def turn_ms(run: Callable[[], None], times: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / times
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    integer = partial(parser.add_argument, type=int)
+    integer("--head", default=128)
+    integer("--group", default=4)
+    integer("--kv-heads", default=8)
+    integer("--tokens", default=8192)
+    integer("--past", default=0)
+    integer("--window", default=0)
+    parser.add_argument("--cap", type=float, default=0.0)
+    parser.add_argument("--sinks", action="store_true")
+    asked = parser.parse_args()
+    inputs = Inputs(asked)
+    runs = {"Hopper's": native(inputs), "Triton": in_triton(inputs)}
+    if not (asked.past or asked.window or asked.cap or asked.sinks):
+        runs["cuDNN"] = in_cudnn(inputs)
+    counts = {}
+    for name, run in runs.items():
+        run()
+        counts[name] = max(2, round(TURN_MS / turn_ms(run, 3)))
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(ROUNDS):
+        for name in [*runs][turn % len(runs) :] + [*runs][: turn % len(runs)]:
+            turn_ms(runs[name], counts[name])  # until the clock is that of this kernel
+            found[name].append(turn_ms(runs[name], counts[name]))
+    print(" ".join(sys.argv[1:]))
+    for name, ms in found.items():
+        rates = sorted(inputs.flops / each / 1e9 for each in ms)
+        mean = inputs.flops * len(ms) / sum(ms) / 1e9
+        print(f"  {name:9} {sum(ms) / len(ms):7.3f} ms {mean:6.0f} TFLOP/s ({rates[0]:.0f} to {rates[-1]:.0f})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Attention of chunks bound to its kernel: CUDA C++ on Hopper for the heads that it has, or else Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from realizar.backends.cuda.attention.arguments import AttentionArguments
+from realizar.backends.cuda.attention.kv_memory import KVMemory
+from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.kernel_sizes import chunk_queries, hopper_rows, padded_head
+from realizar.backends.cuda.kernels.attend import attend_chunk
+from realizar.backends.cuda.launch import StepKind
+from realizar.backends.cuda.matmul.linears import MergedLinear
+from realizar.backends.cuda.native.chunks.source import AttendChunkKernel
+from realizar.backends.cuda.native.chunks.tensor_map import TensorMap
+from realizar.backends.cuda.native.compiler import Source, architecture
+from realizar.backends.cuda.native.launcher import LoadedKernels
+from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.program import AttentionBlock, SharedAttentionBlock
+
+SIZES = "ttt" + "p" * 10 + "ff" + "i" * 5
+"""Of the kernel's arguments, as `Kernel.launch` takes them."""
+
+
+class ChunkBinder:
+    """Chooses and starts the kernel for the tiles of a step, in each layer; rope and the cache are done before it.
+
+    `part`: keys of a part of the context where it is cut at fixed places, else 0.
+    """
+
+    def __init__(
+        self, arguments: AttentionArguments, workspace: Workspace, kv: KVMemory, device: DeviceProfile, part: int
+    ) -> None:
+        self._arguments, self._space, self._kv, self._device, self._part = arguments, workspace, kv, device, part
+        self._kernels = LoadedKernels(architecture(device.capability))
+        self._wanted: list[Source] = []
+
+    def bind(self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear) -> Callable[[StepKind], None]:
+        """Return a function that starts a layer's kernel, for steps with tiles."""
+        if not hopper_rows(block.attention, self._kv.dtype, self._device, fixed=self._part > 0):
+            return lambda kind: self._start_triton(block, consumer, kind)
+        attention, tokens = block.attention, self._space.arrays.sizes.tile_tokens
+        kernel = AttendChunkKernel(
+            attention.head_size, attention.num_heads // attention.num_kv_heads, tokens, self._kv.dtype,
+            self._kv.block_size, attention.window is not None, attention.soft_cap is not None,
+            attention.sinks is not None,
+        )  # fmt: skip
+        source = kernel.source()
+        self._wanted.append(source)
+        keys, values, *_ = self._arguments.cache(block.cache_layer)
+        maps = chunk_maps(kernel, self._space.query, keys, values, attention.num_heads)
+        return lambda kind: self._start_native(source, kernel.threads, maps, block, kind)
+
+    def prepare(self) -> None:
+        """Compile and load the layers' kernels; KernelError where one does not compile, or the device refuses it."""
+        self._kernels.prepare(self._wanted)
+
+    def _start_native(
+        self, source: Source, threads: int, maps: Sequence[TensorMap], block: AttentionBlock | SharedAttentionBlock,
+        kind: StepKind,
+    ) -> None:  # fmt: skip
+        attention, space, arrays = block.attention, self._space, self._space.arrays
+        names = "tile_rows", "tile_firsts", "starts", "counts", "contexts", "tables", "header"
+        tensors = [*(arrays[name] for name in names), self._arguments.sinks(attention), space.attended, space.next_tile]
+        arguments = [
+            *maps, *(tensor.data_ptr() for tensor in tensors), float(attention.scale), float(attention.soft_cap or 0.0),
+            attention.window or 0, kind.tiles, attention.num_kv_heads,
+            self._kv.group_of(block.cache_layer) * arrays.sizes.rows, space.attended.stride(0),
+        ]  # fmt: skip
+        blocks = min(kind.tiles * attention.num_kv_heads, self._device.processors)
+        stream = int(torch.cuda.current_stream(self._device.torch_device).cuda_stream)
+        dependent = space.launching(kind)["DEPENDENT"]
+        self._kernels[source].launch((blocks, 1, 1), threads, arguments, SIZES, stream, dependent)
+
+    def _start_triton(
+        self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, kind: StepKind
+    ) -> None:
+        attention, space = block.attention, self._space
+        arrays, tokens = space.arrays, space.arrays.sizes.tile_tokens
+        queries, warps = chunk_queries(attention, tokens, space.query.dtype)
+        attend_chunk[(kind.tiles, attention.num_kv_heads)](
+            space.query, *self._arguments.cache(block.cache_layer), self._arguments.sinks(attention), space.attended,
+            arrays["tile_rows"], arrays["tile_firsts"], arrays["starts"], arrays["counts"], arrays["contexts"],
+            arrays["tables"], arrays["header"], float(attention.scale), float(attention.soft_cap or 1.0),
+            space.query.stride(0), space.attended.stride(0), HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads,
+            HEAD=attention.head_size, PADDED_HEAD=padded_head(attention), BLOCK_SIZE=self._kv.block_size,
+            INT8=self._kv.dtype == "int8", QUERIES=queries, TOKENS=tokens, PART=self._part, num_warps=warps,
+            **self._arguments.shared(block), **self._arguments.halves(attention, consumer, kind),
+            **space.launching(kind),
+        )  # fmt: skip
+
+
+def chunk_maps(
+    kernel: AttendChunkKernel, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: int
+) -> tuple[TensorMap, TensorMap, TensorMap]:
+    """Of queries [tokens, heads * head size or more], and of a layer's cache [blocks, KV heads, block size, head size].
+
+    A copy of queries has those of a tile, one of keys or values those of a block and a KV head, or as many as fit a
+    place in the ring. Raises KernelError where the driver refuses one.
+    """
+    head, row_bytes, element = kernel.head, kernel.head * 2, kernel.element
+    queries = TensorMap(
+        query.data_ptr(), element, (head, heads, query.shape[0]), (row_bytes, query.stride(0) * 2),
+        (64, kernel.group, kernel.tokens),
+    )  # fmt: skip
+    box = 64, min(kernel.block_size, kernel.keys)
+    rows = keys.numel() // head
+    of_keys, of_values = (
+        TensorMap(cache.data_ptr(), element, (head, rows), (row_bytes,), box) for cache in (keys, values)
+    )
+    return queries, of_keys, of_values

@@ -1,0 +1,358 @@
+// Attention of chunks on compute capability 9.0a. A tile has TOKENS tokens with the GROUP heads of a KV head each: rows
+// for CONSUMERS warpgroups, 64 for each. One warp copies the tile's queries, and keys and values, KEYS at a time, into a
+// ring. Keys are taken from the last to the first, from fixed places on, and those that a row does not see change no bit
+// of it: so its bits depend on its own context alone. Blocks stay and take tile after tile, the longest context first.
+// Defined around it: NAME HEAD GROUP TOKENS BLOCK_SIZE KEYS CONSUMERS SLOTS REGISTERS (of a consumer's thread, or 0)
+// PRODUCER_REGISTERS WINDOWED CAP SINKS TYPE_TEXT CONVERT_TEXT KEYS_TEXT HEAD_TEXT, and for both instructions, SCORE and
+// SUM, _LIST _INPUTS _OPERANDS: the accumulators, the other operands, and the accumulators' bindings.
+
+// Runs of 64 dimensions, 128 bytes, as the copy engine interleaves them; it writes zeros behind a head.
+constexpr int COLUMNS = (HEAD + 63) / 64;
+constexpr int QUERIES = CONSUMERS * 64;
+constexpr int ROWS = BLOCK_SIZE < KEYS ? BLOCK_SIZE : KEYS;  // keys of a copy
+constexpr int COPIES = KEYS / ROWS * COLUMNS;
+constexpr int SLOT_BYTES = KEYS * COLUMNS * 128, QUERY_BYTES = QUERIES * COLUMNS * 128;
+constexpr int NOWHERE = -1024;  // a row before the first: the copy engine writes zeros
+static_assert(COPIES <= 32 && GROUP * TOKENS <= QUERIES && HEAD % 8 == 0);
+
+struct __align__(64) TensorMap { char bytes[128]; };
+struct Tile { int own, token, earliest, kv_head, low, high, length; };  // own: tokens; -1 is the end
+
+INLINE void copy_box(u32 to, const TensorMap* map, int x, int y, u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier) : "memory");
+}
+INLINE void copy_heads(u32 to, const TensorMap* map, int x, int head, int token, u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to), "l"(map), "r"(x), "r"(head), "r"(token), "r"(barrier) : "memory");
+}
+INLINE float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+INLINE u32 pair(float low, float high) { u32 r; asm(CONVERT_TEXT " %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+
+// c = a * b, or c += a * b; both operands in shared memory, rows of dimensions
+template <int ADD> INLINE void multiply_keys(float (&c)[KEYS / 2], u64 a, u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" KEYS_TEXT "k16.f32." TYPE_TEXT " {" SCORE_LIST "}, " SCORE_INPUTS ", 1, 1, 0, 0;" : SCORE_OPERANDS : "l"(a), "l"(b), "n"(ADD));
+}
+// c += a * b; a from registers, b in shared memory, rows of keys
+INLINE void multiply_values(float (&c)[HEAD / 2], const u32* a, u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" HEAD_TEXT "k16.f32." TYPE_TEXT " {" SUM_LIST "}, " SUM_INPUTS ", 1, 1, 1, 1;" : SUM_OPERANDS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+// Nothing that reads or writes these moves across.
+template <int N> INLINE void pin(float (&c)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
+}
+INLINE void begin_matmuls() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INLINE void end_matmuls() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> INLINE void await_matmuls() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+INLINE void sync_some(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+INLINE void arrive_some(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+
+// A descriptor of shared memory of rows of 128 bytes, interleaved by the copy engine in eights; `columns_apart`: bytes.
+INLINE u64 descriptor(u32 at, u32 columns_apart) {
+  return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(columns_apart >> 4) << 16 | (at & 0x3ffff) >> 4;
+}
+
+struct Place {  // in the ring
+  int slot = 0, parity = 0;
+  INLINE void advance() { if (++slot == SLOTS) { slot = 0; parity ^= 1; } }
+};
+
+struct Arguments {
+  const TensorMap *queries, *keys, *values;
+  const int *tile_rows, *tile_firsts, *starts, *counts, *contexts, *tables, *table_stride;
+  const float* sinks;
+  float* out;
+  int* next_tile;
+  float scale, soft_cap;
+  int window, tiles, kv_heads, first_table, out_stride;
+};
+
+// The producer warp. `next_tile` is 0, and left so.
+INLINE void copy_tiles(const Arguments& in, Tile* shared_tile, u32 full, u32 empty, u32 ring_at, u32 queries_at, int lane) {
+  const u32 queries_full = empty + SLOTS * 8, queries_empty = queries_full + 8;
+  const int part = lane / COLUMNS, column = lane % COLUMNS, stride = load_int(in.table_stride);
+  int live = 0;
+  for (int at = lane; at - lane < in.tiles; at += 32)
+    live += __popc(__ballot_sync(~0u, at < in.tiles && load_int(in.tile_rows + at) >= 0));
+  Place place;
+  int queries_parity = 1;
+  auto take = [&] { return lane == 0 ? atomicAdd(in.next_tile, 1) : 0; };
+  int next = take();
+  for (;;) {
+    const int work = __shfl_sync(~0u, next, 0), total = live * in.kv_heads;
+    if (work >= total) {
+      if (lane == 0 && work == total + (int)gridDim.x - 1) *in.next_tile = 0;  // the last of all
+      break;
+    }
+    next = take();
+    const int index = work / in.kv_heads, kv_head = work % in.kv_heads;
+    const int row = load_int(in.tile_rows + index), offset = load_int(in.tile_firsts + index);
+    const int count = load_int(in.counts + row), length = load_int(in.contexts + row);
+    const int earliest = length - count + offset, last = min(earliest + TOKENS, length);
+    const int first = WINDOWED ? max(earliest - in.window + 1, 0) : 0;
+    const int low = first / KEYS, high = (last + KEYS - 1) / KEYS;
+    const int* table = in.tables + (long)(in.first_table + row) * stride;
+    auto cache_row = [&](int tile) {  // of this lane's copy
+      const int key = tile * KEYS + part * ROWS;
+      if (lane >= COPIES || tile < low || key >= length || key + ROWS <= first) return NOWHERE;
+      return (load_int(table + key / BLOCK_SIZE) * in.kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE;
+    };
+    auto fill = [&](const TensorMap* map, int y) {
+      barrier_wait(empty + place.slot * 8, place.parity ^ 1);
+      const u32 barrier = full + place.slot * 8;
+      if (lane == 0) barrier_expect(barrier, SLOT_BYTES);
+      __syncwarp();
+      if (lane < COPIES) copy_box(ring_at + place.slot * SLOT_BYTES + (column * KEYS + part * ROWS) * 128, map, column * 64, y, barrier);
+      place.advance();
+    };
+    int y = cache_row(high - 1), ahead = cache_row(high - 2);
+    fill(in.keys, y);
+    barrier_wait(queries_empty, queries_parity);
+    queries_parity ^= 1;
+    if (lane == 0) {
+      const int token = load_int(in.starts + row) + offset;
+      *shared_tile = {min(TOKENS, count - offset), token, earliest, kv_head, low, high, length};
+      barrier_expect(queries_full, COLUMNS * GROUP * TOKENS * 128);
+      for (int c = 0; c < COLUMNS; c++)
+        copy_heads(queries_at + c * QUERIES * 128, in.queries, c * 64, kv_head * GROUP, token, queries_full);
+    }
+    for (int tile = high - 2; tile >= low; tile--) {
+      const int above = y;
+      y = ahead;
+      ahead = cache_row(tile - 1);
+      fill(in.keys, y);
+      fill(in.values, above);
+    }
+    fill(in.values, y);
+  }
+  barrier_wait(queries_empty, queries_parity);
+  if (lane == 0) {
+    shared_tile->own = -1;
+    barrier_arrive(queries_full);
+  }
+}
+
+// What a thread of a consumer has: of two rows, 8 apart, the running softmax, and two neighbouring columns in eight.
+struct Rows {
+  float top[2], total[2];
+  float sums[HEAD / 2];
+  float scores[KEYS / 2];
+  u32 weights[KEYS / 16][4];
+};
+
+INLINE void cap_scores(float (&scores)[KEYS / 2], float factor, float cap) {
+#pragma unroll
+  for (int i = 0; i < KEYS / 2; i++) scores[i] = cap - __fdividef(2.f * cap, power2(scores[i] * factor) + 1.f);
+}
+
+// `limit`: the last key that the first row sees, from this thread's first column on.
+INLINE void mask(float (&scores)[KEYS / 2], const int (&limit)[2], int window) {
+#pragma unroll
+  for (int i = 0; i < KEYS / 2; i++) {
+    const int key = i / 4 * 8 + i % 2, to = limit[i / 2 % 2];
+    if (key > to || (WINDOWED && key <= to - window)) scores[i] = __int_as_float(0xff800000);
+  }
+}
+
+// New largest scores, and weights in place of scores. `factor` makes scores exponents of 2.
+INLINE void weigh(Rows& rows, float (&kept)[2], float factor) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float top = rows.top[r];
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++)
+      if (i / 2 % 2 == r) top = fmaxf(top, rows.scores[i]);
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    const float reference = top == __int_as_float(0xff800000) ? 0.f : top, subtracted = reference * factor;
+    kept[r] = power2((rows.top[r] - reference) * factor);
+    rows.top[r] = top;
+    float total = 0.f;
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++)
+      if (i / 2 % 2 == r) {
+        rows.scores[i] = power2(fmaf(rows.scores[i], factor, -subtracted));
+        total += rows.scores[i];
+      }
+    rows.total[r] = rows.total[r] * kept[r] + total;
+  }
+}
+
+INLINE void round_weights(Rows& rows) {
+#pragma unroll
+  for (int i = 0; i < KEYS / 4; i++) rows.weights[i / 4][i % 4] = pair(rows.scores[i * 2], rows.scores[i * 2 + 1]);
+}
+
+INLINE void rescale(Rows& rows, const float (&kept)[2]) {
+  if (__all_sync(~0u, kept[0] == 1.f && kept[1] == 1.f)) return;  // as they mostly are
+#pragma unroll
+  for (int i = 0; i < HEAD / 2; i++) rows.sums[i] *= kept[i / 2 % 2];
+}
+
+// Zeros in the place of values that no token of the row has written yet: what was there may be no number.
+INLINE void clear_values(u32 at, int from, int to, int group) {
+  for (int i = threadIdx.x % 128; i < (to - from) * COLUMNS * 8; i += 128) {
+    const int row = from + i / (COLUMNS * 8), column = i / 8 % COLUMNS;
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at + (column * KEYS + row) * 128 + i % 8 * 16), "r"(0) : "memory");
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  sync_some(1 + CONSUMERS + group, 128);
+}
+
+INLINE void write_rows(const Arguments& in, const Tile& tile, Rows& rows, float factor, int row, int t) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int at = row + r * 8, head = tile.kv_head * GROUP + at % GROUP;
+    float total = rows.total[r];
+    total += __shfl_xor_sync(~0u, total, 1);
+    total += __shfl_xor_sync(~0u, total, 2);
+    float kept = 1.f;
+    if (at >= tile.own * GROUP) continue;
+    if (SINKS) {
+      const float sink = load_float(in.sinks + head) * 1.4426950408889634f, top = rows.top[r] * factor;
+      const float higher = fmaxf(top, sink);
+      kept = power2(top - higher);
+      total = total * kept + power2(sink - higher);
+    }
+    kept = kept / (total > 0.f ? total : 1.f);
+    float* to = in.out + (long)(tile.token + at / GROUP) * in.out_stride + head * HEAD + t * 2;
+#pragma unroll
+    for (int i = 0; i < HEAD / 8; i++)
+      *(float2*)(to + i * 8) = make_float2(rows.sums[i * 4 + r * 2] * kept, rows.sums[i * 4 + r * 2 + 1] * kept);
+  }
+}
+
+// A warpgroup. Warpgroups issue their products in turn: the softmax of one runs beside the products of another.
+INLINE void attend_tiles(const Arguments& in, const Tile* shared_tile, u32 full, u32 empty, u32 ring_at, u32 queries_at) {
+  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, t = lane % 4;
+  const u32 queries_full = empty + SLOTS * 8, queries_empty = queries_full + 8;
+  const int row = group * 64 + warp * 16 + lane / 4;
+  const float log2e = 1.4426950408889634f;
+  const float factor = CAP ? log2e : in.scale * log2e;
+  const u64 queries = descriptor(queries_at + group * 64 * 128, 0);
+  const u64 keys = descriptor(ring_at, 0), values = descriptor(ring_at, KEYS * 128);
+  Place place;
+  int queries_parity = 0;
+  Rows rows;
+  if (CONSUMERS > 1 && group == 0) arrive_some(1, 256);
+  for (;; queries_parity ^= 1) {
+    barrier_wait(queries_full, queries_parity);
+    const Tile tile = *shared_tile;
+    if (tile.own < 0) break;
+    const int last = tile.earliest + tile.own - 1;
+    int dirty = tile.length - (tile.high - 1) * KEYS;  // values of the last keys from here on, up to the block's end
+    const int clean = min((dirty + BLOCK_SIZE - 1) / BLOCK_SIZE * BLOCK_SIZE, KEYS);
+    auto issue_scores = [&] {
+      begin_matmuls();
+#pragma unroll
+      for (int k = 0; k < (HEAD + 15) / 16; k++) {
+        const u64 a = queries + (k / 4 * QUERIES * 8 + k % 4 * 2);
+        const u64 b = keys + (u64)(place.slot * (SLOT_BYTES / 16) + k / 4 * KEYS * 8 + k % 4 * 2);
+        if (k == 0) multiply_keys<0>(rows.scores, a, b);
+        else multiply_keys<1>(rows.scores, a, b);
+      }
+      end_matmuls();
+    };
+    auto issue_sums = [&] {
+      barrier_wait(full + place.slot * 8, place.parity);
+      if (dirty < clean) {
+        clear_values(ring_at + place.slot * SLOT_BYTES, dirty, clean, group);
+        dirty = clean;
+      }
+      begin_matmuls();
+#pragma unroll
+      for (int k = 0; k < KEYS / 16; k++) multiply_values(rows.sums, rows.weights[k], values + (u64)(place.slot * (SLOT_BYTES / 16) + k * 128));
+      end_matmuls();
+    };
+    auto leave = [&](int slot) { if (lane == 0) barrier_arrive(empty + slot * 8); };
+    auto weigh_tile = [&](int index, auto masked, float (&kept)[2]) {
+      if (CAP) cap_scores(rows.scores, in.scale * 2.f * log2e / in.soft_cap, in.soft_cap);
+      const int start = index * KEYS;
+      if constexpr (decltype(masked)::value) {
+        const int limit = tile.earliest - start - t * 2;
+        mask(rows.scores, {limit + row / GROUP, limit + (row + 8) / GROUP}, in.window);
+      }
+      weigh(rows, kept, factor);
+    };
+#pragma unroll
+    for (int i = 0; i < HEAD / 2; i++) rows.sums[i] = 0.f;
+    rows.top[0] = rows.top[1] = __int_as_float(0xff800000);
+    rows.total[0] = rows.total[1] = 0.f;
+    float kept[2];
+    barrier_wait(full + place.slot * 8, place.parity);
+    issue_scores();
+    await_matmuls<0>();
+    pin(rows.scores);
+    leave(place.slot);
+    place.advance();
+    if (tile.high - 1 == tile.low && lane == 0) barrier_arrive(queries_empty);
+    weigh_tile(tile.high - 1, Index<1>{}, kept);
+    round_weights(rows);
+    auto step = [&](int index, auto masked) {
+      barrier_wait(full + place.slot * 8, place.parity);
+      if (CONSUMERS > 1) sync_some(1 + group, 256);
+      issue_scores();
+      const int slot = place.slot;
+      place.advance();
+      issue_sums();
+      if (CONSUMERS > 1) arrive_some(1 + (group + 1) % CONSUMERS, 256);
+      await_matmuls<1>();
+      pin(rows.scores);
+      if (index == tile.low && lane == 0) barrier_arrive(queries_empty);
+      weigh_tile(index, masked, kept);
+      // Sums are never below zero, but the compiler does not know it: else it would wait for the products first, and
+      // make the weights after them.
+      if (!(rows.total[0] + rows.total[1] < 0.f)) leave(slot);
+      await_matmuls<0>();
+      pin(rows.sums);
+      pin(rows.scores);
+      leave(place.slot);
+      place.advance();
+      rescale(rows, kept);
+      round_weights(rows);
+    };
+    int index = tile.high - 2;
+    for (; index >= tile.low && index * KEYS + KEYS - 1 > tile.earliest; index--) step(index, Index<1>{});
+    const int whole = WINDOWED ? max(tile.low, (max(last - in.window + 1, 0) + KEYS - 1) / KEYS) : tile.low;
+    for (; index >= whole; index--) step(index, Index<0>{});
+    if (WINDOWED)
+      for (; index >= tile.low; index--) step(index, Index<1>{});
+    issue_sums();
+    await_matmuls<0>();
+    pin(rows.sums);
+    leave(place.slot);
+    place.advance();
+    write_rows(in, tile, rows, factor, row, t);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1)
+NAME(const __grid_constant__ TensorMap queries, const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap values,
+     const int* tile_rows, const int* tile_firsts, const int* starts, const int* counts, const int* contexts, const int* tables,
+     const int* table_stride, const float* sinks, float* out, int* next_tile, float scale, float soft_cap, int window, int tiles,
+     int kv_heads, int first_table, int out_stride) {
+  __shared__ __align__(8) u64 barriers[2 * SLOTS + 2];  // of the ring full, then empty; of the queries
+  __shared__ Tile tile;
+  const u32 full = shared_address(barriers), empty = full + SLOTS * 8;
+  const u32 queries_at = shared_address(ring), ring_at = queries_at + QUERY_BYTES;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < SLOTS; i++) {
+      barrier_init(full + i * 8, 1);
+      barrier_init(empty + i * 8, CONSUMERS * 4);
+    }
+    barrier_init(empty + SLOTS * 8, 1);
+    barrier_init(empty + SLOTS * 8 + 8, CONSUMERS * 4);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  let_next_start();
+  wait_for_previous();
+  const Arguments in{&queries, &keys, &values, tile_rows, tile_firsts, starts, counts, contexts, tables, table_stride, sinks,
+                     out, next_tile, scale, soft_cap, window, tiles, kv_heads, first_table, out_stride};
+  if (threadIdx.x < 128) {
+    if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+    if (threadIdx.x < 32) copy_tiles(in, &tile, full, empty, ring_at, queries_at, threadIdx.x);
+  } else {
+    if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+    attend_tiles(in, &tile, full, empty, ring_at, queries_at);
+  }
+}

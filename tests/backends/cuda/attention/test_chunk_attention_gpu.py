@@ -1,0 +1,212 @@
+"""Hopper's attention of chunks against float64: fresh inputs, poisoned caches and outputs, shuffled blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+
+from backends.cuda.native.compiled import check_overlap  # noqa: E402
+from realizar.backends.cuda.attention.chunks import SIZES, chunk_maps  # noqa: E402
+from realizar.backends.cuda.native.chunks.source import AttendChunkKernel  # noqa: E402
+from realizar.backends.cuda.native.launcher import LoadedKernels  # noqa: E402
+from wider import wider  # noqa: E402
+
+PLAIN = AttendChunkKernel(128, 4, 32, "bf16", 32)
+WIDE = AttendChunkKernel(256, 4, 32, "bf16", 32)
+NARROW = AttendChunkKernel(64, 8, 24, "bf16", 32)
+SPARE, SCALE = 5, 0.1  # tokens behind the step's, whose results nobody writes
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel, and its rows: tokens before the chunk, and of the chunk. A chunk of one is a decode: no tile has it."""
+
+    kernel: AttendChunkKernel
+    rows: tuple[tuple[int, int], ...]
+    kv_heads: int = 2
+    window: int = 0
+    soft_cap: float = 0.0
+
+    @property
+    def tiles(self) -> list[tuple[int, int]]:
+        """Rows and first tokens, those that see the most first, as `tiles_of` has them."""
+        tokens = self.kernel.tokens
+        found = [(past + first, row, first) for row, (past, n) in enumerate(self.rows) for first in range(0, n, tokens)]
+        return [(row, first) for _, row, first in sorted(found, reverse=True) if self.rows[row][1] > 1]
+
+
+CASES = {
+    "128-gqa4": Case(PLAIN, ((0, 1), (0, 2), (5, 31), (100, 33), (0, 128), (700, 65), (31, 1), (0, 129))),
+    "128-gqa1-f16": Case(AttendChunkKernel(128, 1, 128, "f16", 64), ((0, 257), (77, 130)), kv_heads=3),
+    "128-gqa7": Case(AttendChunkKernel(128, 7, 18, "bf16", 16), ((0, 90), (77, 30)), kv_heads=1),
+    "128-gqa16-large blocks": Case(AttendChunkKernel(128, 16, 8, "bf16", 256), ((300, 20),), kv_heads=1),
+    "128-window-cap-sinks": Case(
+        replace(PLAIN, window=True, cap=True, sinks=True), ((0, 300), (500, 60)), window=130, soft_cap=8.0
+    ),
+    "128-window of one": Case(replace(PLAIN, window=True), ((0, 40), (200, 60)), window=1),
+    "64-gqa8-window-sinks": Case(replace(NARROW, window=True, sinks=True), ((0, 150), (400, 70)), window=128),
+    "64-gqa1": Case(AttendChunkKernel(64, 1, 192, "f16", 32), ((0, 200), (130, 5)), kv_heads=3),
+    "64-two warpgroups": Case(replace(NARROW, tokens=16), ((0, 50), (130, 5))),
+    "72-gqa1": Case(AttendChunkKernel(72, 1, 128, "f16", 32), ((0, 150), (60, 20))),
+    "80-gqa4-window-sinks": Case(
+        AttendChunkKernel(80, 4, 32, "bf16", 16, window=True, sinks=True), ((0, 150), (200, 20)), window=60
+    ),
+    "96-gqa2-cap": Case(AttendChunkKernel(96, 2, 64, "bf16", 32, cap=True), ((0, 150), (60, 200)), soft_cap=9.0),
+    "120-gqa3": Case(AttendChunkKernel(120, 3, 42, "bf16", 32), ((0, 150), (60, 200))),
+    "192-gqa2": Case(AttendChunkKernel(192, 2, 64, "f16", 32), ((0, 100), (60, 20))),
+    "256-gqa4": Case(WIDE, ((0, 70), (200, 40), (63, 2))),
+    "256-one warpgroup-window-cap": Case(
+        AttendChunkKernel(256, 2, 32, "bf16", 16, window=True, cap=True), ((0, 50), (150, 40)), window=99, soft_cap=20.0
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kernel", wider([PLAIN, WIDE, NARROW, replace(WIDE, tokens=16), replace(PLAIN, window=True, cap=True)], PLAIN)
+)
+def test_matmuls_run_beside_the_softmax(
+    kernel: AttendChunkKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    check_overlap(kernel.source(), kernel.keys // 2, tmp_path)
+
+
+class Twin:
+    """Inputs of a case in the element type of its kernel, and what float64 makes of them."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        rng, kernel = np.random.default_rng(seed), case.kernel
+        self.case, self.heads = case, case.kv_heads * kernel.group
+        self.tokens = sum(count for _, count in case.rows)
+        self.dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[kernel.element]
+        self.query = self._rounded(rng.standard_normal((self.tokens + SPARE, self.heads, kernel.head)))
+        self.cached = [  # keys and values of each row [2, tokens, KV heads, head]
+            self._rounded(rng.standard_normal((2, past + count, case.kv_heads, kernel.head)))
+            for past, count in case.rows
+        ]
+        self.sinks = rng.standard_normal(self.heads).astype(np.float32)
+        self.starts = np.cumsum([0, *(count for _, count in case.rows)])[:-1]
+        blocks = [-(-sum(row) // kernel.block_size) for row in case.rows]
+        self.blocks = rng.permutation(sum(blocks) + 1)  # one is nobody's
+        self.table = np.full((len(blocks), max(blocks) + 1), -77, np.int32)  # what nobody may follow
+        ends = np.cumsum(blocks)
+        for row, (count, end) in enumerate(zip(blocks, ends, strict=True)):
+            self.table[row, :count] = self.blocks[end - count : end]
+
+    def _rounded(self, values: np.ndarray) -> np.ndarray:
+        return torch.tensor(values).to(self.dtype).double().numpy()
+
+    def cache(self, which: int) -> torch.Tensor:
+        """Keys or values in their blocks; no number where no token is, nor in blocks that no token of the step sees."""
+        case, size = self.case, self.case.kernel.block_size
+        held = np.full((len(self.blocks), case.kv_heads, size, case.kernel.head), np.nan)
+        for row, (past, _) in enumerate(case.rows):
+            first = max(0, past - case.window + 1) if case.window else 0
+            self.table[row, : first // size] = -77
+            for at, values in enumerate(self.cached[row][which]):
+                if at >= first // size * size:
+                    held[self.table[row, at // size], :, at % size] = values
+        return torch.tensor(held).to("cuda", self.dtype)
+
+    @cached_property
+    def expected(self) -> np.ndarray:
+        """float64 [tokens, heads * head]."""
+        case, rows = self.case, []
+        for row, (past, count) in enumerate(case.rows):
+            heads = []
+            at = np.arange(past, past + count)[:, None] - np.arange(past + count)
+            unseen = (at < 0) | (at >= case.window if case.window else False)
+            for head in range(self.heads):
+                k, v = self.cached[row][:, :, head // case.kernel.group]
+                scores = self.query[self.starts[row] :, head][:count] @ k.T * SCALE
+                if case.soft_cap:
+                    scores = case.soft_cap * np.tanh(scores / case.soft_cap)
+                scores[unseen] = -np.inf
+                top = scores.max(axis=1, keepdims=True)
+                weights = np.exp(scores - top)
+                sink = np.exp(self.sinks[head] - top) if case.kernel.sinks else 0.0
+                heads.append(weights @ v / (weights.sum(axis=1, keepdims=True) + sink))
+            rows.append(np.concatenate(heads, axis=1))
+        return np.concatenate(rows)
+
+
+def attended(twin: Twin, times: int = 1) -> np.ndarray:
+    """float32 [tokens + SPARE, heads * head] from the device, the same each time; NaN where nothing was written."""
+    case, kernel = twin.case, twin.case.kernel
+    width = twin.heads * kernel.head
+    query = torch.tensor(twin.query).to("cuda", twin.dtype).view(-1, width)
+    keys, values = twin.cache(0), twin.cache(1)
+    maps = chunk_maps(kernel, query, keys, values, twin.heads)
+    tiles = [*case.tiles, (-1, 0), (-1, 0)]
+    pasts, counts = np.array(case.rows).T
+    out, next_tile = torch.full((len(query), width), torch.nan, device="cuda"), ints([0])
+    tensors = [
+        ints([row for row, _ in tiles]), ints([first for _, first in tiles]), ints(twin.starts), ints(counts),
+        ints(pasts + counts), ints(twin.table), ints([twin.table.shape[1]]),
+        torch.tensor(twin.sinks, device="cuda"), out, next_tile,
+    ]  # fmt: skip
+    numbers = SCALE, case.soft_cap, case.window, len(tiles), case.kv_heads, 0, width
+    kernels, found = LoadedKernels("sm_90a"), []
+    for _ in range(times):
+        out.fill_(torch.nan)
+        kernels[kernel.source()].launch(
+            (3, 1, 1), kernel.threads, [*maps, *(each.data_ptr() for each in tensors), *numbers], SIZES,
+            int(torch.cuda.current_stream().cuda_stream), dependent=False,
+        )  # fmt: skip
+        torch.cuda.synchronize()
+        assert not next_tile.any()
+        found.append(out.cpu().numpy())
+    assert all(np.array_equal(each, found[0], equal_nan=True) for each in found)
+    return found[0]
+
+
+def ints(values: object) -> torch.Tensor:
+    return torch.tensor(np.asarray(values, np.int32), device="cuda")
+
+
+def needs_hopper() -> None:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no card of compute capability 9.0")
+    torch.zeros(1, device="cuda")  # makes the context that kernels are loaded into
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_attention_of_chunks(name: str) -> None:
+    needs_hopper()
+    twin = Twin(CASES[name], 3)
+    found = attended(twin, times=3)
+    rounded = {"bf16": 3e-3, "f16": 4e-4}[twin.case.kernel.element]  # of weights in that type
+    for start, (_, count) in zip(twin.starts, twin.case.rows, strict=True):
+        rows = slice(start, start + count)
+        if count == 1:
+            assert np.isnan(found[rows]).all()
+        else:
+            error = np.linalg.norm(found[rows] - twin.expected[rows]) / np.linalg.norm(twin.expected[rows])
+            assert error <= rounded, (rows, error)
+    assert np.isnan(found[twin.tokens :]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [0, 150])
+def test_a_tokens_bits_are_its_contexts_alone(window: int) -> None:
+    """A prompt in one chunk, and in ragged chunks beside another row."""
+    needs_hopper()
+    kernel = replace(PLAIN, window=window > 0)
+    whole = Twin(Case(kernel, ((0, 500),), window=window), 4)
+    expected = attended(whole)
+    for first, last in [*pairwise((0, 33, 100, 101 + kernel.keys, 500)), (128, 499)]:
+        part = Twin(Case(kernel, ((first, last - first), (77, 60)), window=window), 5)
+        part.cached[0] = whole.cached[0][:, :last]
+        part.query[: last - first] = whole.query[first:last]
+        found = attended(part)[: last - first]
+        assert np.array_equal(found.view(np.uint32), expected[first:last].view(np.uint32)), (first, last)
