@@ -163,7 +163,7 @@ def test_a_step_that_could_not_be_sampled_does_not_stop_the_next(
 def test_the_engine_goes_on_after_memory_ran_out(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the second of two steps in flight fails, smaller steps replace it; if all fail, the request has an error."""
     core = new_core(runner.backend, runner.spec, CONFIG, steps_in_flight=2)
-    run, calls, failing = runner.backend._run, 0, {2}
+    run, calls, failing = runner.backend.model.graphs.run, 0, {2}
 
     def tight(*arguments: Any) -> None:
         nonlocal calls
@@ -182,7 +182,7 @@ def test_the_engine_goes_on_after_memory_ran_out(runner: GPURunner, monkeypatch:
         return [token_id for output in outputs for token_id in output.token_ids], errors
 
     expected, _ = answer("before")
-    monkeypatch.setattr(runner.backend, "_run", tight)
+    monkeypatch.setattr(runner.backend.model.graphs, "run", tight)
     assert answer("again") == (expected, [None] * 4)
     failing = set(range(1000))
     _, errors = answer("fails")
@@ -223,7 +223,7 @@ def test_a_launch_that_fails_costs_its_step_alone(
     assert before[1] is None
     with monkeypatch.context() as patched:
         if place == "submit":
-            patched.setattr(runner.backend, "_run", fails)
+            patched.setattr(runner.backend.model.graphs, "run", fails)
         else:
             for results in (FinishedStep, PendingResult):
                 patched.setattr(results, "read", fails)
@@ -244,7 +244,7 @@ def test_a_lost_context_ends_the_engine_and_its_end_raises_nothing(
     def lost(*_arguments: object) -> None:
         raise LOST
 
-    monkeypatch.setattr(backend, "_run", lost)
+    monkeypatch.setattr(backend.model.graphs, "run", lost)
     monkeypatch.setattr(backend, "_free", lost)
     client = EngineClient(core, NumberText, ())
     stream = client.submit([7, 8, 9], GREEDY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,14 +139,15 @@ def test_a_size_whose_capture_fails_runs_eagerly(
     captured: list[StepKind] = []
     replayed: list[StepKind] = []
 
-    def capture(kind: StepKind) -> Any:
+    def capture(run: Any) -> Any:
+        kind: StepKind = run.args[0]
         captured.append(kind)
         if kind in (decodes[1], chunks[1]):
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors")
         return type("Graph", (), {"replay": lambda _self: replayed.append(kind)})()
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
-    monkeypatch.setattr(runner, "_capture", capture)
+    monkeypatch.setattr("realizar.backends.cuda.graphs.GraphRecorder", lambda _device: SimpleNamespace(record=capture))
     epilogue_square_sums: list[float] = []
     runner.prepare(chunks + decodes, epilogue_square_sums.append)
     assert captured == decodes[::-1] + chunks[::-1]

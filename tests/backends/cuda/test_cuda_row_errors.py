@@ -136,8 +136,8 @@ def test_logits_that_are_not_finite(
         middle = {"sample": False, "logprob_queries": (LogprobQuery(1, 5, 3),)}
     place = 2 if wants == "query" else 1  # sampled tokens of all rows come before queries
     with monkeypatch.context() as patched:
-        patched.setattr(backend, "_run", lambda shape, selected: (honest(shape, selected), spoil()))
-        honest = type(backend)._run.__get__(backend)
+        honest = backend.model.graphs.run
+        patched.setattr(backend.model.graphs, "run", lambda shape, selected: (honest(shape, selected), spoil()))
 
         def spoil() -> None:
             backend.model.space.logits[place] = value

@@ -78,13 +78,13 @@ def all_is_run_before_it_is_captured(_runner: GPURunner) -> None:
     launch = Launch("norm", lambda kind: happened.append(f"run {kind.tokens}"))
     graphs = GraphRunner([launch], [], SimpleNamespace(arrays=arrays), device)  # type: ignore[arg-type]
 
-    def capture(kind: Any) -> Any:
-        happened.append(f"capture {kind.tokens}")
+    def capture(run: Any) -> Any:
+        happened.append(f"capture {run.args[0].tokens}")
         raise ValueError("no capture here")
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.cuda, "synchronize", lambda _device: happened.append("wait"))
-        patched.setattr(graphs, "_capture", capture)
+        patched.setattr("realizar.backends.cuda.graphs.GraphRecorder", lambda _device: SimpleNamespace(record=capture))
         graphs.prepare([StepKind(1, 1, 0), StepKind(2, 2, 0)], lambda _share: None)
     assert happened == ["clear", "run 2", "wait", "capture 2", "run 1", "wait", "capture 1"]
     assert not graphs.replay(StepKind(1, 1, 0))

@@ -49,10 +49,6 @@ class StepFinisher:
             for launch in self._final_norm:
                 launch.run(StepKind(rows))
 
-    def capture(self) -> None:
-        """Capture the sampler's graphs, while the step's arrays name no row."""
-        self._sampler.capture()
-
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; its samples are lost."""
         self._select(tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -32,7 +33,6 @@ class GraphRunner:
     ) -> None:
         self._body, self._tail, self._space, self._device = body, tail, workspace, device
         self._graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
-        self._recorder: GraphRecorder | None = None
 
     def padded(self, chunks: StepKind) -> StepKind:
         """The kind that a step with chunks, padded, runs as: that of the smallest graph with room, or its own."""
@@ -80,13 +80,16 @@ class GraphRunner:
             return
         self._space.arrays.clear()
         ordered = sorted(kinds, key=lambda kind: (kind.tiles > 0, -kind.tokens, -kind.decodes))
-        failed: dict[StepKind, str] = {}
+        recorder, failed = GraphRecorder(self._device.torch_device), dict[StepKind, str]()
         for done, kind in enumerate(ordered):
-            self.run_eagerly(kind, _captured_tail(kind))
+            run = partial(self.run_eagerly, kind, 0 if kind.tiles else kind.tokens)
+            run()
             torch.cuda.synchronize(self._device.torch_device)
-            reason = self._try_capture(kind) if capture else None
-            if reason is not None:
-                failed[kind] = reason
+            if capture:
+                try:
+                    self._graphs[kind] = recorder.record(run)
+                except Exception as error:  # noqa: BLE001 - raised again where the device failed
+                    failed[kind] = failure_of(error)
             progress((done + 1) / len(ordered))
         for kind, reason in failed.items():
             _LOG.debug("%s have no graph: %s", _described(kind), reason)
@@ -96,23 +99,6 @@ class GraphRunner:
 
     def close(self) -> None:
         self._graphs.clear()
-        self._recorder = None
-
-    def _try_capture(self, kind: StepKind) -> str | None:
-        try:
-            self._graphs[kind] = self._capture(kind)
-        except Exception as error:  # noqa: BLE001 - raised again where the device failed
-            return failure_of(error)
-        return None
-
-    def _capture(self, kind: StepKind) -> torch.cuda.CUDAGraph:
-        if self._recorder is None:
-            self._recorder = GraphRecorder(self._device.torch_device)
-        return self._recorder.record(lambda: self.run_eagerly(kind, _captured_tail(kind)))
-
-
-def _captured_tail(kind: StepKind) -> int:
-    return 0 if kind.tiles else kind.tokens
 
 
 def _described(kind: StepKind) -> str:

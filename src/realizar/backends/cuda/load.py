@@ -188,7 +188,7 @@ def load_model(
         if device.is_gpu:
             _warm_up(space, attention, graphs, finisher, matmuls.layers, progress)
     if device.is_gpu:
-        _capture(space, graphs, finisher, decodes, config.graphs, progress)
+        _capture(space, graphs, parts.sampler, decodes, config.graphs, progress)
     return LoadedModel(
         spec, config, weights, parts.copy_bytes, space, kv, states, recurring, parts.sampler, attention, graphs,
         finisher, parts.experts.experts_read, load_s=time.perf_counter() - start_s,
@@ -294,7 +294,7 @@ def _warm_up(
 
 
 def _capture(
-    space: Workspace, graphs: GraphRunner, finisher: StepFinisher, decodes: Sequence[StepKind], capture: bool,
+    space: Workspace, graphs: GraphRunner, sampler: StepSampler, decodes: Sequence[StepKind], capture: bool,
     progress: LoadProgress,
 ) -> None:  # fmt: skip
     """Capture the graphs, which are freed again where that fails; without `capture` their steps are compiled alone.
@@ -306,7 +306,7 @@ def _capture(
     try:
         graphs.prepare(kinds, lambda share: progress(stage, share), capture=capture)
         if capture:
-            finisher.capture()
+            sampler.capture()
     except BaseException as error:
         graphs.close()
         ours = translate(error) or error if isinstance(error, Exception) else error

@@ -169,7 +169,7 @@ class CUDABackend:
         kind = self._kind(forward_input)
         self.model.states.begin(forward_input.state_moves)
         self._send(forward_input, kind, wanted)
-        self._run(kind, min(len(wanted.tokens), self.model.space.arrays.sizes.selected))
+        self.model.graphs.run(kind, min(len(wanted.tokens), self.model.space.arrays.sizes.selected))
         self.model.states.end(forward_input.state_moves)
         with_drafts = None if self._drafter is None else self._drafter.with_drafts
         finish, device = self.model.finisher.finish, self.device.torch_device
@@ -200,9 +200,6 @@ class CUDABackend:
         owners = wanted.rows[: wanted.num_sampled]
         numbers[: wanted.num_sampled] = np.where(columns.num_drafts > 0, -1, columns.numbers)[owners]
         arrays.send(step, kind, wanted.tokens[:most], numbers[:most])
-
-    def _run(self, kind: StepKind, selected: int) -> None:
-        self.model.graphs.run(kind, selected)
 
     def launches(self, forward_input: ForwardInput) -> list[StepLaunch]:
         """The launches of a step, in order, its arrays on the device already: for a profile. Rows are not sampled."""
