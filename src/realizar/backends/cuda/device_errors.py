@@ -121,8 +121,8 @@ def translate(error: Exception) -> RealizarError | None:
         KernelError: a kernel does not compile, or the device refuses to launch it.
         DeviceLostError: a kernel or a copy failed otherwise: nothing more can run in this process.
     """
-    if isinstance(error, KernelError):
-        return _of_driver(error)
+    if isinstance(error, KernelError):  # of a driver's status, which may be no matter of the kernel
+        return _known(error) or (_lost(error) if _has(str(error), _LOST_STATUSES) else None)
     if isinstance(error, torch.OutOfMemoryError):
         return _no_memory(error)
     if isinstance(error, TritonError):
@@ -134,14 +134,11 @@ def translate(error: Exception) -> RealizarError | None:
         return KernelError(f"a Triton kernel does not compile here: {_first_line(error)}")
     if not _is_of_the_device(error):
         return None
-    code = getattr(error, "error_code", None)
-    if code in _MEMORY_CODES or _has(text, _MEMORY_TEXTS):
-        return _no_memory(error)
-    if code in _CAPTURE_CODES or _has(text, _CAPTURE_TEXTS):
-        return CaptureError(f"a graph can't be captured: {_first_line(error)}")
-    if code in _REFUSED_CODES or _has(text, _REFUSED_TEXTS):
+    if (known := _known(error)) is not None:
+        return known
+    if getattr(error, "error_code", None) in _REFUSED_CODES or _has(text, _REFUSED_TEXTS):
         return KernelError(f"the GPU refuses a launch: {_first_line(error)}")
-    return DeviceLostError(f"the GPU's context is lost: {_first_line(error)}")
+    return _lost(error)
 
 
 def row_error(error: Exception, where: str) -> RowError:
@@ -152,16 +149,18 @@ def row_error(error: Exception, where: str) -> RowError:
     return RowError.of(error, where)
 
 
-def _of_driver(error: KernelError) -> RealizarError | None:
-    """A driver's status that is no matter of the kernel."""
-    text = str(error)
-    if _has(text, _MEMORY_TEXTS):
+def _known(error: Exception) -> RealizarError | None:
+    """Too little memory, or what can't be captured; None for anything else."""
+    text, code = str(error), getattr(error, "error_code", None)
+    if code in _MEMORY_CODES or _has(text, _MEMORY_TEXTS):
         return _no_memory(error)
-    if _has(text, _CAPTURE_TEXTS):
+    if code in _CAPTURE_CODES or _has(text, _CAPTURE_TEXTS):
         return CaptureError(f"a graph can't be captured: {_first_line(error)}")
-    if _has(text, _LOST_STATUSES):
-        return DeviceLostError(f"the GPU's context is lost: {_first_line(error)}")
     return None
+
+
+def _lost(error: Exception) -> DeviceLostError:
+    return DeviceLostError(f"the GPU's context is lost: {_first_line(error)}")
 
 
 def _is_of_the_device(error: Exception) -> bool:
