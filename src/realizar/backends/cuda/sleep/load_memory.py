@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +27,13 @@ _functions: list[Any] = []  # torch calls them for as long as the process lives
 class LoadMemory:
     """Memory of a model that stays on its device: tensors lie wherever torch puts them."""
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self) -> AbstractContextManager[None]:
         """A part of the load whose tensors keep their contents while the model sleeps. Parts don't nest."""
-        yield
+        return nullcontext()
 
-    @contextmanager
-    def emptied(self) -> Iterator[None]:
+    def emptied(self) -> AbstractContextManager[None]:
         """A part of the load whose tensors are zeros after waking."""
-        yield
+        return nullcontext()
 
     def sleep(self) -> Transfer:
         """See `backends.base.Sleeps`."""
@@ -62,15 +60,11 @@ class SleepingMemory(LoadMemory):
         self._allocators = {keeps: self._allocator(keeps=keeps) for keeps in (True, False)}
         self._pools: list[Any] = []
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        with self._part(keeps=True):
-            yield
+    def kept(self) -> AbstractContextManager[None]:
+        return self._part(keeps=True)
 
-    @contextmanager
-    def emptied(self) -> Iterator[None]:
-        with self._part(keeps=False):
-            yield
+    def emptied(self) -> AbstractContextManager[None]:
+        return self._part(keeps=False)
 
     def sleep(self) -> Transfer:
         return _timed(self._segments.sleep)
