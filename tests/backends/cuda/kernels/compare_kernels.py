@@ -137,8 +137,8 @@ def triton_code(capability: int) -> dict[str, Any]:
 
     from backends.cuda.kernels import compile_launches as compiled
 
-    if not compiled.launches:
-        compiled.run_backend()
+    compiled.launches.clear()
+    compiled.run_backend(tuple(compiled.RECIPES), len(compiled.FORMATS), compiled.SHARED_BYTES[capability])
     found: dict[str, Any] = {}
     times: Counter[str] = Counter()
     for source, options in compiled.launches.values():
