@@ -34,7 +34,7 @@ class BlockPool:
     def __init__(
         self, num_blocks: int, on_evict: Callable[[bytes], None] | None = None, *, moves_keys: bool = False
     ) -> None:
-        self._num_blocks, self._on_evict, self._moves_keys = num_blocks, on_evict, moves_keys
+        self.num_blocks, self._on_evict, self._moves_keys = num_blocks, on_evict, moves_keys
         self._free = list(range(num_blocks - 1, -1, -1))
         self._ref_counts = [0] * num_blocks
         self._keys: dict[int, bytes] = {}
@@ -43,17 +43,13 @@ class BlockPool:
         self.log: KeyLog | None = None
 
     @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
-    @property
     def num_available(self) -> int:
         return len(self._free) + len(self._cached)
 
     @property
     def counts(self) -> BlockCounts:
         free, cached = len(self._free), len(self._cached)
-        return BlockCounts(free, self._num_blocks - free - cached, self._num_blocks, cached)
+        return BlockCounts(free, self.num_blocks - free - cached, self.num_blocks, cached)
 
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
@@ -61,7 +57,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, each with one reference. CapacityError: fewer are available; nothing is taken."""
         if count > self.num_available:
-            raise CapacityError(f"{count} KV blocks wanted, {self.num_available} of {self._num_blocks} free")
+            raise CapacityError(f"{count} KV blocks wanted, {self.num_available} of {self.num_blocks} free")
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self._ref_counts[block] = 1
@@ -133,15 +129,15 @@ class BlockPool:
             raise RuntimeError("a free KV block is listed twice or in use")
         if used & cached or free & cached:
             raise RuntimeError("a cached KV block is free or in use")
-        if len(free) + len(used) + len(cached) != self._num_blocks:
+        if len(free) + len(used) + len(cached) != self.num_blocks:
             raise RuntimeError(
-                f"{len(free)} KV blocks free + {len(used)} used + {len(cached)} cached is not {self._num_blocks}"
+                f"{len(free)} KV blocks free + {len(used)} used + {len(cached)} cached is not {self.num_blocks}"
             )
         if self._blocks != {key: block for block, key in self._keys.items()} or not cached <= self._keys.keys():
             raise RuntimeError("keys and KV blocks disagree")
         if free & self._keys.keys():
             raise RuntimeError("a free KV block has a key")
-        return BlockCounts(len(free), len(used), self._num_blocks, len(cached))
+        return BlockCounts(len(free), len(used), self.num_blocks, len(cached))
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)

@@ -283,6 +283,7 @@ class GroupBlocks:
     """The blocks that each row holds, for attention that sees all tokens or a window of them.
 
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
+    `num_growing` rows hold blocks, and fewer than they ever may.
     `on_evict` and `moves_keys` are as in `BlockPool`. UnsupportedModelError: the kind keeps no keys and values.
     """
 
@@ -297,7 +298,7 @@ class GroupBlocks:
         self.first = [0] * num_rows
         self.end = [0] * num_rows
         self._most_held = self.blocks_for(max_blocks * block_size, 1)
-        self._num_growing = 0
+        self.num_growing = 0
 
     def first_needed(self, num_computed_tokens: int) -> int:
         """Index of the first block that a token at position `num_computed_tokens`, or a later one, sees."""
@@ -321,14 +322,9 @@ class GroupBlocks:
         fits = self.blocks_for(table * self.block_size, 1) <= self.pool.num_blocks
         return (table if fits else self.pool.num_blocks) * self.block_size
 
-    @property
-    def num_growing(self) -> int:
-        """Rows that hold blocks, and fewer than they ever may."""
-        return self._num_growing
-
     def _hold(self, row: int, first: int, end: int) -> None:
         before, now = self.end[row] - self.first[row], end - first
-        self._num_growing += (0 < now < self._most_held) - (0 < before < self._most_held)
+        self.num_growing += (0 < now < self._most_held) - (0 < before < self._most_held)
         self.first[row], self.end[row] = first, end
 
     def has_room(self, num_tokens: int, max_step_tokens: int, prefix: Sequence[int]) -> bool:
@@ -421,8 +417,8 @@ class GroupBlocks:
         counts = self.pool.audit()
         held = [end - first for first, end in zip(self.first, self.end, strict=True)]
         growing = sum(0 < count < self._most_held for count in held)
-        if growing != self._num_growing:
-            raise RuntimeError(f"{growing} rows hold KV blocks and may hold more, not {self._num_growing}")
+        if growing != self.num_growing:
+            raise RuntimeError(f"{growing} rows hold KV blocks and may hold more, not {self.num_growing}")
         owned = np.zeros(self.pool.num_blocks, np.int64)
         for row, (first, end) in enumerate(zip(self.first, self.end, strict=True)):
             np.add.at(owned, self.tables[row, first:end], 1)

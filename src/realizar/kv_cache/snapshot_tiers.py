@@ -214,14 +214,11 @@ class SnapshotPool:
     """
 
     def __init__(self, num_snapshots: int) -> None:
+        self.num_snapshots = num_snapshots
         self._free = list(range(num_snapshots - 1, -1, -1))
         self._steps = np.zeros(num_snapshots, np.int32)  # in flight, that name each snapshot
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # by key, least recently used first
         self._draining: set[int] = set()  # dropped, and named by a step in flight
-
-    @property
-    def num_snapshots(self) -> int:
-        return len(self._steps)
 
     @property
     def keys(self) -> Collection[bytes]:
@@ -305,7 +302,7 @@ class SnapshotPool:
 
     def _greedy(self, client: str) -> str | None:
         """The client that has more than half of all snapshots, or would with one more for `client`."""
-        half = len(self._steps) / 2
+        half = self.num_snapshots / 2
         counts = Counter(kept.client for kept in self._kept.values())
         if counts[client] + 1 > half:
             return client
