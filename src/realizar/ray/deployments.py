@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,18 +34,17 @@ from realizar.models.pooling import default_pooling
 from realizar.ray.calls import EngineCalls
 from realizar.ray.options import Placement, RayOptions, placement_of
 from realizar.ray.reported_keys import RouteWish
-from realizar.ray.serve_link import ServeLink
+from realizar.ray.serve_link import Engines, ServeLink
 from realizar.request import Request
 from realizar.server.app import create_app
 from realizar.server.models.names import default_name
+from realizar.server.processes.main import model_of_start
 from realizar.server.processes.messages import Start
 from realizar.server.replica_figures import samples_of_engines
-from realizar.server.served_model import ServedModel, make_served_model
 from realizar.tokenizer.generation_defaults import default_sampling
 
 _HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 5.0, 30.0
 _FRONT_REQUESTS = 1024  # open at once in one front: its memory bounds them further
-_STATS_PATIENCE_S = 0.8
 _REQUESTS = msgspec.msgpack.Decoder(Request)
 
 
@@ -103,43 +102,17 @@ def _replica_name() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
-class _Replicas:
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-        self._runs = handle.options(method_name="run", stream=True)
-
-    async def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
-        parts = self._runs.remote(request, wish)
-        try:
-            async for part in parts:
-                yield part
-        finally:
-            parts.cancel()
-
-    async def info(self) -> EngineInfo:
-        info: EngineInfo = await self._handle.info.remote()
-        return info
-
-    async def stats(self) -> Mapping[str, EngineStats]:
-        """Replicas that don't answer in time are left out."""
-        answers = await self._handle.broadcast("stats").results_async(timeout_s=_STATS_PATIENCE_S)
-        return dict(answer for answer in answers if isinstance(answer, tuple))
-
-    async def clear_caches(self) -> None:
-        await self._handle.broadcast("clear_cache").results_async()
-
-
 class Front:
     """The class of the fronts' deployment. `max_replicas` is of its engine, `handle` of the engine's deployment."""
 
     def __init__(self, start: Start, max_replicas: int, handle: Any) -> None:
         logging.getLogger("realizar").setLevel(start.log_level.upper())
-        self._start, self._max_replicas, self._replicas = start, max_replicas, _Replicas(handle)
+        self._start, self._max_replicas, self._replicas = start, max_replicas, Engines(handle)
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Make the application. Ray Serve calls this once, on the loop on which requests are answered."""
         start = self._start
-        model = await asyncio.to_thread(_served, start)
+        model = await asyncio.to_thread(model_of_start, start)
         link = ServeLink(self._replicas, self._max_replicas)
         engine = model.engine(link, start.max_queued, start.pooling)
         await engine.start()
@@ -162,17 +135,6 @@ class _PlainBodies:
             await send(message)
 
         await self._app(scope, receive, send_plain)
-
-
-def _served(start: Start) -> ServedModel:
-    return make_served_model(
-        find_checkpoint(start.model),
-        start.names,
-        start.context_length,
-        start.sampling,
-        start.chat_template,
-        start.created_s,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class HeldBlocks:
         self._held, self._number = HeldKeys(), 0
 
     def take(self, changes: CacheChanges) -> None:
-        self._held.take(report_of(changes, 0, self._number, KEY_BYTES), 0.0)
+        self._held.take(report_of(changes, 0, self._number, KEY_BYTES))
         self._number += 1
 
     def clear(self) -> None:

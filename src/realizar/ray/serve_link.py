@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -47,23 +47,41 @@ from realizar.step_deltas import StepDeltas
 _LOG = logging.getLogger(__name__)
 _ENCODER = msgspec.msgpack.Encoder()
 _REPORTS = msgspec.msgpack.Decoder(Reports)
+_STATS_PATIENCE_S = 0.8
 _MAX_SENDS = 4  # of a request that no engine has begun
 _MAX_LOSSES = 2  # of replicas that had queued it: the second one may have died of it
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
-class Engines(Protocol):
-    def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
+class Engines:
+    """The engines of all replicas, through `handle`, the deployment's, whose type is Ray's."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._runs = handle.options(method_name="run", stream=True)
+
+    async def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
         """Have a replica run a request, msgpack as the `Reports`. Closing the generator aborts the request."""
+        parts = self._runs.remote(request, wish)
+        try:
+            async for part in parts:
+                yield part
+        finally:
+            parts.cancel()
 
     async def info(self) -> EngineInfo:
         """Facts of an engine, once a replica has one."""
+        info: EngineInfo = await self._handle.info.remote()
+        return info
 
     async def stats(self) -> Mapping[str, EngineStats]:
-        """Figures of the engines that answer, by the names of their replicas."""
+        """Figures by the names of replicas. Those that don't answer in time are left out."""
+        answers = await self._handle.broadcast("stats").results_async(timeout_s=_STATS_PATIENCE_S)
+        return dict(answer for answer in answers if isinstance(answer, tuple))
 
     async def clear_caches(self) -> None:
         """Have the prefix cache of every engine forget what it holds."""
+        await self._handle.broadcast("clear_cache").results_async()
 
 
 @dataclass(slots=True)

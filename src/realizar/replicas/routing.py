@@ -29,6 +29,10 @@ PREFIX_WEIGHT = 3.0
 """How much dearer a prompt token is that has to be computed than one that is waited for."""
 CHOICE_TOKENS = 128
 """Prompt tokens that take about as long as one open choice delays the others."""
+MOST_KEYS = 1 << 20
+"""Keys that are remembered of each kind; the oldest are forgotten."""
+EXPECTED_S = 60.0
+"""Seconds for which an expected key counts without a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,36 +85,23 @@ class HeldKeys:
 
     Args:
         incarnation: of the replica's engine; reports of any other are ignored.
-        most_keys: keys that are remembered of each kind; the oldest are forgotten.
-        expected_s: seconds for which an expected key counts without a report.
-        stale_s: seconds after the last report from which on reported keys do not count; None where a silent replica is
-            known to hold what it held.
 
     Attributes:
         blocks: reported keys, the oldest first.
         ends: those of them after which a sequence may go on; None where it may after any.
     """
 
-    def __init__(
-        self, incarnation: int = 0, *, most_keys: int = 1 << 20, expected_s: float = 60.0, stale_s: float | None = None
-    ) -> None:
+    def __init__(self, incarnation: int = 0) -> None:
         self.incarnation = incarnation
-        self._most_keys, self._expected_s, self._stale_s = most_keys, expected_s, stale_s
         self._next_number = 0
         self.blocks: OrderedDict[bytes, None] = OrderedDict()
         self.ends: OrderedDict[bytes, None] | None = None
         self._expected: OrderedDict[bytes, float] = OrderedDict()  # with the time at which each counts no more
-        self._heard_s: float | None = None
 
     def __len__(self) -> int:
         return len(self.blocks)
 
-    @property
-    def num_expected(self) -> int:
-        """Keys that are expected and were not reported yet; some may have expired."""
-        return len(self._expected)
-
-    def take(self, report: KeyReport, now_s: float) -> bool:
+    def take(self, report: KeyReport) -> bool:
         """Take a report in; False if it is of another incarnation, or one before it is missing.
 
         In the latter case nothing counts as held any more, and only a complete report helps.
@@ -124,7 +115,6 @@ class HeldKeys:
         if report.complete:
             self._forget()
         self._next_number = report.number + 1
-        self._heard_s = now_s
         self._change(self.blocks, report.blocks)
         for key in report.blocks.added:
             self._expected.pop(key, None)
@@ -135,21 +125,17 @@ class HeldKeys:
 
     def expect(self, keys: Iterable[bytes], now_s: float) -> None:
         """Expect the keys of a request that was sent to the replica: it computes what it does not hold."""
-        until_s = now_s + self._expected_s
+        until_s = now_s + EXPECTED_S
         for key in keys:
             if key not in self.blocks:
                 self._expected[key] = until_s
                 self._expected.move_to_end(key)
-        while self._expected and (
-            len(self._expected) > self._most_keys or next(iter(self._expected.values())) <= now_s
-        ):
+        while self._expected and (len(self._expected) > MOST_KEYS or next(iter(self._expected.values())) <= now_s):
             self._expected.popitem(last=False)
 
     def num_usable(self, keys: Sequence[bytes], now_s: float) -> int:
         """The number of blocks, from the first on, after which a sequence with these keys can go on at the replica."""
-        is_stale = self._stale_s is not None and (self._heard_s is None or now_s - self._heard_s > self._stale_s)
-        blocks: OrderedDict[bytes, None] = OrderedDict() if is_stale else self.blocks
-        ends, usable = self.ends, 0
+        blocks, ends, usable = self.blocks, self.ends, 0
         for place, key in enumerate(keys, 1):
             if key in blocks:
                 usable = place if ends is None or key in ends else usable
@@ -165,7 +151,7 @@ class HeldKeys:
         for key in changes.added:
             held[key] = None
             held.move_to_end(key)
-        while len(held) > self._most_keys:
+        while len(held) > MOST_KEYS:
             held.popitem(last=False)
 
     def _forget(self) -> None:
@@ -177,21 +163,12 @@ class PrefixRouter:
     """Knows which keys each replica holds. It is no owner of replicas: who is ready is the caller's to know.
 
     The keys of a prompt are those of its full blocks, in order; a key is made from all tokens before its block's end,
-    and from all else that keeps requests apart, such as a salt. So keys alone decide what may be shared. `most_keys`,
-    `expected_s` and `stale_s` are as in `HeldKeys`; `clock` gives seconds, monotonic.
+    and from all else that keeps requests apart, such as a salt. So keys alone decide what may be shared. `clock` gives
+    seconds, monotonic.
     """
 
-    def __init__(
-        self,
-        block_tokens: int,
-        *,
-        most_keys: int = 1 << 20,
-        expected_s: float = 60.0,
-        stale_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, block_tokens: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._block_tokens, self._clock = block_tokens, clock
-        self._most_keys, self._expected_s, self._stale_s = most_keys, expected_s, stale_s
         self._held: dict[str, HeldKeys] = {}
         self._turns = itertools.count(1)
         self._last_turn: dict[str, int] = {}
@@ -208,9 +185,7 @@ class PrefixRouter:
         """Note a replica's new engine, which holds nothing. Nothing changes if this incarnation has begun already."""
         held = self._held.get(replica)
         if held is None or held.incarnation != incarnation:
-            self._held[replica] = HeldKeys(
-                incarnation, most_keys=self._most_keys, expected_s=self._expected_s, stale_s=self._stale_s
-            )
+            self._held[replica] = HeldKeys(incarnation)
 
     def leave(self, replica: str) -> None:
         """Forget a replica, whose engine is gone; an unknown one passes."""
@@ -220,7 +195,7 @@ class PrefixRouter:
     def report(self, replica: str, report: KeyReport) -> bool:
         """Take a replica's report in; see `HeldKeys.take`. That of a replica that has not begun is not taken."""
         held = self._held.get(replica)
-        return held is not None and held.take(report, self._clock())
+        return held is not None and held.take(report)
 
     def num_cached_tokens(self, replica: str, keys: Sequence[bytes]) -> int:
         """Tokens of a prompt with these keys that a replica holds, or is expected to."""

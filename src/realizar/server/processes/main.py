@@ -56,17 +56,20 @@ def receive_start(messages: socket.socket) -> tuple[Start, FrameReader[ToProcess
     raise EOFError("the main process is gone")
 
 
+def model_of_start(start: Start) -> ServedModel:
+    return make_served_model(
+        find_checkpoint(start.model), start.names, start.context_length, start.sampling, start.chat_template,
+        created_s=start.created_s,
+    )  # fmt: skip
+
+
 def run_api_process(
     messages: socket.socket, handing: socket.socket, start: Start, reader: FrameReader[ToProcess]
 ) -> None:
     """Serve until the main process says stop, or is gone. `reader` is that of `messages`."""
     keep_little_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    model = make_served_model(
-        find_checkpoint(start.model), start.names, start.context_length, start.sampling, start.chat_template,
-        created_s=start.created_s,
-    )  # fmt: skip
-    served = _Served(start, model, reader)
+    served = _Served(start, model_of_start(start), reader)
     with asyncio.Runner(loop_factory=served.config.get_loop_factory()) as runner:
         runner.run(served.run(messages, handing))
 
