@@ -11,9 +11,9 @@ import argparse
 import time
 from collections.abc import Iterator
 
-from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.gemma import GEMMA
 from realizar.tokenizer.parsers.harmony import HarmonyParser
+from realizar.tokenizer.parsers.incremental import OutputParser
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.styles import HERMES
 from realizar.tokenizer.parsers.tagged_styles import GLM, MINIMAX, QWEN3_CODER

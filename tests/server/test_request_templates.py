@@ -102,7 +102,7 @@ def test_results_and_errors_are_those_of_this_process(source: str) -> None:
         try:
             return [
                 template.render(user("é\ud800"), tools, other=[1.5, None, True, 1 << 80]),
-                template.takes_tools(),
+                template.compiled().takes_tools,
                 format_of(template.compiled(tools)),
             ]
         except ChatTemplateError as error:

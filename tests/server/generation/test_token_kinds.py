@@ -9,8 +9,9 @@ import pytest
 
 from realizar.server.generation.token_kinds import TokenKinds
 from realizar.tokenizer.marks import HARMONY_CHANNEL, HARMONY_END, HARMONY_MESSAGE, HARMONY_START, ReasoningMarks
-from realizar.tokenizer.parsers.base import ContentDelta, OutputParser, ReasoningDelta
+from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta
 from realizar.tokenizer.parsers.harmony import HarmonyParser
+from realizar.tokenizer.parsers.incremental import OutputParser
 from realizar.tokenizer.parsers.parser import AnswerParser
 from server.scripted_engine import ByteTokenizer
 

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from realizar.tokenizer.parsers.base import ContentDelta, OutputParser, ParsedDelta, ReasoningDelta
+from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta
+from realizar.tokenizer.parsers.incremental import OutputParser
 
 
 @dataclass

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from realizar.tokenizer.marks import HARMONY_MARKS, MARKS, REASONING_MARKS
-from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.gemma import GEMMA, gemma_text
 from realizar.tokenizer.parsers.harmony import HarmonyParser
+from realizar.tokenizer.parsers.incremental import OutputParser
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.pythonic import PYTHONIC
 from realizar.tokenizer.parsers.styles import DEEPSEEK, DEEPSEEK_FENCED, GRANITE, HERMES, JSON, LLAMA, MISTRAL

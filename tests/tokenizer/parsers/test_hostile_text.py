@@ -11,10 +11,9 @@ import pytest
 from realizar.tokenizer.marks import REASONING_MARKS
 from realizar.tokenizer.parsers import cursor as cursors
 from realizar.tokenizer.parsers import parser as answer_parsers
-from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.gemma import GEMMA
 from realizar.tokenizer.parsers.harmony import HarmonyParser
-from realizar.tokenizer.parsers.incremental import IncrementalParser
+from realizar.tokenizer.parsers.incremental import OutputParser
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.styles import DEEPSEEK, GRANITE, HERMES, JSON, LLAMA, MISTRAL
 from realizar.tokenizer.parsers.tagged_styles import GLM, MINIMAX, QWEN3_CODER, SEED_OSS
@@ -67,7 +66,7 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> int:
     return cursors.MAX_UNDECIDED
 
 
-def parsers() -> Iterator[tuple[str, IncrementalParser]]:
+def parsers() -> Iterator[tuple[str, OutputParser]]:
     for name, style in STYLES.items():
         yield name, AnswerParser(REASONING_MARKS[0], style, TOOLS)
     yield "harmony", HarmonyParser(TOOLS)

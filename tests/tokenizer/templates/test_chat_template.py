@@ -343,7 +343,7 @@ def test_tools_where_the_template_shows_none() -> None:
         for source in (TURNS, "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + TURNS)
     )
     for template, role in ((plain, "system"), (strict, "user")):
-        assert not template.takes_tools([F])
+        assert not template.compiled([F]).takes_tools
         rendered = template.render(user("x"), tools=[F])
         assert rendered.startswith(f"{role}: You can call")
         assert '{"name": "f", "parameters": {"type": "object"}}' in rendered
@@ -366,8 +366,8 @@ def test_calls_and_results_where_the_template_shows_none() -> None:
 def test_source_of_the_template_in_use() -> None:
     model = tokenizer("plain", tokenizer__chat_template__tool_use="{{ tools }}")
     template = ChatTemplate(model)
-    assert (template.source(), template.takes_tools()) == ("plain", False)
-    assert (template.source([F]), template.takes_tools([F])) == ("{{ tools }}", True)
+    assert (template.source(), template.compiled().takes_tools) == ("plain", False)
+    assert (template.source([F]), template.compiled([F]).takes_tools) == ("{{ tools }}", True)
 
 
 def test_an_unfinished_message_ends_the_prompt(smollm2_path: Path) -> None:

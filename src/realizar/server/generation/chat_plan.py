@@ -29,9 +29,9 @@ from realizar.server.generation.tools import ToolPlan
 from realizar.server.http.work import Stop
 from realizar.server.models.needs import no_template
 from realizar.server.request_templates import RequestCompiler
-from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, find_format, format_of
 from realizar.tokenizer.parsers.grammar import call_grammar
+from realizar.tokenizer.parsers.incremental import OutputParser
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.templates.chat_template import ChatTemplate
 from realizar.tokenizer.tokenizer import Tokenizer

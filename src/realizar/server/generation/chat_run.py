@@ -17,7 +17,8 @@ from realizar.server.generation.run import Run, deltas_of
 from realizar.server.generation.token_kinds import TokenKind, TokenKinds
 from realizar.server.generation.tools import naming_tools
 from realizar.server.http.request_memory import RequestLease
-from realizar.tokenizer.parsers.base import OutputParser, ParsedDelta
+from realizar.tokenizer.parsers.base import ParsedDelta
+from realizar.tokenizer.parsers.incremental import OutputParser
 
 _TEXT: tuple[TokenKind, ...] = ("content",)
 

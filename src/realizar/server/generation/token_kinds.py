@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from realizar.tokenizer.detokenizer import Detokenizer
-from realizar.tokenizer.parsers.base import ContentDelta, OutputParser, ParsedDelta, ReasoningDelta
+from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta
+from realizar.tokenizer.parsers.incremental import OutputParser
 from realizar.tokenizer.tokenizer import TokenBytes
 
 TokenKind = Literal["content", "reasoning", "other", "none"]

@@ -29,9 +29,9 @@ from realizar.tokenizer.marks import (
     SEED_CALL,
     ReasoningMarks,
 )
-from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.gemma import GEMMA
 from realizar.tokenizer.parsers.harmony import HARMONY, HarmonyParser
+from realizar.tokenizer.parsers.incremental import OutputParser
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.pythonic import PYTHONIC
 from realizar.tokenizer.parsers.styles import (

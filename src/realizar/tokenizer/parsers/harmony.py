@@ -22,7 +22,7 @@ from realizar.tokenizer.marks import (
 )
 from realizar.tokenizer.parsers.calls import Calls, read_arguments
 from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until
-from realizar.tokenizer.parsers.incremental import IncrementalParser
+from realizar.tokenizer.parsers.incremental import OutputParser
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
 
 _ROLE = "assistant"
@@ -54,11 +54,11 @@ def _read_nothing(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     yield from ()
 
 
-class HarmonyParser(IncrementalParser):
-    """Parses one answer; an `OutputParser`.
+class HarmonyParser(OutputParser):
+    """Parses one answer.
 
     Messages that are malformed, of another role or to an unknown function become content as they were written. For
-    `prompt_end` see `choose_parser`; a message may begin there. For the rest see `IncrementalParser`.
+    `prompt_end` see `choose_parser`; a message may begin there. For the rest see `OutputParser`.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class HarmonyParser(IncrementalParser):
         elif name in self._tools:
             yield from self._call(name)
         elif channel is not None and channel[1] == "analysis":
-            self._in_reasoning = True
+            self.in_reasoning = True
             yield from self._body(self._give_reasoning)
-            self._in_reasoning = False
+            self.in_reasoning = False
         elif not name or name in _NO_TOOLS:
             yield from self._body(self._give_content)
         else:

@@ -1,8 +1,9 @@
-"""`IncrementalParser`: what every parser of answers shares. A subclass writes its steps. Standard library only."""
+"""`OutputParser`: what every parser of answers shares. A subclass writes its steps. Standard library only."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -88,13 +89,20 @@ class HeldSpace:
         self._pieces.append(space)
 
 
-class IncrementalParser:
-    """Feeds arriving text to a generator of steps; an `OutputParser`.
+class OutputParser(ABC):
+    """Parses an answer's text as it arrives. The deltas concatenate to the same result however the text is cut.
+
+    The text comes from `StopChecker`, which spells out the control tokens that mark calls and reasoning. A subclass
+    writes the steps.
 
     Args:
         tools: the parameters' JSON schema of each tool, by name.
         parallel: several calls are allowed; otherwise the answer ends with the first.
         tokens: marks that the vocabulary has as tokens: they count at the places alone that `feed` is told of.
+
+    Attributes:
+        ended: the only allowed call is complete. Further text is ignored, so generation may stop.
+        in_reasoning: the text that was fed ends inside reasoning, whose marks count as reasoning.
     """
 
     def __init__(
@@ -109,38 +117,36 @@ class IncrementalParser:
         self._cursor = Cursor(tokens)
         self._deltas = DeltaList(self._spelled.show)
         self._calls = Calls(tools, new_id, self._deltas.call, self._spelled.show, parallel=parallel)
-        self._ended = self._rest_is_content = self._in_reasoning = False
+        self.ended = self._rest_is_content = self.in_reasoning = False
         self._steps = self._answer()
 
+    @abstractmethod
     def _answer(self) -> Reading[None]:
         """Parse the answer; called once, and run as text arrives."""
-        raise NotImplementedError
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
-    @property
-    def in_reasoning(self) -> bool:
-        return self._in_reasoning
 
     @property
     def num_calls(self) -> int:
+        """The number of tool calls so far; above 0 the finish reason `stop` becomes `tool_calls`."""
         return self._calls.count
 
     def feed(self, text: str, marks: Sequence[int] = ()) -> list[ParsedDelta]:
+        """Take in text and return the certain deltas; a possible beginning of a mark or a call is held back.
+
+        Args:
+            marks: where in the text tokens begin that are marks, as of `ChoiceDelta`.
+        """
         return self._take(self._spelled.hide(text, marks))
 
     def finish(self) -> list[ParsedDelta]:
         """Return the deltas that are still held back; nothing may be fed afterwards."""
-        if self._ended or self._cursor.ended:
+        if self.ended or self._cursor.ended:
             return []
         rest = self._take(self._spelled.finish())
         self._cursor.ended = True
         return [*rest, *self._go_on()]
 
     def _take(self, text: str) -> list[ParsedDelta]:
-        if not text or self._ended:
+        if not text or self.ended:
             return []
         if self._rest_is_content:
             return [ContentDelta(self._spelled.show(text))]
@@ -151,7 +157,7 @@ class IncrementalParser:
         try:
             next(self._steps, None)
         except AnswerEndedError:
-            self._ended = True
+            self.ended = True
         return self._deltas.take()
 
 

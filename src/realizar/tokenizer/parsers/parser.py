@@ -9,7 +9,7 @@ from typing import Any
 
 from realizar.tokenizer.marks import RESPONSE, RESPONSE_END, ReasoningMarks
 from realizar.tokenizer.parsers.cursor import MismatchError, Reading, overlap, pass_until
-from realizar.tokenizer.parsers.incremental import HeldSpace, IncrementalParser
+from realizar.tokenizer.parsers.incremental import HeldSpace, OutputParser
 from realizar.tokenizer.parsers.styles import ToolStyle
 
 # Text that looked like a call is read again as content. Once it is so many characters, no further calls are looked for.
@@ -17,8 +17,8 @@ _MAX_REREAD = 256 << 10
 _MOST_SAID = 32  # characters: marks are shorter
 
 
-class AnswerParser(IncrementalParser):
-    """Parses one answer; an `OutputParser`.
+class AnswerParser(OutputParser):
+    """Parses one answer.
 
     White space around reasoning and calls is not content. All other text becomes content, including text that only
     looked like a call.
@@ -27,7 +27,7 @@ class AnswerParser(IncrementalParser):
         reasoning: marks of reasoning at the answer's beginning; None if the model has none.
         reasoning_open: the prompt ends inside reasoning.
         style: style of the calls; None if no tools were given.
-        tools, parallel, tokens: as of `IncrementalParser`.
+        tools, parallel, tokens: as of `OutputParser`.
         in_response: the content may stand between `<response>` and `</response>`, which are not part of it.
         calls_in_reasoning: calls count in reasoning too, as models forget to end it before them. False where a grammar
             has the model end it, as the grammar does not see to such calls.
@@ -54,7 +54,7 @@ class AnswerParser(IncrementalParser):
         self._said = ""  # the last words of content or reasoning, without white space behind them
         self._style, self._reasoning_marks, self._reasoning_open = style, reasoning, reasoning_open
         self._in_response, self._calls_in_reasoning = in_response, calls_in_reasoning
-        self._in_reasoning = reasoning is not None and reasoning_open
+        self.in_reasoning = reasoning is not None and reasoning_open
         self._look_for(())
 
     def _look_for(self, others: tuple[str, ...]) -> None:
@@ -86,7 +86,7 @@ class AnswerParser(IncrementalParser):
         if not (yield from cursor.optional(marks.start)) and not is_open:
             self._space.hold(before)
             return
-        self._in_reasoning = True
+        self.in_reasoning = True
         yield from cursor.space()
         space = HeldSpace()
         while True:
@@ -96,7 +96,7 @@ class AnswerParser(IncrementalParser):
                 return
             start = cursor.position
             cursor.position += len(found)
-            self._in_reasoning = False
+            self.in_reasoning = False
             if found == marks.end:
                 yield from cursor.space()
                 return
@@ -107,7 +107,7 @@ class AnswerParser(IncrementalParser):
                     return
             else:
                 self._give_reasoning(space.before_end(found))
-            self._in_reasoning = True
+            self.in_reasoning = True
 
     def _reasoning_ends(self, marks: ReasoningMarks) -> tuple[str, ...]:
         if self._style is None or not self._calls_in_reasoning or self._num_reread > _MAX_REREAD:

@@ -145,10 +145,6 @@ class ChatTemplate:
             self._compiled[name] = CompiledTemplate(self._sources[name], special_texts, self._compiler)
         return self._compiled[name]
 
-    def takes_tools(self, tools: Sequence[Mapping[str, Any]] | None = None) -> bool:
-        """True if that template shows tools itself; raises as `compiled` does."""
-        return self.compiled(tools).takes_tools
-
     @functools.cached_property
     def _hider(self) -> ControlTextHider:
         texts = self._tokenizer.control_texts().union(self._tokenizer.mark_ids)
