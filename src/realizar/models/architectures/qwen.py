@@ -28,16 +28,11 @@ def build_qwen3(hparams: HyperParameters) -> ModelSpec:
 
 
 def build_qwen2vl(hparams: HyperParameters) -> ModelSpec:
-    return _build_text(hparams, qk_norm=False)
+    return _build(hparams, qk_norm=False, is_part=True)
 
 
 def build_qwen3vl(hparams: HyperParameters) -> ModelSpec:
-    return _build_text(hparams, qk_norm=True)
-
-
-def _build_text(hparams: HyperParameters, *, qk_norm: bool) -> ModelSpec:
-    read_vision_keys(hparams)
-    return _build(hparams, qk_norm=qk_norm, is_part=True)
+    return _build(hparams, qk_norm=True, is_part=True)
 
 
 def read_vision_keys(hparams: HyperParameters) -> None:
@@ -53,6 +48,8 @@ def read_vision_keys(hparams: HyperParameters) -> None:
 
 
 def _build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> ModelSpec:
+    if is_part:
+        read_vision_keys(hparams)
     sizes = read_dimensions(hparams, defaults={"head_dim": 128} if qk_norm else None)
     builder = SpecBuilder(hparams, sizes, is_part=is_part)
     default_base = 10000.0 if hparams.is_gguf or not is_part else 5e5 if qk_norm else 1e6
