@@ -52,7 +52,7 @@ def watch(runner: BackendRunner[Any]) -> Iterator[Notes]:
 @contextmanager
 def _watch_cpu(runner: BackendRunner[Any], notes: Notes) -> Iterator[None]:
     """Operations are walked one by one; the first of a mixture's choice chooses."""
-    from realizar.backends.cpu.kernels.attention import STEP_TOKENS
+    from realizar.backends.cpu.kernels.attention_record import STEP_TOKENS
     from realizar.backends.cpu.operations import walkable
 
     backend, walk, mixtures = runner.backend, runner.backend.walk, runner.spec.mixtures()

@@ -12,7 +12,7 @@ from realizar.backends.cpu.codegen.vector_math import CLAMPED
 from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.activate import ACTIVATE
-from realizar.backends.cpu.kernels.attention import STEP_SELECTED, STEP_TERMS, STEP_TOKENS
+from realizar.backends.cpu.kernels.attention_record import STEP_SELECTED, STEP_TERMS, STEP_TOKENS
 from realizar.backends.cpu.kernels.expert_linear import EXPERT_ACTIVATE, EXPERT_FLOAT_LINEAR, EXPERT_LINEAR
 from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR
 from realizar.backends.cpu.kernels.layer_inputs import LAYER_INPUTS

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.kernel_library import KernelLibrary
-from realizar.backends.cpu.kernels.attention import ATTEND, combine
+from realizar.backends.cpu.kernels.attention import combine
+from realizar.backends.cpu.kernels.attention_record import ATTEND
 from realizar.backends.cpu.kernels.normalize import norm_kind
 from realizar.backends.cpu.kernels.rotate import ROTATE
 from realizar.backends.cpu.kv.memory import KVMemory

@@ -14,7 +14,7 @@ from realizar.backends.cpu.bind_kv import AttentionBinder, RopeTables
 from realizar.backends.cpu.bind_state import StateBinder
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
-from realizar.backends.cpu.kernels.attention import scratch_bytes
+from realizar.backends.cpu.kernels.attention_segment import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVMemory
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.records import aligned_zeros

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import NO_OTHERS, Capacity, ForwardInput, OtherModels
 from realizar.backends.cpu.instruction_set import select
-from realizar.backends.cpu.kernels.attention import (
+from realizar.backends.cpu.kernels.attention_record import (
     SEGMENT,
     STEP_ROWS,
     STEP_SELECTED,

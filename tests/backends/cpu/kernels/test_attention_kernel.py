@@ -14,17 +14,16 @@ from backends.cpu.kernels.kv_blocks import KVBlocks
 from backends.cpu.kernels.record_checks import WIDTH, check_records, poisoned_records, rows_of
 from cpu_runs import skip_unless_supported
 from realizar.backends.cpu.instruction_set import index_of, select
-from realizar.backends.cpu.kernels.attention import (
+from realizar.backends.cpu.kernels.attention import combine, make_attend
+from realizar.backends.cpu.kernels.attention_record import (
     ATTEND,
     ROW_FIELDS,
     SEGMENT,
     STEP_ROWS,
     STEP_SPLIT,
     STEP_TOKENS,
-    combine,
-    make_attend,
-    scratch_bytes,
 )
+from realizar.backends.cpu.kernels.attention_segment import scratch_bytes
 from realizar.backends.cpu.kv.layout import KV_DTYPES, KVLayout
 from wider import wider
 

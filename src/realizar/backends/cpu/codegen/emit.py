@@ -53,6 +53,12 @@ class Emitter:
     def store(self, value: Value, address: Value, align: int = 4) -> None:
         self.b.store(value, self.b.inttoptr(address, value.type.as_pointer()), align=align)
 
+    def shifted(self, vector: Value, right: int) -> Value:
+        """int32 lanes, shifted to the right, or to the left by a negative number."""
+        if right > 0:
+            return self.b.lshr(vector, self.const_i32(right))
+        return self.b.shl(vector, self.const_i32(-right)) if right else vector
+
     def splat(self, scalar: Value) -> Value:
         kind = ir.VectorType(scalar.type, self.lanes)
         undefined = ir.Constant(kind, ir.Undefined)

@@ -122,18 +122,11 @@ class TileEmitter:
         for bits in PLANES[weight_format.bits]:
             vector, place = vectors[first + word % bits], bits * (word // bits)
             mask = ((1 << bits) - 1) << shift
-            moved = self._shift(vector, place - shift)
+            moved = e.shifted(vector, place - shift)
             part = moved if bits == 8 else e.b.and_(moved, e.byte_mask(mask))
             combined = part if combined is None else e.b.or_(combined, part)
             first, shift = first + bits, shift + bits
         return combined if self.table is None else self._look_up(self.table, combined)
-
-    def _shift(self, vector: Value, right: int) -> Value:
-        if right == 0:
-            return vector
-        if right > 0:
-            return self.e.b.lshr(vector, self.e.const_i32(right))
-        return self.e.b.shl(vector, self.e.const_i32(-right))
 
     def _look_up(self, table: Value, codes: Value) -> Value:
         """Each byte of `codes` (0..15) replaced by that byte of the table, which repeats every 16 bytes."""

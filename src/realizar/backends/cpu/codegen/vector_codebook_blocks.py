@@ -45,12 +45,10 @@ class Block:
         return e.b.lshr(self.half_at(index), e.splat(e.b.trunc(place, I32)))
 
     def shl(self, value: Value, places: int) -> Value:
-        return self.e.b.shl(value, self.e.const_i32(places)) if places else value
+        return self.e.shifted(value, -places)
 
     def field(self, value: Value, place: int, bits: int) -> Value:
-        e = self.e
-        moved = e.b.lshr(value, e.const_i32(place)) if place else value
-        return e.b.and_(moved, e.const_i32((1 << bits) - 1))
+        return self.e.b.and_(self.e.shifted(value, place), self.e.const_i32((1 << bits) - 1))
 
     def high(self, low: Value, value: Value, place: int, bits: int) -> Value:
         """`low` of eight bits under a field of `value`."""

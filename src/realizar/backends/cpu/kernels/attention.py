@@ -23,9 +23,7 @@ from realizar.backends.cpu.kernels.attention_record import (
     ROW_FIELDS,
     SEGMENT,
     STEP_ROWS,
-    STEP_SELECTED,
     STEP_SPLIT,
-    STEP_TERMS,
     STEP_TOKENS,
     TILE,
     segments_of,
@@ -37,7 +35,6 @@ from realizar.backends.cpu.kernels.attention_segment import (
     keys_of,
     place_tile,
     score_segment,
-    scratch_bytes,
     sum_segment,
     weigh_segment,
 )
@@ -101,11 +98,6 @@ def _sum_wide(instruction_set: int, step: int, tile: Tile, begin: int, low: int,
             tile.sums + dimension * 4, tile.padded * 4,
         )  # fmt: skip
 
-
-__all__ = [
-    "ATTEND", "ROW_FIELDS", "SEGMENT", "STEP_ROWS", "STEP_SELECTED", "STEP_SPLIT", "STEP_TERMS", "STEP_TOKENS", "TILE",
-    "combine", "make_attend", "scratch_bytes",
-]  # fmt: skip
 
 _TOGETHER = 3  # tiles of a thread from which turning a segment to float32 pays
 

@@ -45,12 +45,7 @@ class Fields(Emitter):
 
     def field(self, words: Value, place: int, bits: int, to: int = 0) -> Value:
         """The `bits` bits from `place` on of every byte, moved to bit `to`."""
-        moved = words
-        if place > to:
-            moved = self.b.lshr(words, self.const_i32(place - to))
-        elif place < to:
-            moved = self.b.shl(words, self.const_i32(to - place))
-        return self.b.and_(moved, self.byte_mask(((1 << bits) - 1) << to))
+        return self.b.and_(self.shifted(words, place - to), self.byte_mask(((1 << bits) - 1) << to))
 
     def nibbles(self, offset: int) -> Value:
         """Low nibbles of the 16 bytes at `offset`, then their high nibbles."""

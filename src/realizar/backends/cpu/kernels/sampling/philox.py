@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 
 from realizar.backends.cpu.memory import inner
-from realizar.backends.philox import DRAW_TOKEN, DRAW_XTC
-
-__all__ = ["DRAW_TOKEN", "DRAW_XTC", "uniform_of"]
 
 _WORD = np.uint64(0xFFFFFFFF)
 _FIRST, _SECOND = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)

@@ -23,7 +23,7 @@ from realizar.backends.cpu.kernels.sampling.logits import (
     logits_of,
     weigh_all,
 )
-from realizar.backends.cpu.kernels.sampling.philox import DRAW_TOKEN, DRAW_XTC, uniform_of
+from realizar.backends.cpu.kernels.sampling.philox import uniform_of
 from realizar.backends.cpu.kernels.sampling.pool import (
     draw,
     gather,
@@ -44,6 +44,7 @@ from realizar.backends.cpu.memory import (
     write_f64,
     write_i32,
 )
+from realizar.backends.philox import DRAW_TOKEN, DRAW_XTC
 
 _SLACK = 1e-9  # by which a bound, found through a logarithm, is lowered, so that rounding loses no id
 _LEAST_REST = 1e-16
