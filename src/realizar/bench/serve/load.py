@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from realizar.bench.serve.client import Answer, Server, send
@@ -80,9 +79,7 @@ class Generators:
             list(self._pool.map(time.sleep, [_START_S] * self._count))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 

@@ -22,7 +22,6 @@ from realizar.errors import InvalidRequestError
 if TYPE_CHECKING:
     from realizar.bench.serve.client import Server
     from realizar.bench.serve.compare import ServerRuns
-    from realizar.bench.serve.process import ServerSize
     from realizar.bench.serve.workload import LengthSource, Workload
 
 _CONCURRENCY, _REQUESTS = 16, 64
@@ -302,9 +301,15 @@ def _loads(load: LoadOptions, protocol: ProtocolOptions, mixed: MixOptions) -> d
 def _running(servers: ServerOptions, loads: Sequence[Workload], mixed: MixOptions) -> Iterator[list[Server]]:
     """The servers to load; those that had to be started are stopped at the end of the block."""
     from realizar.bench.serve.client import Server
-    from realizar.bench.serve.process import ServerSize
+    from realizar.bench.serve.process import ServerSize, llama_server, realizar_server
     from realizar.bench.serve.servers import find_server
+    from realizar.hub.pull import resolve
 
+    model_file, program, model = servers.model_file, servers.llama_server, servers.model or ""
+    if not servers.url and model_file is None:
+        raise InvalidRequestError("name a server with --url, or a model to serve with --model-file", "url")
+    if program is not None and model_file is None:
+        raise InvalidRequestError("--llama-server needs --model-file", "model-file")
     most_open = max((work.concurrency or 0 for work in loads), default=0)
     context_length = servers.context_length
     if context_length is None:
@@ -319,8 +324,16 @@ def _running(servers: ServerOptions, loads: Sequence[Workload], mixed: MixOption
     )
     with ExitStack() as running:
         running.enter_context(_unwinding_on_termination())
-        found = _start(running, servers, size)
         # The key and the model's name are those of the server at --url.
+        if servers.url:
+            found = [Server(servers.url, servers.url, model, servers.api_key)]
+        else:
+            report(f"starting realizar serve {model_file}")
+            found = [Server("realizar", running.enter_context(realizar_server(str(model_file), size)), model)]
+        if program is not None and model_file is not None:
+            report(f"starting {program.name}")
+            url = running.enter_context(llama_server(program, resolve(model_file), size))
+            found.append(Server("llama.cpp", url, ""))
         found += [Server(url, url, "") for url in servers.peer_url]
         yield [find_server(replace(each, context_tokens=context_length)) for each in found]
 
@@ -329,27 +342,6 @@ def _longest(lengths: LengthSource) -> int:
     from realizar.bench.serve.workload import Quantiles
 
     return lengths.points[-1][1] if isinstance(lengths, Quantiles) else lengths.high
-
-
-def _start(running: ExitStack, servers: ServerOptions, size: ServerSize) -> list[Server]:
-    from realizar.bench.serve.client import Server
-    from realizar.bench.serve.process import llama_server, realizar_server
-    from realizar.hub.pull import resolve
-
-    model_file, program, model = servers.model_file, servers.llama_server, servers.model or ""
-    if not servers.url and model_file is None:
-        raise InvalidRequestError("name a server with --url, or a model to serve with --model-file", "url")
-    if program is not None and model_file is None:
-        raise InvalidRequestError("--llama-server needs --model-file", "model-file")
-    if servers.url:
-        found = [Server(servers.url, servers.url, model, servers.api_key)]
-    else:
-        report(f"starting realizar serve {model_file}")
-        found = [Server("realizar", running.enter_context(realizar_server(str(model_file), size)), model)]
-    if program is not None and model_file is not None:
-        report(f"starting {program.name}")
-        found.append(Server("llama.cpp", running.enter_context(llama_server(program, resolve(model_file), size)), ""))
-    return found
 
 
 @contextmanager

@@ -176,10 +176,6 @@ def _gpu_lines(facts: dict[str, Any], packages: str) -> list[str]:
     return lines
 
 
-def _node_text(nodes: dict[str, str]) -> str:
-    return ", ".join(f"CPUs {cpus} on node {node}" for node, cpus in nodes.items())
-
-
 def _report(facts: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:
     caches = ", ".join(f"{name} {size >> 10} KB" for name, size in facts["cache_bytes"].items())
     sets = ", ".join(name for name, there in facts["instruction_sets"].items() if there)
@@ -187,12 +183,13 @@ def _report(facts: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:
         ", ".join(f"{name} {number or 'missing'}" for name, number in facts[key].items())
         for key in ("packages", "gpu_packages")
     )
+    nodes = ", ".join(f"CPUs {cpus} on node {node}" for node, cpus in facts["nodes"].items())
     lines = [
         f"realizar         {facts['realizar']}, Python {facts['python']}, {facts['system']}",
         f"packages         {packages}",
         f"processor        {facts['processor']}",
         f"cores            {facts['physical_cores']} physical, {facts['logical_cores']} logical",
-        f"sides            {facts['sockets']} sockets; " + _node_text(facts["nodes"]),
+        f"sides            {facts['sockets']} sockets; {nodes}",
         f"caches           {caches or 'unknown'}",
         f"memory           {format_bytes(facts['available_bytes'])} free of {format_bytes(facts['memory_bytes'])}",
         f"instruction set  {facts['instruction_set']} (this processor has: {sets})",

@@ -28,10 +28,7 @@ from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 
 if TYPE_CHECKING:
-    from realizar.engine.clients.engine_thread import RequestStream
-    from realizar.engine.llm import LLM
     from realizar.outputs import RequestOutput
-    from realizar.sampling_params import SamplingParams
 
 
 def run_command(
@@ -77,7 +74,7 @@ def run_command(
         if llm.device.kind == "cuda" and not (quiet or as_json):
             print(f"device: {llm.device.label}", file=sys.stderr)
         params = replace(sampling.apply(llm.default_sampling), structured=grammar)
-        with _start(llm, text, params, system=system, raw=raw) as stream:
+        with llm.stream(text, params) if raw else llm.chat_stream(_messages(system, text), params) as stream:
             if not as_json:
                 texts: Iterator[str] = (delta.text for delta in stream)
                 if not raw and llm.answer_format.in_channels:
@@ -88,10 +85,6 @@ def run_command(
             print(json_line(record(output)))
         elif not quiet:
             print(f"{statistics(output)}, loaded in {llm.capacity.load_s:.2f} s", file=sys.stderr)
-
-
-def _start(llm: LLM, prompt: str, params: SamplingParams, *, system: str | None, raw: bool) -> RequestStream:
-    return llm.stream(prompt, params) if raw else llm.chat_stream(_messages(system, prompt), params)
 
 
 def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
