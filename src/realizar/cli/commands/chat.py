@@ -20,7 +20,7 @@ from realizar.cli.commands.run import show, statistics
 from realizar.cli.options.arguments import Model, Verbose, checked_text
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.options.engine import EngineOptions
-from realizar.cli.options.loading import ForChat, load_model
+from realizar.cli.options.loading import load_model
 from realizar.cli.options.sampling import SamplingOptions, describe, parse_assignments
 from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import error_line
@@ -58,8 +58,8 @@ def chat_command(
 
     show_log(verbose)
     sampling = (sampling or SamplingOptions()).checked()
-    chat = ForChat(read_chat_template(chat_template))
-    with load_model(model, engine or EngineOptions(), chat=chat) as llm:
+    template = read_chat_template(chat_template)
+    with load_model(model, engine or EngineOptions(), chat=True, template=template) as llm:
         if llm.device.kind == "cuda" and not quiet:
             _report(f"device: {llm.device.label}")
         form = llm.answer_format

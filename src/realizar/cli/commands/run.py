@@ -20,7 +20,7 @@ from realizar.cli.channel_text import ChannelText
 from realizar.cli.options.arguments import Json, Model, Verbose, checked_text, read_text
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.options.engine import EngineOptions
-from realizar.cli.options.loading import ForChat, load_model
+from realizar.cli.options.loading import load_model
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import json_line, shown_answer
@@ -66,11 +66,11 @@ def run_command(
         raise InvalidRequestError("--chat-template can't be combined with --raw", "chat_template")
     sampling = (sampling or SamplingOptions()).checked()
     grammar = (structured or _StructuredOptions()).chosen()
-    chat = None if raw else ForChat(read_chat_template(chat_template))
+    template = read_chat_template(chat_template)
     text = read_prompt(prompt, prompt_file)
     if not raw and not text.strip():
         raise InvalidRequestError("the prompt is empty", "prompt")
-    with load_model(model, engine or EngineOptions(), chat=chat) as llm:
+    with load_model(model, engine or EngineOptions(), chat=not raw, template=template) as llm:
         if llm.device.kind == "cuda" and not (quiet or as_json):
             print(f"device: {llm.device.label}", file=sys.stderr)
         params = replace(sampling.apply(llm.default_sampling), structured=grammar)

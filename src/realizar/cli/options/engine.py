@@ -50,11 +50,8 @@ class BackendOptions:
     expert_used_count: MaybeInteger = None
     instruction_set: str | None = None
 
-    def config(self, *, max_running: int | None = None) -> EngineConfig:
-        """The configuration of an engine that runs `max_running` sequences at once; None takes the device's default.
-
-        It raises InvalidRequestError if a value is out of range.
-        """
+    def config(self) -> EngineConfig:
+        """It raises InvalidRequestError if a value is out of range."""
         return EngineConfig(
             device=self.device,
             batch_invariant=self.batch_invariant,
@@ -65,7 +62,6 @@ class BackendOptions:
             kv_cache_dtype=self.kv_cache_dtype,
             expert_used_count=self.expert_used_count,
             instruction_set=self.instruction_set,
-            max_running=max_running,
         )
 
 
@@ -82,8 +78,8 @@ class EngineOptions(BackendOptions):
         MaybeInteger, Parameter(name=("--context-length", "--ctx-size", "--max-model-len", "-c"))
     ] = None
 
-    def config(self, *, max_running: int | None = None) -> EngineConfig:
-        return replace(BackendOptions.config(self, max_running=max_running), context_length=self.context_length)
+    def config(self) -> EngineConfig:
+        return replace(BackendOptions.config(self), context_length=self.context_length)
 
 
 @Parameter(name="*", group="Batching", negative=())
