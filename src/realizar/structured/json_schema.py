@@ -74,11 +74,6 @@ def prepare_schema(schema: dict[str, Any]) -> None:
         if not path:
             raise
         refuse_schema(f"{'.'.join(path)}: {str(error).removeprefix(REFUSED)}")
-    check_end(schema)
-
-
-def check_end(schema: dict[str, Any]) -> None:
-    """Raise InvalidRequestError where a schema has no finite value."""
     if not can_end(schema):
         refuse_schema("no finite value satisfies it: what it requires contains itself ($ref)")
 

@@ -146,7 +146,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.table.leave(self)
         self._stop_timer()
-        self._stop_stall_timer()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
         self._end_requests()
         super().connection_lost(exc)
 
@@ -377,11 +378,6 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._watch_writing()
-
-    def _stop_stall_timer(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
 
 
 class _AnswerTransport:
