@@ -70,12 +70,12 @@ def test_a_compile_that_the_clock_ends_is_forgotten(
     with pytest.raises(RequestFailedError, match=r"compiling it took longer than 0\.1 s"):
         service.prepare(LETTERS)
     with pytest.raises(RequestFailedError):
-        service.acquire("a", LETTERS, lambda _id: True)
+        service.known.acquire("a", LETTERS, lambda _id: True)
     late = service.open_row(LETTERS, ())
     assert (late.error is not None, late.cause) == (True, "engine")
     clock.now_s += 1
     start(service)
-    assert service._known._refused_characters == 0
+    assert service.known._refused_characters == 0
 
 
 @pytest.mark.parametrize("status", [-signal.SIGXCPU, -signal.SIGSEGV])
@@ -167,7 +167,7 @@ def test_a_fork_that_is_refused_is_not_the_requests_fault(
         served_masks(service, [(row, ())])
     assert (row.error, row.cause) == ("it can't be compiled again: no more processes", "engine")
     service.close_row(row)
-    service.forget(LETTERS)  # as the engine does
+    service.known.forget(LETTERS)  # as the engine does
     start(service)
 
 

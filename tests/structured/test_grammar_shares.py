@@ -40,7 +40,7 @@ def test_grammars_of_closed_requests_are_ended() -> None:
     service.prepare(LETTERS, "b")
     wait_until(lambda: not is_alive(worker.pid))
     assert not heard
-    assert not service._known.has(ENDLESS)
+    assert not service.known.has(ENDLESS)
     service.close()
 
 
@@ -74,21 +74,21 @@ def test_open_requests_bound_the_processes() -> None:
     open_ids = {"a", "b"}
     for name, structured in (("a", LETTERS), ("b", DIGITS)):
         service.prepare(structured)
-        assert service.acquire(name, structured, open_ids.__contains__)
+        assert service.known.acquire(name, structured, open_ids.__contains__)
     third = StructuredOutput("regex", "third")
     with pytest.raises(QueueFullError, match="2 different grammars"):
         service.prepare(third)
     open_ids.remove("a")
-    assert service.acquire("b", DIGITS, open_ids.__contains__)
+    assert service.known.acquire("b", DIGITS, open_ids.__contains__)
     service.prepare(third)
-    assert not service._known.has(LETTERS)
-    assert service._known.usage()[0] == 2
+    assert not service.known.has(LETTERS)
+    assert service.known.usage()[0] == 2
     open_ids.clear()
-    assert service.acquire("c", third, open_ids.__contains__)
+    assert service.known.acquire("c", third, open_ids.__contains__)
     for number in range(4):
         service.prepare(StructuredOutput("regex", f"idle{number}"))
-    assert service._known.usage()[0] <= 2
-    assert service._known.has(third)
+    assert service.known.usage()[0] <= 2
+    assert service.known.has(third)
     service.close()
 
 
@@ -101,7 +101,7 @@ def test_a_client_has_a_share_of_the_processes() -> None:
         structured = StructuredOutput("regex", text)
         service.prepare(structured, client)
         open_ids.add(text)
-        assert service.acquire(text, structured, open_ids.__contains__, client)
+        assert service.known.acquire(text, structured, open_ids.__contains__, client)
 
     ask("a", "first")
     ask("a", "second")
@@ -117,9 +117,9 @@ def test_a_client_has_a_share_of_the_processes() -> None:
 def test_a_client_has_a_share_of_the_memory() -> None:
     service = make_service()
     service.prepare(LETTERS, "a")
-    assert service.acquire("a", LETTERS, {"a"}.__contains__, "a")
-    _, size_bytes = service._known.usage()
-    service._limits = service._known._limits = WorkerLimits(total_bytes=2 * size_bytes)
+    assert service.known.acquire("a", LETTERS, {"a"}.__contains__, "a")
+    _, size_bytes = service.known.usage()
+    service._limits = service.known._limits = WorkerLimits(total_bytes=2 * size_bytes)
     with pytest.raises(QueueFullError, match="share"):
         service.prepare(DIGITS, "a")
     service.prepare(DIGITS, "b")
@@ -130,15 +130,15 @@ def test_open_requests_bound_the_memory() -> None:
     service = make_service(WorkerLimits(total_bytes=1))
     service.prepare(LETTERS)
     open_ids = {"a"}
-    assert service.acquire("a", LETTERS, open_ids.__contains__)
+    assert service.known.acquire("a", LETTERS, open_ids.__contains__)
     row = Follower(service, LETTERS)
     step(service, row)
-    assert service._known.usage()[1] > 1000
+    assert service.known.usage()[1] > 1000
     with pytest.raises(QueueFullError, match="memory"):
         service.prepare(DIGITS)
     service.close_row(row.row)
     open_ids.clear()
-    assert not service.acquire("b", DIGITS, open_ids.__contains__)
+    assert not service.known.acquire("b", DIGITS, open_ids.__contains__)
     service.prepare(DIGITS)
-    assert not service._known.has(LETTERS)
+    assert not service.known.has(LETTERS)
     service.close()

@@ -195,7 +195,7 @@ def test_forced_text_is_cut_as_the_tokenizer_does(tmp_path: Path, monkeypatch: p
 def test_a_row_that_opens_late_finds_its_grammar_compiled_anew(service: GrammarService) -> None:
     """One that was forgotten, worn out, while the request waited."""
     service.prepare(LETTERS)
-    service.forget(LETTERS)
+    service.known.forget(LETTERS)
     row: GrammarRow = service.open_row(LETTERS, [TOKENS.index(b"a")] * 40)
     (mask,) = served_masks(service, [(row, ())])
     assert allowed_ids(mask[0]).tolist() == [TOKENS.index(b"x")]

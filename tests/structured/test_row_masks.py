@@ -218,7 +218,7 @@ def test_rows_beyond_all_slots_are_refused() -> None:
     service.close_row(rows[0].row)
     rows[0] = Follower(service, DIGITS)
     step(service, *rows)
-    assert [grammar.num_rows for grammar in service._known._grammars.values()] == [1, 1]
+    assert [grammar.num_rows for grammar in service.known._grammars.values()] == [1, 1]
     service.close()
 
 

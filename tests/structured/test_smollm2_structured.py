@@ -126,7 +126,7 @@ def test_more_grammars_than_may_be_open(llm: LLM, monkeypatch: pytest.MonkeyPatc
     service = core_of(llm)._grammars._made_service()
     few = replace(service._limits, grammars=2, idle=2)
     monkeypatch.setattr(service, "_limits", few)
-    monkeypatch.setattr(service._known, "_limits", few)
+    monkeypatch.setattr(service.known, "_limits", few)
     reported: list[tuple[int, int]] = []
     for first in (0, 5):
         words = [f"w{number}" for number in range(first, first + 5)]

@@ -373,7 +373,7 @@ def test_a_row_that_ended_while_it_was_held_makes_room() -> None:
     core.add(Request("plain", (3, 4), SamplingParams(temperature=0.0), 20))
     for _ in range(4):
         stepped(core)
-    (grammar,) = limited._known._grammars.values()
+    (grammar,) = limited.known._grammars.values()
     pids = end_workers(limited, signal.SIGSTOP)
     stepped(core)
     memory = limited.rows.memory

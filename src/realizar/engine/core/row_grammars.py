@@ -152,7 +152,7 @@ class RowGrammars:
             return True
         service = self._made_service()
         service.rows.wait(0)  # a process whose rows have all ended is free for others once it has answered
-        return service.acquire(request.request_id, structured, is_open, request.client.name)
+        return service.known.acquire(request.request_id, structured, is_open, request.client.name)
 
     def open(self, opened: OpenedRow) -> None:
         """Start a row; its history may hold output already."""
@@ -248,7 +248,7 @@ class RowGrammars:
         for at in failed.nonzero()[0].tolist():
             row = self._rows[int(asking.numbers[at])]
             stuck[int(asking.step.sequence_ids[asking.index[at]])] = _row_error(row)
-            self._made_service().forget(row.grammar.structured)
+            self._made_service().known.forget(row.grammar.structured)
         return stuck
 
     def _late(self, asking: _Asking, masks: MaskRequests) -> NDArray[np.bool_]:

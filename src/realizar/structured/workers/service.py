@@ -45,7 +45,7 @@ class GrammarService:
     The engine calls the methods of `rows`, `masks`, `advance`, `open_row` and `close_row` from one thread; the other
     methods are thread-safe. The first process starts with the first grammar, or with `start`.
 
-    `clock` gives monotonic seconds, for the expiry of refusals.
+    `clock` gives monotonic seconds, for the expiry of refusals. `known` has the grammars that are compiled.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GrammarService:
         self._pool = WorkerPool(self._factory, self._limits)
         self.rows = MaskRequests(self._memory, self._pool, self._condemn)
         self._closed = False
-        self._known = KnownGrammars(self._limits, self._pool.drop, clock)
+        self.known = KnownGrammars(self._limits, self._pool.drop, clock)
         self._queue = CompileQueue(self._limits.queued_per_client)
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
@@ -88,7 +88,7 @@ class GrammarService:
             RequestFailedError: no process could finish it, which may be the machine's fault.
             QueueFullError: there is no room for it now. EngineDeadError: the service was closed.
         """
-        while not self._known.has(structured):
+        while not self.known.has(structured):
             done: SimpleQueue[RealizarError | None] = SimpleQueue()
             ticket = self.prepare_later(structured, client, done.put)
             try:
@@ -97,7 +97,7 @@ class GrammarService:
                 self.cancel(ticket)
             if error is not None:
                 raise error
-        self._known.check(structured)
+        self.known.check(structured)
 
     def prepare_later(self, structured: StructuredOutput, client: str, on_done: Report) -> Ticket:
         """Queue a client's grammar. `on_done` is called on another thread with the result: None or an error.
@@ -113,36 +113,23 @@ class GrammarService:
         """Cancel a ticket. If no other request waits for its grammar, it is not compiled. Idempotent."""
         self._queue.cancel(ticket)
 
-    def acquire(
-        self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool], client: str = ""
-    ) -> bool:
-        """Hold a compiled grammar for a request until the request has ended; False if it is not compiled.
-
-        Raises InvalidRequestError or RequestFailedError where the grammar was refused.
-        """
-        return self._known.acquire(request_id, structured, is_open, client)
-
     def open_row(self, structured: StructuredOutput, output: Sequence[int], begun: Sequence[int] = ()) -> GrammarRow:
         """Make a row at the grammar's begin, or after some output. The row has an error if its grammar was refused.
 
         `begun` are ids before the output that the grammar takes in first. Raises RequestFailedError for too many rows.
         """
-        grammar = self._known.follow(structured)
+        grammar = self.known.follow(structured)
         try:
             row = self.rows.open(grammar, [*begun, *output])
         except RequestFailedError:
-            self._known.unfollow(grammar)
+            self.known.unfollow(grammar)
             raise
         row.num_begun = len(begun)
         return row
 
     def close_row(self, row: GrammarRow) -> None:
-        self._known.unfollow(row.grammar)
+        self.known.unfollow(row.grammar)
         self.rows.close(row)
-
-    def forget(self, structured: StructuredOutput) -> None:
-        """Compile a grammar anew for the next request, as the state that its rows share may have reached its limits."""
-        self._known.forget(structured)
 
     def close(self) -> None:
         """End all processes; waiting requests get an error. Idempotent."""
@@ -151,7 +138,7 @@ class GrammarService:
         self._factory.close()
         if self._thread is not None:
             self._thread.join()
-        self._known.close()
+        self.known.close()
         self._pool.close()
         self._memory.close()
 
@@ -178,10 +165,10 @@ class GrammarService:
         Raises InvalidRequestError or RequestFailedError where it is refused, QueueFullError without room for its
         process.
         """
-        if self._known.has(job.structured):
+        if self.known.has(job.structured):
             return
-        self._known.drop_surplus()
-        count, size_bytes = self._known.usage()
+        self.known.drop_surplus()
+        count, size_bytes = self.known.usage()
         if count >= self._limits.grammars:
             raise QueueFullError(
                 f"open requests have {count} different grammars, which is the limit; try again later", _RETRY_S
@@ -189,7 +176,7 @@ class GrammarService:
         if size_bytes >= self._limits.total_bytes:
             raise QueueFullError("the grammars of open requests use all memory for grammars; try again later", _RETRY_S)
         clients = {ticket.client for ticket in tuple(job.tickets)}
-        if clients and not any(map(self._known.has_share, clients)):
+        if clients and not any(map(self.known.has_share, clients)):
             raise QueueFullError(
                 "the grammars of this client's open requests use all of its share; try again later", _RETRY_S
             )
@@ -197,14 +184,14 @@ class GrammarService:
             grammar = self._compile(job)
         except (InvalidRequestError, RequestFailedError) as error:
             cause: ErrorCause = "request" if isinstance(error, InvalidRequestError) else "engine"
-            self._known.refuse(job.structured, str(error), cause)
+            self.known.refuse(job.structured, str(error), cause)
             raise
         except ServerError as error:
             if error.lasting:
                 raise InvalidRequestError(f"structured output is not possible with this model: {error}") from error
             raise QueueFullError(f"structured output is not possible now: {error}", _RETRY_S) from error
         if grammar is not None:
-            self._known.add(grammar)
+            self.known.add(grammar)
 
     def _compile(self, job: CompileJob) -> KnownGrammar | None:
         """Compile a grammar in a new process; None if nobody waits for it any more.
@@ -258,7 +245,7 @@ class GrammarService:
         """Refuse a grammar from now on, after one row has ended its worker by itself."""
         error = refusal(grammar.structured, reason)
         _LOG.warning("%s", error)
-        self._known.refuse(grammar.structured, str(error), cause)
+        self.known.refuse(grammar.structured, str(error), cause)
 
 
 # `KnownGrammars`: the compiled grammars with their users, and the refused grammars.
@@ -312,6 +299,10 @@ class KnownGrammars:
     def acquire(
         self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool], client: str = ""
     ) -> bool:
+        """Acquire a compiled grammar for a request until the request has ended; False if it is not compiled.
+
+        Raises InvalidRequestError or RequestFailedError where the grammar was refused.
+        """
         with self._lock:
             self.check(structured)
             for grammar in self._all():
@@ -343,7 +334,7 @@ class KnownGrammars:
                 self._refused_characters -= len(dropped.value)
 
     def forget(self, structured: StructuredOutput) -> None:
-        """Have no new row follow a grammar."""
+        """Have no new row follow a grammar, as the state that its rows share may have reached its limits."""
         with self._lock:
             grammar = self._grammars.pop(structured, None)
             if grammar is not None:
