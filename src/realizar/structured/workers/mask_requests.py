@@ -29,7 +29,7 @@ Slots = NDArray[np.intp]
 
 
 class MaskRequests:
-    """The rows that follow grammars, and what is asked of each, in columns by slot. Not thread-safe.
+    """The rows that follow grammars, and what is asked of each. Not thread-safe.
 
     A step's requests are a few writes to the shared memory, its answers two numbers to compare. What is known
     beforehand costs no request (`PrefetchedMasks`): where the grammar allows one token its worker goes ahead of what is
@@ -107,7 +107,7 @@ class MaskRequests:
         fence()
         for at, row in enumerate(rows):
             if done[at] and self._states[row.slot] == STUCK and row.error is None:
-                self._learn(row)
+                self._take_reason(row)
             done[at] = done[at] or row.line != NO_LINE or row.error is not None
         return np.array(done, np.bool_)
 
@@ -218,7 +218,7 @@ class MaskRequests:
         events, has_events = self._pool.poll()
         for worker, event in events:
             if isinstance(event, WorkerDiedError):
-                self._bury(worker, event)
+                self._recover(worker, event)
             elif isinstance(event, Stuck):
                 for row in self._rows_of(worker):
                     if row.key == event.key:
@@ -234,7 +234,7 @@ class MaskRequests:
     def _rows_of(self, worker: Worker) -> list[GrammarRow]:
         return [row for slot in sorted(worker.slots) if (row := self._rows[slot]).worker is worker]
 
-    def _learn(self, row: GrammarRow) -> None:
+    def _take_reason(self, row: GrammarRow) -> None:
         self._take_events()
         if row.error is None and row.slot not in self._due:
             self.fail(row, "its process has ended", "engine")
@@ -246,15 +246,15 @@ class MaskRequests:
                 reason = f"it can't be compiled again: {event.reason}"
                 row.grammar.refusal = reason, "request"
                 self.fail(row, reason, "request")
-                self._let_go(row)
+                self._detach(row)
 
-    def _let_go(self, row: GrammarRow) -> None:
+    def _detach(self, row: GrammarRow) -> None:
         if row.worker is not None:
             row.worker.slots.discard(row.slot)
         row.worker, row.is_stale = None, True
         self._answered[row.slot] = self._asked[row.slot]
 
-    def _bury(self, worker: Worker, death: WorkerDiedError) -> None:
+    def _recover(self, worker: Worker, death: WorkerDiedError) -> None:
         """A worker has ended: follow its rows anew, but for one that has ended its worker again."""
         rows = self._rows_of(worker)
         unanswered = [row for row in rows if self.wanted[row.slot] and not self._is_answered(row)]
@@ -262,7 +262,7 @@ class MaskRequests:
             _LOG.warning("a process of grammars %s; its rows start again with another one", death)
             self._blame(worker, rows, death)
         for row in rows:
-            self._let_go(row)
+            self._detach(row)
         for row in unanswered:
             row.num_waits = row.num_waits + 1 if row.waited_at == len(row.output) else 1
             row.waited_at = len(row.output)
