@@ -330,15 +330,13 @@ class ModelShelf:
 
 def shelf_samples(models: Sequence[ShelvedModel]) -> tuple[MetricSamples, ...]:
     def by_model(name: str, text: str, kind: str, value: Callable[[ShelvedModel], float]) -> MetricSamples:
-        sample = f"{name}_total" if kind == "counter" else name
-        values = tuple((sample, {"model_name": each.name}, float(value(each))) for each in models)
-        return MetricSamples(name, text, kind, values)
+        return MetricSamples.of(name, text, kind, [({"model_name": each.name}, value(each)) for each in models])
 
-    states = tuple(
-        ("realizar:model_state", {"model_name": model.name, "state": state}, float(model.state == state))
+    states = [
+        ({"model_name": model.name, "state": state}, model.state == state)
         for model in models
         for state in get_args(ModelState)
-    )
+    ]
     waiting, loads, wakes, planned, on_host = (
         "Requests that wait until it is loaded.",
         "Times that a model was loaded.",
@@ -347,7 +345,7 @@ def shelf_samples(models: Sequence[ShelvedModel]) -> tuple[MetricSamples, ...]:
         "Memory of the host that is kept for its weights.",
     )
     return (
-        MetricSamples("realizar:model_state", "1 for the state that a model is in.", "gauge", states),
+        MetricSamples.of("realizar:model_state", "1 for the state that a model is in.", "gauge", states),
         by_model("realizar:num_requests_waiting_for_model", waiting, "gauge", lambda each: len(each.waiters)),
         by_model("realizar:model_loads", loads, "counter", lambda each: each.num_loads),
         by_model("realizar:model_wakes", wakes, "counter", lambda each: each.num_wakes),
