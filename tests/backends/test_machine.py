@@ -25,19 +25,19 @@ def no_limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_files_kept_for_later_reads_are_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_read", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
+    monkeypatch.setattr(machine, "read_text", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
     assert machine.free_memory_bytes() == 20_000_000 * 1024
 
 
 def test_a_system_that_does_not_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_read", lambda _path: "")
+    monkeypatch.setattr(machine, "read_text", lambda _path: "")
     assert machine.free_memory_bytes() == machine.memory_bytes() // 2 > 0
 
 
 def test_no_more_is_free_than_the_control_group_may_use(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(machine, "_read", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
+    monkeypatch.setattr(machine, "read_text", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
     monkeypatch.setattr(machine, "memory_limit", lambda: MemoryLimit(2_000_000, 1_500_000))
     with caplog.at_level(logging.INFO):
         assert machine.free_memory_bytes() == 1_500_000
@@ -49,7 +49,7 @@ def test_no_more_is_free_than_the_control_group_may_use(
 
 def test_a_control_group_that_is_full_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full group is not taken for a system that gives no limit."""
-    monkeypatch.setattr(machine, "_read", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
+    monkeypatch.setattr(machine, "read_text", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
     monkeypatch.setattr(machine, "memory_limit", lambda: MemoryLimit(2_000_000, 0))
     assert machine.free_memory_bytes() == 1
 

@@ -44,7 +44,7 @@ def read_machine() -> Machine:
     return Machine(
         processor=_processor(),
         physical_cores=physical_cores(),
-        logical_cores=len(_allowed()),
+        logical_cores=len(allowed_cpus()),
         cache_bytes=_caches(),
         memory_bytes=total,
         available_bytes=available,
@@ -54,20 +54,21 @@ def read_machine() -> Machine:
 def physical_cores() -> int:
     """Cores this process may run on, hardware threads of one core counted once."""
     cores = set()
-    for cpu in _allowed():
-        siblings = _read(_CPU_FOLDER / f"cpu{cpu}" / "topology" / "thread_siblings_list")
+    for cpu in allowed_cpus():
+        siblings = read_text(_CPU_FOLDER / f"cpu{cpu}" / "topology" / "thread_siblings_list")
         cores.add(siblings or str(cpu))
     return max(len(cores), 1)
 
 
-def _allowed() -> set[int]:
+def allowed_cpus() -> set[int]:
+    """The hardware threads that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
 
 
 def _processor() -> str:
-    info = _read(Path("/proc/cpuinfo"))
+    info = read_text(Path("/proc/cpuinfo"))
     match = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     return match.group(1).strip() if match else platform.processor() or platform.machine()
 
@@ -76,7 +77,7 @@ def _caches() -> dict[str, int]:
     """Bytes by level of the caches that the first core sees; instruction caches left out."""
     found = {}
     for folder in sorted((_CPU_FOLDER / "cpu0" / "cache").glob("index*")):
-        kind, level, size = (_read(folder / name) for name in ("type", "level", "size"))
+        kind, level, size = (read_text(folder / name) for name in ("type", "level", "size"))
         match = re.fullmatch(r"(\d+)([KMG]?)", size)
         if match and kind != "Instruction":
             factor = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[match.group(2)]
@@ -87,11 +88,12 @@ def _caches() -> dict[str, int]:
 def _memory() -> dict[str, int]:
     return {
         name: int(kilobytes) * 1024
-        for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", _read(Path("/proc/meminfo")), re.MULTILINE)
+        for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", read_text(Path("/proc/meminfo")), re.MULTILINE)
     }
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file of the system without the blanks around it; empty where there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -100,7 +102,7 @@ def _read(path: Path) -> str:
 
 def resident_bytes() -> int:
     """Memory that this process has, pages of files that it reads among it; 0 where the system does not say."""
-    pages = _read(Path("/proc/self/statm")).split()
+    pages = read_text(Path("/proc/self/statm")).split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from realizar.backends.machine import read_text
 
 _SYSTEM = Path("/sys/devices/system")
 
@@ -126,12 +127,6 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def allowed_cpus() -> frozenset[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
-
-
 def read_cores(allowed: Collection[int], system: Path = _SYSTEM) -> tuple[Core, ...]:
     """The physical cores that have hardware threads among the allowed ones, with those of their threads.
 
@@ -139,12 +134,12 @@ def read_cores(allowed: Collection[int], system: Path = _SYSTEM) -> tuple[Core, 
     """
     nodes: dict[int, int] = {}
     for folder in sorted((system / "node").glob("node[0-9]*")):
-        nodes |= dict.fromkeys(parse_cpu_list(_read(folder / "cpulist")), int(folder.name[4:]))
+        nodes |= dict.fromkeys(parse_cpu_list(read_text(folder / "cpulist")), int(folder.name[4:]))
     cores: dict[tuple[int, ...], Core] = {}
     for cpu in sorted(allowed):
         topology = system / "cpu" / f"cpu{cpu}" / "topology"
-        siblings = parse_cpu_list(_read(topology / "thread_siblings_list")) or (cpu,)
-        package = _read(topology / "physical_package_id")
+        siblings = parse_cpu_list(read_text(topology / "thread_siblings_list")) or (cpu,)
+        package = read_text(topology / "physical_package_id")
         cpus = tuple(each for each in siblings if each in allowed)
         cores[siblings] = Core(cpus, int(package) if package.isdecimal() else 0, nodes.get(cpu, 0))
     return tuple(cores.values())
@@ -152,12 +147,5 @@ def read_cores(allowed: Collection[int], system: Path = _SYSTEM) -> tuple[Core, 
 
 def gpu_node(bus_id: str, devices: Path = Path("/sys/bus/pci/devices")) -> int | None:
     """The side of the machine that a PCI device is on; None where the system does not say."""
-    text = _read(devices / bus_id.lower() / "numa_node")
+    text = read_text(devices / bus_id.lower() / "numa_node")
     return int(text) if text.isdecimal() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from realizar.backends.cgroup import processor_quota
-from realizar.backends.machine import read_machine
+from realizar.backends.machine import allowed_cpus, read_machine
 from realizar.backends.select import choose_device, gpu_facts, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
@@ -25,7 +25,6 @@ from realizar.replicas.places import (
     Core,
     Gpu,
     Place,
-    allowed_cpus,
     gpu_node,
     places_on_cores,
     places_on_gpus,

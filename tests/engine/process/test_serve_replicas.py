@@ -21,11 +21,12 @@ from engine.process.served import (
     serving,
     short_text,
 )
+from realizar.backends.machine import allowed_cpus
 from realizar.cli.server_records import running_servers, servers_folder
 from realizar.config import QUEUED_PER_ROW, EngineConfig
 from realizar.engine.process.main import take_place
 from realizar.engine.process.messages import Load
-from realizar.replicas.places import allowed_cpus, places_on_cores, read_cores
+from realizar.replicas.places import places_on_cores, read_cores
 from waits import HANG_S, child_commands, is_alive, wait_until
 from wider import wider
 

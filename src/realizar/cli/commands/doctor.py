@@ -98,7 +98,8 @@ def _facts(replicas: int | None) -> dict[str, Any]:
 
 def _sides(gpus: list[dict[str, Any]], replicas: int | None) -> dict[str, Any]:
     """The sides of the machine, and the places that replicas would get: on its GPUs if there are several."""
-    from realizar.replicas.places import allowed_cpus, cpu_list, places_on_cores, places_on_gpus, read_cores
+    from realizar.backends.machine import allowed_cpus
+    from realizar.replicas.places import cpu_list, places_on_cores, places_on_gpus, read_cores
     from realizar.replicas.planning import usable_gpus
 
     cores, usable = read_cores(allowed_cpus()), usable_gpus(gpus)
