@@ -48,16 +48,15 @@ class TokenNames:
 
     @property
     def parts(self) -> TokenParts:
-        """Of all tokens; made when they are first asked for, once, however many threads ask meanwhile."""
+        """Of all tokens; made when they are first asked for, once, however many threads ask meanwhile.
+
+        That takes 0.3 s for 128,256, which the event loop need not spend.
+        """
         if self._parts is None:
             with self._making:
                 if self._parts is None:
                     self._parts = self._made_parts()
         return self._parts
-
-    def prepare(self) -> None:
-        """Make the parts of all tokens, unless they are there: 0.3 s for 128,256 that the event loop need not spend."""
-        _ = self.parts
 
     def _made_parts(self) -> TokenParts:
         vocabulary = self._tokenizer.vocabulary_bytes()

@@ -128,8 +128,8 @@ def test_streams_have_the_same_bytes_with_and_without_templates(
     )
     with_templates = streamed(path, TEXTS, fields)
     assert len(used) >= 3
-    monkeypatch.setattr(chat.ChatStreamer, "_only_text", lambda self, gained: None)
-    monkeypatch.setattr(completions._AnswerMaker, "_only_text", lambda self, delta: None)
+    monkeypatch.setattr(chat._ChatEncoder, "_only_text", lambda self, gained: None)
+    monkeypatch.setattr(completions._CompletionEncoder, "_only_text", lambda self, delta, logprobs: None)
     used.clear()
     assert streamed(path, TEXTS, fields) == with_templates
     assert used == []

@@ -275,20 +275,22 @@ class _CompletionEncoder(ChunkEncoder[_CompletionDelta]):
             return b""
         maker = self._maker_of(delta.index)
         logprobs = None if maker is None else maker.text(source.token_ids, source.logprobs, spelled=delta.echoed)
-        if not (self._every_usage or self._with_ids or source.finish_reason is not None):
-            template = self._templates.get(delta.index)
-            if template is None:
-                empty = CompletionChoice(delta.index, "", None, None)
-                template = self._template(empty, "text", has_logprobs=maker is not None)
-            return template.encode(source.text, logprobs or b"")
-        choice = CompletionChoice(
-            delta.index,
-            source.text,
-            None if logprobs is None else msgspec.Raw(logprobs),
-            source.finish_reason,
-            source.stop_reason,
-        )
-        return encode_event(self._chunk(self._with_token_ids(choice, [delta])))
+        data = self._only_text(delta, logprobs)
+        if data is None:
+            listed = None if logprobs is None else msgspec.Raw(logprobs)
+            choice = CompletionChoice(delta.index, source.text, listed, source.finish_reason, source.stop_reason)
+            data = encode_event(self._chunk(self._with_token_ids(choice, [delta])))
+        return data
+
+    def _only_text(self, delta: _CompletionDelta, logprobs: bytes | None) -> bytes | None:
+        """The event of a delta that is one text; None for the last of a choice, and with usage in every event."""
+        if self._every_usage or self._with_ids or delta.source.finish_reason is not None:
+            return None
+        template = self._templates.get(delta.index)
+        if template is None:
+            empty = CompletionChoice(delta.index, "", None, None)
+            template = self._template(empty, "text", has_logprobs=logprobs is not None)
+        return template.encode(delta.source.text, logprobs or b"")
 
     def whole(self) -> bytes:
         return msgspec.json.encode(
