@@ -542,7 +542,8 @@ class Scheduler:
             self._settle_drafts(step, at, output)
         kept = np.arange(sampled.shape[1]) < added.counts[:, None]
         self._deltas.add_tokens(step.sequence_ids[at], added.counts, sampled[kept])
-        self._add_logprobs(step, output, dict(zip(at.tolist(), added.counts.tolist(), strict=True)), is_open)
+        if output.logprobs or output.queried:
+            self._add_logprobs(step, output, dict(zip(at.tolist(), added.counts.tolist(), strict=True)), is_open)
         need_care = added.stopped | added.full
         if self._cache.prefix_cache:
             need_care |= self._cache.have_new_blocks(numbers, table.num_known[numbers], table.num_computed[numbers])
@@ -571,9 +572,8 @@ class Scheduler:
         """Hand on the log-probabilities of tokens that rows keep, so many by index, and of prompts."""
         for index, entries in output.logprobs.items():
             if count := counts.get(index, 0):
-                self._deltas.add_logprobs(
-                    int(step.sequence_ids[index]), entries if len(entries) <= count else entries[:count]
-                )
+                kept = entries if len(entries) <= count else entries[:count]
+                self._deltas.add_logprobs(int(step.sequence_ids[index]), kept)
         for index, entries in output.queried.items():
             if is_open[index] and (owner := self._open.in_rows[step.numbers[index]]) is not None:
                 self._deltas.add_prompt_logprobs(owner, entries)
