@@ -98,9 +98,9 @@ def _gpu(
     return Row(f"cuda {shape}{name}", row_program, _bench_figures, peer=commands if peer else None)
 
 
-def _mix(name: str, *options: str, device: str = "cuda") -> Row:
+def _mix(name: str, *options: str, device: str = "cuda", gpus: int = 1) -> Row:
     program = ("scripts/cuda_mix.py", "--device", device, "--mixed-seconds", "0", "--rounds", "3", *options)
-    return Row(f"{device} served {name}", (*program, "--out", "{out}"), _mix_figures, device)
+    return Row(f"{device} served {name}", (*program, "--out", "{out}"), _mix_figures, device, gpus)
 
 
 def _cpu(model: str) -> Row:
@@ -135,6 +135,9 @@ ROWS = (
          "greedy,temperature,top-p,logprobs,dry,regex,json-schema,mix"),
     _mix("8B, 64 and 256 in flight", "--shape", "llama-8b", "--in-flight", "64,256", "--words", "128", "--seconds",
          "10", "--kinds", "greedy,temperature-top-p"),
+    *(_mix(f"8B, {gpus} replicas, 256 in flight for each", "--shape", "llama-8b", "--in-flight", str(256 * gpus),
+           "--words", "128", "--seconds", "10", "--kinds", "greedy", "--api-processes", str(gpus), "--serve",
+           f"--replicas {gpus}", gpus=gpus) for gpus in (2, 4)),
 )  # fmt: skip
 
 
