@@ -115,6 +115,7 @@ from realizar.errors import EngineDeadError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from resolving import new_core
+from step_inputs import stepped
 
 recipe = Recipe(64, 4, 1, hidden_size=256, feed_forward_size=512, weights="Q4_K", vocab_size=512)
 config = EngineConfig(max_running=2, max_step_tokens=64, context_length=256, kv_cache_bytes=8 << 20)
