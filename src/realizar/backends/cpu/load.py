@@ -100,7 +100,7 @@ def load_model(
     kv = KVMemory(spec, config)
     weights.load(spec.matrices(), report_weights(checkpoint.size_bytes, progress))
     ropes = RopeTables(spec, config.max_step_tokens)
-    partial: NDArray[np.float32] = aligned_zeros(PARTIAL_FLOATS, np.float32)  # type: ignore[assignment]
+    partial = aligned_zeros(PARTIAL_FLOATS, np.float32)
     scratch = _attention_scratch(kv, config.threads)
     kernels = KernelLibrary(instructions, lambda name: progress(f"compiling {name}", 1.0))
     attention = AttentionBinder(kernels, weights, workspace, kv, ropes, scratch, partial)
@@ -121,4 +121,4 @@ def load_model(
 def _attention_scratch(kv: KVMemory, threads: int) -> NDArray[np.uint8]:
     padded = max(layout.padded_head_size for layout in kv.layouts.values())
     stride = -(-scratch_bytes(padded) // 64) * 64
-    return aligned_zeros(threads * stride, np.uint8).reshape(threads, stride)  # type: ignore[return-value]
+    return aligned_zeros((threads, stride), np.uint8)

@@ -56,8 +56,8 @@ class BoundProgram:
 def walkable(operations: Iterable[BoundOperation]) -> BoundProgram:
     """A program of these operations, at whose end all threads are done."""
     bound = tuple(operations)
-    table = aligned_zeros(len(bound) * OPERATION_FIELDS, np.int64).reshape(-1, OPERATION_FIELDS)
+    table = aligned_zeros((len(bound), OPERATION_FIELDS), np.int64)
     for row, operation in zip(table, bound, strict=True):
         row[:] = operation.kernel, address(operation.arguments), operation.barrier
     table[-1, 2] = 1
-    return BoundProgram(table, bound)  # type: ignore[arg-type]
+    return BoundProgram(table, bound)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import struct
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from llvmlite import ir
@@ -13,6 +14,7 @@ from numba.extending import lower_cast, lower_getattr_generic, lower_setattr_gen
 from numpy.typing import NDArray
 
 _I64 = ir.IntType(64)
+_Number = TypeVar("_Number", bound=np.generic)
 _KINDS = {"": types.int64, "f32": types.float32, "f64": types.float64}
 
 
@@ -97,9 +99,9 @@ def address(array: NDArray[np.generic] | None) -> int:
     return 0 if array is None else int(array.ctypes.data)
 
 
-def aligned_zeros(count: int, dtype: type[np.generic] | str, alignment: int = 64) -> NDArray[np.generic]:
-    """A zeroed one-dimensional array whose first byte is aligned."""
-    size = int(count) * np.dtype(dtype).itemsize
+def aligned_zeros(shape: int | tuple[int, ...], dtype: type[_Number], alignment: int = 64) -> NDArray[_Number]:
+    """A zeroed array whose first byte is aligned."""
+    size = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
     raw = np.zeros(size + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
-    return raw[start : start + size].view(dtype)
+    return raw[start : start + size].view(dtype).reshape(shape)

@@ -197,7 +197,7 @@ class CPUBackend:
             self._pending.result()
         self.begin(forward_input)
         self.walk(self.model.body)
-        self.model.states.take(forward_input.state_moves)
+        self.model.states.take(forward_input.state_moves.taken)
         self._pending = CPUStep(self, forward_input)
         return self._pending
 

@@ -32,7 +32,7 @@ class RecordBuffer:
 
     def __init__(self, tokens: int, groups: int, width: int) -> None:
         shape = (-(-tokens // width), groups, width, RECORD_BYTES)
-        self._data = aligned_zeros(int(np.prod(shape)), np.uint8).reshape(shape)
+        self._data = aligned_zeros(shape, np.uint8)
         self.groups, self.width = groups, width
 
     @property
@@ -176,23 +176,20 @@ class Workspace:
             tokens = counts.get(name, max_tokens)
             padded = -(-width // GROUP) * GROUP
             stride = padded + _TOKEN_PADDING
-            values = aligned_zeros(tokens * stride, np.float32).reshape(tokens, stride)
+            values = aligned_zeros((tokens, stride), np.float32)
             records = RecordBuffer(tokens, padded // GROUP, block_tokens) if name in RECORDED else None
             terms = RecordBuffer(2 * tokens, padded // GROUP, block_tokens) if name == "normed" else None
-            self.buffers[name] = RowBuffer(values, records, terms)  # type: ignore[arg-type]
+            self.buffers[name] = RowBuffer(values, records, terms)
         self.zeros = aligned_zeros(max(inputs_width(layer.mixer) for layer in spec.layers), np.float32)
         nets = [mixer for layer in spec.layers if isinstance(mixer := layer.mixer, GatedDeltaNet)]
         stride = max((delta_scratch_bytes(net.key_size, net.value_size) for net in nets), default=0) // 64 * 64 + 64
-        self.delta_scratch = aligned_zeros(config.threads * stride, np.uint8).reshape(config.threads, stride)
+        self.delta_scratch = aligned_zeros((config.threads, stride), np.uint8)
         groups = len(spec.block_groups())
         self.step = aligned_zeros(8, np.int64)
-        self.rows = aligned_zeros(max_rows * ROW_FIELDS, np.int64).reshape(max_rows, ROW_FIELDS)
+        self.rows = aligned_zeros((max_rows, ROW_FIELDS), np.int64)
         self.selected = aligned_zeros(max_selected, np.int32)
         self.slots = [aligned_zeros(max_tokens, np.int32) for _ in range(groups)]
-        self.block_tables = [
-            aligned_zeros(max_rows * config.max_blocks, np.int32).reshape(max_rows, config.max_blocks)
-            for _ in range(groups)
-        ]
+        self.block_tables = [aligned_zeros((max_rows, config.max_blocks), np.int32) for _ in range(groups)]
 
     def record(self, fields: Record, **values: float) -> NDArray[np.int64]:
         """The record of a kernel, which reads the step; where it counts, all tokens unless `count_field` is another."""
@@ -237,10 +234,10 @@ class Routing:
         pairs = max_tokens * max((each.experts_per_token for each in every), default=0)
         experts = max((each.num_experts for each in every), default=0)
         items = pairs // block_tokens + min(experts, pairs)
-        self.chosen, self.positions = aligned_zeros(pairs, "int32"), aligned_zeros(pairs, "int32")
-        self.weights = aligned_zeros(pairs, "float32")
-        self.starts, self.counts = aligned_zeros(experts, "int64"), aligned_zeros(COUNT_FIELDS, "int64")
-        self.items = aligned_zeros((items + 1) * ITEM_FIELDS, "int64")
+        self.chosen, self.positions = aligned_zeros(pairs, np.int32), aligned_zeros(pairs, np.int32)
+        self.weights = aligned_zeros(pairs, np.float32)
+        self.starts, self.counts = aligned_zeros(experts, np.int64), aligned_zeros(COUNT_FIELDS, np.int64)
+        self.items = aligned_zeros((items + 1) * ITEM_FIELDS, np.int64)
 
     def forget_experts_read(self) -> None:
         self.counts[[COUNT_READ, COUNT_SORTED]] = 0

@@ -95,9 +95,9 @@ def _token_bytes(backend: CPUBackend, attention: Attention | SharedAttention) ->
 
 
 def _calling_s(backend: CPUBackend) -> float:
-    table = aligned_zeros(OPERATION_FIELDS, np.int64).reshape(1, OPERATION_FIELDS)
+    table = aligned_zeros((1, OPERATION_FIELDS), np.int64)
     table[0] = _nothing.address, 0, 1
-    empty = BoundProgram(table, ())  # type: ignore[arg-type]
+    empty = BoundProgram(table, ())
     return min(_seconds(backend, empty) for _ in range(_EMPTY_WALKS))
 
 

@@ -34,8 +34,7 @@ class SamplingRows:
 
     def __init__(self, max_rows: int, vocab_size: int, context_length: int) -> None:
         self._vocab_size, self._context_length = vocab_size, context_length
-        fields = aligned_zeros(max_rows * ROW_FIELDS, np.int64).reshape(max_rows, ROW_FIELDS)
-        self.table: NDArray[np.int64] = fields  # type: ignore[assignment]
+        self.table = aligned_zeros((max_rows, ROW_FIELDS), np.int64)
         self.table_address = address(self.table)
         self._decodes: dict[int, DecodeRuns] = {}  # by their number of rows
         self._version = 0  # another one once a row was opened or closed

@@ -48,16 +48,15 @@ class StateMemory:
     def __init__(self, sizes: StateSizes, max_rows: int, num_snapshots: int, num_host_snapshots: int = 0) -> None:
         self.sizes, self.num_snapshots, self._max_rows = sizes, num_snapshots, max_rows
         self.num_host_snapshots, floats = num_host_snapshots, sizes.slot_bytes // 4
-        self._host = aligned_zeros(num_host_snapshots * floats, np.float32).reshape(num_host_snapshots, floats)
+        self._host = aligned_zeros((num_host_snapshots, floats), np.float32)
         layers = sizes.layers.values()
         starts = np.cumsum([0, *(4 * layer.state for layer in layers)])
         self._state_at = dict(zip(sizes.layers, starts.tolist(), strict=False))
         starts = np.cumsum([0, *(4 * sizes.most_uncertain * layer.replay for layer in layers)])
         self._replay_at = dict(zip(sizes.layers, starts.tolist(), strict=False))
-        slots = max_rows + num_snapshots
-        self._slots = aligned_zeros(slots * sizes.slot_bytes // 4, np.float32).reshape(slots, sizes.slot_bytes // 4)
+        self._slots = aligned_zeros((max_rows + num_snapshots, floats), np.float32)
         self._replays = aligned_zeros(max_rows * sizes.replay_bytes, np.uint8)
-        self.rows = aligned_zeros(max_rows * STATE_ROW_FIELDS, np.int64).reshape(max_rows, STATE_ROW_FIELDS)
+        self.rows = aligned_zeros((max_rows, STATE_ROW_FIELDS), np.int64)
         self._seen: _Column = np.zeros(max_rows, np.int64)  # tokens that a row's live state has seen
         self._kept: _Column = np.zeros(max_rows, np.int64)  # tokens of its replay buffer
 
@@ -104,10 +103,6 @@ class StateMemory:
         self._seen[numbers] = positions + counts - uncertain
         self._kept[numbers] = uncertain
 
-    def take(self, moves: StateMoves) -> None:
-        """Make the copies with which a step ends, of rows to snapshots; RuntimeError: tokens of a row are uncertain."""
-        self._take(moves.taken)
-
     def time_fetch(self) -> float:
         """Seconds in which a host snapshot becomes the state of row 0, which is lost; the middle of some."""
         seconds = []
@@ -117,7 +112,8 @@ class StateMemory:
             seconds.append(time.perf_counter() - start_s)
         return sorted(seconds)[_FETCHES // 2]
 
-    def _take(self, pairs: Iterable[tuple[int, int]]) -> None:
+    def take(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy rows to snapshots, as a step ends with; RuntimeError: tokens of a row are uncertain."""
         for row, snapshot in pairs:
             if self._kept[row]:
                 raise RuntimeError(
@@ -139,4 +135,4 @@ class StateMemory:
         position_of = dict(zip(columns.numbers.tolist(), columns.num_computed_tokens.tolist(), strict=True))
         for row in moves.begun:
             self._seen[row], self._kept[row] = position_of[row], 0
-        self._take(moves.kept)
+        self.take(moves.kept)

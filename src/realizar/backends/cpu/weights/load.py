@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cache
@@ -187,7 +186,7 @@ def _aligned(values: NDArray[np.float32], unit: int = 1) -> NDArray[np.float32]:
     """A copy at an aligned address, its last axis filled up with zeros to a multiple of `unit`."""
     *outer, size = values.shape
     shape = *outer, -(-size // unit) * unit
-    copy: NDArray[np.float32] = aligned_zeros(math.prod(shape), np.float32).reshape(shape)
+    copy = aligned_zeros(shape, np.float32)
     copy[..., :size] = values
     return copy
 
