@@ -11,7 +11,7 @@ A step meets them in this order:
 5. `activate.py`, or `experts.py` and `shared_expert.py`: feed-forwards. `choose.py`: logits and the largest of each
 row.
 
-`plain_matmul.py`, for GPUs without the CUDA C++ kernels, and `embed.py` read weights by `plain_weights.py`.
-`float_matmul.py` multiplies float weights in one order. `reduce.py` sums a matmul's splits; `dependent.py` has
-programmatic dependent launch.
+`plain_matmul.py`, for GPUs without the CUDA C++ kernels, and `embed.py` read weights by `plain_weights.py`; the former
+multiplies float weights too, in one order. `reduce.py` sums a matmul's splits; `dependent.py` has programmatic
+dependent launch.
 """

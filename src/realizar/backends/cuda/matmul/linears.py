@@ -11,8 +11,7 @@ import triton
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import TRITON_TYPES, matmul_type
-from realizar.backends.cuda.kernels.float_matmul import multiply_floats
-from realizar.backends.cuda.kernels.plain_matmul import multiply
+from realizar.backends.cuda.kernels.plain_matmul import multiply, multiply_floats
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.fixed_order import is_gated

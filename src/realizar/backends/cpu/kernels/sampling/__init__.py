@@ -2,5 +2,5 @@
 
 `record.py` and `row_state.py` are what it reads of a row. `logits.py` finds the largest of each block, by which later
 passes skip blocks; `pool.py` holds the few ids that a truncation can keep. `adjust.py` and `dry.py` change single
-logits, `truncate.py` draws with the numbers of `philox.py`, `logprobs.py` has log-probabilities.
+logits, `truncate.py` draws, `logprobs.py` has log-probabilities.
 """
