@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from realizar import __version__
-from realizar.errors import EngineDeadError
+from realizar.errors import EngineDeadError, QueueFullError
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, events_of, scripted_model
@@ -118,6 +118,13 @@ def test_an_error_ends_a_stream_that_has_begun(path: str) -> None:
     error = json.loads(last)
     assert set(error) == {"error"}
     assert set(error["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_stream_that_is_refused_before_its_echo_has_a_status(logprobs: int | None) -> None:
+    body = {"prompt": "Hi", "echo": True, "logprobs": logprobs, "stream": True}
+    refused = ask("/v1/completions", body, ScriptedEngine(refusal=QueueFullError("full", 3.0)))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
 
 
 def test_the_version() -> None:

@@ -192,15 +192,18 @@ class _CompletionRun(Run[_CompletionDelta]):
         where = f"prompt[{place}]" if len(plan.prompts) > 1 else "prompt"
         with renaming({"prompt": where, "structured": plan.structured_field}):
             async with self._admission.slots:
-                if echo and (scores_first or not is_scored):
-                    for echoed in self._echo(place, await self._score(place) if scores_first else None):
+                if scores_first:
+                    for echoed in self._echo(place, await self._score(place)):
                         yield echoed
                 if streams:
                     sampling = replace(sampling, prompt_logprobs=plan.record.prompt_logprobs)
                 stream = await self._admission.enter(lambda: self._submit(place, sampling, score_only=plan.score_only))
                 self._streams.append(stream)
                 counted = deltas_of(stream, self.api.metrics, self._lease, plan.record.logprobs or 0)
-                async with aclosing(counted) as deltas:
+                async with stream, aclosing(counted) as deltas:
+                    if echo and not is_scored:  # only now: a refusal before any output is an ordinary answer
+                        for echoed in self._echo(place, None):
+                            yield echoed
                     async for delta in deltas:
                         self.num_completion_tokens += len(delta.token_ids)
                         self._snapshots[stream, delta.choice] = delta.snapshots
