@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from realizar.backends.cpu.codegen.float_tile import FLOAT_TYPES
 from realizar.backends.cpu.codegen.formats import WeightFormat, format_number
 from realizar.backends.cpu.compile_events import on_compiling
 from realizar.backends.cpu.instruction_set import InstructionSet, index_of
@@ -17,7 +18,7 @@ from realizar.backends.cpu.kernels.expert_linear import (
     make_expert_float_linear,
     make_expert_linear,
 )
-from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES, make_float_linear
+from realizar.backends.cpu.kernels.float_linear import make_float_linear
 from realizar.backends.cpu.kernels.layer_inputs import make_layer_inputs
 from realizar.backends.cpu.kernels.linear import make_linear
 from realizar.backends.cpu.kernels.quantize import ACTIVATIONS

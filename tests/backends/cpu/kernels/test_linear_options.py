@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from numba import njit
+from numpy.typing import NDArray
 
 from backends.cpu.kernels.linear_harness import (
     HOST_SETS,
@@ -18,12 +19,14 @@ from backends.cpu.kernels.linear_harness import (
     random_activations,
     run_linear,
 )
-from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR, FLOAT_TYPES, make_float_linear
+from realizar.backends.cpu.codegen.float_tile import FLOAT_TYPES
+from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR, make_float_linear
 from realizar.backends.cpu.kernels.quantize import quantize_group
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.pack import pack
+from realizar.backends.cpu.weights.pack import FloatMatrix, pack
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import block_source, random_blocks
+from realizar.quantization import MatrixSource, block_source, random_blocks
+from realizar.quantization.layout import FloatType
 from wider import diagonal, wider
 
 
@@ -78,34 +81,39 @@ def _float_kernel(instruction_set: str, kind: str) -> Any:
     return make_float_linear(isa_index(instruction_set), FLOAT_TYPES.index(kind), 0).ctypes
 
 
-@pytest.mark.parametrize(("instruction_set", "kind"), diagonal(HOST_SETS, FLOAT_TYPES))
+def check_float_matmul(instruction_set: str, source: MatrixSource, tokens: int, rng: np.random.Generator) -> None:
+    """All tokens at once against float64, and each number of tokens against that bit for bit."""
+    matrix, cols = pack(source, lanes_of(instruction_set)), source.in_features
+    assert isinstance(matrix, FloatMatrix)
+    x = np.zeros((tokens, matrix.columns), np.float32)
+    x[:, :cols] = rng.standard_normal((tokens, cols))
+
+    def run(count: int) -> NDArray[np.float32]:
+        out = aligned_zeros(count * matrix.tiles * lanes_of(instruction_set), np.float32).reshape(count, -1)
+        step = np.array([count], np.int64)
+        record = FLOAT_LINEAR.pack(
+            dict.fromkeys(FLOAT_LINEAR.names, 0)
+            | {
+                "step": address(step), "weights": address(matrix.weights), "tiles": matrix.tiles,
+                "tile_stride": matrix.tile_bytes, "columns": matrix.columns, "input": address(x),
+                "input_stride": x.strides[0], "out": address(out), "out_stride": out.strides[0],
+                "residual_scale": 1.0,
+            }
+        )  # fmt: skip
+        for thread in range(2):
+            _float_kernel(instruction_set, matrix.kind)(address(record), thread, 2)
+        return out[:, : source.out_features]
+
+    got, weights = run(tokens), source.dequantize().astype(np.float64)
+    allowed = 1e-6 * (np.abs(x[:, :cols].astype(np.float64)) @ np.abs(weights).T)
+    assert (np.abs(got - x[:, :cols].astype(np.float64) @ weights.T) <= allowed).all()
+    for count in range(1, tokens):
+        np.testing.assert_array_equal(run(count), got[:count])
+
+
+@pytest.mark.parametrize(("instruction_set", "kind"), diagonal(HOST_SETS, get_args(FloatType)))
 def test_float_weights(instruction_set: str, kind: str) -> None:
     rng, ggml_type = np.random.default_rng(4), GGMLType[kind.upper()]
     for rows, cols, tokens in ((1, 64, 9), (17, 30, 7), (33, 257, 2)):
         source = block_source(ggml_type, random_blocks(ggml_type, rows, cols, rng, 0.5), rows, cols)
-        matrix = pack(source, lanes_of(instruction_set))
-        x = np.zeros((tokens, matrix.columns), np.float32)
-        x[:, :cols] = rng.standard_normal((tokens, cols))
-        weights = source.dequantize().astype(np.float64)
-
-        def run(count: int, matrix: Any = matrix, x: Any = x, rows: int = rows) -> Any:
-            out = aligned_zeros(count * matrix.tiles * lanes_of(instruction_set), np.float32).reshape(count, -1)
-            step = np.array([count], np.int64)
-            record = FLOAT_LINEAR.pack(
-                dict.fromkeys(FLOAT_LINEAR.names, 0)
-                | {
-                    "step": address(step), "weights": address(matrix.weights), "tiles": matrix.tiles,
-                    "tile_stride": matrix.size_bytes // matrix.tiles, "columns": matrix.columns, "input": address(x),
-                    "input_stride": x.strides[0], "out": address(out), "out_stride": out.strides[0],
-                    "residual_scale": 1.0,
-                }
-            )  # fmt: skip
-            for thread in range(2):
-                _float_kernel(instruction_set, kind)(address(record), thread, 2)
-            return out[:, :rows]
-
-        got = run(tokens)
-        allowed = 1e-6 * (np.abs(x[:, :cols].astype(np.float64)) @ np.abs(weights).T)
-        assert (np.abs(got - x[:, :cols].astype(np.float64) @ weights.T) <= allowed).all()
-        for count in range(1, tokens):
-            np.testing.assert_array_equal(run(count), got[:count])
+        check_float_matmul(instruction_set, source, tokens, rng)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit, types
 
-from realizar.backends.cpu.codegen.emit import F32, Emitter
-from realizar.backends.cpu.codegen.formats import CHAINS
+from realizar.backends.cpu.codegen.emit import Emitter
+from realizar.backends.cpu.codegen.float_tile import FLOAT_TYPES, emit_float_tile
 from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
@@ -16,12 +16,9 @@ from realizar.backends.cpu.kernels.linear import add_bias
 from realizar.backends.cpu.memory import read_i64
 from realizar.backends.cpu.records import Record
 
-FLOAT_TYPES = ("f32", "f16", "bf16")
-FLOAT_BYTES = (4, 2, 2)
 TOKEN_BLOCK = 64
 WIDTHS = (4, 2, 1)  # tokens at once
 
-# weights [tiles, columns, lanes]; columns padded with zeros to a multiple of 4, as the input's rows are
 FLOAT_LINEAR = Record(
     "step count_field weights tile_stride tiles columns input input_stride out out_stride residual_scale=f32 bias"
 )
@@ -33,26 +30,9 @@ def float_tile(
     source: Value, source_stride: Value, out: Value, out_stride: Value, factor: Float,
 ) -> None:  # fmt: skip
     """out[t][out_features of the tile] = tile x token t, or out += factor * that where `add`."""
-    lanes, name, size = INSTRUCTION_SETS[instruction_set].lanes, FLOAT_TYPES[weight_type], FLOAT_BYTES[weight_type]
-    e = Emitter(builder, lanes)
+    e = Emitter(builder, INSTRUCTION_SETS[instruction_set].lanes)
     rows = [e.scaled(source, e.const(t), source_stride) for t in range(tokens)]
-
-    def body(i: Value, sums: list[Value]) -> list[Value]:
-        first = e.scaled(weights, i, CHAINS * lanes * size)
-        e.prefetch_ahead(first, CHAINS * lanes * size)
-        for chain in range(CHAINS):
-            column = builder.add(builder.mul(i, e.const(CHAINS)), e.const(chain))
-            weight = e.load_float(name, e.scaled(weights, column, lanes * size))
-            for t in range(tokens):
-                x = e.splat_load(e.scaled(rows[t], column, 4), F32)
-                sums[t * CHAINS + chain] = e.fma(weight, x, sums[t * CHAINS + chain])
-        return sums
-
-    start = [e.const_f32(0.0)] * (tokens * CHAINS)
-    sums = e.loop(builder.udiv(columns, e.const(CHAINS)), start, body)
-    for t in range(tokens):
-        first, second, third, fourth = sums[t * CHAINS : (t + 1) * CHAINS]
-        value = builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth))
+    for t, value in enumerate(emit_float_tile(e, FLOAT_TYPES[weight_type], weights, columns, rows)):
         address = e.scaled(out, e.const(t), out_stride)
         if add:
             value = e.fma(e.splat(factor), value, e.load(address, e.f32, 4))

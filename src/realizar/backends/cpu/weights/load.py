@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from llvmlite import ir
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.emit import F16, F32, I8, I32, Emitter
+from realizar.backends.cpu.codegen.float_tile import FLOAT_BYTES
 from realizar.backends.cpu.codegen.formats import packed_format
 from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.kernel_cache import is_kept
@@ -206,9 +207,8 @@ def _checked(source: MatrixSource) -> Callable[[int, int], None]:
 
 # Rows of the embedding as float32, straight from the file's blocks: a step starts with them.
 
-_FLOAT_BYTES: dict[FloatType, int] = {"f32": 4, "f16": 2, "bf16": 2}
 _COMPILED: tuple[FloatType | WeightLayout, ...] = (
-    *_FLOAT_BYTES,
+    *get_args(FloatType),
     *(layout for layout in READERS if layout.codebook is None),
 )
 """Numbers and layouts that have a kernel here. Codebooks, which embeddings hardly ever have, go through numpy."""
@@ -238,7 +238,7 @@ def _make_read_rows(kind: int) -> Any:
     if isinstance(layout, WeightLayout):
         block_bytes, cols = layout.block_bytes, layout.block_size
     else:
-        block_bytes, cols = _FLOAT_BYTES[layout] * GROUP, GROUP
+        block_bytes, cols = FLOAT_BYTES[layout] * GROUP, GROUP
 
     @njit(_SIGNATURE, nogil=True, cache=is_kept())
     def read_rows(source: int, row_bytes: int, ids: Any, out: Any, scale: float) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.emit import Emitter
+from realizar.backends.cpu.codegen.float_tile import float_tile_bytes
 from realizar.backends.cpu.codegen.formats import (
     CHAINS,
     KEPT_LAYOUTS,
@@ -87,7 +88,7 @@ class FloatMatrix:
         kind: element type, `f32`, `f16` or `bf16`.
         columns: padded to a multiple of 4.
         tiles: of one matrix.
-        weights: float32, or uint16 bits.
+        weights: uint8, the bits of the numbers.
     """
 
     kind: FloatType
@@ -124,8 +125,8 @@ def allocate(
     """
     tiles = -(-out_features // lanes)
     if layout.float_type is not None:
-        columns, dtype = -(-cols // CHAINS) * CHAINS, np.float32 if layout.float_type == "f32" else np.uint16
-        weights = zeros(count * tiles * columns * lanes, dtype)
+        columns = -(-cols // CHAINS) * CHAINS
+        weights = zeros(count * tiles * float_tile_bytes(layout.float_type, columns, lanes), np.uint8)
         return FloatMatrix(layout.float_type, out_features, columns, tiles, weights, count)
     weight_format = packed_format(layout)
     if cols % GROUP:
