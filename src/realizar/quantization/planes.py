@@ -48,13 +48,13 @@ class Planes:
     def in_features(self) -> int:
         return int(self.scales.shape[1]) * self.layout.group_size
 
-    def integers(self) -> NDArray[np.int16]:
-        """The weights before scaling: int16 [out_features, in_features]."""
+    def unscaled(self) -> NDArray[np.float32]:
+        """The weights before scaling, exact: float32 [out_features, in_features]."""
         book = self.layout.codebook
         if book is None:
-            values = self.codes.astype(np.int16) - np.int16(self.layout.offset)
+            values = self.codes.astype(np.float32) - np.float32(self.layout.offset)
         else:
-            values = book.load()[self.codes].reshape(self.out_features, self.in_features).astype(np.int16)
+            values = book.load()[self.codes].reshape(self.out_features, self.in_features).astype(np.float32)
         if self.signs is not None:
             negative = np.unpackbits(self.signs, axis=1, bitorder="little").astype(bool)
             np.negative(values, out=values, where=negative)
@@ -97,7 +97,7 @@ class Planes:
 
     def dequantize(self) -> NDArray[np.float32]:
         """float32 [out_features, in_features], bit for bit what ggml's reference gives for the same blocks."""
-        values = self.integers().astype(np.float32).reshape(self.out_features, -1, self.layout.group_size)
+        values = self.unscaled().reshape(self.out_features, -1, self.layout.group_size)
         values *= self.group_scales()[..., None]
         minima = self.group_minima()
         if minima is not None:

@@ -142,7 +142,7 @@ def check_matmul(instruction_set: str, source: MatrixSource, x: Activations) -> 
     got = run_linear(instruction_set, matrix, x, tokens)
     planes = source.planes(0, source.out_features)
     scales = np.repeat(planes.group_scales().astype(np.float64), planes.layout.group_size, axis=1)
-    weights = planes.integers() * scales
+    weights = planes.unscaled() * scales
     magnitudes = np.abs(weights)
     minima = planes.group_minima()
     if minima is not None:
