@@ -78,6 +78,11 @@ class WeightLayout:
         return self.float_type is not None
 
     @property
+    def has_integers(self) -> bool:
+        """True if weights before scaling are integers of eight bits, which kernels multiply by int8 activations."""
+        return not self.is_float
+
+    @property
     def vector_size(self) -> int:
         return 1 if self.codebook is None else self.codebook.vector_size
 

@@ -84,6 +84,15 @@ class FragmentFormat:
         return self.bits == 16
 
     @property
+    def has_matvec(self) -> bool:
+        """True if the mat-vec multiplies codes by int8 activations; other formats read halves, however few tokens."""
+        return not self.is_float
+
+    @property
+    def reads_table(self) -> bool:
+        return self.vector > 0 or (self.codebook and not self.e2m1)
+
+    @property
     def two_level(self) -> bool:
         return self.small not in ("f16", "f16_high") and not self.is_float
 

@@ -205,9 +205,9 @@ class MergedLinear:
         return len(self.packed) == len(self.segments)
 
     @property
-    def has_packed_floats(self) -> bool:
-        """True if packed matrices of floats are among these: then all packed ones read halves."""
-        return any(matrix.format.is_float for matrix in self.packed)
+    def reads_halves(self) -> bool:
+        """True if one of the packed matrices has no mat-vec: then all of them read halves."""
+        return any(not matrix.format.has_matvec for matrix in self.packed)
 
     def applies_norm_scale(self, kind: StepKind) -> bool:
         """True if `launch` applies a folded norm scale in a step of this kind."""
@@ -220,7 +220,7 @@ class MergedLinear:
         matrix = segment.matrix
         if isinstance(matrix, PackedMatrix):
             assert self._matmuls is not None
-            return self._matmuls.activation_format(kind.tokens, self.has_packed_floats)
+            return self._matmuls.activation_format(kind.tokens, self.reads_halves)
         return _FLOAT_FORMATS[matrix.dtype] if isinstance(matrix, torch.Tensor) else InputFormat("f16")
 
 
@@ -302,7 +302,7 @@ def route_gated(
 
     With `batch_invariant` it has one for every number of tokens or for none.
     """
-    activation_format = matmuls.activation_format(tokens, matrix.format.is_float)
+    activation_format = matmuls.activation_format(tokens, not matrix.format.has_matvec)
     if not matrix.interleaved or not matmuls.has_epilogues:
         return None
     if matmuls.batch_invariant and not is_gated(matmuls.tuning, matrix.out_features, matrix.in_features, matrix.format):
@@ -376,4 +376,4 @@ class Merger:
         if not all(isinstance(matrix, PackedMatrix) for matrix in down):
             return None
         packed = (matrix for matrix in (*self._weights.groups[key], *down) if isinstance(matrix, PackedMatrix))
-        return feed_forward.activation if len({matrix.format.is_float for matrix in packed}) <= 1 else None
+        return feed_forward.activation if len({matrix.format.has_matvec for matrix in packed}) <= 1 else None

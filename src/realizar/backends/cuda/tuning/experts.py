@@ -72,7 +72,7 @@ def tuned_experts(spec: ModelSpec, checkpoint: Checkpoint) -> list[TunedExperts]
     for _, experts in spec.mixtures():
         plan = ExpertsPlan.of(experts, tensors, packs=True, stacks_shared=False)
         gate_up, down = plan.gate_up[0].layout, plan.down.layout
-        if not (gate_up.is_float or down.is_float) and len(plan.gate_up) == 1:
+        if gate_up.has_integers and down.has_integers and len(plan.gate_up) == 1:
             found.setdefault((ExpertShape.of(experts), experts.experts_per_token), Counter())[gate_up, down] += 1
     return [TunedExperts(*key, *layouts.most_common(1)[0][0]) for key, layouts in found.items()]
 

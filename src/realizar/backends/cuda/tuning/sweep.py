@@ -75,7 +75,7 @@ def model_shapes(spec: ModelSpec, checkpoint: Checkpoint) -> list[Shape]:
             out_features: Counter[WeightLayout] = Counter()
             for linear in group:
                 out_features[tensors.layout(linear.weight)] += linear.out_features
-            quantized = {layout: count for layout, count in out_features.items() if not layout.is_float}
+            quantized = {layout: count for layout, count in out_features.items() if layout.has_integers}
             if quantized:
                 total, cols = sum(quantized.values()), group[0].in_features
                 most_common = max(quantized, key=quantized.__getitem__)

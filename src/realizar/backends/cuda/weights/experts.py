@@ -190,7 +190,7 @@ class ExpertsPlan:
         gate, up, down = (tensors.layout(one.weight) for one in experts.expert_linears())
         interleaves = packs and gate == up and experts.up.out_features % BLOCK == 0
         floats = interleaves and "f32" not in (gate.float_type, down.float_type)
-        packed = {layout: packs and (floats or not layout.is_float) for layout in (gate, up, down)}
+        packed = {layout: packs and (floats or layout.has_integers) for layout in (gate, up, down)}
         shared = experts.shared if stacks_shared and interleaves and _fits_stacks(experts, tensors) else None
         last = () if shared is None else shared.linears()
         if interleaves and packed[gate]:
@@ -214,7 +214,12 @@ def _fits_stacks(experts: Experts, tensors: WeightTensors) -> bool:
         return False
     for own, one in zip(shared.linears(), experts.expert_linears(), strict=True):
         layout, sizes = tensors.layout(one.weight), (one.out_features, one.in_features)
-        if layout.is_float or layout != tensors.layout(own.weight) or own.bias is not None or one.bias is not None:
+        if (
+            not layout.has_integers
+            or layout != tensors.layout(own.weight)
+            or own.bias is not None
+            or one.bias is not None
+        ):
             return False
         if sizes != (own.out_features, own.in_features):
             return False

@@ -108,7 +108,8 @@ def _check_alike(parts: Sequence[MatrixSource]) -> None:
 
 
 def table_of(layout: WeightLayout, device: torch.device | str) -> torch.Tensor | None:
-    book = codebook_table(layout)
+    """The codebook of a layout that is packed, where kernels read it."""
+    book = codebook_table(layout) if fragment_format(layout).reads_table else None
     return None if book is None else torch.from_numpy(book).to(device)
 
 
