@@ -182,9 +182,9 @@ def test_a_closed_model_says_so(smollm2_path: Path) -> None:
 def test_a_model_that_nobody_has_any_more_ends(smollm2_path: Path) -> None:
     """So that another one in its name gets its memory."""
     model = LLM(smollm2_path, context_length=64, max_running=1)
-    thread, core = model._thread, core_of(model)
+    thread, core = model._thread._thread, core_of(model)
     del model
-    assert thread.closed
+    assert not thread.is_alive()
     with pytest.raises(EngineDeadError, match="the engine was closed"):
         core.step()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -95,7 +94,6 @@ class LLM:
         )
         self._thread = EngineThread(engine)
         self._requests = ModelRequests(self._reader, engine)
-        self._end = weakref.finalize(self, self._thread.close)
 
     def generate(
         self,
@@ -220,7 +218,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the weights; open and later requests get EngineDeadError. Idempotent."""
-        self._end()
+        self._thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -259,3 +257,4 @@ class LLM:
             return work.result()
         finally:
             work.cancel()
+            del work  # which has the error, whose traceback has this frame

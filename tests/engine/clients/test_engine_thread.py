@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -15,9 +18,10 @@ from realizar.config import EngineConfig
 from realizar.engine.clients.engine_thread import RequestStream
 from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError, RealizarError, RequestFailedError
 from realizar.sampling_params import SamplingParams
+from realizar.step_deltas import StepDeltas
 from resolving import EngineClient, new_core
 from scripted_backend import ScriptedBackend, expected_tokens, history_states, logprobs_of, make_spec
-from waits import HANG_S
+from waits import HANG_S, wait_until
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 OPENED: list[EngineClient] = []
@@ -201,6 +205,106 @@ def test_closing_a_stream_frees_its_row() -> None:
     with pytest.raises(RealizarError, match="the request was closed"):
         stream.result()
     assert client.submit([2], GREEDY).result().outputs[0].finish_reason == "length"
+
+
+ENDLESS = SamplingParams(temperature=0.0)
+
+
+def a_long_client() -> EngineClient:
+    return make_client(ScriptedBackend(context_length=40_000, num_blocks=[10_000]))
+
+
+def wait_until_idle(client: EngineClient) -> None:
+    wait_until(lambda: not client.engine.num_open and not client.core.counts.running)
+
+
+def test_a_stream_that_nobody_has_any_more_ends() -> None:
+    """Left amid its iteration, or never iterated."""
+    client = a_long_client()
+    for _ in client.submit([1], ENDLESS):
+        break
+    client.submit([2], ENDLESS)
+    wait_until_idle(client)
+
+
+def test_a_stream_keeps_its_engine() -> None:
+    client = a_long_client()
+    core, thread = client.core, client._thread
+    OPENED.remove(client)
+    stream = client.submit([1], replace(ENDLESS, max_tokens=2000))
+    del client
+    assert len(stream.result().outputs[0].token_ids) == 2000
+    del stream
+    thread.join(HANG_S)
+    with pytest.raises(EngineDeadError, match="the engine was closed"):
+        core.step()
+
+
+def test_garbage_that_closes_a_stream_amid_a_step_does_not_stop_the_engine() -> None:
+    """A generator in a cycle, which the engine's thread collects."""
+    client = a_long_client()
+    cycles: list[list[object]] = [[]]
+
+    def deltas() -> Iterator[str]:
+        with client.submit([1], ENDLESS) as stream:
+            for delta in stream:
+                yield delta.text
+
+    generator = deltas()
+    next(generator)
+    cycles[0] += [generator, cycles[0]]
+    del generator
+    step = client.core.step
+
+    def collecting_step() -> StepDeltas:
+        if cycles:
+            cycles.clear()
+            gc.collect()
+        return step()
+
+    client.core.step = collecting_step  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        wait_until_idle(client)
+    finally:
+        gc.enable()
+    assert not cycles
+    assert client.submit([2], GREEDY).result().outputs[0].finish_reason == "length"
+
+
+def test_a_forked_process_has_to_make_its_own() -> None:
+    """It neither waits for the engine, which it does not have, nor ends that of its parent."""
+    client = a_long_client()
+    with client.submit([1], replace(ENDLESS, max_tokens=3000)) as stream:
+        child = os.fork()
+        if not child:
+            signal.alarm(int(HANG_S))
+            try:
+                client.submit([2], GREEDY)
+            except EngineDeadError as error:
+                stream.close()
+                client.close()
+                os._exit(0 if "make a new LLM here" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(stream.result().outputs[0].token_ids) == 3000
+
+
+def test_an_error_keeps_nobody_from_being_collected() -> None:
+    class Caller:
+        def ask(self, client: EngineClient) -> None:
+            client.submit([97], GREEDY)
+
+    client, caller = make_client(), Caller()
+    gone = weakref.ref(caller)
+    gc.disable()
+    try:
+        with pytest.raises(InvalidRequestError) as caught:
+            caller.ask(client)
+        del caught, caller
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_text_that_fails_costs_only_its_own_request() -> None:

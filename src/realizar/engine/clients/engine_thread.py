@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
-from concurrent.futures import Future
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from queue import SimpleQueue
 from types import TracebackType
@@ -14,31 +15,40 @@ from typing import Any, Self, TypeVar
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import closed_error
 from realizar.engine.clients.async_stream import AsyncStream
-from realizar.errors import RealizarError
+from realizar.errors import EngineDeadError, RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput
 
 _T = TypeVar("_T")
+_FORKED = "the engine runs in the process that this one was forked from; make a new LLM here"
 
 
 class EngineThread:
-    """Runs coroutines of any thread on the engine's loop. Call `close`."""
+    """Runs coroutines of any thread on the engine's loop. It ends by `close`, or with its last holder."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
-        self._loop, self._end = asyncio.new_event_loop(), asyncio.Event()
+        self._loop, self._ended = asyncio.new_event_loop(), asyncio.Event()
         self._lock = threading.Lock()
         self.closed = False
-        self._thread = threading.Thread(target=self._run_loop, name="realizar-engine", daemon=True)
+        self._thread = threading.Thread(
+            target=_run_loop, args=(self._loop, engine, self._ended), name="realizar-engine", daemon=True
+        )
+        weakref.finalize(self, _end, self._loop, self._ended, self._thread)
         self._thread.start()
         self.run(engine.start())
 
+    @property
+    def may_wait(self) -> bool:
+        """False where the loop does not run (as after a fork), or where waiting for it would stop it."""
+        return self._thread.is_alive() and threading.current_thread() is not self._thread
+
     def start(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Start work. It raises EngineDeadError once the engine is closed."""
+        """Start work. It raises EngineDeadError once the engine is closed, and in a process forked since."""
         with self._lock:
-            if not self.closed:
+            if not self.closed and self._thread.is_alive():
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
-        raise closed_error()
+        raise closed_error() if self.closed else EngineDeadError(_FORKED)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Wait for work, which is cancelled where the caller is interrupted. Raises as `start`."""
@@ -47,6 +57,7 @@ class EngineThread:
             return done.result()
         finally:
             done.cancel()
+            del done  # which has the error, whose traceback has this frame
 
     def stream(self, work: Coroutine[Any, Any, AsyncStream]) -> RequestStream:
         """The stream of a request, which `work` begins. Raises as `run`."""
@@ -56,36 +67,54 @@ class EngineThread:
 
         return self.run(begin())
 
+    def call_soon(self, call: Callable[[], None], owner: object) -> weakref.finalize[..., Any]:
+        """What calls on the loop, without waiting: when it is called, or when nobody has `owner` any more."""
+        return weakref.finalize(owner, _call_soon, self._loop, call)
+
     def close(self) -> None:
         """End the engine after the running step; waiting callers get EngineDeadError. Idempotent."""
         with self._lock:
-            if not self.closed:
-                self._loop.call_soon_threadsafe(self._end.set)
             self.closed = True
-        if threading.current_thread() is not self._thread:  # where garbage is collected
-            self._thread.join()
+        _end(self._loop, self._ended, self._thread)
 
-    def _run_loop(self) -> None:
-        self._loop.run_until_complete(self._until_closed())
-        self._loop.close()
 
-    async def _until_closed(self) -> None:
-        await self._end.wait()
-        await self.engine.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        if others:
-            await asyncio.wait(others)
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # a closed loop has nothing left to end
+        loop.call_soon_threadsafe(call)
+
+
+def _end(loop: asyncio.AbstractEventLoop, ended: asyncio.Event, thread: threading.Thread) -> None:
+    _call_soon(loop, ended.set)
+    if threading.current_thread() is not thread:  # where garbage is collected
+        thread.join()
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop, engine: AsyncEngine, ended: asyncio.Event) -> None:
+    loop.run_until_complete(_until_ended(engine, ended))
+    loop.close()
+
+
+async def _until_ended(engine: AsyncEngine, ended: asyncio.Event) -> None:
+    await ended.wait()
+    await engine.close()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others)
 
 
 class RequestStream:
-    """One open request. Iterate its deltas, then read `result`; use it as a context manager, or call `close`."""
+    """One open request. Iterate its deltas, then read `result`; use it as a context manager, or call `close`.
+
+    The request ends, too, when nobody has the stream any more.
+    """
 
     def __init__(self, stream: AsyncStream, thread: EngineThread) -> None:
         """Made on the engine's loop."""
-        self._stream, self._thread = stream, thread
+        self._thread = thread
         self._deltas: SimpleQueue[ChoiceDelta | None] = SimpleQueue()
         self._whole: Future[RequestOutput] = Future()
-        self._reading = asyncio.create_task(self._read())
+        self._reading = asyncio.create_task(_read(stream, self._deltas, self._whole))
+        self._abort = thread.call_soon(stream.close, self)
         self.request_id = stream.request_id
 
     def __iter__(self) -> Iterator[ChoiceDelta]:
@@ -104,8 +133,10 @@ class RequestStream:
         return self._whole.result()
 
     def close(self) -> None:
-        with suppress(RealizarError):  # which a closed engine raises
-            self._thread.run(self._abort())
+        """End the request; idempotent. Garbage's, which any thread may collect amid a step, ends soon after."""
+        self._abort()
+        if self._thread.may_wait:
+            wait([self._whole])
 
     def __enter__(self) -> Self:
         return self
@@ -115,15 +146,14 @@ class RequestStream:
     ) -> None:
         self.close()
 
-    async def _read(self) -> None:
-        try:
-            async for delta in self._stream:
-                self._deltas.put(delta)
-            self._whole.set_result(await self._stream.result())
-        except RealizarError as error:
-            self._whole.set_exception(error)
-        finally:
-            self._deltas.put(None)
 
-    async def _abort(self) -> None:
-        self._stream.close()
+async def _read(stream: AsyncStream, deltas: SimpleQueue[ChoiceDelta | None], whole: Future[RequestOutput]) -> None:
+    """Pass on what comes to a `RequestStream`, without keeping it from being collected."""
+    try:
+        async for delta in stream:
+            deltas.put(delta)
+        whole.set_result(await stream.result())
+    except RealizarError as error:
+        whole.set_exception(error)
+    finally:
+        deltas.put(None)
