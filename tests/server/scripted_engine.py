@@ -160,10 +160,10 @@ class ByteTokenizer(Tokenizer):
         self.chat_templates = {} if template is None else {"default": template}
 
     def token_bytes(self, index: int) -> bytes:
-        return bytes([index])
+        return bytes([self.check_id(index)])
 
     def token_text(self, index: int) -> str:
-        return chr(index)
+        return chr(self.check_id(index))
 
     def is_special(self, index: int) -> bool:
         return index == 0

@@ -127,5 +127,11 @@ def test_a_stream_that_is_refused_before_its_echo_has_a_status(logprobs: int | N
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
 
 
+@pytest.mark.parametrize("token_id", [-1, 256, 10**400])
+def test_no_text_of_an_id_outside_the_vocabulary(token_id: int) -> None:
+    refused = ask("/detokenize", {"tokens": [72, token_id]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
+
+
 def test_the_version() -> None:
     assert ask("/version").json() == {"version": __version__}
