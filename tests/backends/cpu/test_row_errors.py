@@ -86,7 +86,7 @@ def test_pooling(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("wants", ["sampled", "query"])
 def test_logits_that_are_not_finite(runner: Runner, monkeypatch: pytest.MonkeyPatch, wants: str, value: float) -> None:
     """One row's: of the three whose logits are read, those of sampled tokens before those of queries."""
-    honest = runner.backend._logits
+    honest = runner.backend.logits
     query = LogprobQuery(3, 5, 2)
 
     def broken(tokens: list[int]) -> np.ndarray:
@@ -95,7 +95,7 @@ def test_logits_that_are_not_finite(runner: Runner, monkeypatch: pytest.MonkeyPa
             logits[1 if wants == "sampled" else 2] = value
         return logits
 
-    monkeypatch.setattr(runner.backend, "_logits", broken)
+    monkeypatch.setattr(runner.backend, "logits", broken)
     if wants == "sampled":
         expect(runner, RowError("no token can be sampled: the model gave a logit that is not finite"))
     else:
