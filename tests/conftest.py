@@ -1,10 +1,11 @@
-"""Fixtures for all tests: the two real models, the rules for skipping, and no deadlines for generated examples."""
+"""Fixtures for all tests: two real models, interrupts, rules for skipping, and no deadlines for generated examples."""
 
 from __future__ import annotations
 
 import os
 import re
 import resource
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,11 @@ def gemma3_path() -> Path:
     from realizar.hub.pull import pull
 
     return pull("gemma3:270m")
+
+
+@pytest.fixture
+def python_handler() -> Iterator[None]:
+    """Python's own handler of interrupts, which a shell that starts tests in the background leaves out."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -293,24 +293,13 @@ class OpenSequences:
 
         A client who comes to be `passed_over` meanwhile has no further one: many that can't start cost a step nothing.
         """
-        have_share = {name for name in self.waiting if self.has_share(name)}
-        queues = [(name, iter(queue.copy())) for name, queue in self.waiting.items()]
-        yield from self._in_order([each for each in queues if each[0] not in have_share], passed_over)
-        yield from self._in_order([each for each in queues if each[0] in have_share], passed_over)
+        queues = {name: self._until_passed_over(name, passed_over) for name in self.waiting}
+        have_share = {name for name in queues if self.has_share(name)}
+        for names in (queues.keys() - have_share, have_share):
+            yield from heapq.merge(*(queues[name] for name in names), key=order)
 
-    @staticmethod
-    def _in_order(queues: list[tuple[str, Iterator[Sequence]]], passed_over: Container[str]) -> Iterator[Sequence]:
-        first = [(order(sequence), name, queue, sequence) for name, queue in queues for sequence in [next(queue)]]
-        heapq.heapify(first)
-        while first:
-            _, name, queue, sequence = first[0]
-            if name not in passed_over:
-                yield sequence
-            following = None if name in passed_over else next(queue, None)
-            if following is None:
-                heapq.heappop(first)
-            else:
-                heapq.heapreplace(first, (order(following), name, queue, following))
+    def _until_passed_over(self, name: str, passed_over: Container[str]) -> Iterator[Sequence]:
+        return itertools.takewhile(lambda _: name not in passed_over, self.waiting[name].copy())
 
     def last_of_most(self, *, above_share: bool = False) -> Sequence | None:
         """The running sequence that gives way: the last one of the client that has most rows beyond its share.

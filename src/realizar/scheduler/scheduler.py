@@ -317,10 +317,14 @@ class Scheduler:
     def _is_shared(self) -> bool:
         return len(self._open.clients) > 1
 
+    def _readers(self, prompts: ListOf[Sequence]) -> set[str]:
+        """The names of clients who have a prompt that runs, or anything that waits."""
+        return {each.request.client.name for each in prompts} | self._open.waiting.keys()
+
     def _is_much(self, prompts: ListOf[Sequence]) -> bool:
         if not self._is_shared:
             return False
-        readers = {each.request.client.name for each in prompts} | self._open.waiting.keys()
+        readers = self._readers(prompts)
         return bool(readers) and self._read_steps.is_much(readers)
 
     def _share_decodes(self, rows: Rows, equal: int | None, *, leaves_room: bool) -> Rows:
@@ -360,7 +364,7 @@ class Scheduler:
         Where several clients have prompts, each has its share first, and then whoever has more to read.
         """
         if self._is_shared:
-            readers = {each.request.client.name for each in prompts} | self._open.waiting.keys()
+            readers = self._readers(prompts)
             if len(readers) > 1:
                 plan.share({name: self._open.clients[name].weight for name in readers})
                 self._read_prompts(prompts, plan)

@@ -241,14 +241,6 @@ def test_an_empty_answer_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert written(terminal) == ""
 
 
-@pytest.fixture
-def python_handler() -> Iterator[None]:
-    """Python's own handler of interrupts, which a shell that starts tests in the background leaves out."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("python_handler")
 def test_an_interrupt_waits_for_the_end_of_what_is_shown() -> None:
     parts = []

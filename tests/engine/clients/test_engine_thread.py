@@ -351,14 +351,6 @@ def test_text_that_fails_when_it_is_taken_costs_only_its_own_request(n: int, max
     client.close()
 
 
-@pytest.fixture
-def python_handler() -> Iterator[None]:
-    """Python's own handler of interrupts, which a shell that starts tests in the background leaves out."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("python_handler")
 def test_an_interrupt_ends_what_the_caller_waits_for_alone() -> None:
     client = make_client(ScriptedBackend(context_length=4000, num_blocks=[1000]))
