@@ -35,8 +35,8 @@ from realizar.backends.select import plan_memory, resolve_model
 from realizar.bench.serve.kinds import KINDS, NEUTRAL, Expression, Fields, find_kind
 from realizar.bench.serve.workload import Lengths
 from realizar.config import EngineConfig
-from realizar.engine.clients.prepare import prepare_request
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.frontend.prepare import prepare_request
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.errors import CapacityError, QueueFullError
 from realizar.models.generated.shapes import SHAPES

@@ -26,7 +26,7 @@ import httpx
 import uvicorn
 
 from realizar.config import EngineConfig
-from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Load
 from realizar.engine.process.supervisor import ProcessLink

@@ -28,9 +28,9 @@ from typing import Any
 import uvicorn
 
 from realizar.backends.base import Capacity
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.open_table import OpenTable
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import LinkListener
+from realizar.engine.frontend.open_table import OpenTable
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Accepted, Add, Command, EngineInfo, Event, Outputs, Ready
 from realizar.frames import FrameReader, encode_frame

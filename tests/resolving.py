@@ -13,11 +13,11 @@ from realizar.backends.resolved_config import ResolvedConfig, resolve_config
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import InlineLink
-from realizar.engine.clients.engine_thread import EngineThread, RequestStream
-from realizar.engine.clients.growing_choice import GrowingText
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import InlineLink
+from realizar.engine.frontend.engine_thread import EngineThread, RequestStream
+from realizar.engine.frontend.growing_choice import GrowingText
 from realizar.engine.llm import LLM
 from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams

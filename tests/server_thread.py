@@ -20,9 +20,9 @@ from realizar.backends.base import Backend
 from realizar.backends.load_progress import LoadProgress
 from realizar.config import EngineConfig
 from realizar.engine import loading
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import EngineLink, ThreadLink
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import EngineLink, ThreadLink
 from realizar.engine.loading import find_checkpoint
 from realizar.replicas.link import ReplicaLink
 from realizar.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.delta_shares import apart
-from realizar.engine.clients.growing_choice import GrowingLogprobs
+from realizar.engine.frontend.growing_choice import GrowingLogprobs
 from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
 from realizar.step_deltas import StepDeltas, StepLogprobs

@@ -66,7 +66,7 @@ class PromptEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request with every default resolved; `realizar.engine.clients.prepare.prepare_request` makes one.
+    """A request with every default resolved; `realizar.engine.frontend.prepare.prepare_request` makes one.
 
     Attributes:
         request_id: unique among open requests.

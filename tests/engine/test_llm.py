@@ -227,7 +227,7 @@ def test_parameters_that_do_not_match_are_refused(llm: LLM, given: Any, message:
 def test_progress_of_many_prompts(
     llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realizar.engine.clients.prompt_progress._INTERVAL_S", 0.0)
+    monkeypatch.setattr("realizar.engine.frontend.prompt_progress._INTERVAL_S", 0.0)
     reported: list[tuple[int, int]] = []
     params = [SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in (1, 4, 7)]
     llm.generate(PROMPTS[:3], params, progress=lambda done, total: reported.append((done, total)))

@@ -70,8 +70,8 @@ def test_each_record_is_where_the_table_says(hop: Hop) -> None:
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        ("`Request` | `request.py` | `engine/clients/prepare.py` | `scheduler/scheduler.py`", None),
-        ("`Requests` | `request.py` | `engine/clients/prepare.py` | `scheduler/scheduler.py`", "does not define"),
+        ("`Request` | `request.py` | `engine/frontend/prepare.py` | `scheduler/scheduler.py`", None),
+        ("`Requests` | `request.py` | `engine/frontend/prepare.py` | `scheduler/scheduler.py`", "does not define"),
         ("`Request` | `request.py` | `engine/gone.py` | `scheduler/scheduler.py`", "there is no"),
         ("`Request` | `request.py` | `sizes.py` | `scheduler/scheduler.py`", "has no use"),
         ("`Request` | `request.py` | nowhere | `scheduler/scheduler.py`", "no file"),

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from realizar.backends.base import Capacity
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.shared_engine import NoText
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import LinkListener
+from realizar.engine.frontend.shared_engine import NoText
 from realizar.engine.process.messages import (
     Accepted,
     Add,

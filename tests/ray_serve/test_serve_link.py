@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ray_serve.played_engines import BLOCK, Scene, play, turns
-from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.engine.process.messages import (
     Abort,
     Accepted,

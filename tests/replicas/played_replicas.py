@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from realizar.backends.base import Capacity
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.async_stream import AsyncStream
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import LinkListener
+from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.engine.process.messages import (
     Accepted,
     Add,

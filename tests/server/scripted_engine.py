@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from realizar.engine.clients.async_stream import AsyncStream, Embedding
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.frontend.async_stream import AsyncStream, Embedding
 from realizar.errors import EngineDeadError, EngineUnavailableError, RealizarError
 from realizar.outputs import ChoiceDelta, CompletionOutput, RequestOutput, Timings, TokenLogprobs
 from realizar.sampling_params import SamplingParams

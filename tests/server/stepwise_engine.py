@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
-from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.outputs import ChoiceDelta, CompletionOutput, RequestOutput, Timings, TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.stop_checker import StopChecker

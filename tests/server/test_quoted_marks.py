@@ -11,8 +11,8 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.growing_choice import GrowingChoice
+from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.growing_choice import GrowingChoice
 from realizar.outputs import CompletionOutput, RequestOutput, Timings
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app

@@ -10,9 +10,9 @@ import pytest
 
 from number_text import NumberText
 from realizar.backends.load_progress import LoadProgress
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import ThreadLink
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import ThreadLink
 from realizar.errors import CapacityError
 from realizar.server.app import create_app
 from realizar.server.run import SWITCH_INTERVAL_S, OwnFront, open_port, run_server

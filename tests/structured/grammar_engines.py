@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from realizar.config import EngineConfig
-from realizar.engine.clients.prepare import prepare_request
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.frontend.prepare import prepare_request
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.pace import Policy

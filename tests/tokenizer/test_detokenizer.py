@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realizar.engine.clients.growing_choice import GrowingChoice
+from realizar.engine.frontend.growing_choice import GrowingChoice
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.tokenizer.detokenizer import Detokenizer
 from realizar.tokenizer.stop_checker import StopChecker

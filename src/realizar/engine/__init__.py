@@ -1,1 +1,1 @@
-"""The engine: the step loop, its clients, the engine process, and the offline `LLM`."""
+"""The engine: the step loop, its frontend, the engine process, and the offline `LLM`."""

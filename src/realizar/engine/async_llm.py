@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from realizar.backends.load_progress import LoadProgress
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import ThreadLink
-from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.prompt_progress import PromptProgress, wanted_progress
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import ThreadLink
+from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.prompt_progress import PromptProgress, wanted_progress
 from realizar.engine.llm_options import with_options
 from realizar.engine.llm_prompts import Conversation, Prompt, PromptReader, Samplings, Tools, unit_vectors
 from realizar.engine.llm_requests import ModelRequests

@@ -18,10 +18,10 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.load_progress import LoadProgress
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import InlineLink
-from realizar.engine.clients.engine_thread import EngineThread, RequestStream
-from realizar.engine.clients.prompt_progress import PromptProgress, wanted_progress
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import InlineLink
+from realizar.engine.frontend.engine_thread import EngineThread, RequestStream
+from realizar.engine.frontend.prompt_progress import PromptProgress, wanted_progress
 from realizar.engine.llm_options import with_options
 from realizar.engine.llm_prompts import Conversation, Prompt, PromptReader, PromptTokens, Samplings, Tools, unit_vectors
 from realizar.engine.llm_requests import ModelRequests

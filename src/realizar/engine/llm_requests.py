@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.prompt_progress import ProgressReporter, PromptProgress
-from realizar.engine.clients.tasks import Changes
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.prompt_progress import ProgressReporter, PromptProgress
+from realizar.engine.frontend.tasks import Changes
 from realizar.engine.llm_prompts import PromptReader, PromptTokens, Samplings
 from realizar.errors import QueueFullError
 from realizar.outputs import RequestOutput

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from realizar.engine.clients.async_link import EngineLink
-from realizar.engine.clients.shared_engine import OwnedEvent, SharedEngine, StateEvent
+from realizar.engine.frontend.async_link import EngineLink
+from realizar.engine.frontend.shared_engine import OwnedEvent, SharedEngine, StateEvent
 from realizar.engine.process.messages import CachedKeys, EngineLost, Ready, RequestsLost, WatchKeys
 from realizar.ray.reported_keys import HeldBlocks
 from realizar.request import Request

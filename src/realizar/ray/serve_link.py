@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from realizar.delta_shares import renumbered
-from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.open_table import OpenTable
-from realizar.engine.clients.questions import send_reply
-from realizar.engine.clients.tasks import Tasks
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.frontend.async_link import LinkListener
+from realizar.engine.frontend.open_table import OpenTable
+from realizar.engine.frontend.questions import send_reply
+from realizar.engine.frontend.tasks import Tasks
 from realizar.engine.process.child import growing_pause_s
 from realizar.engine.process.messages import (
     Abort,

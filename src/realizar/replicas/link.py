@@ -15,11 +15,11 @@ import msgspec
 
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.delta_shares import renumbered
-from realizar.engine.clients.async_link import EngineLink, LinkListener
-from realizar.engine.clients.open_table import OpenTable
-from realizar.engine.clients.questions import send_reply
-from realizar.engine.clients.tasks import Changes, Tasks
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.frontend.async_link import EngineLink, LinkListener
+from realizar.engine.frontend.open_table import OpenTable
+from realizar.engine.frontend.questions import send_reply
+from realizar.engine.frontend.tasks import Changes, Tasks
 from realizar.engine.process import supervisor
 from realizar.engine.process.messages import (
     Abort,

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from realizar.engine.clients.async_link import EngineLink
-from realizar.engine.clients.questions import Questions
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.frontend.async_link import EngineLink
+from realizar.engine.frontend.questions import Questions
 from realizar.engine.process.messages import Abort, Command, EngineInfo, EngineLost, Event, Reply
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.replicas.routing import ReplicaLoad

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from realizar import __version__
-from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.errors import EngineUnavailableError
 from realizar.server.metrics import Metrics
 from realizar.server.served_model import ServedModel

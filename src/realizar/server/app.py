@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from realizar import __version__
-from realizar.engine.clients.async_engine import AsyncEngine, EngineState
+from realizar.engine.frontend.async_engine import AsyncEngine, EngineState
 from realizar.errors import EngineDeadError
 from realizar.request import Client
 from realizar.server.anthropic.routes import ANTHROPIC

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import EngineLink
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import EngineLink
 from realizar.errors import ChatTemplateError, InvalidRequestError
 from realizar.models.ranking import ranking_head
 from realizar.request import Pooling

@@ -13,7 +13,7 @@ from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.config import EngineConfig
-from realizar.engine.clients.prepare import prepare_request
+from realizar.engine.frontend.prepare import prepare_request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService

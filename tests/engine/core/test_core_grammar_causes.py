@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from grammar_services import LastingService
 from realizar.config import EngineConfig
-from realizar.engine.clients.open_requests import error_of
+from realizar.engine.frontend.open_requests import error_of
 from realizar.errors import InvalidRequestError, RequestFailedError
 from realizar.outputs import ErrorCause
 from realizar.request import Request

@@ -13,9 +13,9 @@ from number_text import NumberText
 from realizar.backends.base import ForwardInput
 from realizar.batch import StepOutput
 from realizar.config import EngineConfig
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import ThreadLink
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import ThreadLink
 from realizar.errors import EngineDeadError, RequestFailedError, StepError
 from realizar.outputs import RowError
 from realizar.request import Request

@@ -12,8 +12,8 @@ import pytest
 from number_text import NumberText
 from realizar.batch import OpenedRow
 from realizar.config import EngineConfig
-from realizar.engine.clients.prepare import prepare_request
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.frontend.prepare import prepare_request
 from realizar.errors import (
     CapacityError,
     DeviceLostError,

@@ -19,7 +19,7 @@ from number_text import NumberText, spelled
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.process.child import LivenessPolicy
 from realizar.engine.process.messages import Load
 from realizar.engine.process.supervisor import ProcessLink

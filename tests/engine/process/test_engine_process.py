@@ -21,7 +21,7 @@ import uvloop
 from engine.process import scripted_process
 from number_text import NumberText, spelled
 from realizar.config import EngineConfig
-from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.process.child import LivenessPolicy
 from realizar.engine.process.messages import Load
 from realizar.engine.process.supervisor import ProcessLink

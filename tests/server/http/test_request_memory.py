@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.errors import ContextLengthError
 from realizar.outputs import ChoiceDelta, RequestOutput, Timings
 from realizar.request import Client

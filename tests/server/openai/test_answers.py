@@ -9,7 +9,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.outputs import CompletionOutput, RequestOutput, SnapshotUse, Timings
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from realizar.engine.clients.async_stream import Embedding
+from realizar.engine.frontend.async_stream import Embedding
 from realizar.request import Client
 from realizar.server.generation.embedding import unit_vector
 from realizar.server.http.request_memory import _BYTES_PER_BASE64_VALUE, _BYTES_PER_VALUE

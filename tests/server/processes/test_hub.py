@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from realizar.backends.base import Capacity
-from realizar.engine.clients.async_link import LinkListener
+from realizar.engine.frontend.async_link import LinkListener
 from realizar.engine.process.child import LivenessPolicy
 from realizar.engine.process.messages import (
     Abort,

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.lib.streaming.responses._responses import ResponseStreamState
 
-from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.errors import EngineDeadError
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.engine.clients.growing_choice import GrowingChoice
+from realizar.engine.frontend.growing_choice import GrowingChoice
 from realizar.sampling_params import SamplingParams
 from realizar.server.generation.token_kinds import TokenKinds
 from realizar.tokenizer.load import load_tokenizer

@@ -38,8 +38,8 @@ from realizar.sizes import format_bytes
 if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import Checkpoint
     from realizar.checkpoint.model_files import ModelFiles
-    from realizar.engine.clients.async_engine import AsyncEngine
-    from realizar.engine.clients.async_link import EngineLink
+    from realizar.engine.frontend.async_engine import AsyncEngine
+    from realizar.engine.frontend.async_link import EngineLink
     from realizar.engine.process.messages import EngineInfo, Load
     from realizar.ray.options import RayOptions
     from realizar.ray.running import Door

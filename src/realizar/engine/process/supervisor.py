@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from realizar.checkpoint.model_files import ModelFiles
-from realizar.engine.clients.async_link import LinkListener
+from realizar.engine.frontend.async_link import LinkListener
 from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy, growing_pause_s
 from realizar.engine.process.messages import Ask, Command, EngineBlocked, EngineLost, Event, Load, Ready, record_error
 from realizar.errors import CaptureLostError, EngineDeadError, InvalidRequestError, RealizarError

@@ -12,7 +12,7 @@ from msgspec import UnsetType
 from numpy.typing import NDArray
 from starlette.requests import Request
 
-from realizar.engine.clients.async_stream import Embedding
+from realizar.engine.frontend.async_stream import Embedding
 from realizar.outputs import SnapshotUse
 from realizar.request import Pooling
 from realizar.server.api import Api

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.engine.process.messages import EngineInfo
 from realizar.outputs import ChoiceDelta, RequestOutput, SnapshotUse
 from realizar.server.api import Api

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from realizar.backends.base import Transfer
 from realizar.checkpoint.model_files import ModelFiles
-from realizar.engine.clients.tasks import Tasks
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.frontend.tasks import Tasks
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.child import LivenessPolicy
 from realizar.engine.process.messages import Load

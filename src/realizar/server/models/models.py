@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 from starlette.requests import Request
 
 from realizar.config import Device
-from realizar.engine.clients.async_engine import EngineState
+from realizar.engine.frontend.async_engine import EngineState
 from realizar.request import Client
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api

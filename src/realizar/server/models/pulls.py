@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import msgspec
 
-from realizar.engine.clients.places import Places
-from realizar.engine.clients.tasks import Changes, Tasks
+from realizar.engine.frontend.places import Places
+from realizar.engine.frontend.tasks import Changes, Tasks
 from realizar.errors import HubError, QueueFullError, RealizarError, UnknownModelError
 from realizar.hub.pull_process import COMMAND
 from realizar.request import Client

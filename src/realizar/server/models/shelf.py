@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, get_args
 
-from realizar.engine.clients.async_engine import EngineState
-from realizar.engine.clients.async_link import closed_error
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.frontend.async_engine import EngineState
+from realizar.engine.frontend.async_link import closed_error
 from realizar.engine.process.messages import Loading
 from realizar.errors import QueueFullError, RealizarError
 from realizar.request import Client

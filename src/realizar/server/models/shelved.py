@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.places import Places
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.places import Places
 from realizar.engine.planned_load import PlannedLoad
 from realizar.engine.process.child import growing_pause_s
 from realizar.errors import RealizarError

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.outputs import ChoiceDelta, RequestOutput, TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, new_id

@@ -16,11 +16,11 @@ from contextlib import suppress
 
 import uvicorn
 
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import EngineLink
-from realizar.engine.clients.questions import Questions, send_reply
-from realizar.engine.clients.shared_engine import SharedEngine, StateEvent
-from realizar.engine.clients.tasks import Tasks
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import EngineLink
+from realizar.engine.frontend.questions import Questions, send_reply
+from realizar.engine.frontend.shared_engine import SharedEngine, StateEvent
+from realizar.engine.frontend.tasks import Tasks
 from realizar.engine.process.child import ChildProcess, LivenessPolicy, growing_pause_s
 from realizar.engine.process.messages import (
     Abort,

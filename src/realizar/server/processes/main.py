@@ -12,10 +12,10 @@ from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.questions import Questions, send_reply
-from realizar.engine.clients.tasks import Tasks
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import LinkListener
+from realizar.engine.frontend.questions import Questions, send_reply
+from realizar.engine.frontend.tasks import Tasks
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Abort, Add, Ask, Command, Ping, Pong, Question, Reply
 from realizar.errors import InvalidRequestError

@@ -1,4 +1,4 @@
-"""The callers' side of an engine takes requests and gives text.
+"""The frontend of an engine, in the process of those who call it: it takes requests and gives text.
 
 1. `async_engine.py`: `AsyncEngine`, which servers, `LLM` and `AsyncLLM` have. `async_link.py` connects it to an engine
    on its event loop, in a thread or a process; `prepare.py` makes a checked `Request` of a prompt.

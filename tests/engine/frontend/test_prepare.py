@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from number_text import NumberText
 from realizar.config import EngineConfig
-from realizar.engine.clients.prepare import prepare_request
+from realizar.engine.frontend.prepare import prepare_request
 from realizar.sampling_params import SamplingParams
 from resolving import EngineClient, new_core
 from scripted_backend import ScriptedBackend, make_spec

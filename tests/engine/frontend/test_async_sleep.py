@@ -11,8 +11,8 @@ import pytest
 from engine.sleeping_backend import SleepingBackend
 from number_text import NumberText
 from realizar.config import EngineConfig
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import ThreadLink
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import ThreadLink
 from realizar.errors import (
     CapacityError,
     EngineDeadError,

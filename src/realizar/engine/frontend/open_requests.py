@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.growing_choice import GrowingChoice, GrowingLogprobs, GrowingText
-from realizar.engine.clients.open_table import OpenTable
-from realizar.engine.clients.places import Places
-from realizar.engine.clients.suspects import Suspects
+from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.growing_choice import GrowingChoice, GrowingLogprobs, GrowingText
+from realizar.engine.frontend.open_table import OpenTable
+from realizar.engine.frontend.places import Places
+from realizar.engine.frontend.suspects import Suspects
 from realizar.engine.process.messages import Abort, Add, PromptRead, RequestsLost, restore_error
 from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError, StepMemoryError
 from realizar.outputs import ChoiceDelta, RequestOutput, RowError, SnapshotUse, Timings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from realizar.engine.clients.places import Places
+from realizar.engine.frontend.places import Places
 from realizar.request import NO_CLIENT, Client
 
 

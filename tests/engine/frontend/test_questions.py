@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from realizar.engine.clients.questions import Questions, send_reply
+from realizar.engine.frontend.questions import Questions, send_reply
 from realizar.engine.process.messages import Ask, Reply, record_error
 from realizar.errors import CapacityError, EngineDeadError, RealizarError
 from waits import HANG_S

@@ -12,9 +12,9 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import closed_error
-from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import closed_error
+from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from number_text import NumberText
-from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.open_requests import OpenRequests
+from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.open_requests import OpenRequests
 from realizar.engine.process.messages import Abort, Add
 from realizar.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from realizar.logprob_columns import LogprobColumns

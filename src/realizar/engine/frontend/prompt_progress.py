@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.errors import InvalidRequestError
 
 PromptProgress: TypeAlias = "Callable[[int, int], None]"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import EngineLink
-from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.open_table import OpenTable
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import EngineLink
+from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.open_table import OpenTable
 from realizar.engine.process.messages import (
     Accepted,
     CachedKeys,

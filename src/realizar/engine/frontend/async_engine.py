@@ -8,14 +8,14 @@ from contextlib import suppress
 from typing import Any, Literal, NoReturn, TypeAlias, Unpack
 
 from realizar.backends.base import Transfer
-from realizar.engine.clients.async_link import EngineLink, closed_error
-from realizar.engine.clients.async_stream import AsyncStream, Embedding
-from realizar.engine.clients.growing_choice import GrowingText
-from realizar.engine.clients.open_requests import OpenRequests
-from realizar.engine.clients.prepare import RequestFields, prepare_request
-from realizar.engine.clients.questions import Questions
-from realizar.engine.clients.tasks import Changes
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.frontend.async_link import EngineLink, closed_error
+from realizar.engine.frontend.async_stream import AsyncStream, Embedding
+from realizar.engine.frontend.growing_choice import GrowingText
+from realizar.engine.frontend.open_requests import OpenRequests
+from realizar.engine.frontend.prepare import RequestFields, prepare_request
+from realizar.engine.frontend.questions import Questions
+from realizar.engine.frontend.tasks import Changes
 from realizar.engine.process.messages import (
     Accepted,
     EngineBlocked,

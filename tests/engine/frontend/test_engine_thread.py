@@ -15,7 +15,7 @@ import pytest
 
 from number_text import NumberText, spelled
 from realizar.config import EngineConfig
-from realizar.engine.clients.engine_thread import RequestStream
+from realizar.engine.frontend.engine_thread import RequestStream
 from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError, RealizarError, RequestFailedError
 from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import StepDeltas

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from realizar.engine.clients.suspects import Suspects, fingerprint
+from realizar.engine.frontend.suspects import Suspects, fingerprint
 from realizar.engine.llm_prompts import prompt_embeddings
 from realizar.errors import InvalidRequestError, QueueFullError
 from realizar.request import Client, Request

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.clients.test_async_engine import GREEDY, LONG, GatedBackend, running, settled
+from engine.frontend.test_async_engine import GREEDY, LONG, GatedBackend, running, settled
 from engine.process.test_engine_process import running as in_a_process
 from number_text import spelled
 from realizar.errors import EngineDeadError

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.engine.clients.open_table import OpenTable
+from realizar.engine.frontend.open_table import OpenTable
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import RowError, SnapshotUse, TokenLogprobs
 from realizar.step_deltas import StepDeltas

@@ -15,9 +15,9 @@ from number_text import NumberText, spelled
 from realizar.backends.base import ForwardInput
 from realizar.backends.load_progress import LoadProgress
 from realizar.config import EngineConfig
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import ThreadLink
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.frontend.async_engine import AsyncEngine
+from realizar.engine.frontend.async_link import ThreadLink
 from realizar.errors import (
     CapacityError,
     ContextLengthError,
