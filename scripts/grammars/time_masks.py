@@ -56,7 +56,7 @@ def outside(service: GrammarService, grammars: Sequence[StructuredOutput]) -> tu
         service.rows.ask(slots, {})
         while not service.rows.are_done(slots).all():
             service.rows.wait(10.0)
-        return service.rows.memory.masks[service.rows.memory.places[slots]][:, None]
+        return service.rows.memory.masks[service.rows.memory.mask_indices[slots]][:, None]
 
     def advance(place: int, token_id: int) -> None:
         service.rows.advance(slots[place : place + 1], np.array([[token_id]], np.int32), np.ones(1, np.intp))

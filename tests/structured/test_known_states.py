@@ -116,8 +116,8 @@ def test_a_search_in_vain_leaves_rows_their_shared_masks() -> None:
 
 def known(service: GrammarService, *followers: Follower) -> bool:
     """True if all their next masks are those of states."""
-    places = service.rows.memory.places[[each.row.slot for each in followers]]
-    return bool((places >= service.rows.memory.num_slots).all())
+    indices = service.rows.memory.mask_indices[[each.row.slot for each in followers]]
+    return bool((indices >= service.rows.memory.num_slots).all())
 
 
 def follow_until_known(service: GrammarService, structured: StructuredOutput) -> Follower:

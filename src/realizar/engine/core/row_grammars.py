@@ -241,7 +241,7 @@ class RowGrammars:
         if asking.any_drafts:
             for at in (ready & (asking.num_drafts > 0)).nonzero()[0].tolist():
                 drafted[int(asking.numbers[at])] = memory.of(int(slots[at]), int(asking.num_drafts[at]))
-        step.set_masks(RowMasks(asking.numbers[ready], memory.places[slots[ready]], memory.masks, drafted))
+        step.set_masks(RowMasks(asking.numbers[ready], memory.mask_indices[slots[ready]], memory.masks, drafted))
 
     def _stuck(self, asking: _Asking, failed: NDArray[np.bool_]) -> dict[int, RowError]:
         stuck: dict[int, RowError] = {}

@@ -65,7 +65,7 @@ class MaskMemory:
             of each line that of a known state.
         after: int16 [lines, 32 * words], of a line of a known state the state after each token, by its place among the
             MOST_STATES lines of its grammar; below 0 where that is not known.
-        places: intp [slots], this process's own: where in `masks` the mask of each slot's next token is.
+        mask_indices: intp [slots], this process's own: of the mask of each slot's next token in `masks`.
         masks_after_drafts: uint32 [slots, most_drafts, words].
     """
 
@@ -83,7 +83,7 @@ class MaskMemory:
         self.after = self._column(np.int16, num_lines, 32 * num_words)
         self.masks = self._column(np.uint32, num_slots + num_lines, num_words)
         self.masks_after_drafts = self._column(np.uint32, num_slots, most_drafts, num_words)
-        self.places = np.arange(num_slots)
+        self.mask_indices = np.arange(num_slots)
         self._forced: memoryview[int] = self.forced.data  # single cells of arrays take several times as long
         self._known: memoryview[int] = self.known.data
         self._answered: memoryview[int] = self.answered.data
@@ -108,8 +108,8 @@ class MaskMemory:
 
     def of(self, slot: int, num_drafts: int) -> NDArray[np.uint32]:
         """A row's masks, uint32 [drafts + 1, words]; a view if it has no drafts."""
-        place = int(self.places[slot])
-        first = self.masks[place : place + 1]
+        index = int(self.mask_indices[slot])
+        first = self.masks[index : index + 1]
         return np.concatenate((first, self.masks_after_drafts[slot, :num_drafts])) if num_drafts else first
 
     def forced_token(self, slot: int, place: int) -> int:

@@ -66,7 +66,7 @@ class MaskRequests:
         slot = heapq.heappop(self._free)
         row = self._rows[slot] = GrammarRow(slot, grammar, list(output))
         self.wanted[slot] = False
-        self.memory.states[slot], self.memory.places[slot] = GOES_ON, slot
+        self.memory.states[slot], self.memory.mask_indices[slot] = GOES_ON, slot
         if not output:  # it may be where others have been
             self._prefetched.begin(row, (each for each in self._rows.values() if each.grammar is grammar))
         if grammar.refusal is not None:
@@ -316,7 +316,7 @@ class PrefetchedMasks:
 
     def __init__(self, memory: MaskMemory) -> None:
         self._memory = memory
-        self._places, self._after = memory.places.data, memory.after.data
+        self._mask_indices, self._after = memory.mask_indices.data, memory.after.data
         self._num_states = len(memory.after)
 
     def begin(self, row: GrammarRow, others: Iterable[GrammarRow]) -> None:
@@ -338,7 +338,7 @@ class PrefetchedMasks:
         if 0 <= state < MOST_STATES:
             self._enter(row, line - line % MOST_STATES + state)
         else:
-            row.line, self._places[row.slot] = NO_LINE, row.slot
+            row.line, self._mask_indices[row.slot] = NO_LINE, row.slot
 
     def write_certain(self, row: GrammarRow) -> bool:
         """Write the mask of a row if its next token is certain, and those that came since the last answer were."""
@@ -359,4 +359,4 @@ class PrefetchedMasks:
         return tuple(itertools.takewhile(lambda token_id: token_id >= 0, found))
 
     def _enter(self, row: GrammarRow, line: int) -> None:
-        row.line, self._places[row.slot] = line, self._memory.num_slots + line
+        row.line, self._mask_indices[row.slot] = line, self._memory.num_slots + line

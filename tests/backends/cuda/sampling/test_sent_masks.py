@@ -57,7 +57,7 @@ def test_masks_of_a_table_are_read_where_they_lie_or_sent(address: int | None, p
         _rows=SimpleNamespace(kinds=np.zeros(12)),
         _shared=SimpleNamespace(address=lambda of: address if of is table else None),
     )
-    maker._place_masks = lambda *args: NativeStepSampler._place_masks(maker, *args)
+    maker._index_masks = lambda *args: NativeStepSampler._index_masks(maker, *args)
     masks = np.full(4, -1)
     step: Any = SimpleNamespace(masks=given)
     none = np.zeros(4, np.int64)
@@ -88,17 +88,17 @@ def test_many_rows_that_share_masks_get_each_once() -> None:
     )
     numbers, masks = np.arange(2, 22), np.full(20, -1)
     lines = np.arange(20) % 3 + 7
-    NativeStepSampler._place_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
+    NativeStepSampler._index_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
     assert not read
     assert np.array_equal(room[masks].numpy().view(np.uint32), table[lines])
     assert sorted(set(masks.tolist())) == [0, 1, 2]
     lines = np.arange(20) % 11 + 7
-    NativeStepSampler._place_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
+    NativeStepSampler._index_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
     assert read == [4096]
     assert (masks - SHARED).tolist() == lines.tolist()
 
 
-def test_places_of_masks_for_a_graph() -> None:
+def test_indices_of_masks_for_a_graph() -> None:
     """Each sampled token's mask, or that its row is deferred; none are left for a later step without masks."""
     table, sent = np.zeros((32, WORDS), np.uint32), torch.full((4,), NO_MASK, dtype=torch.int32)
 
@@ -106,16 +106,17 @@ def test_places_of_masks_for_a_graph() -> None:
         sent[:] = NO_MASK
         sent[: len(places)] = torch.from_numpy(places)
 
-    def place_masks(given: RowMasks, numbers: Any, places: Any) -> None:
-        places[:] = [given.places[given.numbers.tolist().index(row)] if row in given else NO_MASK for row in numbers]
+    def index_masks(given: RowMasks, numbers: Any, places: Any) -> None:
+        places[:] = [given.indices[given.numbers.tolist().index(row)] if row in given else NO_MASK for row in numbers]
 
     maker: Any = SimpleNamespace(
         _rows=SimpleNamespace(outputs=np.zeros(9, np.int64), min_tokens=np.zeros(9, np.int64), forbids_ends=True),
-        _buffers=SimpleNamespace(mask_places=sent, send_places=send), _place_masks=place_masks, _has_places=False,
+        _buffers=SimpleNamespace(mask_indices=sent, send_mask_indices=send), _index_masks=index_masks,
+        _has_mask_indices=False,
     )  # fmt: skip
 
     def places(step: Any) -> list[int] | None:
-        return sent.tolist() if NativeStepSampler._send_places(maker, step, np.array([2, 7, 5])) else None
+        return sent.tolist() if NativeStepSampler._send_mask_indices(maker, step, np.array([2, 7, 5])) else None
 
     given = RowMasks(np.array([7]), np.array([3]), table, {})
     are_deferred = np.array([False, False, True])

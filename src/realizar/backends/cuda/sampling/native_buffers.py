@@ -17,7 +17,7 @@ NO_MASK, DEFERRED = -1, -2  # in place of a mask
 SHARED = 1 << 24  # from this number of a mask on: a line of the table that `read_shared` was given
 MOST_IN_GRAPH = 20  # most probable ids that a query of a graph can list, as many as OpenAI's API
 _MOST_DRY = 192 << 20
-_RING = 4  # host copies of places: more than there are steps whose results were not read
+_RING = 4  # host copies of indices of masks: more than there are steps whose results were not read
 _BIN_BYTES = (8 + 4) * BINS  # of a place whose logits are kept
 _TILE_BYTES = 8 + 3 * 8 + 8 + 12  # sums and moments of a tile, its top, its share of a span
 _LINE = 3 + 2 * MOST_IN_GRAPH
@@ -33,7 +33,7 @@ class NativeBuffers:
         lines: float64 [selected, 3 + 2 * MOST_IN_GRAPH], the log-probabilities that graphs find.
         tokens, queries: int32 [selected, fields], records of a step (`Sampled`, `Query` of sampling/rows.cu).
         drafted: the same of rows, in a step with drafts.
-        mask_places: int32 [selected], the place of each token's mask in a step that graphs sample, NO_MASK or DEFERRED.
+        mask_indices: int32 [selected], of each token's mask in a step that graphs sample, NO_MASK or DEFERRED.
         draft_table: int32 [rows, 1 + drafts], room for the sampled tokens that stand.
         tables: uint8, `Tables` of sampling/rows.cu.
     """
@@ -54,9 +54,11 @@ class NativeBuffers:
         self.drafted = zeros((sizes.rows, _DRAFTED), torch.int32)
         self.draft_table = zeros((count,), torch.int32)
         self.queries.fill_(-1)
-        self.mask_places = zeros((count,), torch.int32).fill_(NO_MASK)
-        self._places = [torch.zeros(count, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(_RING)]
-        self._next_places = 0
+        self.mask_indices = zeros((count,), torch.int32).fill_(NO_MASK)
+        self._host_indices = [
+            torch.zeros(count, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(_RING)
+        ]
+        self._next_indices = 0
         self._shared_masks = 0
         self.lines = zeros((count, _LINE), torch.float64)
         self._next_mu = zeros((count,), torch.float64)
@@ -98,13 +100,13 @@ class NativeBuffers:
             self._shared_masks = address
             self._write_tables()
 
-    def send_places(self, places: NDArray[np.integer[Any]]) -> None:
-        """Send the mask of each of a step's sampled tokens, by its place: [tokens]. The host need not wait."""
-        host = self._places[self._next_places]
-        self._next_places = (self._next_places + 1) % _RING
+    def send_mask_indices(self, indices: NDArray[np.integer[Any]]) -> None:
+        """Send the index of the mask of each of a step's sampled tokens: [tokens]. The host need not wait."""
+        host = self._host_indices[self._next_indices]
+        self._next_indices = (self._next_indices + 1) % _RING
         values = host.numpy()
-        values[: len(places)], values[len(places) :] = places, NO_MASK
-        self.mask_places.copy_(host, non_blocking=True)
+        values[: len(indices)], values[len(indices) :] = indices, NO_MASK
+        self.mask_indices.copy_(host, non_blocking=True)
 
     def _write_tables(self) -> None:
         space = self._space
@@ -113,7 +115,7 @@ class NativeBuffers:
             self._masks, space.arrays["ids"], space.sampled, space.last, self._rows.table, self._rows.mu, self._next_mu,
             self._sums, self._weights, self._counts, self._moments, self._cuts, self._query_sums, self._query_ranks,
             self._query_counts, space.arrays["selected_rows"], space.arrays["contexts"],
-            self._listed, self._near, self.mask_places,
+            self._listed, self._near, self.mask_indices,
         )  # fmt: skip
         addresses = np.array([*(tensor.data_ptr() for tensor in tensors), self._shared_masks], np.uint64)
         numbers = np.array([self.vocab, self.tiles, self.words, self.spans], np.int32)

@@ -63,7 +63,7 @@ class NativeStepSampler:
     """A `StepSampler` on an NVIDIA card.
 
     A step of plain greedy rows launches nothing: the head's kernel has sampled. Any other step without drafts, all of
-    whose rows sample, replays a graph, for which everything is on the device but the places of grammars' masks. Where
+    whose rows sample, replays a graph, for which everything is on the device but the indices of grammars' masks. Where
     there are drafts, or chunks of prompts that go on, it sends records of its tokens, and launches what their kinds
     need, each kernel over all of them. Log-probabilities are a graph too, in steps of any rows, whose records are sent
     where they are not those of the step before. No row can fail on the host.
@@ -79,7 +79,7 @@ class NativeStepSampler:
         self._queries = np.zeros((0, 4), np.int32)  # the records that were sent last, if it was for a graph
         self._replayed: _Replayed | None = None
         self._shared = SharedMasks()
-        self._has_places = False  # the device has places of masks of an earlier step
+        self._has_mask_indices = False  # the device has indices of masks of an earlier step
         self._free: list[HostCopies] = []  # as many steps have one as are in flight
 
     def capture(self) -> None:
@@ -146,32 +146,32 @@ class NativeStepSampler:
         if not flags:
             return True
         graph = self._graphs.find(len(numbers), flags)
-        if graph is None or not self._send_places(step, numbers):
+        if graph is None or not self._send_mask_indices(step, numbers):
             return False
         if flags & ADJUST:
             self._buffers.need_adjusted()
         graph.replay()
         return True
 
-    def _send_places(self, step: CUDAStep, numbers: Integers) -> bool:
-        """Send the place of each token's mask for a graph; False where a mask must be changed."""
+    def _send_mask_indices(self, step: CUDAStep, numbers: Integers) -> bool:
+        """Send the index of each token's mask for a graph; False where a mask must be changed."""
         rows, given = self._rows, step.masks
         if not given and not step.deferred:
-            if self._has_places:
-                self._buffers.mask_places.fill_(NO_MASK)
-                self._has_places = False
+            if self._has_mask_indices:
+                self._buffers.mask_indices.fill_(NO_MASK)
+                self._has_mask_indices = False
             return True
-        places = np.full(len(numbers), NO_MASK)
+        indices = np.full(len(numbers), NO_MASK)
         if given:
             if not isinstance(given, RowMasks):
                 return False
             if rows.forbids_ends and np.count_nonzero(rows.outputs[numbers] < rows.min_tokens[numbers]):
                 return False
-            self._place_masks(given, numbers, places)
+            self._index_masks(given, numbers, indices)
         if step.deferred:
-            places[step.are_deferred(numbers)] = DEFERRED
-        self._buffers.send_places(places)
-        self._has_places = True
+            indices[step.are_deferred(numbers)] = DEFERRED
+        self._buffers.send_mask_indices(indices)
+        self._has_mask_indices = True
         return True
 
     def _launch(self, count: int, flags: int) -> None:
@@ -285,7 +285,7 @@ class NativeStepSampler:
     ) -> None:
         """Send the masks of tokens under a grammar, and write their numbers to `masks`."""
         if isinstance(step.masks, RowMasks) and not step.masks.drafted and not ends_early.any():
-            self._place_masks(step.masks, numbers, masks)
+            self._index_masks(step.masks, numbers, masks)
             return
         masked = [index for index, row in enumerate(numbers.tolist()) if row in step.masks]
         if not masked:
@@ -299,25 +299,25 @@ class NativeStepSampler:
         masks[masked] = range(len(masked))
         self._buffers.masks(len(masked)).copy_(pinned, non_blocking=True)
 
-    def _place_masks(self, given: RowMasks, numbers: Integers, masks: Integers) -> None:
+    def _index_masks(self, given: RowMasks, numbers: Integers, masks: Integers) -> None:
         """Write to `masks` where the masks of rows without drafts are: in their table, or in what is sent of it.
 
-        Many rows that share lines read them from the device's memory: all of them over the bus would be several times
+        Many rows that share masks read them from the device's memory: all of them over the bus would be several times
         as much.
         """
-        place_of = np.full(len(self._rows.kinds), NO_MASK)
-        place_of[given.numbers] = given.places
-        places = place_of[numbers]
-        masked = (places >= 0).nonzero()[0]
+        index_of = np.full(len(self._rows.kinds), NO_MASK)
+        index_of[given.numbers] = given.indices
+        indices = index_of[numbers]
+        masked = (indices >= 0).nonzero()[0]
         if not len(masked):
             return
-        places = places[masked]
+        indices = indices[masked]
         address = self._shared.address(given.table)
-        if address is not None and (len(places) < _MANY or 2 * len(np.unique(places)) > len(places)):
+        if address is not None and (len(indices) < _MANY or 2 * len(np.unique(indices)) > len(indices)):
             self._buffers.read_shared(address)
-            masks[masked] = SHARED + places
+            masks[masked] = SHARED + indices
             return
-        each, found = np.unique(places, return_inverse=True)
+        each, found = np.unique(indices, return_inverse=True)
         pinned = self._pinned((len(each), self._buffers.words))
         np.take(given.table, each, axis=0, out=pinned.numpy().view(np.uint32), mode="clip")  # else it copies twice
         masks[masked] = found

@@ -65,7 +65,7 @@ struct Cut { u64 low, high, typical; float mean; int summed; };
 // `size`: how many, of which no more than ROOM are kept. `arrivals`: spans that are in the histogram.
 struct Near { int extent, size, first, end, kept, kept_end, arrivals; float mean; };
 
-// `mask_places`: the mask of each token of list_sampled, NO_MASK or DEFERRED. `shared_masks`: in the host's memory.
+// `mask_indices`: the mask of each token of list_sampled, NO_MASK or DEFERRED. `shared_masks`: in the host's memory.
 struct Tables {
   const float* logits; const float* tops; const int* top_ids;
   float* adjusted; float* adjusted_tops; int* adjusted_ids;
@@ -75,7 +75,7 @@ struct Tables {
   u64* query_sums; u32* query_ranks; u32* query_counts;
   const int* selected_rows; const int* contexts;
   u64* listed; Near* near;
-  const int* mask_places; const u32* shared_masks;
+  const int* mask_indices; const u32* shared_masks;
   int vocab, tiles, words, spans;
 };
 
