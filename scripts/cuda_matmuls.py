@@ -28,8 +28,10 @@ from realizar.backends.cuda.tuning.measure import DeviceMeter, copies, replay_ms
 from realizar.backends.cuda.tuning.sweep import TOKEN_COUNTS, Shape, sweep
 from realizar.backends.cuda.weights.pack_raw import Packer
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import WeightLayout, block_source, random_blocks
+from realizar.quantization.block_source import block_source
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS, Q4_K, Q6_K
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.random_blocks import random_blocks
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 LAYERS = 32

@@ -24,7 +24,8 @@ from realizar.backends.cpu.kernels.linear import LINEAR, make_linear
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.pack import PackedMatrix, pack
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import block_source, random_blocks
+from realizar.quantization.block_source import block_source
+from realizar.quantization.random_blocks import random_blocks
 
 SIZE, REPEATS = 2048, 200
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec
 from realizar.models.tensor_source import TensorSource
-from realizar.quantization import tensor_shape, tensor_source
+from realizar.quantization.tensors import tensor_shape, tensor_source
 
 
 def load_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, NDArray[np.float32]]:

@@ -19,7 +19,10 @@ from safetensors.numpy import save_file
 from backends.grouped_source import GroupedSource, exact_weights, grouped_layout, grouped_source
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.quantization import MATRIX_FORMATS, MatrixFormat, MatrixSource, Planes
+from realizar.quantization.matrix_format import MatrixFormat
+from realizar.quantization.planes import Planes
+from realizar.quantization.source import MatrixSource
+from realizar.quantization.tensors import MATRIX_FORMATS
 
 GROUP, HIDDEN, WIDTH, HEAD, HEADS, VOCABULARY, LAYERS = 64, 128, 256, 32, 2, 48, 2
 CONFIG: dict[str, Any] = {

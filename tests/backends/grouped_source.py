@@ -17,7 +17,10 @@ from random_models import Recipe, random_model
 from realizar.backends import weight_tensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec
-from realizar.quantization import MatrixSource, Planes, WeightLayout, tensors
+from realizar.quantization import tensors
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.planes import Planes
+from realizar.quantization.source import MatrixSource
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
 

@@ -15,7 +15,8 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.parts import Linear
 from realizar.models.tensor_source import TensorSource
-from realizar.quantization import dequantize, random_blocks
+from realizar.quantization.convert import dequantize
+from realizar.quantization.random_blocks import random_blocks
 
 PATH = Path("m.gguf")
 

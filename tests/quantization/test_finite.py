@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import FLOAT_TYPES, QUANTIZED_TYPES, dequantize, find_not_finite, random_blocks
+from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES, dequantize
+from realizar.quantization.finite import find_not_finite
+from realizar.quantization.random_blocks import random_blocks
 
 ALL = (*QUANTIZED_TYPES, *FLOAT_TYPES)
 WITHOUT = {GGMLType.NVFP4}  # its scales have no infinity, and ggml takes their NaN for 0

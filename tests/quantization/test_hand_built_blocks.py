@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import dequantize, to_planes
+from realizar.quantization.convert import dequantize, to_planes
 
 HALF_ONE = [0x00, 0x3C]
 HALF_MINUS_QUARTER = [0x00, 0xB4]

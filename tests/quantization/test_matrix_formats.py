@@ -9,7 +9,7 @@ import pytest
 from handmade_checkpoint import config_checkpoint, gguf_checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.registry import build_spec
-from realizar.quantization import matrix_format
+from realizar.quantization.tensors import matrix_format
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "nvfp4"])

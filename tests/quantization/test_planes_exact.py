@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import FLOAT_TYPES, QUANTIZED_TYPES, Planes, dequantize, to_planes
+from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES, dequantize, to_planes
+from realizar.quantization.planes import Planes
 
 # gguf 0.19 can't dequantise these two; test_hand_built_blocks has them.
 ORACLE_TYPES = [t for t in QUANTIZED_TYPES if t not in (GGMLType.Q1_0, GGMLType.Q2_0)]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import FLOAT_TYPES, QUANTIZED_TYPES, dequantize, random_blocks, to_planes
+from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES, dequantize, to_planes
+from realizar.quantization.random_blocks import random_blocks
 
 ALL_TYPES = (*QUANTIZED_TYPES, *FLOAT_TYPES)
 

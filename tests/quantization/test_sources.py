@@ -11,21 +11,13 @@ from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.mapped_file import MappedFile
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.quantization import (
-    FLOAT_TYPES,
-    QUANTIZED_TYPES,
-    BlockSource,
-    PlanesSource,
-    block_source,
-    dequantize,
-    expert_source,
-    find_not_finite,
-    random_blocks,
-    random_source,
-    tensor_layout,
-    tensor_source,
-)
+from realizar.quantization.block_source import BlockSource, block_source
+from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES, dequantize
+from realizar.quantization.finite import find_not_finite
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
+from realizar.quantization.random_blocks import random_blocks
+from realizar.quantization.source import PlanesSource, random_source
+from realizar.quantization.tensors import expert_source, tensor_layout, tensor_source
 
 ROWS, BLOCKS = 7, 5
 ALL = [pytest.param(each, id=each.name) for each in (*QUANTIZED_TYPES, *FLOAT_TYPES)]

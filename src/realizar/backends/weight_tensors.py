@@ -16,7 +16,9 @@ from realizar.models.mixers import GatedDeltaNet
 from realizar.models.parts import Linear
 from realizar.models.spec import ExpertLinear, ModelSpec
 from realizar.models.tensor_source import TensorName, TensorSource
-from realizar.quantization import MatrixSource, WeightLayout, expert_source, stack_layout, tensor_source
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.source import MatrixSource
+from realizar.quantization.tensors import expert_source, stack_layout, tensor_source
 
 
 class WeightTensors:

@@ -11,7 +11,8 @@ from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.registry import require_weights
 from realizar.models.spec import ModelSpec
 from realizar.models.tensor_source import TensorSource
-from realizar.quantization import WeightLayout, matrix_format, stack_layout, stored_names, tensor_layout, tensor_shape
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.tensors import matrix_format, stack_layout, stored_names, tensor_layout, tensor_shape
 
 _MAX_LISTED = 8
 

@@ -11,7 +11,7 @@ from realizar.models.parts import Linear
 from realizar.models.spec import ExpertLinear, Experts, Scoring
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorName, TensorSource
-from realizar.quantization import is_packed
+from realizar.quantization.tensors import is_packed
 
 MAX_EXPERTS = 1024
 _SCORINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid"}

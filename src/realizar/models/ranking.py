@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError
 from realizar.models.tensor_names import EMBEDDING
-from realizar.quantization import tensor_source
+from realizar.quantization.tensors import tensor_source
 
 _GGUF_POOLING = 4
 _GGUF_NAMES = ("cls.output.weight", "cls.output.bias")

@@ -36,7 +36,7 @@ from realizar.models.architectures import (
 from realizar.models.hyper_parameters import HyperParameters, config_path
 from realizar.models.ranking import is_classifier, ranking_tensors
 from realizar.models.spec import ModelSpec
-from realizar.quantization import matrix_format
+from realizar.quantization.tensors import matrix_format
 
 BuildSpec = Callable[[HyperParameters], ModelSpec]
 

@@ -20,7 +20,7 @@ from realizar.models.parts import Activation, Linear, Norm, QueryGrowth, Rope
 from realizar.models.spec import AnyFeedForward, Attention, FeedForward, Layer, Mixer, ModelSpec
 from realizar.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, is_unneeded, stored_name
 from realizar.models.tensor_source import TensorName, TensorSource
-from realizar.quantization import is_stored
+from realizar.quantization.tensors import is_stored
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

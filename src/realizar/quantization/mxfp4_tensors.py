@@ -20,8 +20,8 @@ from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.quantization.block_source import BlockSource, CopiedSource, ggml_layout
 from realizar.quantization.finite import LEAST_INFINITE_E8M0
+from realizar.quantization.matrix_format import MatrixFormat
 from realizar.quantization.source import MatrixSource, check_run
-from realizar.quantization.tensors import MATRIX_FORMATS, MatrixFormat
 
 _LAYOUT = ggml_layout(GGMLType.MXFP4)
 _HALF = _LAYOUT.block_size // 2
@@ -123,6 +123,3 @@ class Mxfp4Source(CopiedSource):
         row_bytes = self._whole.shape[2] * _HALF
         first, last = self._first + start * self._step, self._first + (stop - 1) * self._step + 1
         return self._whole.part(first * row_bytes, last * row_bytes)
-
-
-MATRIX_FORMATS["mxfp4"] = Mxfp4Tensors

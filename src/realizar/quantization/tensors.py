@@ -1,15 +1,12 @@
 """A checkpoint's tensors by name, as sources: plain ones, and matrices that a format makes of several. numpy only.
 
-`MatrixFormat`: matrices that a safetensors checkpoint stores as several tensors, or in codes. `quantization_config` of
-`config.json` names a method by `quant_method`. A method is a subclass of `MatrixFormat` in a file of its own, with a
-line in `MATRIX_FORMATS`. A model whose method has no line is refused by name.
+`quantization_config` of `config.json` names a method of the latter by `quant_method`: a `MatrixFormat` with a line in
+`MATRIX_FORMATS`. A model whose method has no line is refused by name.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,8 @@ from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.quantization.block_source import BlockSource, CopiedSource, Pages
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 from realizar.quantization.layout import WeightLayout
+from realizar.quantization.matrix_format import MatrixFormat
+from realizar.quantization.mxfp4_tensors import Mxfp4Tensors
 from realizar.quantization.source import MatrixSource, check_run
 
 _KEY = "quantization_config"
@@ -176,41 +175,7 @@ def _transposed_source(stored: StoredTensor, index: int) -> _TransposedSource:
     return _TransposedSource(numbers, stored, Pages(stored, index * size, size))
 
 
-class MatrixFormat(ABC):
-    """One method, with the parameters of a model's `quantization_config`; `path` is `config.json`, for errors.
-
-    Raises:
-        UnsupportedModelError: a parameter has a value that the format does not express.
-        CheckpointError: a parameter is missing or malformed.
-    """
-
-    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
-        self.config, self.path = config, path
-
-    @abstractmethod
-    def tensors(self, checkpoint: Checkpoint, name: str) -> Sequence[str]:
-        """The names of all tensors that make up the matrix `name`; none where it is stored as a plain tensor.
-
-        A name that the checkpoint lacks is reported as missing.
-        """
-
-    def shape(self, checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
-        """The shape of the weights: of a matrix, or of a stack whose matrices lie one below the other in the source.
-
-        Raises CheckpointError as `source` does.
-        """
-        source = self.source(checkpoint, name)
-        return source.out_features, source.in_features
-
-    @abstractmethod
-    def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
-        """The matrix `name`, whose tensors are all there; its shape is that of the weights, not of the tensors.
-
-        Raises CheckpointError where the tensors' types or shapes do not fit together.
-        """
-
-
-MATRIX_FORMATS: dict[str, type[MatrixFormat]] = {}
+MATRIX_FORMATS: dict[str, type[MatrixFormat]] = {"mxfp4": Mxfp4Tensors}
 """The format of each `quant_method`."""
 
 

@@ -35,8 +35,7 @@ from realizar.cli.main import app, run_app
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
-from realizar.quantization import block_source
-from realizar.quantization.block_source import BlockSource
+from realizar.quantization.block_source import BlockSource, block_source
 from realizar.quantization.random_blocks import random_blocks
 from resolving import resolved
 

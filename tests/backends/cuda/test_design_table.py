@@ -40,8 +40,9 @@ from realizar.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CheckpointError, DeviceLostError  # noqa: E402
-from realizar.quantization import block_source, random_blocks  # noqa: E402
+from realizar.quantization.block_source import block_source  # noqa: E402
 from realizar.quantization.ggml_layouts import Q4_K  # noqa: E402
+from realizar.quantization.random_blocks import random_blocks  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402

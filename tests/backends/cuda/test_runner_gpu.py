@@ -23,7 +23,7 @@ from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.models.generated.generate import generate_gguf  # noqa: E402
-from realizar.quantization import QUANTIZED_TYPES  # noqa: E402
+from realizar.quantization.convert import QUANTIZED_TYPES  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 

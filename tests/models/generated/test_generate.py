@@ -21,7 +21,7 @@ from realizar.models.generated.shapes import SHAPES
 from realizar.models.mixers import GatedDeltaNet
 from realizar.models.registry import build_spec
 from realizar.models.spec import Experts, FeedForward
-from realizar.quantization import QUANTIZED_TYPES, dequantize
+from realizar.quantization.convert import QUANTIZED_TYPES, dequantize
 
 # As published with the models.
 PARAMETERS = {

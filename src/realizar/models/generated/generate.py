@@ -22,7 +22,7 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.hub.folders import user_cache
 from realizar.models.generated.shapes import SHAPES, FileType, Shape
-from realizar.quantization import random_blocks
+from realizar.quantization.random_blocks import random_blocks
 
 _MIXTURE_EMBEDDING_STD = 10.0
 """Of a mixture's embedding: tokens stay unlike each other, whatever attention adds to all of them alike, and so choose

@@ -18,7 +18,8 @@ from realizar.backends.cpu.kernels.linear import LINEAR, make_linear
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.pack import PackedMatrix, pack
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import MatrixSource, random_blocks
+from realizar.quantization.random_blocks import random_blocks
+from realizar.quantization.source import MatrixSource
 
 HOST_SETS = [candidate.name for candidate in INSTRUCTION_SETS if supported(candidate, host_features())]
 _HALF = ((0, 0xFF), (1, 0xFF))

@@ -7,7 +7,9 @@ import pytest
 
 from backends.cpu.kernels.linear_harness import HOST_SETS, check_matmul, filled_blocks, random_activations
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import QUANTIZED_TYPES, block_source, random_blocks
+from realizar.quantization.block_source import block_source
+from realizar.quantization.convert import QUANTIZED_TYPES
+from realizar.quantization.random_blocks import random_blocks
 from wider import diagonal
 
 _MATRIX = diagonal(QUANTIZED_TYPES, HOST_SETS)

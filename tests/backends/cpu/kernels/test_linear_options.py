@@ -25,8 +25,10 @@ from realizar.backends.cpu.kernels.quantize import quantize_group
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.pack import FloatMatrix, pack
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import MatrixSource, block_source, random_blocks
+from realizar.quantization.block_source import block_source
 from realizar.quantization.layout import FloatType
+from realizar.quantization.random_blocks import random_blocks
+from realizar.quantization.source import MatrixSource
 from wider import diagonal, wider
 
 

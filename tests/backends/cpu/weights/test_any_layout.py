@@ -18,7 +18,7 @@ from realizar.backends.cpu.weights.load import EmbeddingRows
 from realizar.backends.cpu.weights.pack import pack
 from realizar.config import EngineConfig
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.quantization import random_source
+from realizar.quantization.source import random_source
 from resolving import resolved
 
 CONFIG = EngineConfig(threads=2, max_running=2, max_step_tokens=64, kv_cache_bytes=8 << 20, context_length=64)

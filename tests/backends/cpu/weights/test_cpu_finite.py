@@ -17,7 +17,7 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.errors import CheckpointError
-from realizar.quantization import FLOAT_TYPES, QUANTIZED_TYPES
+from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES
 from tiny_model import write_tiny_model
 
 CONFIG = EngineConfig(threads=2, max_running=2, max_step_tokens=64, kv_cache_bytes=8 << 20)

@@ -12,7 +12,7 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.models.generated.generate import generate_gguf
-from realizar.quantization import QUANTIZED_TYPES
+from realizar.quantization.convert import QUANTIZED_TYPES
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
 

@@ -7,7 +7,9 @@ import pytest
 
 from realizar.backends.cpu.weights.load import EmbeddingRows
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import FLOAT_TYPES, QUANTIZED_TYPES, block_source, dequantize, random_blocks
+from realizar.quantization.block_source import block_source
+from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES, dequantize
+from realizar.quantization.random_blocks import random_blocks
 
 _COMMON = ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "Q1_0", "IQ4_NL", "IQ2_S")
 _TYPES = [

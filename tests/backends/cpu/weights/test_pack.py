@@ -14,17 +14,12 @@ from realizar.backends.cpu.weights import pack as packing
 from realizar.backends.cpu.weights.pack import allocate, no_bytes, pack
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import (
-    FLOAT_TYPES,
-    QUANTIZED_TYPES,
-    BlockSource,
-    Codebook,
-    PlanesSource,
-    WeightLayout,
-    block_source,
-    random_blocks,
-)
+from realizar.quantization.block_source import BlockSource, block_source
+from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS, IQ2_XS, Q4_0, Q4_1, Q6_K
+from realizar.quantization.layout import Codebook, WeightLayout
+from realizar.quantization.random_blocks import random_blocks
+from realizar.quantization.source import PlanesSource
 
 _PLANES_TYPES = [each for each in QUANTIZED_TYPES if GGML_LAYOUTS[each] not in KEPT_LAYOUTS]
 

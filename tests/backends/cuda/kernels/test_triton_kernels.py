@@ -19,7 +19,8 @@ from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
 from realizar.backends.cuda.kernels.normalize_parallel import normalize_parallel, normalize_twice  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
-from realizar.quantization import QUANTIZED_TYPES, block_source, dequantize  # noqa: E402
+from realizar.quantization.block_source import block_source  # noqa: E402
+from realizar.quantization.convert import QUANTIZED_TYPES, dequantize  # noqa: E402
 from realizar.quantization.random_blocks import random_blocks  # noqa: E402
 
 pytestmark = [

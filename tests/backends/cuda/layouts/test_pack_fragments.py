@@ -18,16 +18,12 @@ from realizar.backends.cuda.weights.pack import PackedMatrix, codebook_table, st
 from realizar.backends.cuda.weights.pack_raw import memory_bytes, pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import (
-    QUANTIZED_TYPES,
-    BlockSource,
-    Codebook,
-    MatrixSource,
-    WeightLayout,
-    block_source,
-    random_blocks,
-)
+from realizar.quantization.block_source import BlockSource, block_source
+from realizar.quantization.convert import QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS, IQ2_XS, Q4_0, Q4_1, Q6_K, Q8_0
+from realizar.quantization.layout import Codebook, WeightLayout
+from realizar.quantization.random_blocks import random_blocks
+from realizar.quantization.source import MatrixSource
 
 
 def random_source(ggml_type: GGMLType, rows: int, cols: int, seed: int = 0) -> BlockSource:

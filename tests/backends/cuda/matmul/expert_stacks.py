@@ -11,7 +11,8 @@ from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import block_source, random_blocks
+from realizar.quantization.block_source import block_source
+from realizar.quantization.random_blocks import random_blocks
 
 
 def float_matrix(out_features: int, cols: int, rng: np.random.Generator) -> tuple[PackedMatrix, torch.Tensor]:

@@ -12,7 +12,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.parts import Linear
 from realizar.models.spec import ModelSpec
-from realizar.quantization import BlockSource, block_source
+from realizar.quantization.block_source import BlockSource, block_source
 from realizar.quantization.random_blocks import random_blocks
 from reference_model import Array, ReferenceModel
 from reference_tensors import load_tensors

@@ -14,7 +14,8 @@ from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import BlockSource, block_source, random_blocks
+from realizar.quantization.block_source import BlockSource, block_source
+from realizar.quantization.random_blocks import random_blocks
 
 TYPES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.IQ4_NL)
 ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu", "relu_squared")

@@ -28,7 +28,7 @@ from realizar.backends.cuda.weights import load as weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
-from realizar.quantization import MatrixSource
+from realizar.quantization.source import MatrixSource
 
 TOKEN_FACTOR = 64.0  # of halves from matmuls that end with an activation
 

@@ -21,7 +21,8 @@ from realizar.backends.cuda.matmul.quantized import (  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
-from realizar.quantization import block_source, random_blocks  # noqa: E402
+from realizar.quantization.block_source import block_source  # noqa: E402
+from realizar.quantization.random_blocks import random_blocks  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 EPS, LAYERS, SCALE = 1e-5, 6, 0.3

@@ -22,7 +22,7 @@ from realizar.backends.cuda.matmul.grouped_tiles import (
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.native.grouped.source import DirectTiles, route_source, route_warps
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import QUANTIZED_TYPES
+from realizar.quantization.convert import QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 
 FORMATS = [FLOATS, *dict.fromkeys(fragment_format(GGML_LAYOUTS[ggml_type]) for ggml_type in QUANTIZED_TYPES)]

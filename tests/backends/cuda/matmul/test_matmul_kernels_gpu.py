@@ -24,7 +24,10 @@ from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Til
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import Packer, pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import QUANTIZED_TYPES, BlockSource, WeightLayout, block_source, random_blocks
+from realizar.quantization.block_source import BlockSource, block_source
+from realizar.quantization.convert import QUANTIZED_TYPES
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.random_blocks import random_blocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 130)

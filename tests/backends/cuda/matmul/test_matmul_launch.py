@@ -23,7 +23,8 @@ from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
-from realizar.quantization import block_source, random_blocks
+from realizar.quantization.block_source import block_source
+from realizar.quantization.random_blocks import random_blocks
 
 
 @pytest.fixture

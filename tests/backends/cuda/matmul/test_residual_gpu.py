@@ -24,7 +24,8 @@ from realizar.backends.cuda.native.sources import MatvecTiles
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import block_source, random_blocks
+from realizar.quantization.block_source import block_source
+from realizar.quantization.random_blocks import random_blocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 # One part and many, more parts than chunks, tiles beyond the last, and rows that one pass of a block does not hold.

@@ -35,7 +35,7 @@ from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS  # noqa: 
 from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, sampling_source  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, activations_source, matmul_source, repack_source  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
-from realizar.quantization import QUANTIZED_TYPES  # noqa: E402
+from realizar.quantization.convert import QUANTIZED_TYPES  # noqa: E402
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS  # noqa: E402
 
 CARDS = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}  # KiB of a block's shared memory

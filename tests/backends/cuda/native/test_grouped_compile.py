@@ -22,7 +22,7 @@ from realizar.backends.cuda.native.grouped.source import (
 )
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import QUANTIZED_TYPES
+from realizar.quantization.convert import QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 from wider import wider
 

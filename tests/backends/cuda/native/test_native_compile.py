@@ -36,7 +36,7 @@ from realizar.backends.cuda.native.sources import (
 )
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
-from realizar.quantization import QUANTIZED_TYPES
+from realizar.quantization.convert import QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 from wider import wider
 

@@ -25,7 +25,8 @@ from realizar.cli.commands.bench import trace_lines  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import InvalidRequestError  # noqa: E402
-from realizar.quantization import BlockSource, MatrixSource  # noqa: E402
+from realizar.quantization.block_source import BlockSource  # noqa: E402
+from realizar.quantization.source import MatrixSource  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402

@@ -28,7 +28,7 @@ from realizar.backends.cuda.matmul.tuning_table import (
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
 from realizar.backends.cuda.tuning.sweep import candidates, split_counts
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import QUANTIZED_TYPES
+from realizar.quantization.convert import QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 
 FORMS = {t: fragment_format(GGML_LAYOUTS[t]) for t in QUANTIZED_TYPES}

@@ -48,7 +48,7 @@ from realizar.errors import KernelError  # noqa: E402
 from realizar.models.generated.generate import generate_gguf, generated_header  # noqa: E402
 from realizar.models.generated.shapes import SHAPES  # noqa: E402
 from realizar.models.registry import build_spec  # noqa: E402
-from realizar.quantization import QUANTIZED_TYPES  # noqa: E402
+from realizar.quantization.convert import QUANTIZED_TYPES  # noqa: E402
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS, Q4_K, Q6_K  # noqa: E402
 
 HOPPER = load_tuning("NVIDIA X", (9, 0), 114, 227 * 1024)

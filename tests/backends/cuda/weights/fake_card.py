@@ -10,7 +10,7 @@ import torch
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads
-from realizar.quantization import MatrixSource
+from realizar.quantization.source import MatrixSource
 
 
 class FakeCard(DeviceProfile):

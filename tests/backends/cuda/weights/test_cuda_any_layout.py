@@ -27,7 +27,8 @@ from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import UnsupportedModelError  # noqa: E402
 from realizar.models.registry import build_spec  # noqa: E402
-from realizar.quantization import PlanesSource, WeightLayout, random_source  # noqa: E402
+from realizar.quantization.layout import WeightLayout  # noqa: E402
+from realizar.quantization.source import PlanesSource, random_source  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from resolving import resolved  # noqa: E402

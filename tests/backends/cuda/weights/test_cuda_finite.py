@@ -18,7 +18,7 @@ from realizar.backends.program import build_program  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CheckpointError  # noqa: E402
-from realizar.quantization import FLOAT_TYPES, QUANTIZED_TYPES  # noqa: E402
+from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES  # noqa: E402
 from resolving import resolved  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -26,7 +26,7 @@ from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import UnsupportedModelError  # noqa: E402
 from realizar.models.parts import Linear  # noqa: E402
 from realizar.models.spec import Layer, ModelSpec  # noqa: E402
-from realizar.quantization import MatrixSource  # noqa: E402
+from realizar.quantization.source import MatrixSource  # noqa: E402
 
 CPU = torch.device("cpu")
 RECIPES = {

@@ -22,7 +22,7 @@ from typing import Literal, cast
 from realizar.backends.cpu.activation_layout import GROUP, OFFSET_SUMS
 from realizar.backends.cpu.codegen.vector_codebook_blocks import KINDS
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import WeightLayout
+from realizar.quantization.layout import WeightLayout
 
 SmallType = Literal["none", "f16", "i8", "u8", "u4", "e8m0", "e4m3"]
 

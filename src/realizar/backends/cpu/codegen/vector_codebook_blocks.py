@@ -12,8 +12,8 @@ from llvmlite import ir
 
 from realizar.backends.cpu.codegen.emit import I16, I32, I64, Emitter
 from realizar.backends.cpu.emitted import Value
-from realizar.quantization import WeightLayout
 from realizar.quantization import ggml_layouts as ggml
+from realizar.quantization.layout import WeightLayout
 
 
 class Block:

@@ -27,8 +27,9 @@ from realizar.models.parameters import size_of_token
 from realizar.models.parts import Linear, Norm
 from realizar.models.spec import ExpertLinear, ModelSpec
 from realizar.models.tensor_source import TensorName
-from realizar.quantization import FLOAT32_LAYOUT, MatrixSource, WeightLayout, float32_source
-from realizar.quantization.layout import FloatType
+from realizar.quantization.block_source import FLOAT32_LAYOUT, float32_source
+from realizar.quantization.layout import FloatType, WeightLayout
+from realizar.quantization.source import MatrixSource
 
 _CHECKED_BYTES = 4 << 20  # of the embedding, at a time
 

@@ -30,9 +30,10 @@ from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.repack_readers import READERS, WORDS, Fields
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import Codebook, MatrixSource, Planes, WeightLayout
-from realizar.quantization.layout import FloatType
+from realizar.quantization.layout import Codebook, FloatType, WeightLayout
 from realizar.quantization.microscaling import half_e4m3
+from realizar.quantization.planes import Planes
+from realizar.quantization.source import MatrixSource
 
 _PIECE_BYTES = 4 << 20  # of the file: what a thread packs before its pages are released
 

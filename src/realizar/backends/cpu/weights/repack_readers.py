@@ -10,8 +10,8 @@ from llvmlite import ir
 
 from realizar.backends.cpu.codegen.emit import I8, I16, I32, Emitter
 from realizar.backends.cpu.emitted import Value
-from realizar.quantization import WeightLayout
 from realizar.quantization import ggml_layouts as ggml
+from realizar.quantization.layout import WeightLayout
 
 # A group of 32 codes is eight words; byte i of word j is column 4 j + i. Bit fields stay in bytes: shifts of whole
 # words followed by a mask.

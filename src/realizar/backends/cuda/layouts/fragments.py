@@ -39,7 +39,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import Planes, WeightLayout
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.planes import Planes
 
 BLOCK = 64  # out_features of a block and columns of a chunk
 TILE = 16  # out_features of a tile

@@ -5,8 +5,8 @@ A kernel there is chosen by the macro TYPE_ and the layout's name. Every other l
 
 from __future__ import annotations
 
-from realizar.quantization import WeightLayout
 from realizar.quantization import ggml_layouts as ggml
+from realizar.quantization.layout import WeightLayout
 
 REPACKED_LAYOUTS: tuple[WeightLayout, ...] = (
     ggml.Q4_0, ggml.Q4_1, ggml.Q5_0, ggml.Q5_1, ggml.Q8_0, ggml.Q4_K, ggml.Q5_K, ggml.Q6_K, ggml.IQ4_NL, ggml.IQ4_XS,

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import Source, read
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
-from realizar.quantization import WeightLayout
+from realizar.quantization.layout import WeightLayout
 
 Defines: TypeAlias = dict[str, int | str]
 """Macros of a source."""

@@ -25,7 +25,7 @@ from realizar.backends.cuda.weights.experts import ExpertsPlan
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec
-from realizar.quantization import WeightLayout
+from realizar.quantization.layout import WeightLayout
 
 _REGISTERS = 65_536  # of a multiprocessor
 _WARPS = {1: 32, 2: 24, 4: 16}  # of a multiprocessor in the mat-vec, by the chunks that each requests at once

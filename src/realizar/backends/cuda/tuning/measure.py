@@ -38,7 +38,8 @@ from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads, table_of
 from realizar.errors import CapacityError
-from realizar.quantization import WeightLayout, random_source
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.source import random_source
 
 _CACHE_TIMES = 4  # what is read for a time is this many times the last-level cache
 

@@ -16,7 +16,7 @@ from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import KernelError
 from realizar.models.spec import ModelSpec
-from realizar.quantization import WeightLayout
+from realizar.quantization.layout import WeightLayout
 
 _LOG = logging.getLogger(__name__)
 

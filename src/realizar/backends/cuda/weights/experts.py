@@ -19,7 +19,8 @@ from realizar.backends.cuda.weights.store import aligned
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.models.parts import Linear
 from realizar.models.spec import ExpertLinear, Experts
-from realizar.quantization import MatrixSource, WeightLayout
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.source import MatrixSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ from realizar.errors import CapacityError, DeviceLostError
 from realizar.models.parts import Linear, Norm
 from realizar.models.spec import Experts, FeedForward, Layer, ModelSpec
 from realizar.models.tensor_source import TensorName
-from realizar.quantization import MatrixSource, WeightLayout
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.source import MatrixSource
 
 Matrix: TypeAlias = PackedMatrix | PlainMatrix | torch.Tensor
 Group: TypeAlias = tuple[TensorName, ...]

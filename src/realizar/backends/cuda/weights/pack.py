@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import WeightLayout
+from realizar.quantization.layout import WeightLayout
 
 
 @dataclass(frozen=True, slots=True)

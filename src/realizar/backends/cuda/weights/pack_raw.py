@@ -33,8 +33,8 @@ from realizar.backends.cuda.native.sources import repack_source
 from realizar.backends.cuda.weights.pack import PackedMatrix, codebook_table, strip_places
 from realizar.backends.cuda.weights.store import aligned
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import MatrixSource, WeightLayout
-from realizar.quantization.layout import FloatType
+from realizar.quantization.layout import FloatType, WeightLayout
+from realizar.quantization.source import MatrixSource
 
 _PIECE_BYTES = 32 << 20
 _RUN_OUT_FEATURES = 4 * BLOCK  # packed by one thread at a time

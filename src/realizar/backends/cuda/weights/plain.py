@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.weights.store import Store
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import MatrixSource, Planes
+from realizar.quantization.planes import Planes
+from realizar.quantization.source import MatrixSource
 
 _WEIGHTS_AT_ONCE = 4 << 20
 _WIDTHS = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}

@@ -1,0 +1,48 @@
+"""`MatrixFormat`: matrices that a safetensors checkpoint stores as several tensors, or in codes. numpy only.
+
+A method is a subclass in a file of its own, with a line in `MATRIX_FORMATS` of `tensors.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.quantization.source import MatrixSource
+
+
+class MatrixFormat(ABC):
+    """One method, with the parameters of a model's `quantization_config`; `path` is `config.json`, for errors.
+
+    Raises:
+        UnsupportedModelError: a parameter has a value that the format does not express.
+        CheckpointError: a parameter is missing or malformed.
+    """
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        self.config, self.path = config, path
+
+    @abstractmethod
+    def tensors(self, checkpoint: Checkpoint, name: str) -> Sequence[str]:
+        """The names of all tensors that make up the matrix `name`; none where it is stored as a plain tensor.
+
+        A name that the checkpoint lacks is reported as missing.
+        """
+
+    def shape(self, checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
+        """The shape of the weights: of a matrix, or of a stack whose matrices lie one below the other in the source.
+
+        Raises CheckpointError as `source` does.
+        """
+        source = self.source(checkpoint, name)
+        return source.out_features, source.in_features
+
+    @abstractmethod
+    def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
+        """The matrix `name`, whose tensors are all there; its shape is that of the weights, not of the tensors.
+
+        Raises CheckpointError where the tensors' types or shapes do not fit together.
+        """
