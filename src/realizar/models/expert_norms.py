@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from realizar.models.parts import Norm
-from realizar.models.tensor_source import TensorName
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,3 @@ class ExpertNorms:
     shared: Norm
     experts_output: Norm
     shared_output: Norm
-
-    def vectors(self) -> Iterator[TensorName]:
-        for norm in (self.router, self.experts, self.shared, self.experts_output, self.shared_output):
-            yield from norm.vectors()

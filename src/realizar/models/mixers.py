@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -43,10 +42,6 @@ class SharedAttention:
     def linears(self) -> tuple[Linear, ...]:
         return self.q, self.o
 
-    def vectors(self) -> Iterator[TensorName]:
-        if self.q_norm is not None:
-            yield from self.q_norm.vectors()
-
 
 @dataclass(frozen=True, slots=True)
 class ShortConvolution:
@@ -77,11 +72,6 @@ class ShortConvolution:
 
     def linears(self) -> tuple[Linear, ...]:
         return self.in_proj, self.out_proj
-
-    def vectors(self) -> Iterator[TensorName]:
-        yield self.kernel
-        if self.bias is not None:
-            yield self.bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +139,3 @@ class GatedDeltaNet:
 
     def linears(self) -> tuple[Linear, ...]:
         return *self.inputs(), self.out
-
-    def vectors(self) -> Iterator[TensorName]:
-        yield from (self.kernel, self.decay_bias, self.rate)
-        yield from self.norm.vectors()

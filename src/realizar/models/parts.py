@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,11 +24,6 @@ class Norm:
     bias: TensorName | None = None
     weight_offset: float = 0.0
     weight_scale: float = 1.0
-
-    def vectors(self) -> Iterator[TensorName]:
-        yield self.weight
-        if self.bias is not None:
-            yield self.bias
 
 
 @dataclass(frozen=True, slots=True)

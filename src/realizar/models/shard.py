@@ -168,8 +168,9 @@ class _Cutter:
         return replace(matrix, in_features=sum(map(_length, runs)), bias=bias)
 
     def _norm(self, norm: Norm | None, runs: Sequence[Run]) -> None:
-        for name in () if norm is None else norm.vectors():
-            self._keep(name, rows=runs)
+        if norm is not None:
+            self._keep(norm.weight, rows=runs)
+            self._keep(norm.bias, rows=runs)
 
     def _keep(
         self, name: TensorName | None, rows: Sequence[Run] | None = None, columns: Sequence[Run] | None = None

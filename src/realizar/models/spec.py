@@ -7,8 +7,8 @@ that hold one are of type `TensorName`, and `ModelSpec.tensors` gives the place 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
 
 from realizar.cache_kinds import CacheKind, StateCache, attention_cache
 from realizar.models.expert_norms import ExpertNorms
@@ -77,14 +77,6 @@ class Attention:
     def inputs(self) -> tuple[Linear, ...]:
         """The matrices that read the layer's input: q, k, v, and the gate where there is one."""
         return (self.q, self.k, self.v) if self.gate is None else (self.q, self.k, self.v, self.gate)
-
-    def vectors(self) -> Iterator[TensorName]:
-        """Its tensors other than matrices and the biases of matrices."""
-        for norm in (self.q_norm, self.k_norm):
-            if norm is not None:
-                yield from norm.vectors()
-        if self.sinks is not None:
-            yield self.sinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +163,6 @@ class Experts:
         """In the order in which they are multiplied."""
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
-    def vectors(self) -> Iterator[TensorName]:
-        yield from (name for name in (self.selection_bias, self.expert_scales) if name is not None)
-        if self.norms is not None:
-            yield from self.norms.vectors()
-
 
 Mixer = Attention | SharedAttention | ShortConvolution | GatedDeltaNet
 """The part of a layer that lets tokens see those before them."""
@@ -219,17 +206,19 @@ class Layer:
 
     def vectors(self) -> Iterator[TensorName]:
         """Norms, sinks, convolution kernels, the output scale and those of experts, but no biases of matrices."""
-        last = None if self.input_gate is None else self.input_gate.norm
-        norms = (self.input_norm, self.post_mixer_norm, self.pre_feedforward_norm, self.post_feedforward_norm, last)
-        for norm in norms:
-            if norm is not None:
-                yield from norm.vectors()
-        if self.mixer is not None:
-            yield from self.mixer.vectors()
-        if isinstance(self.feed_forward, Experts):
-            yield from self.feed_forward.vectors()
-        if self.output_scale is not None:
-            yield self.output_scale
+        return _vectors(self)
+
+
+def _vectors(part: Any) -> Iterator[TensorName]:
+    """The tensors that a dataclass and the parts in it name in fields of type `TensorName`, but those of matrices."""
+    if isinstance(part, Linear | ExpertLinear):
+        return
+    for each in fields(part):
+        value = getattr(part, each.name)
+        if is_dataclass(value):
+            yield from _vectors(value)
+        elif value is not None and each.type in ("TensorName", "TensorName | None"):
+            yield value
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +303,8 @@ class ModelSpec:
 
     def vectors(self) -> tuple[TensorName, ...]:
         """The vectors of all layers, as `Layer.vectors`, and all other norms, but no biases of matrices."""
-        first = () if self.layer_inputs is None else tuple(self.layer_inputs.norm.vectors())
-        return (*first, *(name for layer in self.layers for name in layer.vectors()), *self.final_norm.vectors())
+        first = () if self.layer_inputs is None else _vectors(self.layer_inputs.norm)
+        return (*first, *(name for layer in self.layers for name in layer.vectors()), *_vectors(self.final_norm))
 
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """Groups in order of first appearance; layers without a mixer, or with another layer's keys, are in none."""
