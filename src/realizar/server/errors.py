@@ -60,7 +60,6 @@ class ApiError(Exception):
 
     Args:
         message: one line for the caller.
-        kind: OpenAI's `type`.
         param: path of the field at fault, such as `messages[0].content`.
         code: error code for programs.
         details: the error for programs, in dialects that have a place for it.
@@ -71,16 +70,27 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+        self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
         self.details = details
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type`."""
+        if self.status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    @property
+    def whole_message(self) -> str:
+        """The message with the field at fault, for forms that have no other place for it."""
+        return self.message if (self.param or "") in self.message else f"{self.param}: {self.message}"
 
 
 def plain_body(error: ApiError) -> dict[str, Any]:
@@ -96,6 +106,16 @@ def refused(message: str, param: str | None = None, code: str | None = None) -> 
 def unsupported(param: str, reason: str) -> ApiError:
     """The 400 error of a known field whose value is not supported. `reason` continues the sentence after the field."""
     return refused(f"{param} {reason}", param, "unsupported_parameter")
+
+
+def later(status: int, message: str, code: str, retry_after_s: float) -> ApiError:
+    """The error of a request that may be sent again after so many seconds."""
+    return ApiError(status, message, code=code, headers={"retry-after": str(max(1, math.ceil(retry_after_s)))})
+
+
+def closing(status: int, message: str, code: str) -> ApiError:
+    """An error after which the connection is closed, as the rest of the request is not read."""
+    return ApiError(status, message, code=code, headers={"connection": "close"})
 
 
 @contextmanager
@@ -151,34 +171,24 @@ def to_api_error(error: BaseException) -> ApiError:
         case ChatTemplateError():
             return refused(message, "messages", "chat_template_error")
         case StepMemoryError():
-            return _later(503, message, "server_error", "out_of_memory", 1.0)
+            return later(503, message, "out_of_memory", 1.0)
         case RequestFailedError():
             # The request would fail again: the header keeps the official clients from retrying it.
-            return _failed(message, "request_failed", {"x-should-retry": "false"})
+            return ApiError(500, message, code="request_failed", headers={"x-should-retry": "false"})
         case CapacityError():
             return refused(message, None, "request_too_large")
         case QueueFullError():
-            return _later(429, message, "rate_limit_error", "rate_limit_exceeded", error.retry_after_s)
+            return later(429, message, "rate_limit_exceeded", error.retry_after_s)
         case EngineUnavailableError():
-            return _later(503, message, "server_error", "engine_unavailable", error.retry_after_s)
+            return later(503, message, "engine_unavailable", error.retry_after_s)
         case EngineDeadError():
-            return _later(503, _DIED, "server_error", "engine_died", 5.0)
+            return later(503, _DIED, "engine_died", 5.0)
         case RecursionError():
             return refused("the request is nested too deeply", None, "invalid_json")
         case TokenizerError():
-            return _failed("the tokenizer failed on the text of this request", "internal_error")
+            return ApiError(500, "the tokenizer failed on the text of this request", code="internal_error")
     _LOG.error("a request failed", exc_info=error)
-    return _failed("the server failed to answer; its log names the error", "internal_error")
-
-
-def _failed(message: str, code: str, headers: Mapping[str, str] | None = None) -> ApiError:
-    return ApiError(500, message, kind="server_error", code=code, headers=headers)
-
-
-def _later(status: int, message: str, kind: str, code: str, retry_after_s: float) -> ApiError:
-    return ApiError(
-        status, message, kind=kind, code=code, headers={"retry-after": str(max(1, math.ceil(retry_after_s)))}
-    )
+    return ApiError(500, "the server failed to answer; its log names the error", code="internal_error")
 
 
 def cleaned(message: str) -> str:

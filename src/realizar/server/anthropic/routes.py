@@ -174,11 +174,9 @@ _STATUSES = {503: 529}
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """Its form has no place for the field at fault: the message names it."""
-    message = error.message if (error.param or "") in error.message else f"{error.param}: {error.message}"
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     details = {} if error.details is None else {"details": error.details}
-    return {"type": "error", "error": {"type": kind, "message": message, **details}}
+    return {"type": "error", "error": {"type": kind, "message": error.whole_message, **details}}
 
 
 def _error_event(error: ApiError) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
-from realizar.server.errors import ApiError, refused
+from realizar.server.errors import ApiError, closing, refused
 from realizar.server.http.body_json import parse_json, parsed_size
 from realizar.server.http.dialects import dialect_of
 from realizar.server.http.request import compute, settings_of
@@ -67,12 +67,8 @@ async def read_body(request: Request, settings: ServerSettings, lease: RequestLe
     except TimeoutError:
         if too_large:
             raise _too_large(settings) from None
-        raise ApiError(
-            408,
-            f"the body did not arrive within {settings.body_timeout_s:g} s",
-            code="request_timeout",
-            headers={"connection": "close"},
-        ) from None
+        message = f"the body did not arrive within {settings.body_timeout_s:g} s"
+        raise closing(408, message, "request_timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "the body ended early", code="incomplete_body") from None
     if too_large:
@@ -156,12 +152,7 @@ def _may_have_any_type(request: Request) -> bool:
 
 
 def _too_large(settings: ServerSettings) -> ApiError:
-    return ApiError(
-        413,
-        f"the body is over its limit of {settings.max_body_bytes} bytes",
-        code="request_too_large",
-        headers={"connection": "close"},
-    )
+    return closing(413, f"the body is over its limit of {settings.max_body_bytes} bytes", "request_too_large")
 
 
 # `fitted` makes a parsed body fit its record: without fields that nothing knows, and with integers written as 40.0.

@@ -12,7 +12,7 @@ import msgspec
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from realizar.server.errors import ApiError, plain_body
+from realizar.server.errors import ApiError, later, plain_body
 from realizar.server.http.clients import is_loopback, peer_of
 from realizar.server.http.forwarded import TrustedProxies
 from realizar.server.settings import ServerSettings
@@ -130,13 +130,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self.table.enter(self, self.client[0] if self.client else ""):
             self._start_timer(self.settings.header_timeout_s, self._headers_too_slow)
             return
-        fault = ApiError(
-            503,
-            f"the server has too many open connections (limit {self.settings.max_connections}, --max-connections)",
-            kind="server_error",
-            code="too_many_connections",
-            headers={"retry-after": "1"},
-        )
+        limit = f"limit {self.settings.max_connections}, --max-connections"
+        fault = later(503, f"the server has too many open connections ({limit})", "too_many_connections", 1.0)
         if self.table.may_be_refused(self):
             self._refuse(fault)
         else:

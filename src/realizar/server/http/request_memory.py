@@ -9,13 +9,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from realizar.request import Client
-from realizar.server.errors import ApiError
+from realizar.server.errors import closing, later
 from realizar.server.http.clients import Clients
 from realizar.server.http.memory_return import return_memory
 
 FREE_BYTES = 32 << 10
 """Bodies up to this size are not counted, as the number of connections bounds them."""
-_RETRY_AFTER_S = 1
 _WORTH_RETURNING_BYTES = 1 << 20
 _BYTES_PER_LOGPROB = 500  # measured: records, names and the answer's objects
 _BYTES_PER_TOP_LOGPROB = 150
@@ -38,14 +37,11 @@ class RequestMemory:
         held = self._held[client]
         self._check_most(num_bytes, held_bytes)
         if held + num_bytes > self._free - num_bytes:
-            raise ApiError(
-                429,
+            message = (
                 f"this client's large requests hold {held >> 10} KiB, and {num_bytes >> 10} KiB more are above its "
-                "share (--request-memory); try again when some have been answered",
-                kind="rate_limit_error",
-                code="too_much_in_flight",
-                headers={"retry-after": str(_RETRY_AFTER_S)},
+                "share (--request-memory); try again when some have been answered"
             )
+            raise later(429, message, "too_much_in_flight", 1.0)
         self._count(client, num_bytes)
 
     def add(self, client: str, num_bytes: int, held_bytes: int) -> None:
@@ -56,13 +52,9 @@ class RequestMemory:
     def _check_most(self, num_bytes: int, held_bytes: int) -> None:
         most = self._total // 2
         if held_bytes + num_bytes > most:
-            raise ApiError(
-                413,
-                f"the request and its answer take {held_bytes + num_bytes >> 10} KiB; at most {most >> 10} KiB are "
-                "allowed (--request-memory)",
-                code="request_too_large",
-                headers={"connection": "close"},
-            )
+            taken = f"the request and its answer take {held_bytes + num_bytes >> 10} KiB"
+            message = f"{taken}; at most {most >> 10} KiB are allowed (--request-memory)"
+            raise closing(413, message, "request_too_large")
 
     def _count(self, client: str, num_bytes: int) -> None:
         self._held[client] += num_bytes

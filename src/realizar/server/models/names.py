@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from realizar.errors import EngineUnavailableError, InvalidRequestError
-from realizar.server.errors import ApiError, cleaned, refused
+from realizar.server.errors import ApiError, cleaned, later, refused
 
 
 def default_name(model: str) -> str:
@@ -23,19 +22,10 @@ def default_name(model: str) -> str:
     return name
 
 
-def shown_fault(error: Exception) -> str:
-    """Why a model could not be loaded, as clients see it: without this machine's folders."""
-    return cleaned(str(error))
-
-
 def not_loaded(name: str, error: Exception, retry_after_s: float) -> ApiError:
-    return ApiError(
-        503,
-        f"The model '{name}' could not be loaded: {shown_fault(error)}",
-        kind="server_error",
-        code="model_not_loaded",
-        headers={"retry-after": str(max(1, math.ceil(retry_after_s)))},
-    )
+    """Its message is without this machine's folders."""
+    message = f"The model '{name}' could not be loaded: {cleaned(str(error))}"
+    return later(503, message, "model_not_loaded", retry_after_s)
 
 
 def not_named(names: Sequence[str]) -> ApiError:

@@ -21,10 +21,11 @@ from realizar.engine.process.messages import Loading
 from realizar.errors import QueueFullError, RealizarError
 from realizar.request import Client
 from realizar.server.api import Api
+from realizar.server.errors import cleaned
 from realizar.server.metrics import Metrics, MetricSamples, add_samples, exposition_of
 from realizar.server.models.lives import EngineLives, Loader, log
 from realizar.server.models.models import ModelLease, ModelState, ModelStatus
-from realizar.server.models.names import not_loaded, not_named, not_served, shown_fault, shutting_down
+from realizar.server.models.names import not_loaded, not_named, not_served, shutting_down
 from realizar.server.models.placing import decide
 from realizar.server.models.pulls import Pulls
 from realizar.server.models.shelved import KnownModel, Running, ShelvedModel, Turn, Waiter
@@ -376,7 +377,7 @@ def _status_of(model: ShelvedModel) -> ModelStatus:
         known.default_sampling,
         known.facts if running is None else running.api.model.facts,
         model.state,
-        None if model.fault is None else shown_fault(model.fault),
+        None if model.fault is None else cleaned(str(model.fault)),
         model.load.num_bytes,
         unloads_s,
         None if alive is None else alive.engine.info.device,

@@ -302,7 +302,7 @@ async def _lines(pulls: Pulls, name: str, client: Client) -> AsyncGenerator[byte
     except UnknownModelError as error:
         raise ApiError(404, cleaned(str(error)), param="model", code="model_not_found") from None
     except HubError as error:
-        raise ApiError(502, cleaned(str(error)), kind="server_error", param="model", code="pull_failed") from None
+        raise ApiError(502, cleaned(str(error)), param="model", code="pull_failed") from None
     yield _SUCCESS + b"\n"
 
 
@@ -396,9 +396,7 @@ _REFUSED = (("/api/delete", "DELETE"), ("/api/copy", "POST"), ("/api/create", "P
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """Its form has no place for the field at fault: the message names it."""
-    message = error.message if (error.param or "") in error.message else f"{error.param}: {error.message}"
-    return {"error": message}
+    return {"error": error.whole_message}
 
 
 def _error_line(error: ApiError) -> bytes:
