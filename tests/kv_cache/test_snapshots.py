@@ -24,7 +24,7 @@ def everything(_key: bytes) -> bool:
 
 def take(pool: SnapshotPool, key: bytes, client: str = "") -> int:
     """A snapshot of a step that is done."""
-    snapshot = pool.take(key, client)
+    snapshot, _ = pool.take(key, client)
     assert snapshot is not None
     pool.finished([snapshot])
     return snapshot
@@ -46,28 +46,28 @@ def test_a_snapshot_that_a_step_names_is_not_given_up() -> None:
     pool.use(b"a")
     assert take(pool, b"c") == second
     pool.use(b"c")
-    assert pool.take(b"d") is None
+    assert pool.take(b"d") == (None, None)
     pool.finished([first])
-    assert pool.take(b"d") == first
+    assert pool.take(b"d") == (first, GivenUp(b"a", ""))
 
 
 def test_the_number_of_a_dropped_snapshot_waits_for_its_steps() -> None:
     pool = SnapshotPool(1)
-    snapshot = pool.take(b"a")
+    snapshot, _ = pool.take(b"a")
     assert snapshot == 0
     pool.drop(b"a")
     assert pool.find(b"a") is None
-    assert pool.take(b"b") is None
+    assert pool.take(b"b") == (None, None)
     pool.audit(everything)
     pool.finished([snapshot])
     pool.audit(everything)
-    assert pool.take(b"b") == 0
+    assert pool.take(b"b") == (0, None)
 
 
 def test_there_is_one_snapshot_of_a_key() -> None:
     pool = SnapshotPool(3)
     take(pool, b"a")
-    assert pool.take(b"a") is None
+    assert pool.take(b"a") == (None, None)
     assert len(pool.keys) == 1
 
 
@@ -78,11 +78,13 @@ def test_a_client_with_more_than_half_gives_up_its_own() -> None:
         take(pool, b"o%d" % number, f"other {number}")
     for number in range(4):
         take(pool, b"g%d" % number, "greedy")
-    assert pool.make_room("other 0") == GivenUp(b"g0", "greedy")
-    take(pool, b"o2", "other 0")
-    assert pool.make_room("greedy") == GivenUp(b"g1", "greedy")
-    take(pool, b"g4", "greedy")
-    assert pool.make_room("other 1") == GivenUp(b"o0", "other 0")
+    given_up = []
+    for key, client in ((b"o2", "other 0"), (b"g4", "greedy"), (b"o3", "other 1")):
+        snapshot, lost = pool.take(key, client)
+        assert snapshot is not None
+        pool.finished([snapshot])
+        given_up.append(lost)
+    assert given_up == [GivenUp(b"g0", "greedy"), GivenUp(b"g1", "greedy"), GivenUp(b"o0", "other 0")]
     pool.audit(everything)
 
 
@@ -96,13 +98,13 @@ def test_one_client_alone_has_all() -> None:
 def test_a_greedy_client_whose_snapshots_are_named_takes_from_others() -> None:
     pool = SnapshotPool(2)
     take(pool, b"a", "other")
-    assert pool.take(b"b", "greedy") is not None
-    assert pool.make_room("greedy") == GivenUp(b"a", "other")
+    assert pool.take(b"b", "greedy") == (1, None)
+    assert pool.take(b"c", "greedy") == (0, GivenUp(b"a", "other"))
 
 
 def test_without_memory_nothing_is_taken() -> None:
     pool = SnapshotPool(0)
-    assert pool.take(b"a") is None
+    assert pool.take(b"a") == (None, None)
     pool.audit(everything)
 
 
@@ -111,13 +113,13 @@ def test_the_audit_finds(fault: str) -> None:
     pool = SnapshotPool(3)
     take(pool, b"a")
     if fault == "lost":
-        pool._free.pop()
+        pool._numbers._free.pop()
     elif fault == "twice":
-        pool._draining.add(0)
+        pool._numbers._draining.add(0)
     elif fault == "keys":
         pool._kept.clear()
     elif fault == "steps":
-        pool._steps[2] = 1
+        pool._numbers._steps[2] = 1
     with pytest.raises(RuntimeError, match="snapshot"):
         pool.audit(lambda _key: fault != "block")
 
@@ -134,7 +136,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 9), client=st.sampled_from(["", "a", "b"]))
     def take(self, number: int, client: str) -> None:
-        snapshot = self.pool.take(bytes([number]), client)
+        snapshot, _ = self.pool.take(bytes([number]), client)
         if snapshot is not None:
             assert not any(snapshot in step for step in [*self.steps, self.now])
             self.held[snapshot] = number

@@ -40,7 +40,7 @@ class BlockPool:
         self._keys: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # with no reference, least recently used first
-        self.log: KeyLog | None = None
+        self.log = KeyLog()
 
     @property
     def num_available(self) -> int:
@@ -102,8 +102,7 @@ class BlockPool:
             del self._cached[other], self._keys[other]
             self._free.append(other)
         self._keys[block], self._blocks[key] = key, block
-        if self.log is not None:
-            self.log.add(key)
+        self.log.note(key, is_there=True)
 
     def forget(self) -> None:
         """Take every block's key away: what was cached is free, and nothing is found any more."""
@@ -111,8 +110,7 @@ class BlockPool:
         self._blocks.clear()
         self._free.extend(reversed(self._cached))
         self._cached.clear()
-        if self.log is not None:
-            self.log.clear()
+        self.log.clear()
 
     @property
     def keys(self) -> Collection[bytes]:
@@ -123,28 +121,20 @@ class BlockPool:
 
     def audit(self) -> BlockCounts:
         """Count blocks from first principles. RuntimeError: a block is in two states or none, or keys are wrong."""
-        used = {block for block, count in enumerate(self._ref_counts) if count > 0}
-        free, cached = set(self._free), set(self._cached)
-        if len(free) != len(self._free) or used & free:
-            raise RuntimeError("a free KV block is listed twice or in use")
-        if used & cached or free & cached:
-            raise RuntimeError("a cached KV block is free or in use")
-        if len(free) + len(used) + len(cached) != self.num_blocks:
-            raise RuntimeError(
-                f"{len(free)} KV blocks free + {len(used)} used + {len(cached)} cached is not {self.num_blocks}"
-            )
-        if self._blocks != {key: block for block, key in self._keys.items()} or not cached <= self._keys.keys():
+        used = [block for block, count in enumerate(self._ref_counts) if count > 0]
+        if sorted([*self._free, *used, *self._cached]) != list(range(self.num_blocks)):
+            raise RuntimeError(f"KV blocks {self._free} free, {used} used, {[*self._cached]} cached: not each one once")
+        if self._blocks != {key: block for block, key in self._keys.items()}:
             raise RuntimeError("keys and KV blocks disagree")
-        if free & self._keys.keys():
-            raise RuntimeError("a free KV block has a key")
-        return BlockCounts(len(free), len(used), self.num_blocks, len(cached))
+        if not self._cached.keys() <= self._keys.keys() or self._keys.keys() & self._free:
+            raise RuntimeError("a cached KV block has no key, or a free one has one")
+        return self.counts
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
         key = self._keys.pop(block)
         del self._blocks[key]
-        if self.log is not None:
-            self.log.drop(key)
+        self.log.note(key, is_there=False)
         if self._on_evict is not None:
             self._on_evict(key)
         return block

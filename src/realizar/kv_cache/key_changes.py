@@ -1,4 +1,4 @@
-"""`KeyWatch` notes which keys the prefix cache gains and loses, for a router of several engines. Standard library only.
+"""The keys that the prefix cache gains and loses, for a router of several engines. Standard library only.
 
 A key is reported by its first 16 bytes, enough for a choice; what is found in a cache is decided by whole keys.
 """
@@ -31,49 +31,43 @@ class CacheChanges:
 
 
 class KeyLog:
-    """The last change of each key since `take`, beginning with all keys that are there.
+    """The last change of each key since `take`; before `begin` nothing is noted."""
 
-    `is_complete`: it has all of them, and earlier changes count no more.
-    """
-
-    def __init__(self, keys: Iterable[bytes]) -> None:
-        self._changes = {key[:KEY_BYTES]: True for key in keys}
-        self.is_complete = True
+    def __init__(self) -> None:
+        self._changes: dict[bytes, bool] | None = None
+        self.is_complete = False  # it has all keys that are there, and earlier changes count no more
 
     def __bool__(self) -> bool:
         return bool(self._changes) or self.is_complete
 
-    def add(self, key: bytes) -> None:
-        self._changes[key[:KEY_BYTES]] = True
+    def begin(self, keys: Iterable[bytes]) -> None:
+        """Note changes from now on, first of all the keys that are there; what was noted before is dropped."""
+        self._changes, self.is_complete = {key[:KEY_BYTES]: True for key in keys}, True
 
-    def drop(self, key: bytes) -> None:
-        self._changes[key[:KEY_BYTES]] = False
+    def note(self, key: bytes, *, is_there: bool) -> None:
+        if self._changes is not None:
+            self._changes[key[:KEY_BYTES]] = is_there
 
     def clear(self) -> None:
-        self._changes.clear()
-        self.is_complete = True
+        """No key is there any more."""
+        if self._changes is not None:
+            self.begin(())
 
     def take(self) -> tuple[bytes, bytes]:
         """The keys that were added and those that were dropped, joined; they are forgotten here."""
-        changes, self._changes, self.is_complete = self._changes, {}, False
+        changes, self._changes, self.is_complete = self._changes or {}, {}, False
         added = b"".join([key for key, is_there in changes.items() if is_there])
         return added, b"".join([key for key, is_there in changes.items() if not is_there])
 
 
-class KeyWatch:
-    """The logs of one cache.
+def changes_of(blocks: KeyLog, ends: KeyLog | None) -> CacheChanges | None:
+    """The changes of a cache since the last call; None where nothing changed.
 
     `blocks` can be found; a sequence can go on after the keys of `ends`, or after any block where that is None.
     """
-
-    def __init__(self, blocks: Iterable[bytes], ends: Iterable[bytes] | None) -> None:
-        self.blocks, self.ends = KeyLog(blocks), None if ends is None else KeyLog(ends)
-
-    def take(self) -> CacheChanges | None:
-        """The changes since the last call, at first all keys; None where nothing changed."""
-        if not (self.blocks or self.ends):
-            return None
-        complete = self.blocks.is_complete
-        added, removed = self.blocks.take()
-        ends_added, ends_removed = (None, b"") if self.ends is None else self.ends.take()
-        return CacheChanges(added, removed, ends_added, ends_removed, complete)
+    if not (blocks or ends):
+        return None
+    complete = blocks.is_complete
+    added, removed = blocks.take()
+    ends_added, ends_removed = (None, b"") if ends is None else ends.take()
+    return CacheChanges(added, removed, ends_added, ends_removed, complete)

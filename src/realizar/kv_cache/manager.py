@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from realizar.cache_kinds import CacheKind, attention_window
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.block_pool import BlockCounts, BlockPool
-from realizar.kv_cache.key_changes import CacheChanges, KeyWatch
+from realizar.kv_cache.key_changes import CacheChanges, KeyLog, changes_of
 from realizar.kv_cache.snapshot_tiers import SnapshotTiers
+
+_NEVER = np.iinfo(np.int32).max  # in place of a row's registered blocks: what it computes is not to be found
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,10 @@ class KVCacheManager:
         self.snapshots = SnapshotTiers(num_snapshots if has_state and prefix_cache else 0, num_host_snapshots)
         self.least_fetched_tokens = 1
         on_evict = self.snapshots.drop if has_state else None
-        self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row
-        self._is_forgotten = np.zeros(num_rows, np.bool_)  # rows with tokens of before the last `forget`
+        self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row, or _NEVER
         self._keys: list[Sequence[bytes]] = [()] * num_rows  # of each row's full blocks
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
-        self._watch: KeyWatch | None = None
+        self._watched: tuple[KeyLog, KeyLog | None] | None = None  # of blocks, and of those that a sequence can follow
         max_blocks = -(-context_length // block_size)
         self._groups = tuple(
             GroupBlocks(kind, count, block_size, num_rows, max_blocks, on_evict, moves_keys=has_state)
@@ -154,7 +155,6 @@ class KVCacheManager:
         """Let an empty row start from a prefix found just now."""
         end = prefix.num_tokens // self.block_size
         self._num_registered[row], self._steady_until[row] = end, 0
-        self._is_forgotten[row] = False
         for group, blocks in zip(self._groups, prefix.blocks, strict=True):
             group.adopt(row, end, blocks)
 
@@ -163,7 +163,7 @@ class KVCacheManager:
     ) -> NDArray[np.bool_]:
         """bool [rows]: rows with full blocks that are to be registered. All arguments are [rows]."""
         new: NDArray[np.bool_] = np.minimum(num_known, num_computed) // self.block_size > self._num_registered[rows]
-        return new & ~self._is_forgotten[rows]
+        return new
 
     def register(self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_computed_tokens: int) -> None:
         """Let the row's full blocks be found; their tokens are known, and computed by steps submitted by now.
@@ -172,7 +172,7 @@ class KVCacheManager:
         """
         end = min(num_computed_tokens, len(token_ids)) // self.block_size
         start = int(self._num_registered[row])
-        if end <= start or not self.lets_find(row):
+        if end <= start or not self.prefix_cache:
             return
         block_keys = keys.of(token_ids)
         for index in range(start, end):
@@ -182,14 +182,14 @@ class KVCacheManager:
 
     def lets_find(self, row: int) -> bool:
         """True if what the row computes is to be found by others, now or later."""
-        return self.prefix_cache and not self._is_forgotten[row]
+        return self.prefix_cache and self._num_registered[row] != _NEVER
 
     def forget(self) -> None:
         """Remove all registered blocks and snapshots from the prefix cache: they may never have been computed.
 
         What rows that are open now compute rests on them, so that it is not found later either.
         """
-        self._is_forgotten[:] = True
+        self._num_registered[:] = _NEVER
         for group in self._groups:
             group.pool.forget()
         self.snapshots.forget()
@@ -206,17 +206,14 @@ class KVCacheManager:
         windows = [group.pool for group in self._groups if group.window is not None]
         blocks, *_ = whole or windows
         ends = self.snapshots if self.has_state else windows[0] if whole and windows else None
-        self._watch = KeyWatch(blocks.keys, None if ends is None else ends.keys)
-        blocks.log = self._watch.blocks
-        if ends is not None:
-            ends.log = self._watch.ends
+        for each in (blocks, ends):
+            if each is not None:
+                each.log.begin(each.keys)
+        self._watched = blocks.log, None if ends is None else ends.log
 
     def take_key_changes(self) -> CacheChanges | None:
-        return None if self._watch is None else self._watch.take()
-
-    def has_snapshot(self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int) -> bool:
-        """True if there is a snapshot after the first `num_tokens` tokens, full blocks of them."""
-        return self.snapshots.has(keys.of(token_ids)[num_tokens // self.block_size - 1])
+        """The changes since the last call, at first all keys; None where nothing changed."""
+        return None if self._watched is None else changes_of(*self._watched)
 
     def take_snapshot(
         self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int, client: str = ""
@@ -252,8 +249,9 @@ class KVCacheManager:
 
     def free(self, row: int) -> None:
         """Release all blocks of the row. Those after the last snapshot are of no use to a model with a state."""
-        useful, keys = int(self._num_registered[row]), self._keys[row]
-        while self.has_state and useful and keys and not self.snapshots.has(keys[useful - 1]):
+        keys = self._keys[row]
+        useful = min(int(self._num_registered[row]), len(keys))
+        while self.has_state and useful and not self.snapshots.has(keys[useful - 1]):
             useful -= 1
         self._num_registered[row] = self._steady_until[row] = 0
         self._keys[row] = ()
@@ -283,7 +281,6 @@ class GroupBlocks:
     """The blocks that each row holds, for attention that sees all tokens or a window of them.
 
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
-    `num_growing` rows hold blocks, and fewer than they ever may.
     `on_evict` and `moves_keys` are as in `BlockPool`. UnsupportedModelError: the kind keeps no keys and values.
     """
 
@@ -298,7 +295,6 @@ class GroupBlocks:
         self.first = [0] * num_rows
         self.end = [0] * num_rows
         self._most_held = self.blocks_for(max_blocks * block_size, 1)
-        self.num_growing = 0
 
     def first_needed(self, num_computed_tokens: int) -> int:
         """Index of the first block that a token at position `num_computed_tokens`, or a later one, sees."""
@@ -322,16 +318,11 @@ class GroupBlocks:
         fits = self.blocks_for(table * self.block_size, 1) <= self.pool.num_blocks
         return (table if fits else self.pool.num_blocks) * self.block_size
 
-    def _hold(self, row: int, first: int, end: int) -> None:
-        before, now = self.end[row] - self.first[row], end - first
-        self.num_growing += (0 < now < self._most_held) - (0 < before < self._most_held)
-        self.first[row], self.end[row] = first, end
-
     def has_room(self, num_tokens: int, max_step_tokens: int, prefix: Sequence[int]) -> bool:
         """True if a new sequence that starts with the blocks of `prefix` fits, beside a block for each growing row."""
         in_use = sum(self.pool.ref_count(block) > 0 for block in prefix)
-        wanted = self.blocks_for(num_tokens, max_step_tokens) - in_use
-        return wanted + self.num_growing <= self.pool.num_available
+        growing = sum(0 < end - first < self._most_held for first, end in zip(self.first, self.end, strict=True))
+        return self.blocks_for(num_tokens, max_step_tokens) - in_use + growing <= self.pool.num_available
 
     def runs(self, keys: Sequence[bytes]) -> list[int]:
         """The number of consecutive cached blocks just before each block j, 0 <= j <= len(keys).
@@ -354,21 +345,13 @@ class GroupBlocks:
     def adopt(self, row: int, end: int, blocks: Sequence[int]) -> None:
         """Let an empty row share cached blocks that end before index `end`."""
         self.pool.share(blocks)
-        self._hold(row, end - len(blocks), end)
+        self.first[row], self.end[row] = end - len(blocks), end
         self.tables[row, end - len(blocks) : end] = blocks
 
     def register(self, row: int, index: int, key: bytes) -> None:
         """Let the row's block at `index` be found, unless it is out of the window already."""
         if index >= self.first[row]:
             self.pool.register(int(self.tables[row, index]), key)
-
-    def release(self, row: int, first: int) -> None:
-        start = self.first[row]
-        first = min(first, self.end[row])
-        if first > start:
-            self.pool.free(self.tables[row, start:first].tolist())
-            self.tables[row, start:first] = 0
-            self._hold(row, first, self.end[row])
 
     def fit(self, row: int, num_computed_tokens: int, num_tokens: int) -> int:
         """Number of the next `num_tokens` that the row's blocks and the free ones hold; may be more, or below 0."""
@@ -386,12 +369,15 @@ class GroupBlocks:
 
         The last token may be computed again.
         """
-        if self.window is not None:
-            self.release(row, self._first_kept(num_computed_tokens))
+        start, first = self.first[row], min(self._first_kept(num_computed_tokens), self.end[row])
+        if first > start:
+            self.pool.free(self.tables[row, start:first].tolist())
+            self.tables[row, start:first] = 0
+            self.first[row] = first
         end = -(-(num_computed_tokens + num_tokens) // self.block_size)
         if end > self.end[row]:
             self.tables[row, self.end[row] : end] = self.pool.allocate(end - self.end[row])
-            self._hold(row, self.first[row], end)
+            self.end[row] = end
 
     def steady_until(self, row: int) -> int:
         """The position from which on a decode of the row takes or releases a block."""
@@ -410,15 +396,11 @@ class GroupBlocks:
         self.pool.free(self.tables[row, useful:end].tolist(), useless=True)
         self.pool.free(reversed(self.tables[row, first:useful].tolist()))
         self.tables[row, first:end] = 0
-        self._hold(row, 0, 0)
+        self.first[row] = self.end[row] = 0
 
     def audit(self) -> BlockCounts:
-        """Prove the reference counts, the pool and `num_growing`. RuntimeError: one is wrong."""
+        """Prove the reference counts and the pool. RuntimeError: one is wrong."""
         counts = self.pool.audit()
-        held = [end - first for first, end in zip(self.first, self.end, strict=True)]
-        growing = sum(0 < count < self._most_held for count in held)
-        if growing != self.num_growing:
-            raise RuntimeError(f"{growing} rows hold KV blocks and may hold more, not {self.num_growing}")
         owned = np.zeros(self.pool.num_blocks, np.int64)
         for row, (first, end) in enumerate(zip(self.first, self.end, strict=True)):
             np.add.at(owned, self.tables[row, first:end], 1)

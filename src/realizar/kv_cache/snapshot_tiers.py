@@ -16,7 +16,8 @@ import numpy as np
 
 from realizar.batch import NO_MOVES, StateMoves
 from realizar.kv_cache.key_changes import KeyLog
-from realizar.outputs import NO_SNAPSHOTS, SnapshotUse
+from realizar.kv_cache.step_pool import StepPool
+from realizar.outputs import SnapshotUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +49,17 @@ class SnapshotTiers:
 
     It gathers the copies of the step that is being scheduled, and what each row's tokens cost and gave meanwhile. `row`
     is that for which something is dropped; None is nobody. `log` notes the keys that snapshots can be found by, in
-    either memory; None notes none.
+    either memory.
     """
 
     def __init__(self, num_snapshots: int, num_host_snapshots: int = 0) -> None:
         self._device = SnapshotPool(num_snapshots)
         self._host = SnapshotPool(num_host_snapshots if num_snapshots else 0)
         self._counts: Counter[str] = Counter()
-        self._uses: dict[int, SnapshotUse] = {}
+        self._uses: dict[int, Counter[str]] = defaultdict(Counter)  # by row
         self._moves: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by the fields of `StateMoves`
-        self._fetched: list[tuple[int, bytes]] = []  # rows, and keys of what they fetch
         self.row: int | None = None
-        self.log: KeyLog | None = None
+        self.log = KeyLog()
 
     @property
     def counts(self) -> SnapshotCounts:
@@ -87,21 +87,20 @@ class SnapshotTiers:
         return self.find(key) is not None or self.find_on_host(key) is not None
 
     def restore(self, row: int, key: bytes) -> None:
-        """Let a row start from a snapshot in the step that is being scheduled, before any other is taken in it.
-
-        One on the host is fetched; `keep_fetched` names memory on the device for it.
-        """
+        """Let a row start from a snapshot in the step that is being scheduled, before any other is taken in it."""
         self._count("restored", row)
         if self._device.find(key) is not None:
             self._moves["restored"].append((row, self._device.use(key)))
             return
         self._count("fetched", row)
         self._moves["fetched"].append((row, self._host.use(key)))
-        self._fetched.append((row, key))
 
-    def keep_fetched(self) -> None:
-        """Name memory on the device for what rows fetch, unless it is there already or none can be given up."""
-        for row, key in self._fetched:
+    def keep(self, row: int, key: bytes) -> None:
+        """Name memory on the device for what a row fetches, unless it is there or none can be given up.
+
+        All rows of the step have their snapshots by now: what they name is not given up.
+        """
+        if self._device.find(key) is None:
             self._allocate("kept", row, key, self._host.client_of(key))
 
     def take(self, row: int, key: bytes, client: str = "") -> None:
@@ -113,18 +112,17 @@ class SnapshotTiers:
         is_new = not self.has(key)
         if self._allocate("taken", row, key, client) and is_new:
             self._count("taken", row)
-            if self.log is not None:
-                self.log.add(key)
+            self.log.note(key, is_there=True)
 
     def take_moves(self) -> StateMoves:
         """The copies of the step that was scheduled."""
-        moves, self._moves, self._fetched = self._moves, defaultdict(list), []
+        moves, self._moves = self._moves, defaultdict(list)
         return StateMoves(**{name: tuple(pairs) for name, pairs in moves.items()}) if any(moves.values()) else NO_MOVES
 
     def take_uses(self) -> dict[int, SnapshotUse]:
         """What rows used since the last call, by row."""
-        uses, self._uses = self._uses, {}
-        return uses
+        uses, self._uses = self._uses, defaultdict(Counter)
+        return {row: SnapshotUse(**counts) for row, counts in uses.items()}
 
     def drop(self, key: bytes) -> None:
         """Let the snapshot with this key be found no more; unknown keys pass."""
@@ -153,11 +151,8 @@ class SnapshotTiers:
 
     def _allocate(self, move: str, row: int, key: bytes, client: str) -> bool:
         """Name memory on the device for a row's state; what it held before may go to the host."""
-        if self._device.find(key) is not None:
-            return False
         self.row = row
-        given_up = self._device.make_room(client)
-        snapshot = self._device.take(key, client)
+        snapshot, given_up = self._device.take(key, client)
         if snapshot is None:
             return False
         self._moves[move].append((row, snapshot))
@@ -170,10 +165,9 @@ class SnapshotTiers:
         if self._host.find(key) is not None:
             self._host.touch(key)
             return None
-        lost = self._host.make_room(client)
+        host_snapshot, lost = self._host.take(key, client)
         if lost is not None and self._device.find(lost.key) is None:
             self._lose(lost.key)
-        host_snapshot = self._host.take(key, client)
         if host_snapshot is None:
             self._lose(key)
         else:
@@ -182,14 +176,12 @@ class SnapshotTiers:
 
     def _lose(self, key: bytes) -> None:
         self._count("dropped", self.row)
-        if self.log is not None:
-            self.log.drop(key)
+        self.log.note(key, is_there=False)
 
     def _count(self, what: Literal["taken", "restored", "fetched", "dropped"], row: int | None) -> None:
         self._counts[what] += 1
         if row is not None:
-            use: dict[str, int] = {what: 1}
-            self._uses[row] = self._uses.get(row, NO_SNAPSHOTS).plus(SnapshotUse(**use))
+            self._uses[row][what] += 1
 
 
 class GivenUp(NamedTuple):
@@ -209,16 +201,13 @@ class SnapshotPool:
 
     When none is free, one that no step in flight names is dropped: the least recently used one of a client that has
     more than half of them, or would then, and otherwise of all. So many long prompts of one client leave the others at
-    least half, of which nobody has a part for good. The number of a snapshot is used again when the last step that
-    names it is done.
+    least half, of which nobody has a part for good.
     """
 
     def __init__(self, num_snapshots: int) -> None:
         self.num_snapshots = num_snapshots
-        self._free = list(range(num_snapshots - 1, -1, -1))
-        self._steps = np.zeros(num_snapshots, np.int32)  # in flight, that name each snapshot
+        self._numbers = StepPool(num_snapshots, "snapshot")
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # by key, least recently used first
-        self._draining: set[int] = set()  # dropped, and named by a step in flight
 
     @property
     def keys(self) -> Collection[bytes]:
@@ -238,67 +227,46 @@ class SnapshotPool:
     def use(self, key: bytes) -> int:
         """Name a kept snapshot in the step that is being scheduled; it becomes the most recently used one."""
         self.touch(key)
-        snapshot = self._kept[key].snapshot
-        self._steps[snapshot] += 1
-        return snapshot
+        return self._named(self._kept[key].snapshot)
 
-    def make_room(self, client: str = "") -> GivenUp | None:
-        """Drop a snapshot for one of this client; None if one is free, or steps in flight name all that are kept."""
-        if self._free:
-            return None
-        greedy = self._greedy(client)
-        given_up = (None if greedy is None else self._oldest(greedy)) or self._oldest(None)
-        if given_up is not None:
-            self.drop(given_up.key)
-        return given_up
-
-    def take(self, key: bytes, client: str = "") -> int | None:
+    def take(self, key: bytes, client: str = "") -> tuple[int | None, GivenUp | None]:
         """Name memory for a new snapshot in the step that is being scheduled, from which on it is found.
 
-        It returns None if there is one with this key, or steps in flight name all of them.
+        None if there is one with this key, or steps in flight name all of them; and the one that was dropped for it.
         """
         if key in self._kept:
-            return None
-        self.make_room(client)
-        if not self._free:
-            return None
-        snapshot = self._free.pop()
+            return None, None
+        given_up = None
+        self._numbers.take_released()
+        if not self._numbers.num_free:
+            given_up = self._oldest(self._greedy(client)) or self._oldest(None)
+            if given_up is None:
+                return None, None
+            self.drop(given_up.key)
+            self._numbers.take_released()
+        snapshot = self._named(self._numbers.take())
         self._kept[key] = _Kept(snapshot, client)
-        self._steps[snapshot] += 1
-        return snapshot
+        return snapshot, given_up
 
     def drop(self, key: bytes) -> None:
         """Let the snapshot with this key be found no more; unknown keys pass."""
-        kept = self._kept.pop(key, None)
-        if kept is None:
-            return
-        if self._steps[kept.snapshot]:
-            self._draining.add(kept.snapshot)
-        else:
-            self._free.append(kept.snapshot)
+        if (kept := self._kept.pop(key, None)) is not None:
+            self._numbers.release(kept.snapshot)
 
     def finished(self, snapshots: Iterable[int]) -> None:
         """Note that a step that names these snapshots is done, or was given up."""
         for snapshot in snapshots:
-            self._steps[snapshot] -= 1
-            if snapshot in self._draining and not self._steps[snapshot]:
-                self._draining.remove(snapshot)
-                self._free.append(snapshot)
+            self._numbers.finished(np.array([snapshot]))
 
     def audit(self, has_block: Callable[[bytes], bool]) -> None:
-        """Prove that every snapshot is free, kept or draining, and only one of these, and that kept ones have a block.
-
-        It raises RuntimeError if it is not so.
-        """
-        numbers = [*self._free, *[kept.snapshot for kept in self._kept.values()], *self._draining]
-        if sorted(numbers) != list(range(len(self._steps))):
-            raise RuntimeError(f"snapshots {sorted(numbers)} are free, kept or draining, of {len(self._steps)}")
-        if self._steps.size and self._steps.min() < 0:
-            raise RuntimeError("a snapshot has ended more steps than it was in")
-        if self._steps[self._free].any() or not self._steps[list(self._draining)].all():
-            raise RuntimeError("a free snapshot is named by a step in flight, or a draining one by none")
+        """Prove that kept snapshots have their block, and as `StepPool.audit`. RuntimeError: it is not so."""
+        self._numbers.audit(kept.snapshot for kept in self._kept.values())
         if not all(has_block(key) for key in self._kept):
             raise RuntimeError("a snapshot is kept without the block that it follows")
+
+    def _named(self, snapshot: int) -> int:
+        self._numbers.submitted(np.array([snapshot]))
+        return snapshot
 
     def _greedy(self, client: str) -> str | None:
         """The client that has more than half of all snapshots, or would with one more for `client`."""
@@ -311,6 +279,6 @@ class SnapshotPool:
     def _oldest(self, client: str | None) -> GivenUp | None:
         """The least recently used snapshot of a client, or of all, that no step in flight names."""
         for key, kept in self._kept.items():
-            if not self._steps[kept.snapshot] and client in (None, kept.client):
+            if client in (None, kept.client) and not self._numbers.is_named(kept.snapshot):
                 return GivenUp(key, kept.client)
         return None

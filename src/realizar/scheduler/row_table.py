@@ -1,12 +1,11 @@
 """`RowTable`: the state of all sequences that have a row, one column for each fact, indexed by the row's number.
 
 A step reads and writes columns with a few operations for all its rows; `Sequence` shows the same numbers for one.
-`RowPool` hands out the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -211,67 +210,3 @@ class RowTable:
         """Drafts of these rows are in flight no more; so many tokens of each, [rows], stay computed."""
         self.num_drafts[rows] = 0
         self.num_computed[rows] = num_computed
-
-
-class RowPool:
-    """Hands out the backend's rows, 0 .. num_rows - 1, smallest first at the start.
-
-    A row is not used again while a submitted step still names it.
-    """
-
-    def __init__(self, num_rows: int) -> None:
-        self._free = list(range(num_rows - 1, -1, -1))
-        self._steps = np.zeros(num_rows, np.int32)
-        self._draining: set[int] = set()
-        self._closed: list[int] = []
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    @property
-    def num_closing(self) -> int:
-        """Rows that will be free when steps are done, or the backend has closed them."""
-        return len(self._draining) + len(self._closed)
-
-    def take(self) -> int:
-        """The caller has checked `num_free`."""
-        return self._free.pop()
-
-    def submitted(self, rows: NDArray[np.intp]) -> None:
-        """Note that a step with these rows, intp [rows], all different, was submitted."""
-        self._steps[rows] += 1
-
-    def finished(self, rows: NDArray[np.intp]) -> None:
-        """Note that a step with these rows, intp [rows], is done."""
-        self._steps[rows] -= 1
-        if not self._draining:
-            return
-        for row in rows[self._steps[rows] == 0].tolist():
-            if row in self._draining:
-                self._draining.remove(row)
-                self._closed.append(row)
-
-    def release(self, row: int) -> None:
-        """Close a row whose sequence has ended, at once or when its steps in flight are done."""
-        if self._steps[row]:
-            self._draining.add(row)
-        else:
-            self._closed.append(row)
-
-    def take_closed(self) -> list[int]:
-        """Return the rows to close in the backend; from now on they are free."""
-        closed, self._closed = self._closed, []
-        self._free.extend(reversed(closed))
-        return closed
-
-    def audit(self, owned: Iterable[int]) -> None:
-        """Prove that every row is free, owned by an open sequence, draining or closed, and only one of these.
-
-        It raises RuntimeError if one is lost or in two states.
-        """
-        rows = [*self._free, *owned, *self._draining, *self._closed]
-        if sorted(rows) != list(range(len(self._steps))):
-            raise RuntimeError(f"rows {sorted(rows)} are free, owned, draining or closed, of {len(self._steps)}")
-        if self._steps.min() < 0:
-            raise RuntimeError("a row has ended more steps than it was in")

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from realizar.batch import NOT_SAMPLED, LogprobQuery, ScheduledBatch, StepOutput, StepRows
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError, QueueFullError
 from realizar.kv_cache.manager import KVCacheManager, Prefix
+from realizar.kv_cache.step_pool import StepPool
 from realizar.outputs import FinishReason, PromptProgress, RowError
 from realizar.request import Pooling, Request
 from realizar.scheduler.drafts import Drafting
@@ -34,7 +35,7 @@ from realizar.scheduler.growing_deltas import GrowingDeltas
 from realizar.scheduler.open_sequences import OpenSequences, ReadSteps
 from realizar.scheduler.pace import Pace, Policy
 from realizar.scheduler.plan import Plan, StepLimit
-from realizar.scheduler.row_table import RowPool, Rows, RowTable
+from realizar.scheduler.row_table import Rows, RowTable
 from realizar.scheduler.sequence import Sequence
 from realizar.scheduler.state_copies import StateCopies
 from realizar.step_deltas import StepDeltas
@@ -84,7 +85,7 @@ class Scheduler:
         self._policy = policy or Policy()
         self._pace = pace
         self._clock = clock
-        self._rows = RowPool(cache.num_rows)
+        self._rows = StepPool(cache.num_rows, "row")
         self._table = RowTable(cache.num_rows, cache.context_length, has_state=cache.has_state)
         self._open = OpenSequences(cache.block_size, self._table)
         self._ended_s: deque[float] = deque(maxlen=32)  # when the last sequences ended
@@ -216,7 +217,7 @@ class Scheduler:
 
     def take_closed_rows(self) -> list[int]:
         """Return the rows to close in the backend: they have ended, and no submitted step names them any more."""
-        return self._rows.take_closed()
+        return self._rows.take_released()
 
     def schedule(self) -> ScheduledBatch:
         """Decide the next step, to be submitted; without rows when nothing can run before a submitted step is done."""
@@ -438,7 +439,7 @@ class Scheduler:
             return
         lacking = (each for each in self._open.waiting_in_turn() if each.row is None)
         for index, sequence in enumerate(lacking):
-            if index >= self._rows.num_closing and not self._take_back(sequence, plan):
+            if index >= self._rows.num_leaving and not self._take_back(sequence, plan):
                 return
 
     def _take_back(self, sequence: Sequence, plan: Plan) -> bool:

@@ -142,9 +142,10 @@ class StateCopies:
 
     def of_step(self, plan: Plan) -> StateMoves:
         snapshots = self._cache.snapshots
-        for sequence, key in plan.restored.items():  # all before any other: what they name is not given up
+        for sequence, key in plan.restored.items():
             snapshots.restore(sequence.own_row, key)
-        snapshots.keep_fetched()
+        for sequence, key in plan.restored.items():
+            snapshots.keep(sequence.own_row, key)
         for sequence in plan.prompts:
             if sequence.snapshot_positions and sequence.snapshot_positions[0] == sequence.num_computed_tokens:
                 position, *later = sequence.snapshot_positions
