@@ -15,7 +15,6 @@ preempted that should have been.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import random
@@ -320,14 +319,14 @@ class _Run:
                 for choice in self.seen[name].values():
                     choice.end = f"error: {failure.error.message}"
                 self._end(name)
-        tokens = iter(deltas.token_list())
-        for number, count in zip(deltas.number_list(), deltas.count_list(), strict=True):
+        for number, token_id in zip(deltas.number_list(), deltas.token_list(), strict=True):
             name, index = self._names[number]
-            choice, gained = self.seen[name][index], list(itertools.islice(tokens, count))
+            choice = self.seen[name][index]
             if name in self._open:
-                choice.tokens += gained
-                choice.steps += [step] * count
-                step.kinds[self._open[name][0].kind] += 1
+                choice.tokens.append(token_id)
+                choice.steps.append(step)
+        with_tokens = [self._names[number][0] for number in set(deltas.number_list())]
+        step.kinds.update(self._open[name][0].kind for name in with_tokens if name in self._open)
         for part in deltas.logprobs:
             for number, entry in zip(part.number_list(), part.entries, strict=True):
                 name, index = self._names[number]

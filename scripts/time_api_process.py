@@ -137,7 +137,7 @@ class MadeUpLink:
         self.num_tokens += len(numbers)
         logprobs = [StepLogprobs(numbers.tobytes(), LogprobColumns.joined(listed))] if listed else []
         deltas = StepDeltas(
-            now, numbers.tobytes(), b"", token_ids.tobytes(), tuple(starts), logprobs=tuple(logprobs), ends=tuple(ends)
+            now, numbers.tobytes(), token_ids.tobytes(), tuple(starts), logprobs=tuple(logprobs), ends=tuple(ends)
         )
         return encode_frame(Outputs(deltas))
 

@@ -219,15 +219,15 @@ class OutputReader:
         self._uses: dict[int, SnapshotUse] = {}
 
     def read(self, deltas: StepDeltas) -> list[TokenOutput]:
-        """One output for each entry of tokens, and one for each choice with something else alone."""
+        """One output for each run of a choice's tokens, and one for each choice with something else alone."""
         self._starts |= {start.number: start for start in deltas.starts}
         self._uses |= {each.number: each.use for each in deltas.snapshots}
         found: list[tuple[int, TokenOutput]] = []
-        tokens = iter(deltas.token_list())
         logprobs = {number: iter(entries) for number, entries in _by_number(deltas.logprobs).items()}
-        for number, count in zip(deltas.number_list(), deltas.count_list(), strict=True):
-            output = self._output(number, deltas.produced_s, tuple(itertools.islice(tokens, count)))
-            output.logprobs = tuple(itertools.islice(logprobs.get(number, iter(())), count))
+        pairs = zip(deltas.number_list(), deltas.token_list(), strict=True)
+        for number, run in itertools.groupby(pairs, lambda pair: pair[0]):
+            output = self._output(number, deltas.produced_s, tuple(token_id for _, token_id in run))
+            output.logprobs = tuple(itertools.islice(logprobs.get(number, iter(())), len(output.token_ids)))
             found.append((number, output))
 
         def last(number: int) -> TokenOutput:
@@ -308,7 +308,7 @@ class DeltaWriter:
                 self._deltas.use_snapshots(sequence, NO_SNAPSHOTS)
             if output.token_ids:
                 ids = np.array(output.token_ids, np.int32)
-                self._deltas.add_tokens(np.array([number]), np.array([len(ids)]), ids)
+                self._deltas.add_tokens(np.full(len(ids), number), ids)
             if output.logprobs:
                 self._deltas.add_logprobs(number, output.logprobs)
             if output.prompt_logprobs:

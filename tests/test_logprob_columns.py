@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.delta_shares import apart
+from realizar.engine.delta_shares import named_numbers, share_of
 from realizar.engine.frontend.growing_choice import GrowingLogprobs
 from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
@@ -86,7 +86,7 @@ def test_a_step_keeps_the_log_probabilities_of_each_choice(
     deltas = DeltaWriter().deltas(outputs)
     together = msgspec.msgpack.decode(msgspec.msgpack.encode(deltas), type=StepDeltas)
     assert together == deltas
-    alone = dict(apart(together))
+    alone = {number: share_of(together, {number}) for number in named_numbers(together)}
     for number, (own, of) in enumerate(rows):
         for found in (together, alone[number]):
             assert _of_choice(found.logprobs, number) == own

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import FinishReason, RowError, SnapshotUse
 
-_NUMBER_BYTES = 8
-_COUNT_BYTES = _TOKEN_BYTES = 4
+_NUMBER_BYTES, _TOKEN_BYTES = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +77,18 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True)
 class StepDeltas:
-    """The deltas of one step. Entry i of `numbers` and `counts` is one choice's; what few choices have is listed apart.
+    """The deltas of one step. Entry i of `numbers` and `token_ids` is one token; what few choices have is listed apart.
 
     Columns are bytes in the machine's order, since both sides run on one machine: numpy's `tobytes` makes them and
-    `memoryview.cast` reads them. A choice may have several entries. Its tokens come before its end, and its start
-    before everything else that names it.
+    `memoryview.cast` reads them. A choice's tokens come before its end, and its start before everything else that names
+    it.
 
     Attributes:
         produced_s: of `time.monotonic`: when the step ended.
-        numbers: int64 [entries]; the choices with new tokens, by their number.
-        counts: int32 [entries], new tokens of each entry, 1 or more; empty where every entry has one.
-        token_ids: int32 [sum of counts], entry after entry; a stop token that ended a choice is the last of its tokens.
+        numbers: int64 [tokens], the choice of each new token, by its number.
+        token_ids: int32 [tokens], in the order of each choice's; a stop token that ended a choice is its last.
         starts: choices of which nothing came before. snapshots: of choices that used more of them than before.
-        logprobs: of new tokens, one entry for each of the choice's tokens here, where asked for.
+        logprobs: of new tokens, one for each of the choice's tokens here, where asked for.
         prompt_logprobs: of the prompt tokens that this step scored; the prompt's first token has none.
         ends: choices of which nothing follows.
         failures: requests of which nothing follows.
@@ -101,7 +99,6 @@ class StepDeltas:
 
     produced_s: float
     numbers: bytes = b""
-    counts: bytes = b""
     token_ids: bytes = b""
     starts: tuple[ChoiceStart, ...] = ()
     snapshots: tuple[ChoiceSnapshots, ...] = ()
@@ -111,19 +108,9 @@ class StepDeltas:
     failures: tuple[RequestFailure, ...] = ()
 
     def __post_init__(self) -> None:
-        entries, rest = divmod(len(self.numbers), _NUMBER_BYTES)
-        num_tokens, rest_of_tokens = divmod(len(self.token_ids), _TOKEN_BYTES)
-        if rest or rest_of_tokens:
-            raise ValueError("a column of deltas ends inside a value")
-        if not self.counts:
-            if num_tokens != entries:
-                raise ValueError(f"{entries} entries of one token each have {num_tokens} tokens")
-            return
-        if len(self.counts) != entries * _COUNT_BYTES:
-            raise ValueError(f"{entries} entries have {len(self.counts)} bytes of counts")
-        counts = memoryview(self.counts).cast("i").tolist()
-        if min(counts) < 1 or sum(counts) != num_tokens:
-            raise ValueError(f"the counts of {entries} entries do not add up to {num_tokens} tokens")
+        num_tokens, rest = divmod(len(self.token_ids), _TOKEN_BYTES)
+        if rest or len(self.numbers) != num_tokens * _NUMBER_BYTES:
+            raise ValueError(f"{len(self.token_ids)} bytes of tokens do not fit {len(self.numbers)} bytes of choices")
 
     def __bool__(self) -> bool:
         """False where no choice got anything."""
@@ -139,8 +126,3 @@ class StepDeltas:
 
     def token_list(self) -> list[int]:
         return memoryview(self.token_ids).cast("i").tolist()
-
-    def count_list(self) -> list[int]:
-        if not self.counts:
-            return [1] * (len(self.numbers) // _NUMBER_BYTES)
-        return memoryview(self.counts).cast("i").tolist()

@@ -86,7 +86,7 @@ class PlayedLink:
 
     def deltas(self, rows: list[tuple[int, int]], **lists: Any) -> None:
         numbers, tokens = (array(kind, [row[at] for row in rows]).tobytes() for at, kind in enumerate("qi"))
-        self.listener.handle(Outputs(StepDeltas(its_clock(), numbers, b"", tokens, **lists)))
+        self.listener.handle(Outputs(StepDeltas(its_clock(), numbers, tokens, **lists)))
 
 
 class PlayedReplicas:

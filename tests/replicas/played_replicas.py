@@ -77,9 +77,7 @@ class Engine:
         """Give a request its first token."""
         number = self.numbers[name] = len(self.numbers)
         numbers, tokens = array("q", [number]).tobytes(), array("i", [5]).tobytes()
-        self.listener.handle(
-            Outputs(StepDeltas(1.0, numbers, b"", tokens, starts=(ChoiceStart(number, name, 0, 0.5),)))
-        )
+        self.listener.handle(Outputs(StepDeltas(1.0, numbers, tokens, starts=(ChoiceStart(number, name, 0, 0.5),))))
 
     def end(self, name: str) -> None:
         self.listener.handle(Outputs(StepDeltas(1.0, ends=(ChoiceEnd(self.numbers[name], "length"),))))

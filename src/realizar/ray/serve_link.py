@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from realizar.delta_shares import renumbered
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.delta_shares import renumbered
 from realizar.engine.frontend.async_link import LinkListener
 from realizar.engine.frontend.open_table import OpenTable
 from realizar.engine.frontend.questions import send_reply

@@ -14,8 +14,8 @@ from dataclasses import replace
 import msgspec
 
 from realizar.checkpoint.model_files import ModelFiles
-from realizar.delta_shares import renumbered
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.delta_shares import renumbered
 from realizar.engine.frontend.async_link import EngineLink, LinkListener
 from realizar.engine.frontend.open_table import OpenTable
 from realizar.engine.frontend.questions import send_reply

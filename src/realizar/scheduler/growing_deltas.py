@@ -25,7 +25,6 @@ class _Gained:
     """The parts of the next `StepDeltas`."""
 
     numbers: list[NDArray[np.int64]] = field(default_factory=list)
-    counts: list[NDArray[np.intp]] = field(default_factory=list)
     token_ids: list[NDArray[np.int32]] = field(default_factory=list)
     starts: list[ChoiceStart] = field(default_factory=list)
     snapshots: list[ChoiceSnapshots] = field(default_factory=list)
@@ -57,12 +56,11 @@ class GrowingDeltas:
         sequence.snapshots = sequence.snapshots.plus(use)
         self._used[sequence.sequence_id] = sequence
 
-    def add_tokens(self, numbers: NDArray[np.int64], counts: NDArray[np.intp], token_ids: NDArray[np.int32]) -> None:
-        """New tokens of open choices: int64 [choices], intp [choices], 1 or more each, and int32 [sum of counts]."""
+    def add_tokens(self, numbers: NDArray[np.int64], token_ids: NDArray[np.int32]) -> None:
+        """New tokens of open choices: int64 [tokens] and int32 [tokens]."""
         for number in sorted(self._new.keys() & numbers.tolist()) if self._new else ():
             self._start(self._new[number])
         self._gained.numbers.append(numbers)
-        self._gained.counts.append(counts)
         self._gained.token_ids.append(token_ids)
 
     def add_logprobs(self, number: int, entries: ListOf[TokenLogprobs]) -> None:
@@ -93,13 +91,10 @@ class GrowingDeltas:
         self._say_used([number for number in self._used if number not in self._new])
         gained, self._gained = self._gained, _Gained()
         self.ended = gained.ended
-        counts = b"".join([part.astype(np.int32).tobytes() for part in gained.counts])
-        token_ids = b"".join([part.tobytes() for part in gained.token_ids])
         return StepDeltas(
             produced_s=self.now_s,
             numbers=b"".join([part.tobytes() for part in gained.numbers]),
-            counts=b"" if len(counts) == len(token_ids) else counts,
-            token_ids=token_ids,
+            token_ids=b"".join([part.tobytes() for part in gained.token_ids]),
             starts=tuple(gained.starts),
             snapshots=tuple(gained.snapshots),
             logprobs=_by_width(gained.logprobs),

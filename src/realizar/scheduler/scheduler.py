@@ -546,7 +546,7 @@ class Scheduler:
         if not step.only_decodes:
             self._settle_drafts(step, at, output)
         kept = np.arange(sampled.shape[1]) < added.counts[:, None]
-        self._deltas.add_tokens(step.sequence_ids[at], added.counts, sampled[kept])
+        self._deltas.add_tokens(np.repeat(step.sequence_ids[at], added.counts), sampled[kept])
         if output.logprobs or output.queried:
             self._add_logprobs(step, output, dict(zip(at.tolist(), added.counts.tolist(), strict=True)), is_open)
         need_care = added.stopped | added.full

@@ -60,14 +60,9 @@ def play(main: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
 
 def step(rows: Sequence[tuple[int, Sequence[int]]], at_s: float = 1.0, **lists: Any) -> StepDeltas:
     """A step by rows: a number and its tokens."""
-    counts = array("i", [len(tokens) for _, tokens in rows])
-    return StepDeltas(
-        at_s,
-        array("q", [number for number, _ in rows]).tobytes(),
-        b"" if all(count == 1 for count in counts) else counts.tobytes(),
-        array("i", [token for _, tokens in rows for token in tokens]).tobytes(),
-        **lists,
-    )
+    numbers = array("q", [number for number, tokens in rows for _ in tokens])
+    token_ids = array("i", [token for _, tokens in rows for token in tokens])
+    return StepDeltas(at_s, numbers.tobytes(), token_ids.tobytes(), **lists)
 
 
 def logprobs(number: int, entries: Sequence[TokenLogprobs]) -> StepLogprobs:

@@ -42,12 +42,7 @@ def output(fields: dict[str, Any]) -> TokenOutput:
 
 def facts(deltas: StepDeltas) -> list[tuple[int, object]]:
     """Everything in a step's deltas, with the number that it names."""
-    tokens = iter(deltas.token_list())
-    found: list[tuple[int, object]] = [
-        (number, next(tokens))
-        for number, count in zip(deltas.number_list(), deltas.count_list(), strict=True)
-        for _ in range(count)
-    ]
+    found: list[tuple[int, object]] = list(zip(deltas.number_list(), deltas.token_list(), strict=True))
     for columns in (deltas.logprobs, deltas.prompt_logprobs):
         found += [pair for part in columns for pair in zip(part.number_list(), part.entries, strict=True)]
     for listed in (deltas.starts, deltas.snapshots, deltas.ends, deltas.failures):

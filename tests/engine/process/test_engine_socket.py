@@ -164,7 +164,6 @@ def test_a_slow_consumer_holds_the_engine_up_and_loses_nothing() -> None:
             deltas = engine.wait_for(Outputs).deltas
             produced_s.append(deltas.produced_s)
             names.update({start.number: start.request_id for start in deltas.starts})
-            assert not deltas.counts
             for number, token_id in zip(deltas.number_list(), deltas.token_list(), strict=True):
                 tokens[names[number]].append(token_id)
         assert produced_s == sorted(produced_s)

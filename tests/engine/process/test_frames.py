@@ -194,11 +194,10 @@ def test_a_record_of_the_wrong_shape_is_refused(body: object) -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"numbers": b"\0" * 16, "token_ids": b"\0" * 4}, "2 entries of one token each have 1 tokens"),
-        ({"numbers": b"\0" * 9, "token_ids": b"\0" * 4}, "ends inside a value"),
-        ({"numbers": b"\0" * 8, "counts": b"\0" * 8, "token_ids": b"\0" * 4}, "1 entries have 8 bytes of counts"),
-        ({"numbers": b"\0" * 8, "counts": b"\2\0\0\0", "token_ids": b"\0" * 4}, "do not add up to 1 tokens"),
-        ({"counts": b"", "token_ids": b"\0" * 4}, "0 entries of one token each have 1 tokens"),
+        ({"numbers": b"\0" * 16, "token_ids": b"\0" * 4}, "4 bytes of tokens do not fit 16 bytes of choices"),
+        ({"numbers": b"\0" * 9, "token_ids": b"\0" * 4}, "4 bytes of tokens do not fit 9"),
+        ({"numbers": b"\0" * 8, "token_ids": b"\0" * 5}, "5 bytes of tokens do not fit 8"),
+        ({"token_ids": b"\0" * 4}, "4 bytes of tokens do not fit 0"),
     ],
 )
 def test_columns_that_do_not_fit_together_are_refused(columns: dict[str, bytes], reason: str) -> None:

@@ -69,7 +69,7 @@ class Link:
 
     def deltas(self, rows: list[tuple[int, int]], **lists: Any) -> None:
         numbers, tokens = (array(kind, [row[at] for row in rows]).tobytes() for at, kind in enumerate("qi"))
-        self.listener.handle(Outputs(StepDeltas(1.0, numbers, b"", tokens, **lists)))
+        self.listener.handle(Outputs(StepDeltas(1.0, numbers, tokens, **lists)))
 
 
 class Process(ApiProcess):

@@ -172,8 +172,6 @@ class OpenRequests:
         numbers, token_ids = deltas.number_list(), deltas.token_list()
         if self._first_wanted:
             self._note_first(numbers, deltas.produced_s)
-        if deltas.counts:
-            numbers = [number for number, count in zip(numbers, deltas.count_list(), strict=True) for _ in range(count)]
         for number, token_id in zip(numbers, token_ids, strict=True):
             choice = growing.get(number)
             if choice is None:

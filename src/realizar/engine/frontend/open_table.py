@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from realizar.delta_shares import named_numbers, share_of
+from realizar.engine.delta_shares import named_numbers, share_of
 from realizar.step_deltas import ChoiceStart, StepDeltas
 
 _Entry = TypeVar("_Entry")

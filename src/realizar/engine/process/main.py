@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from realizar.backends.load_progress import LoadProgress
-from realizar.delta_shares import apart
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.delta_shares import named_numbers, share_of
 from realizar.engine.loading import find_checkpoint, load_core, load_fitting_core
 from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.messages import Command, Event, Failed, Load, Loading, Outputs, Ping, Pong
@@ -123,7 +123,8 @@ class EngineProcess:
     def _frames_apart(self, deltas: StepDeltas) -> list[bytes]:
         """A frame for each choice of a step whose deltas don't fit one. One too large alone ends its request."""
         frames: list[bytes] = []
-        for number, part in apart(deltas):
+        for number in named_numbers(deltas):
+            part = share_of(deltas, {number})
             try:
                 frames.append(encode_frame(Outputs(part), self._max_frame_bytes))
             except FrameError as error:

@@ -5,12 +5,11 @@ What walks through every part of `StepDeltas` between `GrowingDeltas`, which mak
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from realizar.step_deltas import StepDeltas, StepLogprobs
 
@@ -29,29 +28,20 @@ def named_numbers(deltas: StepDeltas) -> list[int]:
 
 
 def share_of(deltas: StepDeltas, choices: Collection[int]) -> StepDeltas:
-    numbers, counts = np.frombuffer(deltas.numbers, np.int64), np.frombuffer(deltas.counts, np.int32)
-    tokens = mine = _are_among(numbers, choices)
-    if len(counts):
-        tokens, counts = np.repeat(mine, counts), counts[mine]
     parts: dict[str, Any] = {
         name: tuple([part for part in getattr(deltas, name) if part.number in choices]) for name in _LISTED
     }
     for name in _LOGPROBS:
-        shares = [_part_of(part, choices) for part in getattr(deltas, name)]
-        parts[name] = tuple([share for share in shares if share.numbers])
-    return StepDeltas(
-        deltas.produced_s,
-        numbers=numbers[mine].tobytes(),
-        counts=counts.tobytes(),
-        token_ids=np.frombuffer(deltas.token_ids, np.int32)[tokens].tobytes(),
-        **parts,
-    )
-
-
-def apart(deltas: StepDeltas) -> Iterator[tuple[int, StepDeltas]]:
-    """The same deltas, each choice's with its number, for a step whose deltas are too large for one message."""
-    for number in named_numbers(deltas):
-        yield number, share_of(deltas, {number})
+        parts[name] = tuple(
+            [
+                StepLogprobs(_picked(part.numbers, np.int64, mine), part.entries.picked(mine))
+                for part in getattr(deltas, name)
+                if (mine := _indices(part, choices))
+            ]
+        )
+    mine = _indices(deltas, choices)
+    numbers, token_ids = _picked(deltas.numbers, np.int64, mine), _picked(deltas.token_ids, np.int32, mine)
+    return StepDeltas(deltas.produced_s, numbers, token_ids, **parts)
 
 
 def renumbered(deltas: StepDeltas, engine: int) -> StepDeltas:
@@ -67,14 +57,13 @@ def renumbered(deltas: StepDeltas, engine: int) -> StepDeltas:
     return replace(deltas, numbers=_added(deltas.numbers, first), **parts)
 
 
-def _are_among(numbers: NDArray[np.int64], choices: Collection[int]) -> NDArray[np.bool_]:
-    return np.array([number in choices for number in numbers.tolist()], np.bool_)
+def _indices(columns: StepDeltas | StepLogprobs, choices: Collection[int]) -> list[int]:
+    """Where in columns the tokens of some choices are."""
+    return [at for at, number in enumerate(columns.number_list()) if number in choices]
 
 
-def _part_of(part: StepLogprobs, choices: Collection[int]) -> StepLogprobs:
-    numbers = np.frombuffer(part.numbers, np.int64)
-    mine = _are_among(numbers, choices)
-    return StepLogprobs(numbers[mine].tobytes(), part.entries.picked(mine.nonzero()[0].tolist()))
+def _picked(column: bytes, kind: type[np.integer[Any]], indices: list[int]) -> bytes:
+    return np.frombuffer(column, kind)[indices].tobytes()
 
 
 def _added(numbers: bytes, first: int) -> bytes:
