@@ -23,7 +23,7 @@ class StepPool:
         return len(self._free)
 
     @property
-    def num_leaving(self) -> int:
+    def num_released(self) -> int:
         """Numbers that are released and not free yet."""
         return len(self._draining) + len(self._released)
 

@@ -439,7 +439,7 @@ class Scheduler:
             return
         lacking = (each for each in self._open.waiting_in_turn() if each.row is None)
         for index, sequence in enumerate(lacking):
-            if index >= self._rows.num_leaving and not self._take_back(sequence, plan):
+            if index >= self._rows.num_released and not self._take_back(sequence, plan):
                 return
 
     def _take_back(self, sequence: Sequence, plan: Plan) -> bool:
