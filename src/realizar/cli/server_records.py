@@ -10,8 +10,9 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -131,14 +132,10 @@ class Announcement:
             self._descriptor = None
 
 
-@contextmanager
-def announced(record: ServerRecord) -> Iterator[Announcement]:
-    """List a server while the block runs."""
-    announcement = Announcement(servers_folder(), record)
-    try:
-        yield announcement
-    finally:
-        announcement.close()
+def announced(url: str, models: Sequence[str]) -> closing[Announcement]:
+    """A context in which this process is listed as a server of these models, which begins to load them."""
+    record = ServerRecord(os.getpid(), pid_namespace(), url, list(models), time.time())
+    return closing(Announcement(servers_folder(), record))
 
 
 def running_servers(folder: Path | None) -> list[ServerRecord]:

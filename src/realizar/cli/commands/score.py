@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -200,11 +200,6 @@ def _tokens_of(place: str, line: dict[str, Any]) -> list[int] | None:
     return tokens
 
 
-@contextmanager
-def _json_lines_writer(path: Path) -> Iterator[TextIO]:
+def _json_lines_writer(path: Path) -> AbstractContextManager[TextIO]:
     """A text stream to write lines to; stdout for `-`."""
-    if str(path) == "-":
-        yield sys.stdout
-        return
-    with path.open("w", encoding="utf-8", newline="\n") as stream:
-        yield stream
+    return nullcontext(sys.stdout) if str(path) == "-" else path.open("w", encoding="utf-8", newline="\n")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,7 +23,7 @@ from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions
 from realizar.cli.options.several_models import SeveralModelsOptions
 from realizar.cli.options.sources import OptionSources
-from realizar.cli.server_records import Announcement, ServerRecord, announced, pid_namespace
+from realizar.cli.server_records import Announcement, announced
 from realizar.cli.several_models import Wishes, make_shelf
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.log_lines import log_to_stderr
@@ -121,18 +119,22 @@ class _Serving:
 
     def with_ray(self, model: str, ray: _RayServingOptions) -> int:
         from realizar.ray import require_ray
+        from realizar.ray.options import RayOptions
         from realizar.ray.running import Door
 
         require_ray()
         log_to_stderr(self.server.log_level)
-        checkpoint = fetch_model(model)
-        options = replace(
-            ray.options(self.server.settings(), self.server.api_processes),
+        options = RayOptions(
             names=self.server.served_model_name,
             config=self.config,
+            settings=replace(self.server.settings(), tls_certificate=None, tls_key=None),
             max_queued=self.max_queued,
-            sampling=self.sampling_of(checkpoint),
+            sampling=self.sampling_of(fetch_model(model)),
             chat_template=self.template,
+            min_replicas=ray.min_replicas,
+            max_replicas=ray.min_replicas if ray.max_replicas is None else ray.max_replicas,
+            target_requests=ray.target_requests,
+            fronts=self.server.api_processes,
             log_level=self.server.log_level,
         )
         door = Door(self.server.host, self.server.port, _cluster_files(self.server))
@@ -145,8 +147,7 @@ class _Serving:
         report(f"{served.name} is being loaded; {url} answers already")
         if served.template is None:
             report(f"chat is refused: {NO_CHAT}")
-        record = ServerRecord(os.getpid(), pid_namespace(), url, list(served.names), time.time())
-        with announced(record) as listed, ExitStack() as loading:
+        with announced(url, served.names) as listed, ExitStack() as loading:
             if replicas is not None:
                 replicas.when_changed(lambda states: listed.update(replica_states=list(states)))
 
@@ -227,7 +228,7 @@ def _serve_several(shelf: ModelShelf, settings: ServerSettings, listener: socket
     from realizar.server.run import OwnFront
 
     names = [each.names[0] for each in shelf.listed()]
-    with announced(ServerRecord(os.getpid(), pid_namespace(), url, names, time.time())) as listed:
+    with announced(url, names) as listed:
 
         def list_models(models: Sequence[ModelStatus]) -> None:
             loaded = [each for each in models if each.device is not None]
@@ -345,21 +346,6 @@ class _RayServingOptions:
         refuse_given(server, ("log_format",), "can't hold with --ray: the log's form are Ray Serve's")
         return True
 
-    def options(self, settings: ServerSettings, fronts: int) -> RayOptions:
-        """The application's options as far as they stand here; `fronts` are processes that answer requests.
-
-        It raises InvalidRequestError if a value is out of range.
-        """
-        from realizar.ray.options import RayOptions
-
-        return RayOptions(
-            settings=replace(settings, tls_certificate=None, tls_key=None),
-            min_replicas=self.min_replicas,
-            max_replicas=self.min_replicas if self.max_replicas is None else self.max_replicas,
-            target_requests=self.target_requests,
-            fronts=fronts,
-        )
-
 
 def _cluster_files(server: ServerOptions) -> tuple[str, str] | None:
     """Paths of the certificate and its key, which every host needs that takes connections."""
@@ -411,8 +397,7 @@ def _run_application(model: str, options: RayOptions, door: Door, address: str |
     with _Signals() as signals:
         report(f"{model} is being loaded by Ray Serve")
         application = start_application(model, options, door, address)
-        record = ServerRecord(os.getpid(), pid_namespace(), url, list(application.names), time.time())
-        with announced(record) as listed:
+        with announced(url, application.names) as listed:
             listed.update(state="ready")
             signals.interrupt = False
             report(f"engines: {options.min_replicas} to {options.max_replicas}, {application.placement}")

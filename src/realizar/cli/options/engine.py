@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -52,17 +52,8 @@ class BackendOptions:
 
     def config(self) -> EngineConfig:
         """It raises InvalidRequestError if a value is out of range."""
-        return EngineConfig(
-            device=self.device,
-            batch_invariant=self.batch_invariant,
-            fp8_copies=self.fp8_copies,
-            graphs=not self.no_graphs,
-            device_check=not self.no_device_check,
-            threads=self.threads,
-            kv_cache_dtype=self.kv_cache_dtype,
-            expert_used_count=self.expert_used_count,
-            instruction_set=self.instruction_set,
-        )
+        given = {name: value for name, value in asdict(self).items() if not name.startswith("no_")}
+        return EngineConfig(graphs=not self.no_graphs, device_check=not self.no_device_check, **given)
 
 
 @Parameter(name="*", group="Engine", negative=())
@@ -77,9 +68,6 @@ class EngineOptions(BackendOptions):
     context_length: Annotated[
         MaybeInteger, Parameter(name=("--context-length", "--ctx-size", "--max-model-len", "-c"))
     ] = None
-
-    def config(self) -> EngineConfig:
-        return replace(BackendOptions.config(self), context_length=self.context_length)
 
 
 @Parameter(name="*", group="Batching", negative=())
@@ -114,12 +102,6 @@ class BatchingOptions:
         """Apply these options to the configuration `base`. It raises InvalidRequestError if a value is out of range."""
         if self.max_queued is not None and self.max_queued < 0:
             raise InvalidRequestError(f"max_queued must be at least 0, not {self.max_queued}", "max_queued")
-        return replace(
-            base,
-            max_running=self.max_running,
-            max_step_tokens=self.max_step_tokens,
-            kv_cache_bytes=self.kv_cache_bytes,
-            host_snapshot_bytes=self.host_snapshot_bytes,
-            prefix_cache=not self.no_prefix_cache,
-            speculative_tokens=self.speculative_tokens,
-        )
+        given = asdict(self)
+        del given["no_prefix_cache"], given["max_queued"]  # which bounds what is sent to an engine, not the engine
+        return replace(base, prefix_cache=not self.no_prefix_cache, **given)
