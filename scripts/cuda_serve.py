@@ -226,7 +226,7 @@ async def measure_turns(arguments: argparse.Namespace, paths: list[str]) -> int:
     lines = Lines()
     logging.getLogger("realizar.server.models").addHandler(lines)
     logging.getLogger("realizar.server.models").setLevel("INFO")
-    wishes = Wishes(config, lambda _: SamplingParams(), None, "warning", lambda line: print(line, flush=True))
+    wishes = Wishes(config, lambda _: SamplingParams(), None, "warning")
     settings = ServerSettings(log_requests=False)
     options = SeveralModelsOptions(memory=memory, sleep_memory=arguments.sleep_memory)
     print(f"nvidia-smi before: {used_bytes() / 1e9:.2f} GB", flush=True)

@@ -110,7 +110,7 @@ class Watch:
 async def soak(arguments: argparse.Namespace) -> int:
     """Serve, load the server, report; the exit status."""
     config = EngineConfig(context_length=1024, kv_cache_bytes=arguments.kv_cache_bytes, max_running=16)
-    wishes = Wishes(config, lambda _: SamplingParams(), None, "warning", lambda line: print(line, flush=True))
+    wishes = Wishes(config, lambda _: SamplingParams(), None, "warning")
     settings = ServerSettings(log_requests=False)
     shelf = make_shelf(arguments.models, SeveralModelsOptions(memory=arguments.memory), wishes, settings)
     names = [each.names[0] for each in shelf.listed()]

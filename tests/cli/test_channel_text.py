@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from realizar.cli.channel_text import ChannelText
-from realizar.cli.commands.chat import ChatSession
+from realizar.cli.commands.chat import ChatSession, ContextWindow
 from realizar.outputs import ChoiceDelta
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.parsers.choose import find_format
@@ -50,6 +50,7 @@ def test_conversation_remembers_content() -> None:
     def answer(_messages: list[Any], _params: SamplingParams) -> Iterator[str]:
         return channels.texts([delta(ANSWER)])
 
-    session = ChatSession(answer, SamplingParams(), remembered=lambda: channels.content)
+    window = ContextWindow(1 << 20, len, print)
+    session = ChatSession(answer, SamplingParams(), window, remembered=lambda: channels.content)
     assert "Hm." in "".join(session.handle("Hello"))
     assert session.messages == [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi there"}]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from realizar.cli.commands.chat import ChatSession, Message
+from realizar.cli.commands.chat import ChatSession, ContextWindow, Message
 from realizar.errors import ContextLengthError, InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
@@ -39,7 +39,7 @@ def model() -> Model:
 
 @pytest.fixture
 def session(model: Model) -> ChatSession:
-    return ChatSession(model, SamplingParams(max_tokens=9))
+    return ChatSession(model, SamplingParams(max_tokens=9), ContextWindow(1 << 20, len, pytest.fail))
 
 
 def say(session: ChatSession, line: str) -> str:

@@ -47,7 +47,7 @@ def notices() -> list[str]:
 
 @pytest.fixture
 def session(model: Model, notices: list[str]) -> ChatSession:
-    return ChatSession(model, SamplingParams(), window=ContextWindow(CONTEXT, count, notices.append))
+    return ChatSession(model, SamplingParams(), ContextWindow(CONTEXT, count, notices.append))
 
 
 def say(session: ChatSession, *lines: str) -> None:
@@ -117,10 +117,9 @@ def test_a_template_that_refuses_leaves_the_meter_empty(model: Model) -> None:
     def refuse(_messages: list[Message]) -> int:
         raise ChatTemplateError("no")
 
-    session = ChatSession(model, SamplingParams(), window=ContextWindow(CONTEXT, refuse, lambda _: None))
+    session = ChatSession(model, SamplingParams(), ContextWindow(CONTEXT, refuse, lambda _: None))
     session._messages.append({"role": "user", "content": "x"})
     assert session.meter == ""
-    assert ChatSession(model, SamplingParams()).meter == ""
 
 
 def test_undo_after_a_cut_shows_again_what_is_left(session: ChatSession, model: Model) -> None:

@@ -138,7 +138,7 @@ def test_the_template_of_a_model_that_a_client_pulled_runs_there_too(
     source = ENDLESS["a text from its end"] if by_client else "{{ messages[0].content }}"
     write_tiny_model(path, source)
     checkpoint = find_checkpoint(path)
-    wishes = Wishes(EngineConfig(), lambda _: SamplingParams(), None, "info", lambda _: None)
+    wishes = Wishes(EngineConfig(), lambda _: SamplingParams(), None, "info")
     load = PlannedLoad(EngineConfig(), 1, "cpu", 512, 1, 0, 0)
     answer = PlanAnswer(load)
     model = _known(_Found("pulled", checkpoint, named=False, by_client=by_client), answer, wishes)

@@ -14,6 +14,7 @@ import msgspec
 
 from realizar.cli.options.loading import fetch_model
 from realizar.cli.options.several_models import SeveralModelsOptions
+from realizar.cli.terminal.printable import report
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import SamplingParams
@@ -32,14 +33,13 @@ if TYPE_CHECKING:
 class Wishes:
     """The options of the command line that hold for all models.
 
-    `sampling` gives the default sampling of a model from its checkpoint; `report` shows a line.
+    `sampling` gives the default sampling of a model from its checkpoint.
     """
 
     config: EngineConfig
     sampling: Callable[[Checkpoint], SamplingParams]
     max_queued: int | None
     log_level: str
-    report: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def make_shelf(
     from realizar.server.models.pulls import Pulls, fetch_in_process
     from realizar.server.models.shelf import ModelShelf
 
-    found = _find(models, options, wishes.report)
+    found = _find(models, options)
     config = replace(wishes.config, max_queued=wishes.max_queued)
     answers = plan_loads([str(each.checkpoint.path) for each in found], config, options.memory)
     known: list[KnownModel] = []
@@ -81,7 +81,7 @@ def make_shelf(
         except RealizarError as error:
             if each.named:
                 raise RealizarError(f"{each.name}: {error}") from error
-            wishes.report(f"warning: {each.name} is left out: {error}")
+            report(f"warning: {each.name} is left out: {error}")
             continue
         known.append(model)
         files[each.name] = ModelFiles(each.checkpoint)
@@ -93,10 +93,10 @@ def make_shelf(
     sharers = _sharers(known, host_bytes, free)
     known = [_sharing(_sleeping(model, host_bytes), sharers) for model in known]
     if any(model.load.host_bytes for model in known):
-        wishes.report(f"models that make room wait in up to {format_bytes(host_bytes)} of the host's memory")
+        report(f"models that make room wait in up to {format_bytes(host_bytes)} of the host's memory")
     for model in known:
         size, pool = format_bytes(model.load.num_bytes), format_bytes(pools[model.load.device])
-        wishes.report(f"{model.name}: {size} of {pool}, context {model.load.context_length}")
+        report(f"{model.name}: {size} of {pool}, context {model.load.context_length}")
     loader = EngineLoader(files, settings, wishes.log_level, wishes.max_queued)
     shelf = ModelShelf(known, loader, pools, options.keep_alive, host_bytes)
     if options.allow_pull:
@@ -127,7 +127,7 @@ async def _add(
 
     known, files[name], bytes_of_pool = await asyncio.to_thread(plan)
     shelf.add(_sharing(_sleeping(known, shelf.host_bytes), 0), bytes_of_pool)
-    wishes.report(f"{name}: pulled for a client, {format_bytes(known.load.num_bytes)}")
+    report(f"{name}: pulled for a client, {format_bytes(known.load.num_bytes)}")
 
 
 def _sleep_bytes(options: SeveralModelsOptions, models: Sequence[KnownModel], free_bytes: int) -> int:
@@ -173,7 +173,7 @@ def _sleeping(model: KnownModel, host_bytes: int) -> KnownModel:
     return replace(model, load=msgspec.structs.replace(model.load, host_bytes=0, asleep_bytes=0))
 
 
-def _find(models: Sequence[str], options: SeveralModelsOptions, report: Callable[[str], None]) -> list[_Found]:
+def _find(models: Sequence[str], options: SeveralModelsOptions) -> list[_Found]:
     from realizar.server.models.names import default_name
 
     found: dict[str, _Found] = {}

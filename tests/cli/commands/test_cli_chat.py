@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from realizar.cli.commands.chat import ChatSession, Message, _handle
+from realizar.cli.commands.chat import ChatSession, ContextWindow, Message, _handle
 from realizar.cli.commands.run import show
 from realizar.cli.terminal.markdown_stream import show_markdown
 from realizar.errors import EngineDeadError, RequestFailedError
@@ -20,7 +20,7 @@ def session(error: BaseException | None) -> ChatSession:
             raise error
         yield "answer"
 
-    return ChatSession(answer, SamplingParams())
+    return ChatSession(answer, SamplingParams(), ContextWindow(1 << 20, len, pytest.fail))
 
 
 @pytest.mark.parametrize("shown", [show, show_markdown])

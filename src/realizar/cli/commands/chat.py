@@ -66,7 +66,7 @@ def chat_command(
         channels = ChannelText(form, llm.tokenizer.answer_marks) if form.in_channels else None
         speaker = _Speaker(llm, channels)
         window = ContextWindow(llm.max_request_tokens, lambda messages: len(llm.chat_tokens(messages)), _report)
-        session = ChatSession(speaker.answer, sampling.apply(llm.default_sampling), system, window=window)
+        session = ChatSession(speaker.answer, sampling.apply(llm.default_sampling), window, system)
         if channels is not None:
             session.remembered = lambda: channels.content
         editor = _editor(keeps=not no_history)
@@ -211,16 +211,16 @@ class ChatSession:
     Attributes:
         answer: streams the text deltas of an answer to messages.
         params: sampling parameters of the next answer.
+        window: the part of the conversation that the model still sees.
         finished: True once the user has quit.
-        window: the part of the conversation that the model still sees; None is all of it.
         remembered: tells what of the last answer stays in the conversation; None is all of it.
     """
 
     answer: Answer
     params: SamplingParams
+    window: ContextWindow
     system: str | None = None
     finished: bool = False
-    window: ContextWindow | None = None
     remembered: Callable[[], str] | None = None
     _messages: list[Message] = field(default_factory=list)
 
@@ -234,8 +234,6 @@ class ChatSession:
 
         An answer that filled the context is followed by the template's marks, which have no place there: it is full.
         """
-        if self.window is None:
-            return ""
         used, length = self.window.used(self._system_messages(), self._messages), self.window.context_length
         if used is None:
             return ""
@@ -269,9 +267,7 @@ class ChatSession:
         """Answer the last message. The conversation is reset to `before` if the answer is empty."""
         said: list[str] = []
         try:
-            shown, params = self.messages, self.params
-            if self.window is not None:
-                shown, params = self.window.shown(self._system_messages(), self._messages, params)
+            shown, params = self.window.shown(self._system_messages(), self._messages, self.params)
             for delta in self.answer(shown, params):
                 said.append(delta)
                 yield delta
@@ -287,8 +283,7 @@ class ChatSession:
 
     def _start_over(self) -> None:
         self._messages.clear()
-        if self.window is not None:
-            self.window.clear()
+        self.window.clear()
 
     def _command_help(self, _rest: str) -> Iterator[str]:
         yield HELP

@@ -249,18 +249,14 @@ def show_command(
 
     checkpoint = fetch_model(model)
     if template:
-        _write_template(model, checkpoint)
+        text = plain_template(checkpoint)
+        if text is None:
+            raise ChatTemplateError(f"{model} has no chat template")
+        print(shown_answer(text))
         return
     weights = known_weights(checkpoint)
     facts = _facts(model, checkpoint, weights)
     print(json_line(facts) if as_json else "\n".join(_described(facts, weights)))
-
-
-def _write_template(model: str, checkpoint: Checkpoint) -> None:
-    text = plain_template(checkpoint)
-    if text is None:
-        raise ChatTemplateError(f"{model} has no chat template")
-    print(shown_answer(text))
 
 
 def _facts(name: str, checkpoint: Checkpoint, weights: KnownWeights | None) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def serve_command(
         if not settings.api_keys and not is_loopback(server.host):
             report("warning: without --api-key-file, everyone who can reach this machine may use the API")
         if several:
-            wishes = Wishes(config, serving.sampling_of, batching.max_queued, server.log_level, report)
+            wishes = Wishes(config, serving.sampling_of, batching.max_queued, server.log_level)
             return _serve_several(make_shelf(model, models, wishes, settings), settings, listener, url)
         shares = [settings.share(place, server.api_processes) for place in range(server.api_processes)]
         return serving.one(model[0], shares, listener, url)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, Size
+from realizar.cli.options.arguments import Integer, Size, read_text
 from realizar.cli.options.chat_template import ChatTemplateFile
 from realizar.cli.terminal.log_lines import LogFormat
 from realizar.errors import InvalidRequestError, RealizarError
@@ -20,7 +20,7 @@ from realizar.sizes import format_bytes
 if TYPE_CHECKING:
     from realizar.server.settings import ServerSettings
 
-_MAX_KEY_FILE_BYTES = 1 << 20
+_MOST_KEY_CHARACTERS = 1 << 20  # of a file
 _MAX_REPLICAS = 64
 MAX_API_PROCESSES = 64
 _LOG = logging.getLogger(__name__)
@@ -191,20 +191,13 @@ def read_keys(path: Path) -> dict[str, int]:
     `weight=N` after a key is its weight, else 1. It raises RealizarError if the file has no key, a weight is no number,
     or it can't be read or is too large.
     """
-    try:
-        with path.open("rb") as file:  # a device or a pipe may have no end
-            content = file.read(_MAX_KEY_FILE_BYTES + 1)
-        if len(content) > _MAX_KEY_FILE_BYTES:
-            raise RealizarError(f"{path} is larger than the {format_bytes(_MAX_KEY_FILE_BYTES)} of a key file")
-        lines = [line.strip() for line in content.decode("utf-8").splitlines()]
-        if path.stat().st_mode & 0o004:
-            _LOG.warning("every user of this machine may read %s", path)
-    except OSError as error:
-        raise RealizarError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise RealizarError(f"{path} is not UTF-8 text") from error
+    content = read_text(path, _MOST_KEY_CHARACTERS, "api_key_file")
+    if len(content) > _MOST_KEY_CHARACTERS:
+        raise RealizarError(f"{path} is larger than the {format_bytes(_MOST_KEY_CHARACTERS)} of a key file")
+    if path.stat().st_mode & 0o004:
+        _LOG.warning("every user of this machine may read %s", path)
     keys: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(map(str.strip, content.splitlines()), 1):
         if line and not line.startswith("#"):
             key, *weights = re.split(r"\s+weight=(?=\S*$)", line)
             if any(not re.fullmatch(r"[0-9]{1,9}", weight) for weight in weights):

@@ -19,11 +19,12 @@ from typing import Any
 from cyclopts import App, ArgumentCollection, Token
 from cyclopts.argument import Argument
 
+from realizar.cli.options.arguments import read_text
 from realizar.errors import InvalidRequestError
 from realizar.sizes import format_bytes
 
 PREFIX = "REALIZAR_"
-_MAX_FILE_BYTES = 1 << 20
+_MOST_CHARACTERS = 1 << 20  # of a file
 _FILE, _PRINT = "config", "print-config"
 _SWITCH = {**dict.fromkeys(("1", "true", "yes", "on"), "true"), **dict.fromkeys(("0", "false", "no", "off"), "false")}
 _OF_KUBERNETES = re.compile(r"(SERVICE_(HOST|PORT)|PORT(_\d+_(TCP|UDP)))(_\w+)?$")
@@ -142,17 +143,12 @@ def _read_file(path: Path, names: Mapping[str, Argument]) -> dict[str, _Given]:
 
 
 def _load(path: Path) -> dict[str, Any]:
+    content = read_text(path, _MOST_CHARACTERS, _FILE, "--config can't read ")
+    if len(content) > _MOST_CHARACTERS:
+        limit = format_bytes(_MOST_CHARACTERS)
+        raise InvalidRequestError(f"{path} is larger than the {limit} of a configuration file")
     try:
-        with path.open("rb") as file:  # a device or a pipe may have no end
-            content = file.read(_MAX_FILE_BYTES + 1)
-        if len(content) > _MAX_FILE_BYTES:
-            limit = format_bytes(_MAX_FILE_BYTES)
-            raise InvalidRequestError(f"{path} is larger than the {limit} of a configuration file")
-        return tomllib.loads(content.decode("utf-8"))
-    except OSError as error:
-        raise InvalidRequestError(f"--config can't read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{path} is not UTF-8 at byte {error.start}") from error
+        return tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
         raise InvalidRequestError(f"{path} is not valid TOML: {error}") from error
     except RecursionError:
