@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.quantization.source import Run
+from realizar.quantization.source import Run, places_of
 
 TensorName = str
 
@@ -79,8 +78,3 @@ class TensorSource:
             return found if self.rows is None else found[places_of(self.rows)]
         places = np.arange(self.shape[self.out_feature_axis], dtype=np.intp)
         return self.first_out_feature + places // self.run * self.step + places % self.run
-
-
-def places_of(runs: Sequence[Run]) -> NDArray[np.intp]:
-    """All numbers of some runs, in order: intp [numbers]."""
-    return np.fromiter(itertools.chain.from_iterable(itertools.starmap(range, runs)), np.intp)

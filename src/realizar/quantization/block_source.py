@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,23 +19,31 @@ from realizar.quantization.finite import find_not_finite
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.planes import Planes
-from realizar.quantization.source import MatrixSource, Run, check_columns, check_run
+from realizar.quantization.source import MatrixSource, Run, check_columns, check_run, places_of
 
 _MEMORY = Path("memory")
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The place of a run of out_features in a mapped file; `stride` is the bytes of an out_feature."""
+    """The place of some out_features in a mapped file; `stride` is the bytes from one to the next.
+
+    A stride of 0 is that of out_features that share all pages of `stored`.
+    """
 
     stored: StoredTensor
-    first_byte: int
-    stride: int
+    first_byte: int = 0
+    stride: int = 0
 
     def after(self, out_features: int) -> Pages:
         return replace(self, first_byte=self.first_byte + out_features * self.stride)
 
+    def every(self, first: int, step: int) -> Pages:
+        return replace(self.after(first), stride=step * self.stride)
+
     def part(self, start: int, stop: int) -> StoredTensor:
+        if not self.stride:
+            return self.stored
         first, last = (self.first_byte + place * self.stride for place in (start, stop))
         return self.stored.part(first, last)
 
@@ -88,7 +96,7 @@ class BlockSource(MatrixSource):
                     f"tensor '{self.name}' of {self.out_features} out_features has no {run} from {first} of each {step}"
                 )
             return self.out_feature_runs([(at, at + run) for at in range(first, self.out_features, step)])
-        pages = None if self._pages is None else replace(self._pages.after(first), stride=step * self._pages.stride)
+        pages = None if self._pages is None else self._pages.every(first, step)
         return BlockSource(self.ggml_type, self._raw[first::step], self.path, self.name, 0, pages)
 
     def slice_columns(self, start: int, stop: int) -> BlockSource:
@@ -97,19 +105,29 @@ class BlockSource(MatrixSource):
         raw = self._raw[:, self.layout.row_bytes(start) : self.layout.row_bytes(stop)]
         return BlockSource(self.ggml_type, raw, self.path, self.name, 0, self._pages)
 
-    def runs(self, out_features: Sequence[Run], columns: Sequence[Run]) -> RunsSource:
+    def runs(self, out_features: Sequence[Run], columns: Sequence[Run]) -> CopiedSource:
+        """Those of one kind, say, where several kinds alternate. Columns begin and end at borders of blocks."""
         for run in out_features:
             check_run(self, *run)
         for run in columns:
             check_columns(self, *run)
-        return RunsSource(self, out_features, columns)
+        bytes_of = [slice(*map(self.layout.row_bytes, run)) for run in columns]
+
+        def make(places: NDArray[np.intp]) -> NDArray[np.uint8]:
+            raw = self._raw[places]
+            return np.concatenate([raw[:, part] for part in bytes_of], axis=1)
+
+        width = sum(stop - start for start, stop in columns)
+        pages = None if self._pages is None else Pages(self._pages.part(0, self.out_features))
+        return CopiedSource(self.ggml_type, width, [places_of(out_features)], make, self.path, self.name, pages)
 
     def prefetch(self) -> None:
         if self._pages is not None:
             self._pages.part(0, self.out_features).prefetch()
 
     def release(self, start: int, stop: int) -> None:
-        if self._pages is not None:
+        """Pages that all out_features share go with the last of them."""
+        if self._pages is not None and (self._pages.stride or stop == self.out_features):
             self._pages.part(start, stop).release()
 
     def _bytes(self, start: int, stop: int) -> NDArray[np.uint8]:
@@ -117,64 +135,40 @@ class BlockSource(MatrixSource):
         return np.ascontiguousarray(self._raw[start:stop]).reshape(-1)
 
 
-class CopiedSource(MatrixSource):
-    """A matrix whose numbers lie apart in the file: they are copied to one place when they are first read."""
+class CopiedSource(BlockSource):
+    """Blocks that lie apart in the file, or as other bytes: they are made when they are first read, in one place.
 
-    @abstractmethod
-    def _copy(self) -> BlockSource:
-        """The matrix in memory."""
+    Errors count the blocks of the source itself.
 
-    @cached_property
-    def _copied(self) -> BlockSource:
-        return self._copy()
-
-    @property
-    def raw(self) -> NDArray[np.uint8]:
-        return self._copied.raw
-
-    def planes(self, start: int, stop: int) -> Planes:
-        return self._copied.planes(start, stop)
-
-    def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        return self._copied.read(start, stop)
-
-    def find_not_finite(self, start: int, stop: int) -> str | None:
-        return self._copied.find_not_finite(start, stop)
-
-    def slice_out_features(self, start: int, stop: int) -> MatrixSource:
-        return self._copied.slice_out_features(start, stop)
-
-    def slice_columns(self, start: int, stop: int) -> BlockSource:
-        return self._copied.slice_columns(start, stop)
-
-    def runs(self, out_features: Sequence[Run], columns: Sequence[Run]) -> RunsSource:
-        return self._copied.runs(out_features, columns)
-
-
-class RunsSource(CopiedSource):
-    """Runs of the out_features and columns of a matrix of blocks, as those of one kind where several kinds alternate.
-
-    Columns begin and end at borders of blocks.
+    Args:
+        stored: arrays [out_features, ...], whose out_features are those of the matrix.
+        make: the blocks of any such arrays, uint8 [out_features, bytes of one].
     """
 
-    def __init__(self, whole: BlockSource, out_features: Sequence[Run], columns: Sequence[Run]) -> None:
-        rows, cols = (sum(stop - start for start, stop in runs) for runs in (out_features, columns))
-        super().__init__(whole.layout, rows, cols, whole.path, whole.name)
-        self._whole, self._rows, self._columns = whole, out_features, columns
+    def __init__(
+        self, ggml_type: GGMLType, in_features: int, stored: Sequence[NDArray[Any]],
+        make: Callable[..., NDArray[np.uint8]], path: Path, name: str, pages: Pages | None,
+    ) -> None:  # fmt: skip
+        MatrixSource.__init__(self, ggml_layout(ggml_type), len(stored[0]), in_features, path, name)
+        self.ggml_type, self._first_block, self._pages = ggml_type, 0, pages
+        self.stored, self._make = stored, make
 
-    def _copy(self) -> BlockSource:
-        raw, size = self._whole.raw, self.layout.row_bytes
-        raw = np.concatenate([raw[start:stop] for start, stop in self._rows])
-        raw = np.concatenate([raw[:, size(start) : size(stop)] for start, stop in self._columns], axis=1)
-        return BlockSource(self._whole.ggml_type, raw, self.path, self.name)
+    @cached_property
+    def _raw(self) -> NDArray[np.uint8]:  # type: ignore[override]
+        return self._make(*self.stored)
 
-    def prefetch(self) -> None:
-        self._whole.prefetch()
+    def slice_out_features(self, start: int, stop: int) -> Self:
+        check_run(self, start, stop)
+        return self._part(slice(start, stop), None if self._pages is None else self._pages.after(start))
 
-    def release(self, start: int, stop: int) -> None:
-        """The pages of the whole matrix after the last out_features: many pages have some of several runs."""
-        if stop == self.out_features:
-            self._whole.release(0, self._whole.out_features)
+    def every(self, first: int, step: int, run: int = 1) -> MatrixSource:
+        if run > 1:
+            return super().every(first, step, run)
+        return self._part(slice(first, None, step), None if self._pages is None else self._pages.every(first, step))
+
+    def _part(self, part: slice, pages: Pages | None) -> Self:
+        stored = [each[part] for each in self.stored]
+        return type(self)(self.ggml_type, self.in_features, stored, self._make, self.path, self.name, pages)
 
 
 def ggml_layout(ggml_type: GGMLType) -> WeightLayout:
@@ -198,10 +192,6 @@ def block_source(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int
             f"{data.size} bytes are not {out_features} out_features of {in_features} {ggml_type.name} weights"
         )
     return BlockSource(ggml_type, data.reshape(out_features, row_bytes))
-
-
-FLOAT32_LAYOUT = GGML_LAYOUTS[GGMLType.F32]
-"""The layout of a matrix of float32."""
 
 
 def float32_source(source: MatrixSource) -> MatrixSource:

@@ -362,16 +362,14 @@ def dequantize(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, 
     Takes `QUANTIZED_TYPES` and `FLOAT_TYPES`; arguments and errors as in `to_planes`. Works in runs of out_features, so
     that it needs little memory beside the result.
     """
+    blocks = _as_blocks(ggml_type, data, out_features, cols)
     if ggml_type in FLOAT_TYPES:
-        return _floats(ggml_type, _as_blocks(ggml_type, data, out_features, cols))
+        return _floats(ggml_type, blocks)
     weights = np.empty((out_features, cols), dtype=np.float32)
     step = max(1, _CHUNK_WEIGHTS // max(cols, 1))
-    row_bytes = data.size // max(out_features, 1)
-    _as_blocks(ggml_type, data, out_features, cols)
     for start in range(0, out_features, step):
-        stop = min(start + step, out_features)
-        part = data[start * row_bytes : stop * row_bytes]
-        weights[start:stop] = to_planes(ggml_type, part, stop - start, cols).dequantize()
+        part = blocks[start : start + step]
+        weights[start : start + step] = to_planes(ggml_type, part, len(part), cols).dequantize()
     return weights
 
 
@@ -385,9 +383,8 @@ def _as_blocks(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, 
 
 def _floats(ggml_type: GGMLType, elements: Bytes) -> NDArray[np.float32]:
     """uint8 [out_features, cols, bytes of a number] -> float32 [out_features, cols]."""
-    out_features, cols, _ = elements.shape
-    flat = np.ascontiguousarray(elements).reshape(out_features, -1)
+    out_features, cols, size = elements.shape
+    flat = np.ascontiguousarray(elements).reshape(out_features, cols * size)
     if ggml_type is GGMLType.BF16:
-        high = flat.view("<u2").reshape(out_features, cols).astype(np.uint32) << np.uint32(16)
-        return high.view(np.float32)
-    return flat.view("<f4" if ggml_type is GGMLType.F32 else "<f2").reshape(out_features, cols).astype(np.float32)
+        return (flat.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return flat.view("<f4" if ggml_type is GGMLType.F32 else "<f2").astype(np.float32)

@@ -18,10 +18,10 @@ from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.quantization.block_source import BlockSource, CopiedSource, ggml_layout
+from realizar.quantization.block_source import CopiedSource, Pages, ggml_layout
 from realizar.quantization.finite import LEAST_INFINITE_E8M0
 from realizar.quantization.matrix_format import MatrixFormat
-from realizar.quantization.source import MatrixSource, check_run
+from realizar.quantization.source import MatrixSource
 
 _LAYOUT = ggml_layout(GGMLType.MXFP4)
 _HALF = _LAYOUT.block_size // 2
@@ -50,7 +50,9 @@ class Mxfp4Tensors(MatrixFormat):
         blocks, scales = self._stored(checkpoint, name)
         groups = blocks.shape[2]
         codes = blocks.data.reshape(-1, groups, _HALF)
-        return Mxfp4Source(codes, scales.data.reshape(-1, groups), name, blocks, 0, 1)
+        stored = codes, scales.data.reshape(-1, groups), np.arange(len(codes))
+        pages = Pages(blocks, 0, groups * _HALF)
+        return _Mxfp4Source(GGMLType.MXFP4, groups * _LAYOUT.block_size, stored, _blocks, blocks.path, name, pages)
 
     def _stored(self, checkpoint: Checkpoint, name: str) -> tuple[StoredTensor, StoredTensor]:
         """Codes and scales; CheckpointError where they do not fit together."""
@@ -68,58 +70,21 @@ class Mxfp4Tensors(MatrixFormat):
         return blocks, scales
 
 
-class Mxfp4Source(CopiedSource):
-    """Some out_features of such tensors, as ggml blocks of MXFP4.
-
-    Args:
-        codes: uint8 [out_features, groups, 16]. scales: uint8 [out_features, groups].
-        whole: the checkpoint and its tensor of codes. first: its out_feature that is the first here. step: its
-            out_features from one of these to the next.
-    """
-
-    def __init__(
-        self, codes: NDArray[np.uint8], scales: NDArray[np.uint8], name: str, whole: StoredTensor, first: int, step: int
-    ) -> None:
-        super().__init__(_LAYOUT, codes.shape[0], codes.shape[1] * _LAYOUT.block_size, whole.path, name)
-        self._codes, self._scales, self._whole, self._first, self._step = codes, scales, whole, first, step
+class _Mxfp4Source(CopiedSource):
+    """Some out_features of such tensors, by codes, scales and their numbers in the tensors, as ggml blocks of MXFP4."""
 
     def find_not_finite(self, start: int, stop: int) -> str | None:
-        found = np.argwhere(self._scales[start:stop] >= LEAST_INFINITE_E8M0)
+        _, scales, places = self.stored
+        found = np.argwhere(scales[start:stop] >= LEAST_INFINITE_E8M0)
         if not len(found):
             return None
         out_feature, group = found[0].tolist()
-        place = self._first + (start + out_feature) * self._step
-        return f"the scale of group {group} of out_feature {place} is not finite"
+        return f"the scale of group {group} of out_feature {places[start + out_feature]} is not finite"
 
-    def slice_out_features(self, start: int, stop: int) -> Mxfp4Source:
-        check_run(self, start, stop)
-        return self._part(slice(start, stop), start, 1)
 
-    def every(self, first: int, step: int, run: int = 1) -> MatrixSource:
-        if run > 1:
-            return super().every(first, step, run)
-        return self._part(slice(first, None, step), first, step)
-
-    def prefetch(self) -> None:
-        self._pages(0, self.out_features).prefetch()
-
-    def release(self, start: int, stop: int) -> None:
-        if start < stop:
-            self._pages(start, stop).release()
-
-    def _part(self, part: slice, first: int, step: int) -> Mxfp4Source:
-        at = self._first + first * self._step
-        return Mxfp4Source(self._codes[part], self._scales[part], self.name, self._whole, at, self._step * step)
-
-    def _copy(self) -> BlockSource:
-        codes = self._codes
-        nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], 2, _HALF)  # [..., half, column]
-        blocks = np.empty((*codes.shape[:2], _LAYOUT.block_bytes), np.uint8)
-        blocks[..., 0] = self._scales
-        blocks[..., 1:] = nibbles[..., 0, :] | nibbles[..., 1, :] << 4
-        return BlockSource(GGMLType.MXFP4, blocks.reshape(self.out_features, -1), self.path, self.name)
-
-    def _pages(self, start: int, stop: int) -> StoredTensor:
-        row_bytes = self._whole.shape[2] * _HALF
-        first, last = self._first + start * self._step, self._first + (stop - 1) * self._step + 1
-        return self._whole.part(first * row_bytes, last * row_bytes)
+def _blocks(codes: NDArray[np.uint8], scales: NDArray[np.uint8], _places: NDArray[np.intp]) -> NDArray[np.uint8]:
+    nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], 2, _HALF)  # [..., half, column]
+    blocks = np.empty((*codes.shape[:2], _LAYOUT.block_bytes), np.uint8)
+    blocks[..., 0] = scales
+    blocks[..., 1:] = nibbles[..., 0, :] | nibbles[..., 1, :] << 4
+    return blocks.reshape(len(codes), -1)

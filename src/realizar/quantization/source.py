@@ -8,6 +8,7 @@ are made in memory.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,12 +23,16 @@ from realizar.quantization.layout import WeightLayout
 from realizar.quantization.microscaling import half_e4m3
 from realizar.quantization.planes import Planes
 
-_WEIGHTS_AT_ONCE = 1 << 20
 Run = tuple[int, int]
 """The first of some out_features or columns that lie one after another, and one more than the last."""
 
 _SMALL: dict[str, tuple[int, int]] = {"i8": (-32, 32), "u8": (0, 64), "u4": (0, 16), "odd4": (0, 16)}
 """Small scales of each type, from the first number to before the second."""
+
+
+def places_of(runs: Sequence[Run]) -> NDArray[np.intp]:
+    """All numbers of some runs, in order: intp [numbers]."""
+    return np.fromiter(itertools.chain.from_iterable(itertools.starmap(range, runs)), np.intp)
 
 
 class MatrixSource(ABC):
@@ -66,13 +71,8 @@ class MatrixSource(ABC):
         return np.concatenate([self.read(int(each), int(each) + 1) for each in out_features])
 
     def dequantize(self) -> NDArray[np.float32]:
-        """All weights: float32 [out_features, in_features], made in runs that need little memory beside the result."""
-        weights = np.empty((self.out_features, self.in_features), np.float32)
-        step = max(1, _WEIGHTS_AT_ONCE // max(self.in_features, 1))
-        for start in range(0, self.out_features, step):
-            stop = min(start + step, self.out_features)
-            weights[start:stop] = self.read(start, stop)
-        return weights
+        """All weights: float32 [out_features, in_features]."""
+        return self.read(0, self.out_features)
 
     def check_finite(self, start: int, stop: int) -> None:
         """Raise CheckpointError for NaN or infinity: such weights would make random text of every prompt."""

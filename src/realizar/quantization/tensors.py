@@ -20,7 +20,7 @@ from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.matrix_format import MatrixFormat
 from realizar.quantization.mxfp4_tensors import Mxfp4Tensors
-from realizar.quantization.source import MatrixSource, check_run
+from realizar.quantization.source import MatrixSource
 
 _KEY = "quantization_config"
 
@@ -124,55 +124,23 @@ def _plain_layout(stored: StoredTensor) -> WeightLayout:
 
 # Float matrices that a checkpoint stores as [in_features, out_features], such as gpt-oss's experts.
 
-_DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
-
-class _TransposedSource(CopiedSource):
-    """A matrix of a stack of plain numbers, of which all or every so many columns are its out_features.
-
-    Its `numbers`, uint16 or uint32 bits [in_features, out_features], a view of the file, are copied to out_features one
-    after another when they are first read.
-    """
-
-    def __init__(self, numbers: NDArray[Any], stored: StoredTensor, pages: Pages) -> None:
-        super().__init__(_plain_layout(stored), numbers.shape[1], numbers.shape[0], stored.path, stored.name)
-        self._numbers, self._stored, self._pages = numbers, stored, pages
-
-    def _copy(self) -> BlockSource:
-        assert self._stored.ggml_type is not None
-        raw = np.ascontiguousarray(self._numbers.T).view(np.uint8)
-        return BlockSource(self._stored.ggml_type, raw, self.path, self.name)
-
-    def slice_out_features(self, start: int, stop: int) -> _TransposedSource:
-        check_run(self, start, stop)
-        return _TransposedSource(self._numbers[:, start:stop], self._stored, self._pages)
-
-    def every(self, first: int, step: int, run: int = 1) -> MatrixSource:
-        if run > 1:
-            return super().every(first, step, run)
-        return _TransposedSource(self._numbers[:, first::step], self._stored, self._pages)
-
-    def prefetch(self) -> None:
-        self._pages.part(0, 1).prefetch()
-
-    def release(self, start: int, stop: int) -> None:
-        """The pages of the matrix after its last out_features: each of its pages has some of all."""
-        if stop == self.out_features:
-            self._pages.part(0, 1).release()
-
-
-def _transposed_source(stored: StoredTensor, index: int) -> _TransposedSource:
+def _transposed_source(stored: StoredTensor, index: int) -> CopiedSource:
     """Raises UnsupportedModelError where its numbers are not plain, so that columns can't be told apart."""
-    layout = None if stored.ggml_type is None else GGML_LAYOUTS.get(stored.ggml_type)
-    if layout is None or not layout.is_float:
+    layout = _plain_layout(stored)
+    if stored.ggml_type is None or not layout.is_float:
         raise UnsupportedModelError(
             f"{stored.path}: tensor '{stored.name}': weights of type {stored.type_name} can't lie transposed"
         )
     _, rows, columns = stored.shape
     size = rows * columns * layout.block_bytes
-    data = stored.data[index * size : (index + 1) * size]
-    numbers = data.view(_DTYPES[layout.block_bytes]).reshape(rows, columns)
-    return _TransposedSource(numbers, stored, Pages(stored, index * size, size))
+    part = stored.part(index * size, (index + 1) * size)
+    numbers = part.data.view(f"<u{layout.block_bytes}").reshape(rows, columns)
+
+    def make(out_features: NDArray[Any]) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(out_features).view(np.uint8)
+
+    return CopiedSource(stored.ggml_type, rows, [numbers.T], make, stored.path, stored.name, Pages(part))
 
 
 MATRIX_FORMATS: dict[str, type[MatrixFormat]] = {"mxfp4": Mxfp4Tensors}
