@@ -275,7 +275,7 @@ def time_kinds(given: argparse.Namespace, checkpoint: Checkpoint) -> None:
     tokenizer = load_tokenizer(checkpoint)
     words = tokenizer.vocabulary_bytes()
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path))
-    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), source)
+    tokens = GrammarTokens(words, tokenizer.special_ids, tokenizer.eos_ids, len(words), source)
     plain = 0.0
     services: list[GrammarService] = []
     more: int | None = None

@@ -60,7 +60,7 @@ def print_forced(model: str, texts: Sequence[Sequence[int]]) -> None:
     tokenizer = load_tokenizer(checkpoint)
     words = tokenizer.vocabulary_bytes()
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path))
-    factory = GrammarFactory(GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), source))
+    factory = GrammarFactory(GrammarTokens(words, tokenizer.special_ids, tokenizer.eos_ids, len(words), source))
     forced, mask = list[bool](), np.empty((1, factory.num_words), np.uint32)
     for sampling, text in zip(requests(), texts, strict=True):
         assert sampling.structured is not None

@@ -97,7 +97,7 @@ def main() -> None:
     tokenizer = load_tokenizer(checkpoint)
     words = tokenizer.vocabulary_bytes()
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path))
-    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), source)
+    tokens = GrammarTokens(words, tokenizer.special_ids, tokenizer.eos_ids, len(words), source)
     started_s = time.perf_counter()
     service = GrammarService(tokens)
     service.prepare(grammar(0))

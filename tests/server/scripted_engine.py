@@ -152,7 +152,7 @@ class ByteTokenizer(Tokenizer):
 
     vocab_size = 256
     bos_id = eos_id = 0
-    eos_ids = frozenset({0})
+    eos_ids = special_ids = frozenset({0})
     add_bos = add_eos = adds_space_prefix = False
     special_texts = {"bos_token": "\0", "eos_token": "\0"}  # noqa: RUF012
 
@@ -164,9 +164,6 @@ class ByteTokenizer(Tokenizer):
 
     def token_text(self, index: int) -> str:
         return chr(self.check_id(index))
-
-    def is_special(self, index: int) -> bool:
-        return index == 0
 
     def control_texts(self) -> frozenset[str]:
         return frozenset()

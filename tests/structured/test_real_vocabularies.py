@@ -26,7 +26,7 @@ def model(request: pytest.FixtureRequest) -> tuple[Tokenizer, GrammarFactory]:
     tokenizer = load_tokenizer(open_checkpoint(path))
     tokens = GrammarTokens(
         tokenizer.vocabulary_bytes(),
-        tokenizer.special_ids(),
+        tokenizer.special_ids,
         tokenizer.eos_ids,
         tokenizer.vocab_size,
         EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(path)),
@@ -75,8 +75,8 @@ def test_control_tokens_are_no_text(model: tuple[Tokenizer, GrammarFactory]) -> 
     tokenizer, factory = model
     matcher = factory.compile(StructuredOutput("regex", "(.|\n)*")).start()
     allowed = set(allowed_ids(masks_of(factory, [(matcher, ())])[0][0]).tolist())
-    assert allowed & tokenizer.special_ids() == tokenizer.eos_ids
-    assert len(allowed) > 0.95 * (tokenizer.vocab_size - len(tokenizer.special_ids())) - 300
+    assert allowed & tokenizer.special_ids == tokenizer.eos_ids
+    assert len(allowed) > 0.95 * (tokenizer.vocab_size - len(tokenizer.special_ids)) - 300
 
 
 def test_vocabulary_bytes(model: tuple[Tokenizer, GrammarFactory]) -> None:
@@ -84,14 +84,14 @@ def test_vocabulary_bytes(model: tuple[Tokenizer, GrammarFactory]) -> None:
     tokens = tokenizer.vocabulary_bytes()
     ids = tokenizer.encode("".join(TEXTS), add_special=False)
     assert b"".join(tokens[index] for index in ids).decode().lstrip() == "".join(TEXTS)
-    assert tokenizer.special_ids() >= tokenizer.eos_ids
+    assert tokenizer.special_ids >= tokenizer.eos_ids
 
 
 def test_lengths_of_strings_change_no_mask(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens are allowed by their length where a string may go on for so long: the same ones that a walk finds."""
     tokenizer = load_tokenizer(open_checkpoint(smollm2_path))
     words = tokenizer.vocabulary_bytes()
-    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words))
+    tokens = GrammarTokens(words, tokenizer.special_ids, tokenizer.eos_ids, len(words))
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 33}}, "required": ["a"]}
     structured = StructuredOutput("json_schema", json.dumps({**schema, "additionalProperties": False}))
     factory = GrammarFactory(tokens)

@@ -18,6 +18,8 @@ from realizar.tokenizer.tokenizer import TokenBytes, Tokenizer
 class ByteTokens(Tokenizer):
     """Ids 0-255 are bytes; 256 is a control token; from 257 on, given texts."""
 
+    special_ids = frozenset({256})
+
     def __init__(self, texts: tuple[str, ...] = ()) -> None:
         self.texts = texts
         self.vocab_size = 257 + len(texts)
@@ -28,12 +30,6 @@ class ByteTokens(Tokenizer):
 
     def token_text(self, index: int) -> str:
         return repr(self.token_bytes(index))
-
-    def is_special(self, index: int) -> bool:
-        return index == 256
-
-    def control_texts(self) -> frozenset[str]:
-        return frozenset({"<end>"})
 
     def _encode(
         self, text: str, add_special: bool, parse_special: bool, restore: Mapping[int, str] | None = None

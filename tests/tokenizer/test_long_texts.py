@@ -5,25 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from realizar.checkpoint.open import open_checkpoint
-from realizar.tokenizer import tokenizers_models
-from realizar.tokenizer.load import load_tokenizer
-from realizar.tokenizer.tokenizer import Tokenizer
+from realizar.tokenizer.gguf_tokenizer import GGUFTokenizer
 from waits import HANG_S
 
 WORDS = (" hello", " Grüße", " 42", " naïve", " 日本", " def")
 
 
 @pytest.fixture(scope="module")
-def tokenizer(smollm2_path: Path) -> Tokenizer:
-    return load_tokenizer(open_checkpoint(smollm2_path))
+def tokenizer(smollm2_path: Path) -> GGUFTokenizer:
+    return GGUFTokenizer(open_checkpoint(smollm2_path))
 
 
-def test_ids_are_those_of_the_words(tokenizer: Tokenizer) -> None:
+def test_ids_are_those_of_the_words(tokenizer: GGUFTokenizer) -> None:
     pieces = {word: tokenizer.encode(word, add_special=False) for word in WORDS}
     for count in (500, 683, 684, 5000):  # below and above where the other way starts
         words = [WORDS[number * number % len(WORDS)] for number in range(count)]
@@ -32,20 +29,20 @@ def test_ids_are_those_of_the_words(tokenizer: Tokenizer) -> None:
         ]
 
 
-def test_other_threads_run_meanwhile(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_threads_run_meanwhile(tokenizer: GGUFTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """This one takes many turns while the library encodes; with the interpreter's lock held it could take none."""
     text = " hello world" * 60_000
     encoding, ended = threading.Event(), threading.Event()
-    library_ids = tokenizers_models.library_ids
+    encode_piece = tokenizer._encode_piece
 
-    def noted(library: Any, text: str) -> list[int]:
+    def noted(text: str) -> list[int]:
         encoding.set()
         try:
-            return library_ids(library, text)
+            return encode_piece(text)
         finally:
             ended.set()
 
-    monkeypatch.setattr(tokenizers_models, "library_ids", noted)
+    monkeypatch.setattr(tokenizer, "_encode_piece", noted)
     thread = threading.Thread(target=tokenizer.encode, args=(text,))
     thread.start()
     assert encoding.wait(HANG_S)

@@ -112,7 +112,7 @@ def _new_grammars(
 ) -> GrammarService:
     tokenizer = tokenizer or load_tokenizer(checkpoint)
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path.absolute()))
-    words, special_ids = tokenizer.vocabulary_bytes(), tokenizer.special_ids().union(tokenizer.answer_marks.values())
+    words, special_ids = tokenizer.vocabulary_bytes(), tokenizer.special_ids.union(tokenizer.answer_marks.values())
     tokens = GrammarTokens(words, special_ids, tokenizer.eos_ids, vocab_size, source)
     limits = WorkerLimits(slots=2 * resolved.max_running, drafts=resolved.speculative_tokens)
     return GrammarService(tokens, limits=limits)

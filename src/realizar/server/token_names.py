@@ -60,7 +60,7 @@ class TokenNames:
 
     def _made_parts(self) -> TokenParts:
         vocabulary = self._tokenizer.vocabulary_bytes()
-        special_ids = self._tokenizer.special_ids()
+        special_ids = self._tokenizer.special_ids
         names: list[bytes] = []
         num_characters: list[int] = []
         for token_id, data in enumerate(vocabulary):

@@ -16,18 +16,12 @@ class Detokenizer:
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._bytes_of = token_bytes.__getitem__
-        self._held = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token_ids: Iterable[int]) -> str:
         """The text that tokens complete; may be empty."""
-        return self._decode(b"".join(map(self._bytes_of, token_ids)))
+        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
 
     def finish(self) -> str:
         """The text that is still held back: U+FFFD for an incomplete character."""
-        return self._decode(b"", is_last=True)
-
-    def _decode(self, new: bytes, *, is_last: bool = False) -> str:
-        data = self._held + new
-        text, used = codecs.utf_8_decode(data, "replace", is_last)
-        self._held = data[used:]
-        return text
+        return self._decoder.decode(b"", final=True)

@@ -39,7 +39,7 @@ class GGUFTokenizer(Tokenizer):
     def __init__(self, checkpoint: Checkpoint) -> None:
         vocabulary = read_vocabulary(checkpoint)
         special = find_special_tokens(vocabulary)
-        self._tokens, self._types = vocabulary.tokens, special.types
+        self._tokens = vocabulary.tokens
         self._kinds: list[int] = special.types.tolist()  # a list is faster to index than an array
         self._model = vocabulary.model
         is_merged = self._model in MERGED_MODELS
@@ -47,7 +47,9 @@ class GGUFTokenizer(Tokenizer):
         self._encode_piece = _build(vocabulary, special, self._pre)
         self._separator = special.ids.get("separator") if self._model == "bert" else None
         self.adds_space_prefix = self._model == "llama" and vocabulary.flags.get("add_space_prefix", True)
-        self._user_finder, self._all_finder = _finders(vocabulary, special)
+        control = np.flatnonzero(np.isin(special.types, (TokenType.CONTROL, TokenType.UNKNOWN))).tolist()
+        self.special_ids = frozenset(control)
+        self._user_finder, self._all_finder = _finders(vocabulary, special, control)
         self.vocab_size = len(vocabulary.tokens)
         self.bos_id, self.eos_id = special.ids.get("bos"), special.ids.get("eos")
         self.eos_ids = special.end_of_generation
@@ -79,13 +81,6 @@ class GGUFTokenizer(Tokenizer):
 
     def token_text(self, index: int) -> str:
         return self._tokens[self.check_id(index)]
-
-    def is_special(self, index: int) -> bool:
-        return self._kinds[self.check_id(index)] in (TokenType.CONTROL, TokenType.UNKNOWN)
-
-    def control_texts(self) -> frozenset[str]:
-        control = np.flatnonzero(np.isin(self._types, (TokenType.CONTROL, TokenType.UNKNOWN)))
-        return frozenset(self._tokens[index] for index in control.tolist())
 
     def _encode(
         self, text: str, add_special: bool, parse_special: bool, restore: Mapping[int, str] | None = None
@@ -134,11 +129,12 @@ def _added(vocabulary: Vocabulary, pre: PreTokenizer | None) -> tuple[bool, bool
     return add_bos or (pre is not None and pre.force_bos), add_eos
 
 
-def _finders(vocabulary: Vocabulary, special: SpecialTokens) -> tuple[SpecialTokenFinder, SpecialTokenFinder]:
+def _finders(
+    vocabulary: Vocabulary, special: SpecialTokens, control: Sequence[int]
+) -> tuple[SpecialTokenFinder, SpecialTokenFinder]:
     """Two finders: for texts whose control tokens stay text, and for texts in which they are parsed."""
-    tokens, types = vocabulary.tokens, special.types
-    user = np.flatnonzero(types == TokenType.USER_DEFINED).tolist()
-    control = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN))).tolist()
+    tokens = vocabulary.tokens
+    user = np.flatnonzero(special.types == TokenType.USER_DEFINED).tolist()
     strip_left: frozenset[int] = frozenset()
     strip_right: frozenset[int] = frozenset()
     name = vocabulary.name.lower()

@@ -10,8 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
+import itertools
 import json
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +81,7 @@ class JSONTokenizer(Tokenizer):
         self._library, growth = _read(path, rows)
         self._grows = growth > _USUAL_GROWTH
         added = self._library.get_added_tokens_decoder()
-        self._special = frozenset(index for index, token in added.items() if token.special)
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self._added = {index: token.content for index, token in added.items()}
         decoder = self._library.decoder
         self._decoder = json.loads(decoder.__getstate__()) if decoder is not None else {}
@@ -121,8 +123,8 @@ class JSONTokenizer(Tokenizer):
         return before, after
 
     def _ends(self, path: Path, metadata: Mapping[str, Any]) -> frozenset[int]:
-        by_text = end_texts({self._added[index] for index in self._special})
-        ends = {index for index in self._special if self._added[index] in by_text}
+        by_text = end_texts({self._added[index] for index in self.special_ids})
+        ends = {index for index in self.special_ids if self._added[index] in by_text}
         if self.eos_id is not None:
             ends.add(self.eos_id)
         for file in ("generation_config", "config"):
@@ -152,12 +154,6 @@ class JSONTokenizer(Tokenizer):
     def token_text(self, index: int) -> str:
         text = self._library.id_to_token(self.check_id(index))
         return "" if text is None else text
-
-    def is_special(self, index: int) -> bool:
-        return self.check_id(index) in self._special
-
-    def control_texts(self) -> frozenset[str]:
-        return frozenset(self._added[index] for index in self._special)
 
     def _encode(
         self, text: str, add_special: bool, parse_special: bool, restore: Mapping[int, str] | None = None
@@ -204,15 +200,12 @@ class JSONTokenizer(Tokenizer):
     def _encode_hidden(self, text: str, restore: Mapping[int, str]) -> list[int]:
         """Cut at the control tokens that are parsed; the texts between may contain other control texts."""
         ids: list[int] = []
-        for piece in self._control_finder().split(text):
+        for piece in SpecialTokenFinder({self._added[index]: index for index in self.special_ids}).split(text):
             if isinstance(piece, int):
                 ids.append(piece)
             else:
                 ids.extend(self._plain(piece.translate(restore), parse_special=False))
         return ids
-
-    def _control_finder(self) -> SpecialTokenFinder:
-        return SpecialTokenFinder({self._added[index]: index for index in self._special})
 
 
 def _read(path: Path, rows: int | None) -> tuple[LibraryTokenizer, float]:
@@ -396,8 +389,7 @@ class _Check:
 def _distinct_beginnings(texts: Iterable[bytes]) -> int:
     total, previous = 0, b""
     for text in sorted(texts):
-        shared = next((at for at, (one, other) in enumerate(zip(previous, text, strict=False)) if one != other), None)
-        total += len(text) - (min(len(previous), len(text)) if shared is None else shared)
+        total += len(text) - sum(itertools.takewhile(bool, map(operator.eq, previous, text)))
         previous = text
     return total
 

@@ -28,6 +28,7 @@ class Tokenizer(ABC):
         bos_id, eos_id: ids of a text's begin and end, or None.
         eos_ids: every id that ends an answer.
         add_bos, add_eos: `encode` with `add_special` adds them.
+        special_ids: ids of control tokens, which are not text.
         adds_space_prefix: `encode` puts a space before a text.
         chat_templates: template texts by name; `default` is for plain chat.
         special_texts: `bos_token`, `eos_token`, ... with the names of chat templates.
@@ -40,6 +41,7 @@ class Tokenizer(ABC):
     eos_ids: frozenset[int]
     add_bos: bool
     add_eos: bool
+    special_ids: frozenset[int]
     adds_space_prefix: bool
     chat_templates: Mapping[str, str]
     special_texts: Mapping[str, str]
@@ -118,20 +120,16 @@ class Tokenizer(ABC):
     def vocabulary_bytes(self) -> list[bytes]:
         return [self.token_bytes(index) for index in range(self.vocab_size)]
 
-    def special_ids(self) -> frozenset[int]:
-        return frozenset(index for index in range(self.vocab_size) if self.is_special(index))
+    def is_special(self, index: int) -> bool:
+        return self.check_id(index) in self.special_ids
+
+    def control_texts(self) -> frozenset[str]:
+        """The texts of control tokens, which `encode` parses only with `parse_special`."""
+        return frozenset(map(self.token_text, self.special_ids))
 
     @abstractmethod
     def token_text(self, index: int) -> str:
         """A token's spelling in the vocabulary."""
-
-    @abstractmethod
-    def is_special(self, index: int) -> bool:
-        """True for control tokens, which are not text."""
-
-    @abstractmethod
-    def control_texts(self) -> frozenset[str]:
-        """The texts of control tokens, which `encode` parses only with `parse_special`."""
 
     @abstractmethod
     def _encode(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from realizar.errors import TokenizerError
@@ -44,7 +45,7 @@ def byte_pair(vocabulary: Vocabulary, pre: PreTokenizer) -> Encode:
     if pre.byte_level:
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    encode = library_encoder(tokenizer)
+    encode: Encode = partial(library_ids, tokenizer)
     if vocabulary.model == "whitespace":
         return _whitespace_words(encode, lowercase=vocabulary.flags.get("normalizer.lowercase", False))
     if pre.prefix_words:
@@ -81,7 +82,7 @@ def unigram(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
             normalizer = normalizers.Precompiled(vocabulary.charsmap)
     prefix = vocabulary.flags.get("add_space_prefix", False)
     merge_spaces = vocabulary.flags.get("remove_extra_whitespaces", False)
-    encode_piece = library_encoder(tokenizer)
+    encode_piece = partial(library_ids, tokenizer)
 
     def encode(text: str) -> list[int]:
         text = text.replace("\0", "")
@@ -126,20 +127,14 @@ def word_pieces(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
             pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=False),
         ]
     )
-    return library_encoder(tokenizer)
-
-
-def library_encoder(tokenizer: LibraryTokenizer) -> Encode:
-    """The encoding of a library tokenizer without its special tokens."""
-
-    return lambda text: library_ids(tokenizer, text)
+    return partial(library_ids, tokenizer)
 
 
 def library_ids(tokenizer: LibraryTokenizer, text: str) -> list[int]:
-    """Token ids of a text from the library. During a long text other threads can run, because a batch releases the
-    interpreter's lock; a single text would hold it for a second per megabyte.
+    """Token ids of a text from the library, without its special tokens.
 
-    Raises InvalidRequestError: the library fails on this text.
+    During a long text other threads can run, because a batch releases the interpreter's lock; a single text would hold
+    it for a second per megabyte. Raises InvalidRequestError where the library fails on this text.
     """
     with library_errors.encoding():
         if len(text) < _LONG_TEXT:

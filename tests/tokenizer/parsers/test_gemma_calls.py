@@ -265,7 +265,7 @@ def test_schema_that_cannot_be_enforced(schema: dict[str, Any], named: str) -> N
 def test_forced_call_over_the_real_vocabulary(tokenizer_of: Callable[[str], Tokenizer]) -> None:
     """There the marks are user-defined tokens, and a call's marks in ordinary tokens are none."""
     model = tokenizer_of("gemma-4")
-    special = model.special_ids().union(model.answer_marks.values())
+    special = model.special_ids.union(model.answer_marks.values())
     tokens = GrammarTokens(model.vocabulary_bytes(), special, model.eos_ids, model.vocab_size)
     factory = GrammarFactory(tokens)
     made = written([("set", {"count": 7, "kind": "y z", "text": 'a "b", {c}'})])

@@ -196,7 +196,7 @@ def test_marks_in_messages_stay_text(model: Tokenizer) -> None:
 
 def test_forced_call_over_the_vocabulary(model: Tokenizer) -> None:
     """The marks are no text to a grammar, so a thought ends at its mark, and a call ends with any end."""
-    special = model.special_ids().union(model.mark_ids.values())
+    special = model.special_ids.union(model.mark_ids.values())
     tokens = GrammarTokens(model.vocabulary_bytes(), special, model.eos_ids, model.vocab_size)
     form = find_format(model.chat_templates["default"])
     structured = call_grammar(form, TOOLS, required=True, mark_ids=model.mark_ids)

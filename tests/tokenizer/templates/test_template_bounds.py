@@ -101,12 +101,6 @@ class _NoTokenizer(Tokenizer):
     def token_text(self, index: int) -> str:
         raise NotImplementedError
 
-    def is_special(self, index: int) -> bool:
-        raise NotImplementedError
-
-    def control_texts(self) -> frozenset[str]:
-        raise NotImplementedError
-
     def _encode(
         self, text: str, add_special: bool, parse_special: bool, restore: Mapping[int, str] | None = None
     ) -> list[int]:

@@ -159,13 +159,13 @@ def choose_parser(
         tokens: marks that the vocabulary has as tokens, of `Tokenizer.answer_marks`; spelled otherwise, they are text.
         calls_first: calls stand at the answer's beginning alone, in place of a text that a grammar describes.
     """
+    known = {tool_name(tool): tool_parameters(tool) for tool in tools or ()}
     if form.in_channels:
-        known = {tool_name(tool): tool_parameters(tool) for tool in tools or ()}
         return HarmonyParser(known, prompt_end, parallel=parallel, tokens=tokens)
     return AnswerParser(
         form.reasoning,
         _enforced(form.style, tools, calls_first) if tools else None,
-        {tool_name(tool): tool_parameters(tool) for tool in tools or ()},
+        known,
         reasoning_open=opens_reasoning(form.reasoning, prompt_end),
         parallel=parallel,
         in_response=form.in_response,

@@ -25,7 +25,7 @@ from realizar.tokenizer.parsers.grammar_rules import (
 )
 from realizar.tokenizer.parsers.json_text import Bracket, pass_nested, pass_string, read_string
 from realizar.tokenizer.parsers.quoted_text import QuoteEnds, ends_calls, pass_quoted
-from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
+from realizar.tokenizer.parsers.styles import CallForm, ToolStyle
 
 # Rules of arguments in Gemma 4's notation, for grammars that force calls.
 
@@ -259,7 +259,6 @@ def _begins_call(cursor: Cursor) -> Reading[bool]:
 GEMMA = ToolStyle(
     "gemma4",
     _read_gemma,
-    long_id,
     CallForm(f"{GEMMA_CALL}{_CALL}", "", GEMMA_CALL_END),
     marks=(GEMMA_CALL,),
     arguments=_gemma_rules,

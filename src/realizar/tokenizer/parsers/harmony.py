@@ -189,6 +189,5 @@ class HarmonyParser(OutputParser):
 HARMONY = ToolStyle(
     "harmony",
     _read_nothing,
-    long_id,
     CallForm(f"{HARMONY_CHANNEL}commentary to=functions.", f" {HARMONY_CONSTRAIN}json{HARMONY_MESSAGE}", ""),
 )

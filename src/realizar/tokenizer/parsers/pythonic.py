@@ -14,7 +14,7 @@ from realizar.tokenizer.parsers.cursor import NAME, NAME_LIMIT, Cursor, Give, Mi
 from realizar.tokenizer.parsers.grammar_rules import ANYTHING, KEY, json_rule, member_rules, members, part_of
 from realizar.tokenizer.parsers.json_text import Bracket, pass_nested
 from realizar.tokenizer.parsers.quoted_text import QuoteEnds, ends_calls, pass_quoted
-from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
+from realizar.tokenizer.parsers.styles import CallForm, ToolStyle
 
 # Rules of arguments written as in Python, for grammars that force calls. Standard library only.
 #
@@ -153,7 +153,6 @@ def _begins_call(cursor: Cursor) -> Reading[bool]:
 PYTHONIC = ToolStyle(
     "lfm2",
     _read_calls,
-    long_id,
     CallForm("", "(", ")", first=f"{LFM2_CALLS}[", between=", ", last=f"]{LFM2_CALLS_END}"),
     marks=(LFM2_CALLS,),
     arguments=_pythonic_rules,

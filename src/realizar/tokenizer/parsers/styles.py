@@ -57,6 +57,10 @@ class CallForm:
         return self.before_name.startswith("{") and self.first in ("", "[")
 
 
+def long_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
     """A style of tool calls.
@@ -65,23 +69,19 @@ class ToolStyle:
         marks: texts that open a call anywhere in an answer.
         line_marks, first_marks: those that do at the beginning of a line, and of the answer.
         read: parses the text after a mark, given that mark; raises MismatchError if it is not a call.
-        new_id: makes ids that the model's template accepts.
         form: the texts of calls, for grammars that force them.
         arguments: writes the grammar's rules of a call's arguments; None if they are JSON.
+        new_id: makes ids that the model's template accepts.
     """
 
     name: str
     read: Reader
-    new_id: Callable[[], str]
     form: CallForm
     marks: tuple[str, ...] = ()
     line_marks: tuple[str, ...] = ()
     first_marks: tuple[str, ...] = ()
     arguments: ArgumentRules | None = None
-
-
-def long_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+    new_id: Callable[[], str] = long_id
 
 
 def _short_id() -> str:
@@ -175,14 +175,12 @@ def _read_deepseek(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 HERMES = ToolStyle(
     "hermes",
     _objects_before(HERMES_CALL_END),
-    long_id,
     CallForm(f'{HERMES_CALL}\n{{"name": "', '", "arguments": ', f"}}\n{HERMES_CALL_END}", between="\n"),
     marks=(HERMES_CALL,),
 )
 LLAMA = ToolStyle(
     "llama3",
     _read_llama,
-    long_id,
     CallForm('{"name": "', '", "parameters": ', "}", between="; "),
     marks=(LLAMA_CALL,),
     first_marks=("{",),
@@ -190,15 +188,14 @@ LLAMA = ToolStyle(
 MISTRAL_LIST = ToolStyle(
     "mistral",
     _read_mistral,
-    _short_id,
     CallForm('{"name": "', '", "arguments": ', "}", first=f"{MISTRAL_CALLS}[", between=", ", last="]"),
     marks=(MISTRAL_CALLS,),
+    new_id=_short_id,
 )
 MISTRAL = replace(MISTRAL_LIST, form=CallForm(MISTRAL_CALLS, MISTRAL_ARGUMENTS, ""))
 DEEPSEEK = ToolStyle(
     "deepseek",
     _read_deepseek,
-    long_id,
     CallForm(DEEPSEEK_CALL, DEEPSEEK_NAME_END, DEEPSEEK_CALL_END, first=DEEPSEEK_CALLS, last=DEEPSEEK_CALLS_END),
     marks=(DEEPSEEK_CALLS, DEEPSEEK_CALL),
 )
@@ -216,14 +213,12 @@ DEEPSEEK_FENCED = replace(
 GRANITE = ToolStyle(
     "granite",
     _objects_before(GRANITE_CALLS_END),
-    long_id,
     CallForm('{"name": "', '", "arguments": ', "}", first=f"{GRANITE_CALLS}[", between=", ", last="]"),
     marks=(GRANITE_CALLS,),
 )
 JSON = ToolStyle(
     "json",
     _read_json,
-    long_id,
     CallForm('{"name": "', '", "arguments": ', "}", first="[", between=", ", last="]", alone=True),
     line_marks=(_FENCED_JSON, _FENCE, "{", "["),
 )

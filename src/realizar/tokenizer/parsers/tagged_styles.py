@@ -35,7 +35,7 @@ from realizar.tokenizer.parsers.grammar_rules import (
     part_of,
     refuse,
 )
-from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
+from realizar.tokenizer.parsers.styles import CallForm, ToolStyle
 
 # Calls whose arguments stand between tags, without quotes; their types come from the tool's schema.
 #
@@ -401,7 +401,7 @@ def _style(name: str, tags: Tags, form: CallForm, *other_marks: str) -> ToolStyl
     def read(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
         yield from read_tagged(cursor, calls, tags, mark)
 
-    return ToolStyle(name, read, long_id, form, marks=(tags.mark, *other_marks), arguments=_TaggedRules(tags).rules)
+    return ToolStyle(name, read, form, marks=(tags.mark, *other_marks), arguments=_TaggedRules(tags).rules)
 
 
 def _function_form(tags: Tags) -> CallForm:

@@ -115,17 +115,18 @@ def _with_arguments(call: Any, *, as_text: bool) -> Any:
     if as_text and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     elif not as_text and isinstance(arguments, str):
-        arguments = _parsed(arguments)
+        arguments = _as_object(arguments or "{}")
     changed = {**holder, "arguments": arguments}
     return {**call, "function": changed} if "function" in call else changed
 
 
-def _parsed(arguments: str) -> Any:
+def _as_object(text: str) -> Any:
+    """The object whose JSON a text is, else the text."""
     try:
-        value = json.loads(arguments or "{}")
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def find_traits(source: str, render: Callable[[Sequence[Message]], str]) -> TemplateTraits:
@@ -201,7 +202,7 @@ def with_tool_responses(messages: Sequence[Mapping[str, Any]]) -> list[dict[str,
         if message["role"] == "tool" and last.get("tool_calls"):
             given = last.setdefault("tool_responses", [])
             name = message.get("name") or _name_of(last["tool_calls"], message.get("tool_call_id"), len(given))
-            given.append({"name": name, "response": _response(message.get("content"))})
+            given.append({"name": name, "response": _as_object(plain_text(message.get("content")))})
         elif (
             message["role"] == "assistant"
             and "tool_responses" in last
@@ -227,13 +228,3 @@ def plain_text(content: Any) -> str:
     if isinstance(content, list | tuple):
         return "\n".join(part["text"] for part in content)
     return content or ""
-
-
-def _response(content: Any) -> Any:
-    """A result as an object if its text is one of JSON, else as text."""
-    text = plain_text(content)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text

@@ -298,17 +298,17 @@ def compile_template(source: str) -> tuple[Render, bool]:
         raise ChatTemplateError("the chat template is empty")
     if len(source) > MAX_TEMPLATE_CHARACTERS:
         raise ChatTemplateError(f"the chat template has {len(source)} characters, above {MAX_TEMPLATE_CHARACTERS}")
+    from jinja2 import nodes
+
     from realizar.tokenizer.templates.sandbox import BoundedEnvironment
 
     environment = BoundedEnvironment()
     try:
         tree = environment.parse(source)
-        count, names_tools = 0, False
-        for node in _all_nodes(tree):
-            count += 1
-            names_tools = names_tools or (getattr(node, "name", None) == "tools" and node.ctx == "load")
+        count = 1 + sum(1 for _ in tree.find_all(nodes.Node))
         if count > _MAX_NODES:
             raise ChatTemplateError(f"the chat template has {count} parts, above {_MAX_NODES}")
+        names_tools = any(name.name == "tools" and name.ctx == "load" for name in tree.find_all(nodes.Name))
         return functools.partial(_render_within_bounds, environment.from_string(tree)), names_tools
     except ChatTemplateError:
         raise
@@ -318,14 +318,6 @@ def compile_template(source: str) -> tuple[Render, bool]:
         raise ChatTemplateError(f"the chat template is malformed: {_reason(error)}") from None
     except MemoryError:
         raise ChatTemplateError("the chat template nests too deeply") from None
-
-
-def _all_nodes(tree: Any) -> Any:
-    stack = [tree]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(node.iter_child_nodes())
 
 
 def _render_within_bounds(template: Template, variables: Mapping[str, Any]) -> str:
