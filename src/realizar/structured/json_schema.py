@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 from realizar.errors import InvalidRequestError
-from realizar.structured.ascii_classes import ascii_classes, set_start_length
+from realizar.structured.ascii_classes import ascii_classes, parts
 
 MAX_SCHEMA_CHARACTERS = 512 << 10
 MAX_DEPTH = 64
@@ -328,9 +328,8 @@ def _number(schema: dict[str, Any], keyword: str) -> float | None:
 
 _LEFT_OUT = r"\x01"
 _CONTROL_RANGE = re.compile(
-    r"(\\x[01]|\\x\{0*1?[0-9a-fA-F]\}|\\[uU]\{?0*[01][0-9a-fA-F]\b|\\[0-7atnvfrc]|[\x00-\x1f]).{0,2}-"
+    r"(\\x[01]|\\x\{0*1?[0-9a-fA-F]\}|\\[uU]\{?0*[01][0-9a-fA-F]\b|\\[0-7atnvfrc]|\\?[\x00-\x1f]).{0,2}-"
 )
-_PROPERTY = re.compile(r"\\([pP])(\{[^}]{0,100}\}|.)", re.DOTALL)
 _SET_OPERATIONS = ("&&", "--", "~~")
 _LOOK_AROUNDS = ("(?=", "(?!", "(?<=", "(?<!")
 
@@ -345,45 +344,26 @@ def safe_pattern(pattern: str) -> str:
     except ValueError as error:
         refuse_schema(f"pattern {pattern[:100]!r}: {error}")
     written: list[str] = []
-    depth = at = 0
-    while at < len(pattern):
-        found = _PROPERTY.match(pattern, at)
-        if found is not None:
-            piece = _property(pattern, found)
-            length = len(found[0])
-        elif pattern[at] == "\\":
-            piece, length = pattern[at : at + 2], 2
-        elif pattern[at] == "[":
-            depth += 1
-            piece, length = _set_start(pattern, at)
-        else:
-            if depth and pattern.startswith(_SET_OPERATIONS, at):
-                _refuse(pattern, f"set operation {pattern[at : at + 2]}")
-            if not depth and pattern.startswith(_LOOK_AROUNDS, at):
-                _refuse(pattern, "look-around")
-            depth -= depth > 0 and pattern[at] == "]"
-            piece, length = pattern[at], 1
+    for found, depth in parts(pattern):
+        at, part = found.start(), found[0]
+        if depth and pattern.startswith(_SET_OPERATIONS, at):
+            _refuse(pattern, f"set operation {pattern[at : at + 2]}")
         if depth and _CONTROL_RANGE.match(pattern, at):
             _refuse(pattern, "range of control characters")
-        written.append(piece)
-        at += length
+        if not depth and pattern.startswith(_LOOK_AROUNDS, at):
+            _refuse(pattern, "look-around")
+        if pattern.startswith("[:", at):
+            _refuse(pattern, "named set [:")
+        if found.lastgroup == "set" and part.endswith("]") and pattern.startswith("-", found.end()):
+            _refuse(pattern, "range from ]")
+        if found.lastgroup == "property" and ("^" in part or "!" in part):
+            _refuse(pattern, f"negation in {part}")
+        if found.lastgroup == "set" and part.startswith("[^"):
+            part += _LEFT_OUT
+        elif found.lastgroup == "property" and part.startswith(r"\P"):
+            part = f"[{part}--{_LEFT_OUT}]"
+        written.append(part)
     return "".join(written)
-
-
-def _property(pattern: str, found: re.Match[str]) -> str:
-    if "^" in found[2] or "!" in found[2]:
-        _refuse(pattern, f"negation in {found[0]}")
-    return found[0] if found[1] == "p" else f"[{found[0]}--{_LEFT_OUT}]"
-
-
-def _set_start(pattern: str, at: int) -> tuple[str, int]:
-    if pattern.startswith("[:", at):
-        _refuse(pattern, "named set [:")
-    length = set_start_length(pattern, at)
-    start = pattern[at : at + length]
-    if start.endswith("]") and pattern.startswith("-", at + length):
-        _refuse(pattern, "range from ]")
-    return start + (_LEFT_OUT if start.startswith("[^") else ""), length
 
 
 def _refuse(pattern: str, what: str) -> NoReturn:
