@@ -194,6 +194,9 @@ def block_source(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int
     return BlockSource(ggml_type, data.reshape(out_features, row_bytes))
 
 
+FLOAT32_LAYOUT = GGML_LAYOUTS[GGMLType.F32]
+
+
 def float32_source(source: MatrixSource) -> MatrixSource:
     """The weights of a source in float32, in memory; a float matrix stays as it is."""
     if source.layout.is_float:

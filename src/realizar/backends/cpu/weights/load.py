@@ -27,8 +27,7 @@ from realizar.models.parameters import size_of_token
 from realizar.models.parts import Linear, Norm
 from realizar.models.spec import ExpertLinear, ModelSpec
 from realizar.models.tensor_source import TensorName
-from realizar.quantization.block_source import float32_source
-from realizar.quantization.ggml_layouts import F32 as F32_LAYOUT
+from realizar.quantization.block_source import FLOAT32_LAYOUT, float32_source
 from realizar.quantization.layout import FloatType, WeightLayout
 from realizar.quantization.source import MatrixSource
 
@@ -56,7 +55,7 @@ class Weights:
                 if isinstance(each, ExpertLinear):
                     count = each.num_experts
                 elif each.weight in self._routers and not layout.is_float:
-                    layout = F32_LAYOUT
+                    layout = FLOAT32_LAYOUT
                 made = allocate(layout, each.out_features, each.in_features, self._lanes, count, zeros)
                 self.matrices[each.weight] = made
 
