@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from realizar.backends.base import ForwardInput
 from realizar.batch import (
     NOT_SAMPLED,
-    GivenEmbeddings,
     LogprobQuery,
     OpenedRow,
     ScheduledBatch,
@@ -45,7 +44,6 @@ class ScheduledRow:
     pooling: Pooling | None = None
     num_uncertain: int = 0
     lookahead: int = 0
-    embeddings: tuple[GivenEmbeddings, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -87,7 +85,6 @@ def step_rows(rows: Sequence[ScheduledRow]) -> StepRows:
         logprob_queries={index: row.logprob_queries for index, row in enumerate(rows) if row.logprob_queries},
         pooling={index: row.pooling for index, row in enumerate(rows) if row.pooling is not None},
         lookahead=np.array([row.lookahead for row in rows], np.int32) if any(row.lookahead for row in rows) else None,
-        embeddings={index: row.embeddings for index, row in enumerate(rows) if row.embeddings},
     )
 
 
@@ -106,7 +103,6 @@ def rows_of(step: StepRows | ScheduledBatch | ForwardInput) -> tuple[ScheduledRo
             pooling=columns.pooling.get(index),
             num_uncertain=int(columns.num_uncertain[index]),
             lookahead=0 if columns.lookahead is None else int(columns.lookahead[index]),
-            embeddings=columns.embeddings.get(index, ()),
         )
         for index in range(len(columns))
     )

@@ -7,7 +7,7 @@ cost more time than the device needs for a step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -35,17 +35,6 @@ class LogprobQuery:
     top_n: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GivenEmbeddings:
-    """Embeddings of a run of a row's tokens in a step; see `PromptEmbeddings`.
-
-    `index` is of the first among this step's tokens of the row; `values`, float32 [tokens, hidden_size], are read-only.
-    """
-
-    index: int
-    values: NDArray[np.float32]
-
-
 @dataclass(frozen=True, slots=True)
 class OpenedRow:
     """A row that starts with this step, as `Backend.open` takes it.
@@ -53,6 +42,7 @@ class OpenedRow:
     Attributes:
         sequence_id: the scheduler's number of the sequence.
         row: its place in the backend and in the block tables.
+        sampling: with `seed` set, or it is 0.
         history: prompt and any output so far (after preemption); GIVEN_EMBEDDING where the request brings one.
         num_prompt_tokens: how many of `history` are prompt.
         choice: index among the request's n choices.
@@ -87,7 +77,8 @@ class StepRows:
         only_decodes: each row computes one token without drafts and samples after it, and nothing else is wanted.
         lookahead: int32 [rows], how many drafts the backend may propose after the row's sampled tokens. For their
             keys and values the row has blocks: for so many positions after its tokens. None where no row wants any.
-        embeddings: that requests bring in place of those of their ids, by index of the row, where there are any.
+        embeddings: that requests bring in place of those of their ids (`PromptEmbeddings`): of each run of tokens the
+            index of the first in the step, and float32 [run, hidden_size], read-only.
     """
 
     sequence_ids: NDArray[np.int64]
@@ -102,7 +93,7 @@ class StepRows:
     pooling: Mapping[int, Pooling] = field(default_factory=dict)
     only_decodes: bool = False
     lookahead: NDArray[np.int32] | None = None
-    embeddings: Mapping[int, tuple[GivenEmbeddings, ...]] = field(default_factory=dict)
+    embeddings: tuple[tuple[int, NDArray[np.float32]], ...] = ()
 
     @classmethod
     def of_decodes(
@@ -144,13 +135,6 @@ class StepRows:
         """bool [rows], true where a row has one token beside drafts and samples, unlike a short chunk of a prompt."""
         decodes: NDArray[np.bool_] = self.samples & (self.num_tokens - self.num_drafts == 1)
         return decodes
-
-    @property
-    def given(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Each run of tokens with given embeddings: the index of the first in the step, float32 [run, hidden_size]."""
-        for index, runs in self.embeddings.items():
-            for run in runs:
-                yield int(self.starts[index]) + run.index, run.values
 
     def without_sampling(self, numbers: Collection[int]) -> StepRows:
         """The same tokens with nothing sampled of some rows; what else is wanted of them stays."""

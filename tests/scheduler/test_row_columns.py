@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from realizar.batch import FROM_PREVIOUS_STEP, GivenEmbeddings, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP, StepOutput
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
@@ -30,16 +30,16 @@ def test_random_requests_go_by_the_rules(first: int) -> None:
 
 
 def test_columns_and_rows_say_the_same() -> None:
-    given = GivenEmbeddings(1, np.ones((1, 3), np.float32))
     rows = (
         ScheduledRow(7, 3, (FROM_PREVIOUS_STEP,), 20, True),
         ScheduledRow(8, 0, (), 9, False),
         ScheduledRow(9, 1, (4, 5, 6), 11, True, num_drafts=2, num_uncertain=3),
-        ScheduledRow(10, 2, (1, 2), 0, False, pooling="mean", embeddings=(given,)),
+        ScheduledRow(10, 2, (1, 2), 0, False, pooling="mean"),
     )
     assert step_rows(rows).lookahead is None
     rows = (rows[0], rows[1], replace(rows[2], lookahead=2), rows[3])
-    columns = step_rows(rows)
+    given = (5, np.ones((1, 3), np.float32))
+    columns = replace(step_rows(rows), embeddings=(given,))
     assert rows_of(columns) == rows
     assert columns.starts.tolist() == [0, 1, 1, 4, 6]
     assert columns.num_context_tokens.tolist() == [21, 9, 14, 2]
@@ -48,8 +48,8 @@ def test_columns_and_rows_say_the_same() -> None:
     unwanted = columns.without_results([1, 2])
     assert [row.sample for row in rows_of(unwanted)] == [True, False, False, False]
     assert rows_of(unwanted)[2] == ScheduledRow(9, 1, (4, 5, 6), 11, False, num_uncertain=3, lookahead=2)
-    assert rows_of(unwanted)[3] == ScheduledRow(10, 2, (1, 2), 0, False, embeddings=(given,))
-    assert [(first, values is given.values) for first, values in columns.given] == [(5, True)]
+    assert rows_of(unwanted)[3] == ScheduledRow(10, 2, (1, 2), 0, False)
+    assert unwanted.embeddings == (given,)
 
 
 def test_results_as_columns_and_by_row() -> None:

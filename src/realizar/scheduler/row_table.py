@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.batch import FROM_PREVIOUS_STEP, GivenEmbeddings, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, StepRows
 from realizar.request import PromptEmbeddings
 from realizar.stop_rule import StopRule, up_to_end
 
@@ -157,17 +157,14 @@ class RowTable:
     def _with_given(self, step: StepRows) -> StepRows:
         if not self._given:
             return step
-        found: dict[int, tuple[GivenEmbeddings, ...]] = {}
+        found: list[tuple[int, NDArray[np.float32]]] = []
         for index in (step.num_computed_tokens < self.given_end[step.numbers]).nonzero()[0].tolist():
             start, end = int(step.num_computed_tokens[index]), int(step.num_context_tokens[index])
-            runs = tuple(
-                GivenEmbeddings(max(first - start, 0), values[max(start - first, 0) : end - first])
-                for first, values in self._given[int(step.numbers[index])]
-                if first < end and start < first + len(values)
-            )
-            if runs:
-                found[index] = runs
-        return replace(step, embeddings={**step.embeddings, **found}) if found else step
+            for first, values in self._given[int(step.numbers[index])]:
+                if first < end and start < first + len(values):
+                    at = int(step.starts[index]) + max(first - start, 0)
+                    found.append((at, values[max(start - first, 0) : end - first]))
+        return replace(step, embeddings=tuple(found)) if found else step
 
     def defer(self, step: StepRows, deferred: NDArray[np.bool_]) -> None:
         """Take back that some open rows of a submitted step, bool [rows], sample a token after it."""

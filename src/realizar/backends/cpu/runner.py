@@ -212,7 +212,7 @@ class CPUBackend:
             ids[follows] = self._last[owners]  # 0: the row failed and sampled nothing
         hidden = space.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
         self.model.weights.embed(ids, hidden)
-        for first, given in columns.given:
+        for first, given in columns.embeddings:
             hidden[first : first + len(given)] = given
         if self.model.spec.layer_inputs is not None:
             width = self.model.spec.layer_inputs.projection.out_features

@@ -114,7 +114,7 @@ class StepArrays:
         if copied is not None:
             copied.synchronize()
         end = self._fill(self._views[self._next], step, kind, selected, selected_rows)
-        self.given = [(first, self._pinned(values)) for first, values in step.columns.given] if kind.embeds else ()
+        self.given = [(first, self._pinned(values)) for first, values in step.columns.embeddings] if kind.embeds else ()
         self._start_copy(self._host[self._next], end)
         if self._device.is_gpu:
             event = torch.cuda.Event()
@@ -147,7 +147,7 @@ class StepArrays:
 
         put("ids", step.columns.token_ids, kind.tokens, 0)
         if kind.embeds:  # as `kernels.embed` knows them
-            for first, values in columns.given:
+            for first, values in columns.embeddings:
                 views["ids"][first : first + len(values)] = -2 - step.columns.token_ids[first : first + len(values)]
         put("positions", step.positions, kind.tokens, 0)
         views["token_rows"][: kind.tokens] = 0
