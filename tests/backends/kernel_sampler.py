@@ -61,10 +61,6 @@ class KernelSampler:
         self._last: tuple[int, int, NDArray[np.float32], NDArray[np.uint32] | None] | None = None
 
     @property
-    def seed(self) -> int:
-        return int(self._state[ROW["seed"]]) % (1 << 64)
-
-    @property
     def mirostat_mu(self) -> float:
         return float(self._state.view(np.float64)[ROW["mu"]])
 

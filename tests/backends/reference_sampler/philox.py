@@ -1,4 +1,4 @@
-"""Counter-based random numbers, the same on every backend. Standard library only.
+"""Philox in plain Python, of which backends have kernels of their own.
 
 A uniform is a pure function of (seed, index of the choice, position, number of the draw there), so a request's draws
 do not depend on what else runs, on batching, or on preemption. Philox4x32-10 is from Salmon, Moraes, Dror and Shaw,
@@ -9,8 +9,6 @@ block, so one block gives a position's first four draws.
 """
 
 from __future__ import annotations
-
-import secrets
 
 Words = tuple[int, int, int, int]
 
@@ -44,8 +42,3 @@ def uniform(seed: int, choice: int, position: int, draw: int) -> float:
     counter = (position & _WORD, choice & _WORD, draw >> 2, 0)
     words = philox4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
     return (words[draw & 3] >> 8) * 2.0**-24
-
-
-def fresh_seed() -> int:
-    """A seed for a request that names none: 64 bits from the operating system."""
-    return secrets.randbits(64)

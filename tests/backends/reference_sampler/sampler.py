@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.reference_sampler import truncation
+from backends.reference_sampler import philox, truncation
 from backends.reference_sampler.dry import Dry
 from backends.reference_sampler.logprobs import token_logprobs
 from backends.reference_sampler.penalties import LogitBias, Penalties
-from realizar.backends import philox
 from realizar.backends.row_faults import nothing_allowed, unusable_logit
 from realizar.batch import OpenedRow
 from realizar.errors import RealizarError
@@ -56,7 +55,7 @@ class RowSampler:
         sampling, history, num_prompt_tokens = opened.sampling, opened.history, opened.num_prompt_tokens
         self.sampling = sampling
         self.choice = opened.choice
-        self.seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
+        self.seed = sampling.seed or 0
         self.mirostat_mu = 2.0 * sampling.mirostat_tau
         self.num_output_tokens = len(history) - num_prompt_tokens
         self._end_ids = np.array([i for i in sampling.stop_token_ids if 0 <= i < vocab_size], np.intp)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.backends import philox
+from backends.reference_sampler import philox
 
 WORD = st.integers(0, 2**32 - 1)
 
@@ -80,9 +80,3 @@ def test_uniforms_are_uniform_and_differ_by_every_coordinate() -> None:
     for other in ((2, 0, 0), (1, 1, 0), (1, 0, 1)):
         changed = np.array([philox.uniform(other[0], other[1], position, other[2]) for position in range(2_000)])
         assert abs(np.corrcoef(values[:2_000], changed)[0, 1]) < 0.07
-
-
-def test_fresh_seeds_differ() -> None:
-    seeds = {philox.fresh_seed() for _ in range(20)}
-    assert len(seeds) == 20
-    assert all(0 <= seed < 2**64 for seed in seeds)

@@ -139,15 +139,6 @@ def test_a_row_rebuilt_from_its_history_continues_as_it_was(new_sampler: Any) ->
         assert tokens == whole
 
 
-def test_without_a_seed_every_row_draws_its_own(new_sampler: Any) -> None:
-    row = logits(1)
-    first, second = (new_sampler(opened_row(0, SamplingParams(), [], 0), VOCAB) for _ in range(2))
-    assert first.seed != second.seed
-    assert tally(first, row, 40) != tally(second, row, 40)
-    again = new_sampler(opened_row(0, SamplingParams(seed=first.seed), [], 0), VOCAB)
-    assert tally(again, row, 40) == tally(first, row, 40)
-
-
 def test_mirostat_equals_its_definition(new_sampler: Any, twin: Any) -> None:
     sampling = SamplingParams(seed=31, temperature=1.1, mirostat=2, mirostat_tau=2.0, mirostat_eta=0.3, top_k=1)
     sampler = new_sampler(opened_row(0, sampling, [], 0), VOCAB)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from backends.kernel_sampler import KernelSampler
-from backends.reference_sampler import truncation
+from backends.reference_sampler import philox, truncation
 from backends.reference_sampler.sampler import RowSampler
 from backends.reference_sampler.select import largest, largest_ordered, shortest_prefix
-from realizar.backends import philox
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import SamplingParams
 from step_inputs import opened_row

@@ -1,4 +1,4 @@
-"""Requests as clients make them: where the messages of a prompt end, for engines that keep snapshots of states."""
+"""Requests as callers make them: their seeds, and where the messages of a prompt end, for snapshots of states."""
 
 from __future__ import annotations
 
@@ -44,3 +44,8 @@ def test_a_conversation_that_parts_from_another_starts_after_the_messages_of_bot
     first = client.submit((*system, 40, 41, END, 95), sampling).result()
     again = client.submit((*system, 50, 51, 52, 53, 54, END, 95), sampling).result()
     assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 28)  # blocks of 4 before the system's end at 31
+
+
+def test_requests_that_name_no_seed_get_different_ones() -> None:
+    made = [prepare_request("a", (1,), SamplingParams(), vocab_size=97, max_request_tokens=99) for _ in range(20)]
+    assert len({request.sampling.seed for request in made} - {None}) == 20

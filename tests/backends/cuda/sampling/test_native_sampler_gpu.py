@@ -11,9 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
-from backends.reference_sampler import truncation  # noqa: E402
+from backends.reference_sampler import philox, truncation  # noqa: E402
 from backends.reference_sampler.logprobs import token_logprobs  # noqa: E402
-from realizar.backends import philox  # noqa: E402
 from realizar.backends.row_masks import RowMasks  # noqa: E402
 from realizar.batch import LogprobQuery  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends import philox
 from realizar.backends.cpu.kernels.sampling.record import ROW, ROW_FIELDS
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.sampling.runs import DecodeRuns
@@ -50,8 +49,7 @@ class SamplingRows:
         check_logit_bias(sampling, self._vocab_size)
         self.close(row)
         held = self._held[row] = []
-        seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
-        self.table[row, ROW["seed"]] = np.uint64(seed % (1 << 64)).astype(np.int64)
+        self.table[row, ROW["seed"]] = np.uint64((sampling.seed or 0) % (1 << 64)).astype(np.int64)
         self._write(
             row, choice=opened.choice, greedy=sampling.greedy, min_tokens=sampling.min_tokens,
             ends_early=sampling.structured is not None, outputs=len(opened.history) - opened.num_prompt_tokens,

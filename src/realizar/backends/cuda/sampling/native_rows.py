@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends import philox
 from realizar.backends.cuda.native.sampling.source import sampler_integers, sampler_numbers
 from realizar.backends.row_faults import check_logit_bias
 from realizar.batch import OpenedRow
@@ -143,13 +142,12 @@ class NativeRows:
 
     def _write_numbers(self, record: NDArray[np.void], opened: OpenedRow) -> None:
         sampling = opened.sampling
-        seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
         for name, kind in _SAMPLERS:
             value = getattr(sampling, name)
             record[name] = value if kind is float else min(value, _LARGEST_INT)
         record["choice"], record["num_prompt"] = opened.choice, opened.num_prompt_tokens
         record["min_tokens"], record["kinds"] = min(sampling.min_tokens, _LARGEST_INT), kinds_of(sampling)
-        record["seed"] = seed % (1 << 64)
+        record["seed"] = (sampling.seed or 0) % (1 << 64)
 
     def _write_lists(self, record: NDArray[np.void], sampling: SamplingParams, held: list[torch.Tensor]) -> None:
         lists: list[tuple[str, str, Sequence[float] | NDArray[np.int32], type]] = [

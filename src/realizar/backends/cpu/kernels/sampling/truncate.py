@@ -43,12 +43,12 @@ from realizar.backends.cpu.memory import (
     write_f64,
     write_i32,
 )
-from realizar.backends.philox import DRAW_TOKEN, DRAW_XTC
 
 _SLACK = 1e-9  # by which a bound, found through a logarithm, is lowered, so that rounding loses no id
 _LEAST_REST = 1e-16
 _LN2 = math.log(2.0)
 _NO_POOL = -1
+_DRAW_TOKEN, _DRAW_XTC = 0, 1  # numbers of the draws that pick the token, and decide whether XTC acts
 # Of Philox4x32-10.
 _WORD = np.uint64(0xFFFFFFFF)
 _FIRST, _SECOND = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -58,7 +58,12 @@ _HALF = np.uint64(32)
 
 @inner
 def uniform_of(row: Any, position: int, draw: int) -> float:
-    """The row's number in [0, 1) of a position's draw, one of the first four, as `backends/philox.py` has it."""
+    """A number in [0, 1) with 24 bits, of a row's seed and choice, a position and the number of a draw, 0 to 3.
+
+    It depends on nothing else: not on what else runs, on batching, or on preemption. Philox4x32-10 is from Salmon,
+    Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC'11). Its key is the seed, low word first,
+    its counter (position, choice, 0, 0); draw d takes word d.
+    """
     seed = np.uint64(row.seed)
     c0, c1 = np.uint64(position) & _WORD, np.uint64(row.choice) & _WORD
     c2 = c3 = np.uint64(0)
@@ -73,11 +78,11 @@ def uniform_of(row: Any, position: int, draw: int) -> float:
 
 @inner
 def draw_token(row: Any, position: int, logits: Logits, scratch: Scratch) -> int:
-    uniform = uniform_of(row, position, DRAW_TOKEN)
+    uniform = uniform_of(row, position, _DRAW_TOKEN)
     temperature = row.temperature
     inverse = inverse_of(temperature)
     chance = row.xtc_probability
-    xtc = chance > 0.0 and uniform_of(row, position, DRAW_XTC) < chance
+    xtc = chance > 0.0 and uniform_of(row, position, _DRAW_XTC) < chance
     count, total = _truncate(row, logits, temperature, inverse, scratch)
     if count == _NO_POOL:
         if xtc:
@@ -234,7 +239,7 @@ def draw_mirostat(row: Any, position: int, logits: Logits, scratch: Scratch) -> 
     if kept == 0:
         write_i32(scratch.ids, 0, logits.best)
         kept = weigh_pool(logits, inverse, 1, scratch)
-    index = draw(uniform_of(row, position, DRAW_TOKEN), kept, scratch)
+    index = draw(uniform_of(row, position, _DRAW_TOKEN), kept, scratch)
     surprise = math.log2(sum_of(scratch.weights, kept) / read_f64(scratch.weights, index))
     return read_i32(scratch.ids, index), mu - row.mirostat_eta * (surprise - row.mirostat_tau)
 

@@ -198,7 +198,7 @@ INLINE View view_of(const Tables& t, const Sampled& c, double temperature) {
   return {(adjusted ? t.adjusted : t.logits) + (long)c.index * t.vocab, t.vocab, top, inverse_of(temperature), best};
 }
 
-// Philox4x32-10, as backends/philox.py has it: draws 0 to 3 of a position, numbers of 24 bits.
+// Philox4x32-10, as the CPU's uniform_of has it: draws 0 to 3 of a position, numbers of 24 bits.
 INLINE u32 uniform24(u64 seed, int choice, int position, int draw) {
   u32 c0 = position, c1 = choice, c2 = draw >> 2, c3 = 0, k0 = (u32)seed, k1 = (u32)(seed >> 32);
 #pragma unroll
