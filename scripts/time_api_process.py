@@ -33,7 +33,7 @@ from realizar.engine.frontend.async_link import LinkListener
 from realizar.engine.frontend.open_table import OpenTable
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Accepted, Add, Command, EngineInfo, Event, Outputs, Ready
-from realizar.frames import FrameReader, encode_frame
+from realizar.ipc.frames import FrameReader, encode_frame
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import TokenLogprobs
 from realizar.request import Request

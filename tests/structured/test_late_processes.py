@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realizar.frames import Channel
+from realizar.ipc.frames import Channel
 from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.structured.grammar import GrammarMatcher, only_id
 from realizar.structured.workers import worker_process

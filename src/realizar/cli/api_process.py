@@ -10,7 +10,7 @@ import socket
 import sys
 
 from realizar.cli.terminal.log_lines import log_to_stderr
-from realizar.engine.process.with_parent import leave_signals_to_parent
+from realizar.ipc.with_parent import leave_signals_to_parent
 from realizar.server.processes.main import receive_start, run_api_process
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from realizar.errors import ChatTemplateError
-from realizar.frames import Channel, ChannelError
+from realizar.ipc.frames import Channel, ChannelError
 from realizar.structured.workers.process_limits import limit_process
 from realizar.tokenizer.templates.budget import seconds_for_size
 from realizar.tokenizer.templates.chat_messages import TemplateBoundsError

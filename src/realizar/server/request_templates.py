@@ -12,7 +12,7 @@ from queue import Empty, Full, LifoQueue
 from typing import Any
 
 from realizar.errors import ChatTemplateError, EngineUnavailableError
-from realizar.frames import Channel, ChannelError, ChannelTimeoutError
+from realizar.ipc.frames import Channel, ChannelError, ChannelTimeoutError
 from realizar.server.render_process import COMMAND, Ask, Made, as_bytes, as_text
 from realizar.structured.workers.process_limits import start_process
 from realizar.tokenizer.templates.chat_messages import TemplateBoundsError

@@ -27,7 +27,7 @@ from realizar.engine.process.messages import (
     Reply,
     Shutdown,
 )
-from realizar.frames import FrameReader
+from realizar.ipc.frames import FrameReader
 from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams

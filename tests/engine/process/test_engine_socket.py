@@ -35,7 +35,7 @@ from realizar.engine.process.messages import (
     Reply,
     Shutdown,
 )
-from realizar.frames import FrameReader, encode_frame
+from realizar.ipc.frames import FrameReader, encode_frame
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from scripted_backend import expected_tokens

@@ -45,7 +45,7 @@ from realizar.errors import (
     QueueFullError,
     RealizarError,
 )
-from realizar.frames import (
+from realizar.ipc.frames import (
     MAX_FRAME_BYTES,
     Channel,
     ChannelError,

@@ -34,7 +34,7 @@ from realizar.engine.process.messages import (
     restore_error,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
-from realizar.frames import encode_frame
+from realizar.ipc.frames import encode_frame
 from realizar.outputs import PromptProgress
 from realizar.request import NO_CLIENT, Client, Request
 from realizar.sampling_params import SamplingParams

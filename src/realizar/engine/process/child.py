@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from realizar.engine.process.messages import Event, Failed, Load, Ping, Pong, Ready, Shutdown, restore_error
 from realizar.errors import EngineDeadError, RealizarError
-from realizar.frames import FrameError, FrameReader, encode_frame
+from realizar.ipc.frames import FrameError, FrameReader, encode_frame
 
 _LOG = logging.getLogger(__name__)
 _LEVELS = logging.getLevelNamesMapping()

@@ -20,8 +20,8 @@ from realizar.engine.delta_shares import named_numbers, share_of
 from realizar.engine.loading import find_checkpoint, load_core, load_fitting_core
 from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.messages import Command, Event, Failed, Load, Loading, Outputs, Ping, Pong
-from realizar.engine.process.with_parent import leave_signals_to_parent
-from realizar.frames import MAX_FRAME_BYTES, FrameError, FrameReader, encode_frame
+from realizar.ipc.frames import MAX_FRAME_BYTES, FrameError, FrameReader, encode_frame
+from realizar.ipc.with_parent import leave_signals_to_parent
 from realizar.outputs import RowError
 from realizar.step_deltas import RequestFailure, StepDeltas
 

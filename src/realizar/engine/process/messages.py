@@ -1,6 +1,6 @@
 """Messages between an engine and whoever has it: commands in one direction, events in the other. msgspec and the nouns.
 
-An engine on a thread gets the records as they are; `realizar.frames` writes them as msgpack for one in a process.
+An engine on a thread gets the records as they are; `realizar.ipc.frames` writes them as msgpack for one in a process.
 """
 
 from __future__ import annotations

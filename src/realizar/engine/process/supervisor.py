@@ -17,7 +17,7 @@ from realizar.engine.frontend.async_link import LinkListener
 from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy, growing_pause_s
 from realizar.engine.process.messages import Ask, Command, EngineBlocked, EngineLost, Event, Load, Ready, record_error
 from realizar.errors import CaptureLostError, EngineDeadError, InvalidRequestError, RealizarError
-from realizar.frames import FrameError
+from realizar.ipc.frames import FrameError
 
 _LOG = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "realizar.engine.process.main")

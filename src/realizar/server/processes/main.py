@@ -19,7 +19,7 @@ from realizar.engine.frontend.tasks import Tasks
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Abort, Add, Ask, Command, Ping, Pong, Question, Reply
 from realizar.errors import InvalidRequestError
-from realizar.frames import FrameError, FrameReader, encode_frame
+from realizar.ipc.frames import FrameError, FrameReader, encode_frame
 from realizar.server.app import create_app
 from realizar.server.figures import ServerFigures
 from realizar.server.http.listen import uvicorn_config

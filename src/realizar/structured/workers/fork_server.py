@@ -17,7 +17,7 @@ import socket
 import sys
 
 from realizar.errors import RealizarError
-from realizar.frames import Channel, ChannelError
+from realizar.ipc.frames import Channel, ChannelError
 from realizar.structured.grammar import GrammarFactory
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.messages import (

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from realizar.frames import Channel, ChannelError, ChannelTimeoutError
+from realizar.ipc.frames import Channel, ChannelError, ChannelTimeoutError
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory

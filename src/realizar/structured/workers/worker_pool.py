@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from realizar.frames import ChannelError
+from realizar.ipc.frames import ChannelError
 from realizar.structured.regex_masks import MOST_STATES
 from realizar.structured.workers.grammar_rows import NO_LINE, KnownGrammar
 from realizar.structured.workers.messages import (

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.errors import RealizarError
-from realizar.frames import Channel, ChannelError
+from realizar.ipc.frames import Channel, ChannelError
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher, only_id
 from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_masks import MOST_STATES

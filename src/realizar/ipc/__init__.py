@@ -1,0 +1,1 @@
+"""How the processes of a server speak with each other, and end together."""
