@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.logprob_columns import LogprobColumns, StepEntry
-from realizar.outputs import FinishReason, RowError, SnapshotUse, TokenLogprobs
+from realizar.outputs import NO_SNAPSHOTS, FinishReason, RowError, SnapshotUse, TokenLogprobs
 from realizar.scheduler.sequence import Sequence
 from realizar.step_deltas import ChoiceEnd, ChoiceSnapshots, ChoiceStart, RequestFailure, StepDeltas, StepLogprobs
 
@@ -42,7 +41,6 @@ class GrowingDeltas:
         self.now_s = 0.0
         self._gained = _Gained()
         self._new: dict[int, Sequence] = {}  # of which nothing was handed out yet, by number
-        self._used: dict[int, Sequence] = {}  # that used snapshots since that was said last, by number
         self.ended: dict[int, str] = {}  # request ids of the choices whose ends were handed out last, by number
 
     def open(self, sequence: Sequence) -> None:
@@ -50,11 +48,11 @@ class GrowingDeltas:
 
     def close(self, sequence: Sequence) -> None:
         self._new.pop(sequence.sequence_id, None)
-        self._used.pop(sequence.sequence_id, None)
 
     def use_snapshots(self, sequence: Sequence, use: SnapshotUse) -> None:
         sequence.snapshots = sequence.snapshots.plus(use)
-        self._used[sequence.sequence_id] = sequence
+        if sequence.sequence_id not in self._new:
+            self._gained.snapshots.append(ChoiceSnapshots(sequence.sequence_id, sequence.snapshots))
 
     def add_tokens(self, numbers: NDArray[np.int64], token_ids: NDArray[np.int32]) -> None:
         """New tokens of open choices: int64 [tokens] and int32 [tokens]."""
@@ -75,7 +73,6 @@ class GrowingDeltas:
         """The end of a choice; a stop token is the last that it has gained."""
         number = sequence.sequence_id
         self._start(sequence)
-        self._say_used([number])
         stop_token_id = int(sequence.token_ids[-1]) if reason == "stop" else None
         values = None if pooled is None else tuple(pooled.tolist())
         self._gained.ends.append(ChoiceEnd(number, reason, stop_token_id, values))
@@ -88,7 +85,6 @@ class GrowingDeltas:
 
     def take(self) -> StepDeltas:
         """Hand out what choices gained since the last call."""
-        self._say_used([number for number in self._used if number not in self._new])
         gained, self._gained = self._gained, _Gained()
         self.ended = gained.ended
         return StepDeltas(
@@ -111,10 +107,7 @@ class GrowingDeltas:
             self._gained.starts.append(
                 ChoiceStart(number, sequence.request.request_id, sequence.choice, started_s, cached)
             )
-
-    def _say_used(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            if (sequence := self._used.pop(number, None)) is not None:
+            if sequence.snapshots is not NO_SNAPSHOTS:
                 self._gained.snapshots.append(ChoiceSnapshots(number, sequence.snapshots))
 
 

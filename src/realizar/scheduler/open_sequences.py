@@ -7,13 +7,14 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.kv_cache.block_keys import BlockKeys
+from realizar.kv_cache.step_pool import StepPool
 from realizar.outputs import PromptProgress
 from realizar.request import Client, Request
 from realizar.scheduler.row_table import Rows, RowTable
@@ -119,9 +120,9 @@ class ReadSteps:
         if len(self._read) > _FEW:
             self._read = {name: read for name, read in self._read.items() if self._now(name)}
 
-    def is_much(self, clients: Iterable[str]) -> bool:
-        """True if all of these clients have read for long."""
-        return all(self._now(name) >= _MOST_READ for name in clients)
+    def is_much(self, clients: Collection[str]) -> bool:
+        """True if all of these clients, if there are any, have read for long."""
+        return len(clients) > 0 and all(self._now(name) >= _MOST_READ for name in clients)
 
     def _now(self, name: str) -> float:
         steps, then = self._read.get(name, (0.0, 0))
@@ -144,9 +145,8 @@ class OpenSequences:
         clients: those who have an open sequence, by name.
         waiting: by client's name, sorted by `order`, for those clients who have any; a preempted sequence waits.
         running: sorted by `order`.
-        preempted: those that wait and have a row.
         requests: by request id and choice.
-        in_rows: the sequence of each row, None where there is none.
+        rows: the numbers of rows; a preempted sequence, which waits, keeps its own.
     """
 
     def __init__(self, block_size: int, table: RowTable) -> None:
@@ -158,8 +158,7 @@ class OpenSequences:
         self.requests: dict[str, dict[int, Sequence]] = {}
         self.waiting: dict[str, list[Sequence]] = {}
         self.running: list[Sequence] = []
-        self.preempted: set[Sequence] = set()
-        self.in_rows: list[Sequence | None] = [None] * len(table.sequence_ids)
+        self.rows = StepPool(len(table.sequence_ids), "row")
         self._num_chosen = 0
         self._running_rows: NDArray[np.intp] | None = None
 
@@ -181,12 +180,13 @@ class OpenSequences:
         first = next(iter(self.requests.get(request_id, {}).values()), None)
         if first is None:
             return None
-        num_tokens = first.num_prompt_tokens
+        num_tokens = first.request.num_prompt_tokens
         return PromptProgress(num_tokens, first.num_cached_tokens, min(int(first.num_computed_tokens), num_tokens))
 
     def of_rows(self, rows: NDArray[np.intp]) -> list[Sequence]:
         """The sequences of those of the rows, intp [rows], that have one."""
-        return [sequence for row in rows.tolist() if (sequence := self.in_rows[row]) is not None]
+        numbers = self._table.sequence_ids[rows].tolist()
+        return [sequence for number in numbers if (sequence := self._sequences.get(number)) is not None]
 
     def about_to_compute(self, end: int) -> list[Sequence]:
         """Running sequences whose first `end` tokens are known and not all computed."""
@@ -200,6 +200,11 @@ class OpenSequences:
     @property
     def num_waiting(self) -> int:
         return sum(map(len, self.waiting.values()))
+
+    @property
+    def num_preempted(self) -> int:
+        """Sequences that wait and have a row."""
+        return sum(client.num_rows for client in self.clients.values()) - len(self.running)
 
     def _all_waiting(self) -> Iterator[Sequence]:
         return itertools.chain.from_iterable(self.waiting.values())
@@ -232,7 +237,6 @@ class OpenSequences:
 
     def start(self, sequence: Sequence) -> None:
         self._wait_no_more(sequence)
-        self.preempted.discard(sequence)
         self._table.is_running[sequence.own_row] = True
         self._running_rows = None
         bisect.insort(self.running, sequence, key=order)
@@ -241,49 +245,46 @@ class OpenSequences:
         self.running.remove(sequence)
         self._table.is_running[sequence.own_row] = False
         self._running_rows = None
-        self.preempted.add(sequence)
         self._wait(sequence)
 
-    def give_row(self, sequence: Sequence, row: int) -> None:
+    def give_row(self, sequence: Sequence) -> None:
+        """The caller has checked that a row is free."""
         if sequence.scheduled_s is None:
             self._turns.start(sequence.request.client, sequence.turn)
         self.clients[sequence.request.client.name].num_rows += 1
-        self.in_rows[row] = sequence
-        sequence.take_row(row)
+        sequence.take_row(self.rows.take())
 
     def take_row(self, sequence: Sequence) -> None:
-        self.clients[sequence.request.client.name].num_rows -= 1
-        self.in_rows[sequence.own_row] = None
-        sequence.leave_row()
-        self.preempted.discard(sequence)
+        """Take the row from a sequence, which goes on from the tokens that are known; those in flight never come."""
+        if sequence.row is not None:
+            self.clients[sequence.request.client.name].num_rows -= 1
+            self.rows.release(sequence.row)
+            sequence.leave_row()
 
     def remove(self, sequence: Sequence) -> None:
+        request = sequence.request
         if sequence.running:
             self.running.remove(sequence)
+            self._running_rows = None
         else:
             self._wait_no_more(sequence)
-        self._running_rows = None
-        self.preempted.discard(sequence)
+        self.take_row(sequence)
         if sequence.scheduled_s is None:
-            self._turns.give_up(sequence.request.client)
-        name = sequence.request.client.name
-        client = self.clients[name]
+            self._turns.give_up(request.client)
+        client = self.clients[request.client.name]
         client.num_open -= 1
-        if sequence.row is not None:
-            client.num_rows -= 1
-            self.in_rows[sequence.row] = None
-            self._table.close(sequence.row)
         if not client.num_open:
-            del self.clients[name]
+            del self.clients[request.client.name]
         del self._sequences[sequence.sequence_id]
-        choices = self.requests[sequence.request.request_id]
+        choices = self.requests[request.request_id]
         del choices[sequence.choice]
         if not choices:
-            del self.requests[sequence.request.request_id]
+            del self.requests[request.request_id]
 
     def share(self, client: str) -> float:
         """The rows that a client may have for good, while all who have an open sequence want as many."""
-        return len(self.in_rows) * self.clients[client].weight / sum(each.weight for each in self.clients.values())
+        num_rows, clients = len(self._table.sequence_ids), self.clients
+        return num_rows * clients[client].weight / sum(each.weight for each in clients.values())
 
     def has_share(self, client: str) -> bool:
         return len(self.clients) > 1 and self.clients[client].num_rows >= self.share(client)
@@ -301,23 +302,22 @@ class OpenSequences:
     def _until_passed_over(self, name: str, passed_over: Container[str]) -> Iterator[Sequence]:
         return itertools.takewhile(lambda _: name not in passed_over, self.waiting[name].copy())
 
-    def last_of_most(self, *, above_share: bool = False) -> Sequence | None:
-        """The running sequence that gives way: the last one of the client that has most rows beyond its share.
+    def last_of_most(self, *, loses_nothing: bool = False) -> Sequence | None:
+        """The last running sequence of the client that has most rows beyond its share, if that is a row or more.
 
-        With `above_share`, None where nobody has a row more than its share, or none of these can start again: a
-        sampler's state, prompt log-probabilities or a mean would be lost.
+        With `loses_nothing` it is one that can start again without a loss: without a sampler's state, prompt
+        log-probabilities or a mean.
         """
         beyond = {name: each.num_rows - self.share(name) for name, each in self.clients.items()}
         most = max(beyond, key=beyond.__getitem__, default="")
         if beyond.get(most, 0.0) < 1.0 or len(beyond) < 2:
-            return None if above_share else self.running[-1]
+            return None
         for sequence in reversed(self.running):
-            request = sequence.request
-            sampling = request.sampling
+            request, sampling = sequence.request, sequence.request.sampling
             keeps_nothing = not sampling.mirostat and sampling.prompt_logprobs is None and request.pooling is None
-            if request.client.name == most and (keeps_nothing or not above_share):
+            if request.client.name == most and (keeps_nothing or not loses_nothing):
                 return sequence
-        return None if above_share else self.running[-1]
+        return None
 
     @property
     def num_equal_rows(self) -> int:
@@ -332,52 +332,43 @@ class OpenSequences:
         taken: Counter[str] = Counter()
         turns = np.zeros(len(rows))
         oldest = np.argsort(self._table.chosen[rows], kind="stable")
-        for index in oldest.tolist():
-            if (sequence := self.in_rows[rows[index]]) is not None:
-                client = sequence.request.client
-                taken[client.name] += 1
-                turns[index] = taken[client.name] / client.weight
+        for index, sequence in zip(oldest.tolist(), self.of_rows(rows[oldest]), strict=True):
+            client = sequence.request.client
+            taken[client.name] += 1
+            turns[index] = taken[client.name] / client.weight
         chosen = oldest[np.argsort(turns[oldest], kind="stable")[:most]]
         self._table.chosen[rows[chosen]] = self._num_chosen + np.arange(len(chosen))
         self._num_chosen += len(chosen)
         return rows[np.sort(chosen)]
 
-    def audit(self) -> list[int]:
-        """Prove that every sequence is in the list where it belongs, and return the rows of open ones.
+    def audit(self) -> None:
+        """Prove that every sequence is in the list where it belongs, and in its row.
 
         It raises RuntimeError if one is lost, in the wrong list, or without a row.
         """
-        if any(sequence.row is None for sequence in self.running):
-            raise RuntimeError("a running sequence has no row of its own")
-        waiting = list(self._all_waiting())
-        if not all(s.running for s in self.running) or any(s.running for s in waiting):
+        sequences, waiting = self._sequences.values(), list(self._all_waiting())
+        if not all(each.running for each in self.running) or any(each.running for each in waiting):
             raise RuntimeError("a sequence is in the wrong list")
-        if self.preempted != {sequence for sequence in waiting if sequence.row is not None}:
-            raise RuntimeError("a sequence that waits is taken for preempted, or is and is not")
         for listed in (self.running, *self.waiting.values()):
             if sorted(listed, key=order) != listed:
                 raise RuntimeError("a list of sequences is out of order")
-        ids = [sequence.sequence_id for sequence in (*self.running, *waiting)]
+        ids = sorted(sequence.sequence_id for sequence in (*self.running, *waiting))
         by_request = [sequence.sequence_id for choices in self.requests.values() for sequence in choices.values()]
-        if sorted(ids) != sorted(self._sequences) or sorted(by_request) != sorted(ids):
+        if ids != sorted(self._sequences) or ids != sorted(by_request):
             raise RuntimeError("a sequence is lost or listed twice")
         if len(self._turns) != sum(sequence.scheduled_s is None for sequence in waiting):
             raise RuntimeError("a sequence has used its turn and waits, or has started without one")
-        held = Counter(sequence.request.client.name for sequence in self._sequences.values())
-        if held != Counter({name: client.num_open for name, client in self.clients.items()}):
-            raise RuntimeError("clients and open sequences disagree")
-        self._audit_rows()
-        return [sequence.row for sequence in self._sequences.values() if sequence.row is not None]
-
-    def _audit_rows(self) -> None:
         if self.running_rows.tolist() != [sequence.row for sequence in self.running]:
             raise RuntimeError("the rows of running sequences are not those of the list")
-        for row, sequence in enumerate(self.in_rows):
-            number = -1 if sequence is None else sequence.sequence_id
-            if self._table.sequence_ids[row] != number or (sequence is not None and sequence.row != row):
-                raise RuntimeError(f"row {row} is not that of sequence {number}")
-        held = Counter(sequence.request.client.name for sequence in self.in_rows if sequence is not None)
-        if held.total() != len(self.running) + len(self.preempted):
-            raise RuntimeError("a sequence has a row and is not known by it")
-        if held != Counter({name: client.num_rows for name, client in self.clients.items()}):
-            raise RuntimeError("clients and rows disagree")
+        in_rows = {each.row: each for each in sequences if each.row is not None}
+        if [in_rows[row].sequence_id if row in in_rows else -1 for row in range(len(self._table.sequence_ids))] != (
+            self._table.sequence_ids.tolist()
+        ):
+            raise RuntimeError("a row is not that of its sequence")
+        self.rows.audit(each.row for each in sequences if each.row is not None)
+        num_open = Counter(each.request.client.name for each in sequences)
+        num_rows = Counter(each.request.client.name for each in in_rows.values())
+        if {name: (client.num_open, client.num_rows) for name, client in self.clients.items()} != {
+            name: (count, num_rows[name]) for name, count in num_open.items()
+        }:
+            raise RuntimeError("clients and their sequences or rows disagree")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from realizar.batch import OpenedRow
-from realizar.scheduler.pace import Pace
 from realizar.scheduler.row_table import Column, Rows
 from realizar.scheduler.sequence import Sequence
 
@@ -21,19 +20,14 @@ class Plan:
     Attributes:
         decodes: intp [decodes], rows that compute their last token; they come before all others.
         num_drafts: int32 [decodes], drafts that follow it; None where no row has any.
+        prompts: tokens of each sequence that reads its prompt.
         restored: keys of the snapshots that sequences start from.
-
-    Args:
-        pace: bounds what is read beside decodes; None reads what fits.
     """
 
-    def __init__(self, budget: int, pace: Pace | None = None, max_rows: int | None = None) -> None:
-        self.budget = budget
-        self._max_rows = max_rows
-        self._pace = pace
-        self._num_decode_tokens: int | None = None
-        self._equal: int | None = None
-        self._is_much = False
+    def __init__(self, budget: int, max_rows: int) -> None:
+        self.budget, self._max_rows = budget, max_rows
+        self._most_prompt_tokens: Callable[[int], int | None] = lambda _position: None
+        self._num_decode_tokens = 0
         self._left: dict[str, int] | None = None  # tokens of each client's prompts, while they are shared out
         self.decodes: Rows = np.zeros(0, np.intp)
         self.num_drafts: Column | None = None
@@ -56,7 +50,7 @@ class Plan:
 
     @property
     def most_decodes(self) -> int:
-        return self.budget if self._max_rows is None else min(self.budget, self._max_rows - self.num_rows)
+        return min(self.budget, self._max_rows - self.num_rows)
 
     def add_decodes(self, rows: Rows, num_drafts: Column | None) -> None:
         """Schedule the last token of each row, and drafts, before any other."""
@@ -78,21 +72,14 @@ class Plan:
         """Tokens that a prompt may take while others wait: half of what there is for it, so that none waits long."""
         return min(sequence.num_chunk_tokens, -(-self.room_for(sequence) // 2))
 
-    def start_prompts(self, position: int, equal: int | None = None, *, is_much: bool = False) -> None:
-        """Limit the budget for prompts, now that all decodes are in, by `Pace.prompt_tokens`."""
-        self._num_decode_tokens, self._equal, self._is_much = self.num_tokens, equal, is_much
-        self._limit(position, 0)
+    def start_prompts(self, most_tokens: Callable[[int], int | None], position: int) -> None:
+        """Bound the tokens of prompts, now that all decodes are in, by `most_tokens` of the farthest one's position."""
+        self._num_decode_tokens, self._most_prompt_tokens = self.num_tokens, most_tokens
+        self.limit(position, least=0)
 
-    def start_at(self, position: int) -> None:
-        """Limit it, to at least one, for a prompt that starts after so many cached tokens: later ones are slower."""
-        if self._num_decode_tokens is not None:
-            self._limit(position, 1)
-
-    def _limit(self, position: int, least: int) -> None:
-        if self._pace is None or self._num_decode_tokens is None:
-            return
-        most = self._pace.prompt_tokens(self._num_decode_tokens, position, self._equal, is_much=self._is_much)
-        if most is not None:
+    def limit(self, position: int, *, least: int = 1) -> None:
+        """Limit the budget for a prompt that goes on after so many tokens: later ones are slower."""
+        if (most := self._most_prompt_tokens(position)) is not None:
             self.budget = min(self.budget, max(most - (self.num_tokens - self._num_decode_tokens), least))
 
     def add(self, sequence: Sequence, count: int) -> None:

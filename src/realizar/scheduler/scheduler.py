@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,6 @@ from numpy.typing import NDArray
 from realizar.batch import NOT_SAMPLED, LogprobQuery, ScheduledBatch, StepOutput, StepRows
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError, QueueFullError
 from realizar.kv_cache.manager import KVCacheManager, Prefix
-from realizar.kv_cache.step_pool import StepPool
 from realizar.outputs import FinishReason, PromptProgress, RowError
 from realizar.request import Pooling, Request
 from realizar.scheduler.drafts import Drafting
@@ -85,9 +85,9 @@ class Scheduler:
         self._policy = policy or Policy()
         self._pace = pace
         self._clock = clock
-        self._rows = StepPool(cache.num_rows, "row")
         self._table = RowTable(cache.num_rows, cache.context_length, has_state=cache.has_state)
         self._open = OpenSequences(cache.block_size, self._table)
+        self._rows = self._open.rows
         self._ended_s: deque[float] = deque(maxlen=32)  # when the last sequences ended
         self._drafting = drafting or Drafting(None, 0, 0)
         self._read_steps = ReadSteps()
@@ -221,7 +221,7 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         """Decide the next step, to be submitted; without rows when nothing can run before a submitted step is done."""
-        plan = Plan(self._limit.tokens, self._pace, self._limit.rows)
+        plan = Plan(self._limit.tokens, self._limit.rows)
         self._take_rows_back(plan)
         running = self._open.running_rows
         remaining = self._table.num_remaining(running)  # 0 where a row's last token is on its way
@@ -230,17 +230,21 @@ class Scheduler:
         if np.count_nonzero(are_decodes) < len(running):
             decoding = running[are_decodes]
             prompts = self._open.of_rows(running[(remaining > 0) & ~are_decodes])
-        equal = self._open.num_equal_rows if self._is_shared else None
-        is_much = self._is_much(prompts)
+        equal, readers = None, set[str]()  # clients who have a prompt that runs, or anything that waits
+        if self._is_shared:
+            equal = self._open.num_equal_rows
+            readers = {each.request.client.name for each in prompts} | self._open.waiting.keys()
+        is_much = self._read_steps.is_much(readers)
         if self._policy.first == "prefill":
-            self._schedule_prompts(prompts, plan)
+            self._schedule_prompts(prompts, readers, plan)
             if not plan.num_rows:
                 self._schedule_decodes(decoding, plan)
         else:
             self._schedule_decodes(self._share_decodes(decoding, equal, leaves_room=is_much), plan)
-            farthest = max((sequence.num_computed_tokens for sequence in prompts), default=0)
-            plan.start_prompts(farthest, equal, is_much=is_much)
-            self._schedule_prompts(prompts, plan)
+            if self._pace is not None:
+                most = partial(self._pace.prompt_tokens, plan.num_tokens, equal=equal, is_much=is_much)
+                plan.start_prompts(most, max((sequence.num_computed_tokens for sequence in prompts), default=0))
+            self._schedule_prompts(prompts, readers, plan)
         if self._is_shared and len(plan.decodes):
             self._read_steps.note(plan.prompts, is_much=is_much)
         columns = self._look_ahead(self._advance(plan))
@@ -277,7 +281,7 @@ class Scheduler:
 
     def audit(self) -> None:
         """Prove that rows and sequences belong together; RuntimeError says that they don't."""
-        self._rows.audit(self._open.audit())
+        self._open.audit()
 
     def _check_request(self, request: Request) -> None:
         if not request.prompt_token_ids:
@@ -318,16 +322,6 @@ class Scheduler:
     def _is_shared(self) -> bool:
         return len(self._open.clients) > 1
 
-    def _readers(self, prompts: ListOf[Sequence]) -> set[str]:
-        """The names of clients who have a prompt that runs, or anything that waits."""
-        return {each.request.client.name for each in prompts} | self._open.waiting.keys()
-
-    def _is_much(self, prompts: ListOf[Sequence]) -> bool:
-        if not self._is_shared:
-            return False
-        readers = self._readers(prompts)
-        return bool(readers) and self._read_steps.is_much(readers)
-
     def _share_decodes(self, rows: Rows, equal: int | None, *, leaves_room: bool) -> Rows:
         """The rows that decode in this step: all, unless steps take much longer for some clients' many rows."""
         self._take_turns = False
@@ -359,17 +353,15 @@ class Scheduler:
             rows, num_drafts = rows[stay], None if num_drafts is None else num_drafts[stay]
         plan.add_decodes(rows, num_drafts)
 
-    def _schedule_prompts(self, prompts: ListOf[Sequence], plan: Plan) -> None:
+    def _schedule_prompts(self, prompts: ListOf[Sequence], readers: Collection[str], plan: Plan) -> None:
         """Schedule chunks of running prompts, then those of waiting sequences, and then what remains of the budget.
 
-        Where several clients have prompts, each has its share first, and then whoever has more to read.
+        Where several clients, the `readers`, have prompts, each has its share first, and then whoever has more to read.
         """
-        if self._is_shared:
-            readers = self._readers(prompts)
-            if len(readers) > 1:
-                plan.share({name: self._open.clients[name].weight for name in readers})
-                self._read_prompts(prompts, plan)
-                plan.share(None)
+        if len(readers) > 1:
+            plan.share({name: self._open.clients[name].weight for name in readers})
+            self._read_prompts(prompts, plan)
+            plan.share(None)
         self._read_prompts(prompts, plan)
 
     def _read_prompts(self, prompts: ListOf[Sequence], plan: Plan) -> None:
@@ -410,7 +402,7 @@ class Scheduler:
         passed_over, held_back = set[str](), set[str]()  # clients, and requests whose choices wait for the first one
         for sequence in self._open.waiting_in_turn(passed_over):
             name, request_id = sequence.request.client.name, sequence.request.request_id
-            if plan.is_full or sequence.num_pending or not (self._rows.num_free or self._open.preempted):
+            if plan.is_full or sequence.num_pending or not (self._rows.num_free or self._open.num_preempted):
                 return
             if not plan.room_for(sequence) or (self._take_turns and self._open.has_share(name)):
                 passed_over.add(name)
@@ -425,7 +417,7 @@ class Scheduler:
             while self._open.running and not self._cache.can_allocate(sequence.num_tokens, prefix):
                 if not self._take_back(sequence, plan):
                     return  # alone, it always fits
-            plan.start_at(prefix.num_tokens)
+            plan.limit(prefix.num_tokens)
             row = self._row_for(sequence, prefix.num_tokens, plan)
             self._cache.adopt(row, prefix)
             self._table.num_computed[row] = prefix.num_tokens
@@ -447,8 +439,8 @@ class Scheduler:
         name = sequence.request.client.name
         if not self._is_shared or self._open.has_share(name):
             return False
-        share = self._open.share(name) / len(self._open.in_rows)
-        victim = self._open.last_of_most(above_share=True)
+        share = self._open.share(name) / self._cache.num_rows
+        victim = self._open.last_of_most(loses_nothing=True)
         if victim is None or sequence.num_tokens > max(share * self._cache.max_tokens, 1):
             return False
         plan.remove(victim)
@@ -486,11 +478,11 @@ class Scheduler:
 
     def _row_for(self, sequence: Sequence, num_cached_tokens: int, plan: Plan) -> int:
         if sequence.row is None:
-            self._open.give_row(sequence, self._rows.take())
+            self._open.give_row(sequence)
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = self._clock()
                 sequence.num_cached_tokens = num_cached_tokens
-                self._queries += sequence.num_prompt_tokens
+                self._queries += sequence.request.num_prompt_tokens
                 self._hits += num_cached_tokens
             plan.opened.append(sequence.opened())
         return sequence.own_row
@@ -508,7 +500,8 @@ class Scheduler:
             if found := sequence.take_queries(count):
                 queries[index] = found
             wanted = sequence.request.pooling
-            if wanted is not None and (wanted == "mean" or count == sequence.num_remaining_tokens):
+            is_last = sequence.num_computed_tokens + count == sequence.request.num_prompt_tokens
+            if wanted is not None and (wanted == "mean" or is_last):
                 pooling[index] = wanted
         columns = table.advance(rows, counts, np.concatenate((drafts, np.zeros(len(plan.prompts), np.int32))))
         if cache.prefix_cache:  # a row of one token is looked at when the one sampled after it is known
@@ -533,7 +526,7 @@ class Scheduler:
     def _update_rows(self, step: StepRows, output: StepOutput) -> None:
         """Take in the results of a step's rows. What one row raises, or has for an error, ends its request alone."""
         _check_rows(step, output)
-        table, in_rows, rows, is_open = self._table, self._open.in_rows, step.numbers, self._are_open(step)
+        table, rows, is_open = self._table, step.numbers, self._are_open(step)
         if output.errors:
             for index, error in output.errors.items():
                 if is_open[index]:
@@ -560,7 +553,8 @@ class Scheduler:
             are_read = is_open & ~table.samples[rows] & (step.num_context_tokens == table.most_tokens[rows] - 1)
             reasons |= dict.fromkeys(are_read.nonzero()[0].tolist(), "length")
         for index in sorted({*at[need_care].tolist(), *reasons}):
-            if (owner := in_rows[rows[index]]) is not None:  # else its request failed with an earlier row
+            owner = self._open.get(int(step.sequence_ids[index]))
+            if owner is not None:  # else its request failed with an earlier row
                 try:
                     self._register(owner)
                     if (reason := reasons.get(index)) is not None:
@@ -580,7 +574,7 @@ class Scheduler:
                 kept = entries if len(entries) <= count else entries[:count]
                 self._deltas.add_logprobs(int(step.sequence_ids[index]), kept)
         for index, entries in output.queried.items():
-            if is_open[index] and (owner := self._open.in_rows[step.numbers[index]]) is not None:
+            if is_open[index] and (owner := self._open.get(int(step.sequence_ids[index]))) is not None:
                 self._deltas.add_prompt_logprobs(owner, entries)
 
     def _settle_drafts(self, step: StepRows, at: NDArray[np.intp], output: StepOutput) -> None:
@@ -626,14 +620,11 @@ class Scheduler:
         """A sequence waits again as if it had not run, but for what it has put out."""
         if sequence.running:
             self._preempt(sequence)
-        if sequence.row is not None:
-            self._rows.release(sequence.row)
-            self._open.take_row(sequence)
+        self._open.take_row(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.row is not None:
             self._cache.free(sequence.row)
-            self._rows.release(sequence.row)
         self._drafting.forget(sequence)
         self._deltas.close(sequence)
         self._open.remove(sequence)

@@ -21,7 +21,6 @@ class Sequence:
         sequence_id: never used twice.
         turn: its place in the order of starts, see `Turns`.
         keys: of its full blocks.
-        most_tokens: number of tokens at which no further one is wanted.
         row: from its first step on; a preempted sequence keeps it, and with it the sampler's state.
         num_queried: prompt positions whose log-probabilities have been asked for.
         snapshot_positions: numbers of tokens, ascending and not computed yet, after each of which a snapshot is taken.
@@ -30,8 +29,6 @@ class Sequence:
 
     def __init__(self, sequence_id: int, request: Request, choice: int, keys: BlockKeys, table: RowTable) -> None:
         self.sequence_id, self.request, self.choice, self.keys = sequence_id, request, choice, keys
-        self.num_prompt_tokens = request.num_prompt_tokens
-        self.most_tokens = self.num_prompt_tokens + max(request.max_tokens, 1)  # scoring never gets there
         self.turn = 0.0
         self.row: int | None = None
         self.num_queried = self.num_cached_tokens = 0
@@ -49,21 +46,18 @@ class Sequence:
 
     def take_row(self, row: int) -> None:
         self.row = row
-        sampling = self.request.sampling
+        request, sampling = self.request, self.request.sampling
         self._table.open(
-            row,
-            self.sequence_id,
-            self._history,
-            most_tokens=self.most_tokens,
-            least_tokens=self.num_prompt_tokens + sampling.least_tokens,
+            row, self.sequence_id, self._history,
+            most_tokens=request.num_prompt_tokens + max(request.max_tokens, 1),  # scoring never gets there
+            least_tokens=request.num_prompt_tokens + sampling.least_tokens,
             stop_ids=sampling.stop_token_ids,
-            samples=self.request.max_tokens > 0,
+            samples=request.max_tokens > 0,
             may_be_deferred=sampling.structured is not None,
-            embeddings=self.request.embeddings,
-        )
+            embeddings=request.embeddings,
+        )  # fmt: skip
 
     def leave_row(self) -> None:
-        """Wait as if it had not run, but for the tokens that are known; those in flight never come."""
         self._history = self.token_ids.copy()
         self._table.close(self.own_row)
         self.row = None
@@ -98,20 +92,11 @@ class Sequence:
         return self.num_known_tokens + self.num_pending
 
     @property
-    def num_remaining_tokens(self) -> int:
-        num_tokens = self.num_tokens
-        waits = self.row is not None and self._table.num_drafts.item(self.row) > 0
-        return 0 if num_tokens >= self.most_tokens or waits else num_tokens - self.num_computed_tokens
-
-    @property
     def num_chunk_tokens(self) -> int:
         """Tokens that the next step may compute: those before the next sampled one, or up to the next snapshot."""
-        remaining = self.num_remaining_tokens
-        return (
-            min(remaining, self.snapshot_positions[0] - self.num_computed_tokens)
-            if self.snapshot_positions
-            else remaining
-        )
+        remaining = self._table.num_remaining(np.array([self.own_row])).item()
+        positions = self.snapshot_positions
+        return min(remaining, positions[0] - self.num_computed_tokens) if positions else remaining
 
     @property
     def most_cached_tokens(self) -> int:
@@ -122,14 +107,14 @@ class Sequence:
         if self.request.pooling == "mean":
             return 0
         scored = self.choice == 0 and self.request.sampling.prompt_logprobs is not None
-        if scored and self.num_queried < self.num_prompt_tokens - 1:
+        if scored and self.num_queried < self.request.num_prompt_tokens - 1:
             return self.num_queried
         return self.num_known_tokens - 1
 
     @property
     def max_drafts(self) -> int:
         """Drafts that may follow the last known token: another token follows the last draft."""
-        return self.most_tokens - self.num_known_tokens - 1
+        return self._table.most_tokens.item(self.own_row) - self.num_known_tokens - 1
 
     def propose(self, drafts: tuple[int, ...]) -> None:
         """Let drafts follow its last token, which is known and alone to compute."""
@@ -155,6 +140,6 @@ class Sequence:
             row=self.own_row,
             sampling=self.request.sampling,
             history=tuple(history),
-            num_prompt_tokens=self.num_prompt_tokens,
+            num_prompt_tokens=self.request.num_prompt_tokens,
             choice=self.choice,
         )

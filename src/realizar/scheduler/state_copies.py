@@ -12,6 +12,8 @@ import bisect
 from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
 
+import numpy as np
+
 from realizar.batch import StateMoves
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.scheduler.growing_deltas import GrowingDeltas
@@ -153,6 +155,6 @@ class StateCopies:
                 row, client = sequence.own_row, sequence.request.client.name
                 self._cache.take_snapshot(row, sequence.keys, sequence.token_ids, position, client)
         for row, use in snapshots.take_uses().items():
-            if (sequence_of_row := self._open.in_rows[row]) is not None:
-                self._deltas.use_snapshots(sequence_of_row, use)
+            for sequence in self._open.of_rows(np.array([row])):
+                self._deltas.use_snapshots(sequence, use)
         return snapshots.take_moves()

@@ -45,7 +45,7 @@ class Foreseeing:
 
     def _drafts(self, sequence: Scheduled) -> tuple[int, ...]:
         assert not sequence.num_pending
-        assert sequence.num_remaining_tokens == 1
+        assert sequence.num_chunk_tokens == 1
         size = min(self.size, sequence.max_drafts)
         drafts = expected_tokens(sequence.token_ids.tolist(), (None,), GREEDY, size)
         return (*drafts[:-1], (drafts[-1] + 1) % 97) if drafts else ()
