@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from realizar.errors import InvalidRequestError
+from realizar.ranges import check_ranges, number
 
 InstructionSetName = Literal["avx512_vnni", "avx_vnni", "avx2", "neon_dot", "portable"]
 KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
@@ -24,22 +23,6 @@ QUEUED_PER_ROW = 4
 """Choices that a server lets wait for each that may run, where no limit is configured."""
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
-_RANGES: Mapping[str, tuple[int, float]] = {
-    "threads": (1, 1024),
-    "context_length": (1, math.inf),
-    "expert_used_count": (1, math.inf),
-    "max_running": (1, 65_536),
-    "block_size": (1, math.inf),
-    "max_step_tokens": (1, 1 << 20),
-    "kv_cache_bytes": (1, math.inf),
-    "host_snapshot_bytes": (0, math.inf),
-    "host_sharers": (1, math.inf),
-    "typical_request_tokens": (1, math.inf),
-    "max_queued": (1, math.inf),
-    "speculative_tokens": (0, 16),
-    "prompt_lookup_max": (1, math.inf),
-    "prompt_lookup_min": (1, math.inf),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +74,22 @@ class EngineConfig:
             except for ties on a GPU, as above.
     """
 
-    threads: int | None = None
+    threads: int | None = number(None, 1, 1024)
     kv_cache_dtype: KVCacheDType = "auto"
-    context_length: int | None = None
-    max_running: int | None = None
-    block_size: int = 32
-    max_step_tokens: int | None = None
-    kv_cache_bytes: int | None = None
-    host_snapshot_bytes: int | None = None
-    host_sharers: int = 1
-    typical_request_tokens: int = 1024
-    expert_used_count: int | None = None
+    context_length: int | None = number(None, 1)
+    max_running: int | None = number(None, 1, 65_536)
+    block_size: int = number(32, 1)
+    max_step_tokens: int | None = number(None, 1, 1 << 20)
+    kv_cache_bytes: int | None = number(None, 1)
+    host_snapshot_bytes: int | None = number(None, 0)
+    host_sharers: int = number(1, 1)
+    typical_request_tokens: int = number(1024, 1)
+    expert_used_count: int | None = number(None, 1)
     instruction_set: str | None = None
-    speculative_tokens: int = 0
-    prompt_lookup_max: int = 4
-    prompt_lookup_min: int = 2
-    max_queued: int | None = None
+    speculative_tokens: int = number(0, 0, 16)
+    prompt_lookup_max: int = number(4, 1)
+    prompt_lookup_min: int = number(2, 1)
+    max_queued: int | None = number(None, 1)
     prefix_cache: bool = True
     device: str = "auto"
     batch_invariant: bool = False
@@ -115,17 +98,7 @@ class EngineConfig:
     device_check: bool = True
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _RANGES.items():
-            value: Any = getattr(self, name)
-            if value is None:
-                continue
-            is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-            if not is_integer:
-                raise InvalidRequestError(f"{name} must be an integer, not {value!r}", name)
-            if value < least:
-                raise InvalidRequestError(f"{name} must be at least {least}, not {value}", name)
-            if value > most:
-                raise InvalidRequestError(f"{name} must be at most {most}, not {value}", name)
+        check_ranges(self)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise InvalidRequestError(
                 f"prompt_lookup_min is {self.prompt_lookup_min}, above prompt_lookup_max {self.prompt_lookup_max}",

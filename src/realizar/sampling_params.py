@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from realizar.errors import InvalidRequestError
+from realizar.ranges import check_ranges, number
 
 StructuredKind = Literal["json_object", "json_schema", "regex", "lark", "choice", "nested"]
 
@@ -44,13 +44,6 @@ class Sampler:
     json: str | None = None
     name: str = ""
     kind: type[int | float] = float
-
-
-def _number(
-    default: float | None, low: float, high: float, sampler: Sampler | None = None, *, above: bool = False
-) -> Any:
-    """A field of numbers from `low`, or from `above` it, to `high`."""
-    return field(default=default, metadata={"range": (low, high, above), "sampler": sampler})
 
 
 _INFINITE = 1 << 53
@@ -118,23 +111,23 @@ class SamplingParams:
             already and the output goes on from there.
     """
 
-    max_tokens: int | None = _number(None, 1, _INFINITE)
-    min_tokens: int = _number(0, 0, _INFINITE)
-    temperature: float = _number(
+    max_tokens: int | None = number(None, 1, _INFINITE)
+    min_tokens: int = number(0, 0, _INFINITE)
+    temperature: float = number(
         1.0, 0, 100,
         Sampler(
             "temperature of sampling; 0 is greedy", 0.8, ("--temp",), "openai", ollama="temperature", gguf="temp",
             json="temperature",
         ),
     )  # fmt: skip
-    top_k: int = _number(
+    top_k: int = number(
         0, -1, _INFINITE,
         Sampler(
             "keep this number of most probable tokens; 0 is off", 40, servers="vllm", ollama="top_k", gguf="top_k",
             json="top_k",
         ),
     )  # fmt: skip
-    top_p: float = _number(
+    top_p: float = number(
         1.0, 0, 1,
         Sampler(
             "keep the most probable tokens up to this sum; 1 is off", 0.95, servers="openai", ollama="top_p",
@@ -142,47 +135,47 @@ class SamplingParams:
         ),
         above=True,
     )  # fmt: skip
-    min_p: float = _number(
+    min_p: float = number(
         0.0, 0, 1,
         Sampler(
             "drop tokens less probable than this share of the most probable", 0.05, servers="vllm", ollama="min_p",
             gguf="min_p", json="min_p",
         ),
     )  # fmt: skip
-    typical_p: float = _number(
+    typical_p: float = number(
         1.0, 0, 1,
         Sampler("locally typical sampling; 1 is off", options=("--typical",), ollama="typical_p", json="typical_p"),
         above=True,
     )  # fmt: skip
-    top_n_sigma: float = _number(
+    top_n_sigma: float = number(
         0.0, 0, 1e6, Sampler("keep logits within this number of standard deviations of the largest; 0 is off")
     )
-    xtc_probability: float = _number(
+    xtc_probability: float = number(
         0.0, 0, 1, Sampler("probability of removing the top choices of a token", gguf="xtc_probability")
     )
-    xtc_threshold: float = _number(
+    xtc_threshold: float = number(
         0.1, 0, 1, Sampler("probability from which a token is a top choice", gguf="xtc_threshold")
     )
-    dry_multiplier: float = _number(0.0, 0, 1e6, Sampler("strength of the penalty on repeated sequences; 0 is off"))
-    dry_base: float = _number(1.75, 1, 1e6, Sampler("growth of that penalty with the length of a sequence"))
-    dry_allowed_length: int = _number(2, 1, _INFINITE, Sampler("longest repeated sequence without a penalty"))
-    dry_penalty_last_n: int = _number(
+    dry_multiplier: float = number(0.0, 0, 1e6, Sampler("strength of the penalty on repeated sequences; 0 is off"))
+    dry_base: float = number(1.75, 1, 1e6, Sampler("growth of that penalty with the length of a sequence"))
+    dry_allowed_length: int = number(2, 1, _INFINITE, Sampler("longest repeated sequence without a penalty"))
+    dry_penalty_last_n: int = number(
         -1, -1, _INFINITE, Sampler("number of last tokens to search for repetitions; -1 is all")
     )
     dry_sequence_breakers: tuple[int, ...] = ()
-    mirostat: int = _number(
+    mirostat: int = number(
         0, 0, 2,
         Sampler(
             "2 keeps the surprise at a target, instead of the truncations above", ollama="mirostat", gguf="mirostat"
         ),
     )  # fmt: skip
-    mirostat_tau: float = _number(
+    mirostat_tau: float = number(
         5.0, 0, 1e6, Sampler("target surprise of mirostat, in bits", ollama="mirostat_tau", gguf="mirostat_tau")
     )
-    mirostat_eta: float = _number(
+    mirostat_eta: float = number(
         0.1, 0, 1e6, Sampler("learning rate of mirostat", ollama="mirostat_eta", gguf="mirostat_eta")
     )
-    repetition_penalty: float = _number(
+    repetition_penalty: float = number(
         1.0, 0, 1e6,
         Sampler(
             "penalty on tokens of prompt and output; 1 is off", options=("--repeat-penalty",), servers="vllm",
@@ -190,24 +183,24 @@ class SamplingParams:
         ),
         above=True,
     )  # fmt: skip
-    presence_penalty: float = _number(
+    presence_penalty: float = number(
         0.0, -2, 2,
         Sampler("penalty on tokens of the output; 0 is off", servers="openai", ollama="presence_penalty"),
     )  # fmt: skip
-    frequency_penalty: float = _number(
+    frequency_penalty: float = number(
         0.0, -2, 2,
         Sampler(
             "penalty on tokens of the output, times their count; 0 is off", servers="openai", ollama="frequency_penalty"
         ),
     )  # fmt: skip
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = _number(None, -(2**63), 2**64 - 1)
-    logprobs: int | None = _number(None, 0, 1000)
-    prompt_logprobs: int | None = _number(None, 0, 1000)
+    seed: int | None = number(None, -(2**63), 2**64 - 1)
+    logprobs: int | None = number(None, 0, 1000)
+    prompt_logprobs: int | None = number(None, 0, 1000)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    n: int = _number(1, 1, 128)
+    n: int = number(1, 1, 128)
     structured: StructuredOutput | None = None
     structured_begun: tuple[int, ...] = ()
 
@@ -217,18 +210,7 @@ class SamplingParams:
             raise InvalidRequestError("stop must be a sequence of strings, not a string", "stop")
         if self.mirostat not in (0, 2):
             raise InvalidRequestError(f"mirostat must be 0 or 2, not {self.mirostat}", "mirostat")
-        for name, kind, is_optional, (low, high, above) in _CHECKS:
-            value: Any = getattr(self, name)
-            if value is None and is_optional:
-                continue
-            right_kind = isinstance(value, kind)
-            if not right_kind:
-                meaning = "an integer" if kind is Integral else "a number"
-                raise InvalidRequestError(f"{name} must be {meaning}, not {value!r}", name)
-            if not low <= value <= high:  # nor is NaN
-                raise InvalidRequestError(f"{name} must be between {low} and {high}, not {value}", name)
-            if above and value <= low:
-                raise InvalidRequestError(f"{name} must be above {low}, not {value}", name)
+        check_ranges(self)
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop strings must not be empty", "stop")
         if any(not math.isfinite(bias) or abs(bias) > 100 for bias in self.logit_bias.values()):
@@ -253,13 +235,6 @@ class SamplingParams:
         return self.min_tokens if self.structured is None else 0
 
 
-_CHECKS: tuple[tuple[str, type, bool, tuple[float, float, bool]], ...] = tuple(
-    [
-        (each.name, Integral if "int" in str(each.type) else Real, "None" in str(each.type), each.metadata["range"])
-        for each in fields(SamplingParams)
-        if "range" in each.metadata
-    ]
-)
 SAMPLERS: tuple[Sampler, ...] = tuple(
     [
         replace(each.metadata["sampler"], name=each.name, kind=int if each.type == "int" else float)

@@ -97,5 +97,5 @@ def test_a_context_beyond_the_models_is_cut_with_a_line_in_the_log(caplog: pytes
 
 def test_a_resolved_value_out_of_range_is_refused_as_a_given_one() -> None:
     config = resolve_config(SPEC, EngineConfig(), CPU, float32_weights=False)
-    with pytest.raises(InvalidRequestError, match="max_running must be at least 1, not 0"):
+    with pytest.raises(InvalidRequestError, match="max_running must be between 1 and 65536, not 0"):
         replace(config, max_running=0)

@@ -149,7 +149,7 @@ def test_a_wrong_option_of_serve_is_refused_before_the_server_is_imported() -> N
         'sys.exit(f\'{status} {set(sys.modules) & {"starlette", "uvicorn", "numpy"}}\')'
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert result.stderr.splitlines() == ["realizar: max_running must be at least 1, not 0", "1 set()"]
+    assert result.stderr.splitlines() == ["realizar: max_running must be between 1 and 65536, not 0", "1 set()"]
 
 
 def raising(error: BaseException) -> App:

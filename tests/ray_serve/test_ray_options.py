@@ -35,7 +35,7 @@ def test_a_configuration_file_gives_options() -> None:
         ({"min_replicas": 3, "max_replicas": 2}, "max_replicas is 2, below min_replicas 3"),
         ({"target_requests": 0.0}, "target_requests must be above 0"),
         ({"fronts": 2, "settings": {"max_stored_responses": 5}}, "responses can't be kept by 2 fronts"),
-        ({"config": {"threads": 0}}, "threads must be at least 1"),
+        ({"config": {"threads": 0}}, "threads must be between 1 and 1024"),
     ],
 )
 def test_wrong_fields_are_named(fields: dict[str, object], error: str) -> None:

@@ -11,11 +11,10 @@ import msgspec
 from realizar.config import EngineConfig
 from realizar.engine.planned_load import PlannedLoad
 from realizar.errors import InvalidRequestError, RealizarError
+from realizar.ranges import check_ranges, number
 from realizar.sampling_params import SamplingParams
 from realizar.server.settings import ServerSettings
 from realizar.sizes import format_bytes
-
-_LEAST = {"min_replicas": 1, "max_replicas": 1, "fronts": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +48,12 @@ class RayOptions:
     max_queued: int | None = None
     sampling: SamplingParams | None = None
     chat_template: str | None = None
-    min_replicas: int = 1
-    max_replicas: int = 1
+    min_replicas: int = number(1, 1)
+    max_replicas: int = number(1, 1)
     target_requests: float | None = None
     upscale_delay_s: float = 10.0
     downscale_delay_s: float = 300.0
-    fronts: int = 1
+    fronts: int = number(1, 1)
     front_resources: dict[str, float] = field(default_factory=dict)
     engine_resources: dict[str, float] = field(default_factory=dict)
     memory_bytes: int | None = None
@@ -63,9 +62,7 @@ class RayOptions:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise InvalidRequestError(f"{name} must be at least {least}, not {getattr(self, name)}", name)
+        check_ranges(self)
         if self.max_replicas < self.min_replicas:
             raise InvalidRequestError(
                 f"max_replicas is {self.max_replicas}, below min_replicas {self.min_replicas}", "max_replicas"

@@ -35,7 +35,7 @@ def test_more_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_step_has_a_bound_on_any_machine() -> None:
-    with pytest.raises(InvalidRequestError, match="max_step_tokens must be at most 1048576, not 1000000000"):
+    with pytest.raises(InvalidRequestError, match="max_step_tokens must be between 1 and 1048576, not 1000000000"):
         EngineConfig(max_step_tokens=1_000_000_000)
 
 

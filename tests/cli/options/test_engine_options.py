@@ -94,7 +94,7 @@ def test_plan_takes_what_serve_takes(realizar: Callable[..., Any], smollm2_path:
     assert small["workspace_bytes"] < json.loads(realizar(*words).stdout)["workspace_bytes"]
     refused = realizar(*words, "--speculative-tokens", "17")
     assert refused.status == 1
-    assert "speculative_tokens must be at most 16, not 17" in refused.stderr
+    assert "speculative_tokens must be between 0 and 16, not 17" in refused.stderr
 
 
 def test_a_queue_below_nothing_is_refused() -> None:
