@@ -128,3 +128,20 @@ class Emitter:
         self.b.cbranch(self.b.icmp_signed("<", following, count), start, end)
         self.b.position_at_end(end)
         return results
+
+    def largest_within(self, left: Value, widths: Sequence[int], emit: Callable[[int], None]) -> Value:
+        """Run `emit(width)` for the first of falling widths that is at most `left`, or the last; returns the width."""
+        width, *rest = widths
+        if not rest:
+            emit(width)
+            return self.const(width)
+        with self.b.if_else(self.b.icmp_signed(">=", left, self.const(width))) as (fits, too_wide):
+            with fits:
+                emit(width)
+                after_this = self.b.block
+            with too_wide:
+                smaller, after_smaller = self.largest_within(left, rest, emit), self.b.block
+        chosen = self.b.phi(I64)
+        chosen.add_incoming(self.const(width), after_this)
+        chosen.add_incoming(smaller, after_smaller)
+        return chosen

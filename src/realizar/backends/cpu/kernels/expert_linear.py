@@ -14,8 +14,8 @@ from numba import cfunc, types
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.kernels.float_linear import WIDTHS, multiply_float_tile
-from realizar.backends.cpu.kernels.linear import add_bias, multiply_tile, tile_widths
+from realizar.backends.cpu.kernels.float_linear import multiply_float_tile
+from realizar.backends.cpu.kernels.linear import add_bias, multiply_tile
 from realizar.backends.cpu.kernels.quantize import activate_group, offset_of, quantize_group
 from realizar.backends.cpu.kernels.routing import (
     COUNT_ITEMS,
@@ -56,8 +56,7 @@ def share_of(counts: int, items: int, tiles: int, together: int, thread: int, th
 
 def make_expert_linear(instruction_set: int, weight_format: int) -> Any:
     """The kernel of one format. `together`: tiles that stay with one thread, which goes on with them itself; or 1."""
-    first, second, third, fourth = tile_widths(instruction_set)
-    row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
+    width, row_bytes = INSTRUCTION_SETS[instruction_set].tile_tokens[0], 4 * INSTRUCTION_SETS[instruction_set].lanes
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def expert_linear(address: int, thread: int, threads: int) -> None:
@@ -74,7 +73,7 @@ def make_expert_linear(instruction_set: int, weight_format: int) -> Any:
             for each in range(tile, last_tile if item == last_item else tiles):
                 place = expert * tiles + each
                 multiply_tile(
-                    instruction_set, weight_format, 0, first, second, third, fourth,
+                    instruction_set, weight_format, 0, width,
                     arguments.codes + place * arguments.codes_stride,
                     arguments.scales + place * arguments.scales_stride,
                     arguments.supers + place * arguments.supers_stride,
@@ -99,7 +98,6 @@ EXPERT_FLOAT_LINEAR = Record(
 def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
     """The kernel of one element type; shaped like `make_expert_linear`."""
     row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
-    first, second, third = WIDTHS
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def expert_float_linear(address: int, thread: int, threads: int) -> None:
@@ -113,7 +111,7 @@ def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
             stop = position + read_i64(own, ITEM_PAIRS)
             for each in range(tile, last_tile if item == last_item else tiles):
                 multiply_float_tile(
-                    instruction_set, weight_type, 0, first, second, third,
+                    instruction_set, weight_type, 0,
                     arguments.weights + (expert * tiles + each) * arguments.tile_stride,
                     columns, arguments.input, arguments.input_stride,
                     arguments.out + each * row_bytes, arguments.out_stride,

@@ -12,7 +12,7 @@ from realizar.backends.cpu.codegen.float_tile import FLOAT_TYPES, emit_float_til
 from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.kernels.linear import add_bias
+from realizar.backends.cpu.kernels.linear import add_bias, store_sums
 from realizar.backends.cpu.memory import read_i64
 from realizar.backends.cpu.records import Record
 
@@ -26,45 +26,36 @@ FLOAT_LINEAR = Record(
 
 @emitted
 def float_tile(
-    builder: Any, instruction_set: int, weight_type: int, tokens: int, add: int, weights: Value, columns: Value,
+    builder: Any, instruction_set: int, weight_type: int, add: int, left: Value, weights: Value, columns: Value,
     source: Value, source_stride: Value, out: Value, out_stride: Value, factor: Float,
-) -> None:  # fmt: skip
-    """out[t][out_features of the tile] = tile x token t, or out += factor * that where `add`."""
+) -> Value:  # fmt: skip
+    """Like `tile_matmul` for a float tile, and float32 tokens `source_stride` bytes apart."""
     e = Emitter(builder, INSTRUCTION_SETS[instruction_set].lanes)
-    rows = [e.scaled(source, e.const(t), source_stride) for t in range(tokens)]
-    for t, value in enumerate(emit_float_tile(e, FLOAT_TYPES[weight_type], weights, columns, rows)):
-        address = e.scaled(out, e.const(t), out_stride)
-        if add:
-            value = e.fma(e.splat(factor), value, e.load(address, e.f32, 4))
-        e.store(value, address)
+
+    def multiply(tokens: int) -> None:
+        rows = [e.scaled(source, e.const(t), source_stride) for t in range(tokens)]
+        sums = emit_float_tile(e, FLOAT_TYPES[weight_type], weights, columns, rows)
+        store_sums(e, sums, out, out_stride, factor if add else None)
+
+    return e.largest_within(left, WIDTHS, multiply)
 
 
 @njit(inline="always")
 def multiply_float_tile(
-    instruction_set: int, weight_type: int, add: int, first: int, second: int, third: int, weights: int, columns: int,
-    source: int, source_stride: int, out: int, out_stride: int, token: int, stop: int, factor: float,
+    instruction_set: int, weight_type: int, add: int, weights: int, columns: int, source: int, source_stride: int,
+    out: int, out_stride: int, token: int, stop: int, factor: float,
 ) -> None:  # fmt: skip
-    """Like `multiply_tile` for a float tile: as many tokens at once as there are left of `first` to `third`."""
+    """Like `multiply_tile` for a float tile."""
     while token < stop:
-        x, y = source + token * source_stride, out + token * out_stride
-        if stop - token >= first:
-            float_tile(instruction_set, weight_type, first, add, weights, columns, x, source_stride,
-                       y, out_stride, factor)  # fmt: skip
-            token += first
-        elif stop - token >= second:
-            float_tile(instruction_set, weight_type, second, add, weights, columns, x, source_stride,
-                       y, out_stride, factor)  # fmt: skip
-            token += second
-        else:
-            float_tile(instruction_set, weight_type, third, add, weights, columns, x, source_stride,
-                       y, out_stride, factor)  # fmt: skip
-            token += third
+        token += float_tile(
+            instruction_set, weight_type, add, stop - token, weights, columns, source + token * source_stride,
+            source_stride, out + token * out_stride, out_stride, factor,
+        )  # fmt: skip
 
 
 def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Any:
     """The kernel of one weight type; shaped like `make_linear`."""
     row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
-    first, second, third = WIDTHS
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def float_linear(address: int, thread: int, threads: int) -> None:
@@ -77,7 +68,7 @@ def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Any:
             block_end = min(block + TOKEN_BLOCK, tokens)
             for tile in range(start, stop):
                 multiply_float_tile(
-                    instruction_set, weight_type, add, first, second, third,
+                    instruction_set, weight_type, add,
                     arguments.weights + tile * arguments.tile_stride, columns,
                     arguments.input, in_stride, arguments.out + tile * row_bytes, out_stride,
                     block, block_end, factor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -29,53 +30,49 @@ BLOCK_TOKENS, LEAST_TOKENS = 96, 36
 
 @emitted
 def tile_matmul(
-    builder: Any, instruction_set: int, weight_format: int, tokens: int, add: int, codes: Value, scales: Value,
+    builder: Any, instruction_set: int, weight_format: int, add: int, left: Value, codes: Value, scales: Value,
     supers: Value, table: Value, groups: Value, activations: Value, out: Value, out_stride: Value, factor: Float,
-) -> None:  # fmt: skip
-    """out[t][out_features of the tile] = tile x token t, or out += factor * that if `add`. Addresses, bytes."""
+) -> Value:  # fmt: skip
+    """out[t][out_features of the tile] = tile x token t, or out += factor * that if `add`. Addresses, bytes.
+
+    Of `left` tokens as many as can share a pass over the tile; returns how many.
+    """
     instructions = INSTRUCTION_SETS[instruction_set]
     group_stride = instructions.tile_tokens[0] * RECORD_BYTES
     e = Emitter(builder, instructions.lanes)
     tile = TileAddresses(codes, scales, supers, table, activations, groups, group_stride)
-    sums = TileEmitter(e, format_at(weight_format), instructions.name, tokens).emit(tile)
+
+    def multiply(tokens: int) -> None:
+        sums = TileEmitter(e, format_at(weight_format), instructions.name, tokens).emit(tile)
+        store_sums(e, sums, out, out_stride, factor if add else None)
+
+    return e.largest_within(left, instructions.tile_tokens, multiply)
+
+
+def store_sums(e: Emitter, sums: Iterable[Value], out: Value, out_stride: Value, factor: Float | None) -> None:
+    """out = sums, float32 lanes for each token, or out += factor * sums."""
     for t, value in enumerate(sums):
         address = e.scaled(out, e.const(t), out_stride)
-        if add:
+        if factor is not None:
             value = e.fma(e.splat(factor), value, e.load(address, e.f32, 4))
         e.store(value, address)
 
 
 @njit(inline="always")
 def multiply_tile(
-    instruction_set: int, weight_format: int, add: int, first: int, second: int, third: int, fourth: int,
-    codes: int, scales: int, supers: int, table: int, groups: int, activations: int, record_groups: int,
-    out: int, out_stride: int, token: int, stop: int, factor: float,
+    instruction_set: int, weight_format: int, add: int, width: int, codes: int, scales: int, supers: int, table: int,
+    groups: int, activations: int, record_groups: int, out: int, out_stride: int, token: int, stop: int, factor: float,
 ) -> None:  # fmt: skip
     """out[t][out_features of the tile] = tile x token t, or added as in `tile_matmul`, for `token` <= t < `stop`.
 
-    As many tokens at once as there are left of `first`, the width of a block of records, to `fourth`. Inlined, so that
-    the numbers before `codes` stay constants. `out` is the tile's place in the row of token 0.
+    `width` is that of a block of records. Inlined, so that the numbers before `codes` stay constants. `out` is the
+    tile's place in the row of token 0.
     """
     while token < stop:
-        x = activations + offset_of(token, 0, record_groups, first)
-        y = out + token * out_stride
-        left = stop - token
-        if left >= first:
-            tile_matmul(instruction_set, weight_format, first, add, codes, scales, supers, table, groups,
-                         x, y, out_stride, factor)  # fmt: skip
-            token += first
-        elif left >= second:
-            tile_matmul(instruction_set, weight_format, second, add, codes, scales, supers, table, groups,
-                         x, y, out_stride, factor)  # fmt: skip
-            token += second
-        elif left >= third:
-            tile_matmul(instruction_set, weight_format, third, add, codes, scales, supers, table, groups,
-                         x, y, out_stride, factor)  # fmt: skip
-            token += third
-        else:
-            tile_matmul(instruction_set, weight_format, fourth, add, codes, scales, supers, table, groups,
-                         x, y, out_stride, factor)  # fmt: skip
-            token += fourth
+        token += tile_matmul(
+            instruction_set, weight_format, add, stop - token, codes, scales, supers, table, groups,
+            activations + offset_of(token, 0, record_groups, width), out + token * out_stride, out_stride, factor,
+        )  # fmt: skip
 
 
 @inner
@@ -120,17 +117,9 @@ def cut(tokens: int, run: int, first: int, tiles: int, share: int, thread: int, 
     return block, tile, at % here * first
 
 
-def tile_widths(instruction_set: int) -> tuple[int, int, int, int]:
-    widths = INSTRUCTION_SETS[instruction_set].tile_tokens
-    assert len(widths) <= 4
-    first, second, third, fourth = (*widths, *[1] * (4 - len(widths)))
-    return first, second, third, fourth
-
-
 def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
     """The kernel of one format. `together`: tiles that stay with one thread, which goes on with them itself, or 0."""
-    first, second, third, fourth = tile_widths(instruction_set)
-    row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
+    width, row_bytes = INSTRUCTION_SETS[instruction_set].tile_tokens[0], 4 * INSTRUCTION_SETS[instruction_set].lanes
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def linear(address: int, thread: int, threads: int) -> None:
@@ -139,9 +128,9 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
         tiles, together, groups = arguments.tiles, arguments.together, arguments.groups
         record_groups, out_stride = arguments.activation_groups, arguments.out_stride
         factor, table, activations = arguments.residual_scale, arguments.table, arguments.activations
-        run = run_of(tokens, groups, arguments.block_bytes, first, threads)
-        block, tile, skipped = cut(tokens, run, first, tiles, together, thread, threads)
-        last_block, last_tile, last_skipped = cut(tokens, run, first, tiles, together, thread + 1, threads)
+        run = run_of(tokens, groups, arguments.block_bytes, width, threads)
+        block, tile, skipped = cut(tokens, run, width, tiles, together, thread, threads)
+        last_block, last_tile, last_skipped = cut(tokens, run, width, tiles, together, thread + 1, threads)
         while block < last_block or (block == last_block and (tile < last_tile or skipped < last_skipped)):
             end_tile = last_tile + (last_skipped > 0) if block == last_block else tiles
             while tile < end_tile:
@@ -151,7 +140,7 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
                 skipped = 0
                 at = arguments.out + tile * row_bytes
                 multiply_tile(
-                    instruction_set, weight_format, add, first, second, third, fourth,
+                    instruction_set, weight_format, add, width,
                     arguments.codes + tile * arguments.codes_stride,
                     arguments.scales + tile * arguments.scales_stride,
                     arguments.supers + tile * arguments.supers_stride,
