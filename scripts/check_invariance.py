@@ -463,9 +463,9 @@ def check(core: EngineCore, arguments: argparse.Namespace, kinds: list[str]) -> 
     )  # fmt: skip
     subjects = [draw_subject(work, number) for number in range(arguments.requests)]
     alone = run_alone(core, subjects, log)
-    before = core.counts
+    before = core.scheduler.counts
     beside = run_beside(core, subjects, work, Crowd(arguments.open, arguments.leave, arguments.seed), log)
-    after = core.counts
+    after = core.scheduler.counts
     print(
         f"{arguments.requests} requests in {time.perf_counter() - started_s:.0f} s; beside others"
         f" {after.prefix_cache_hits - before.prefix_cache_hits} prompt tokens were cached,"

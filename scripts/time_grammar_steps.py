@@ -209,7 +209,7 @@ class Load:
             if self._core.acquire_grammar(request):
                 self._core.add(request)
             else:
-                self._core.prepare_later(request, partial(self._note, request))
+                self._core.grammars.prepare_later(request, partial(self._note, request))
 
     def run(self, seconds: float) -> tuple[float, float, float, int]:
         """Load the engine; tokens/s, seconds of a step (medians by the clock, and of its thread's processor), steps."""
@@ -309,7 +309,7 @@ def time_kinds(given: argparse.Namespace, checkpoint: Checkpoint) -> None:
             shares = np.percentile(np.array(watched.answers_s or [0.0]) * 1e3, (10, 50, 75, 90, 95, 99))
             print("questions, ms at 10, 50, 75, 90, 95 and 99 %:", *(f"{each:.3f}" for each in shares), flush=True)
         load.end()
-        core._grammars.shutdown()
+        core.grammars.shutdown()
     backend.shutdown()
 
 

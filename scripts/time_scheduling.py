@@ -200,8 +200,8 @@ def main() -> int:
 def time_drafts(core: EngineCore, drafting: EngineCore) -> None:
     """Greedy text that repeats itself, from an engine without drafts and from one with them, which is closed."""
     for round_ in range(ROUNDS):
-        before, plain = drafting.counts, decode_tokens_per_s(core, round_)
-        drafted, after = decode_tokens_per_s(drafting, round_), drafting.counts
+        before, plain = drafting.scheduler.counts, decode_tokens_per_s(core, round_)
+        drafted, after = decode_tokens_per_s(drafting, round_), drafting.scheduler.counts
         accepted = after.accepted_tokens - before.accepted_tokens
         proposed = after.draft_tokens - before.draft_tokens
         print(f"drafts: {plain:.1f} tokens/s, with drafts {drafted:.1f}; {accepted} of {proposed} accepted")

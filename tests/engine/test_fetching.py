@@ -50,7 +50,7 @@ def test_a_load_measures_both_speeds_and_keeps_them(hybrid: Path) -> None:
     assert all(group.used == group.cached == 0 for group in core.cache.counts)
     total, on_host = core.capacity.num_snapshots, core.capacity.num_host_snapshots
     assert core.cache.snapshots.counts == SnapshotCounts(total=total, host_total=on_host)
-    assert core.counts == SchedulerCounts(0, 0, 0)  # what was read to measure is nobody's request
+    assert core.scheduler.counts == SchedulerCounts(0, 0, 0)  # what was read to measure is nobody's request
     core.audit()
     core.close()
 

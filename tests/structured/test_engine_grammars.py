@@ -78,7 +78,7 @@ def test_texts_are_the_same_where_processes_go_ahead(steps_in_flight: int, kills
             end_harmless_workers(service)
 
     check_mixed(core, disturb=disturb)
-    assert core.counts.preemptions > 0
+    assert core.scheduler.counts.preemptions > 0
     core.close()
 
 
@@ -87,7 +87,7 @@ def test_preempted_rows_go_on_in_their_grammar(steps_in_flight: int) -> None:
     backend = ScriptedBackend(num_blocks=(20,), max_rows=6, context_length=80)
     core = make_core(backend, steps_in_flight=steps_in_flight)
     check_mixed(core)
-    assert core.counts.preemptions > 0
+    assert core.scheduler.counts.preemptions > 0
     core.close()
 
 
@@ -111,8 +111,8 @@ def test_killed_processes_change_no_text(options: dict[str, Any]) -> None:
 def test_drafts_within_grammars() -> None:
     core = make_core(ScriptedBackend(num_ids=4), speculative_tokens=4)
     check_mixed(core, num_ids=4)
-    assert core.counts.accepted_tokens > 0
-    assert core.counts.draft_tokens > core.counts.accepted_tokens
+    assert core.scheduler.counts.accepted_tokens > 0
+    assert core.scheduler.counts.draft_tokens > core.scheduler.counts.accepted_tokens
     core.close()
 
 
@@ -136,12 +136,12 @@ def test_tokens_that_a_grammar_forces_are_drafts(kills: bool) -> None:
         core.add(request)
         assert tokens_of(run_out(core, look_around)[request.request_id]) == alone(request)
         steps.append(backend.num_steps - before)
-        if core.counts.accepted_tokens >= 10:
+        if core.scheduler.counts.accepted_tokens >= 10:
             break
     core.close()
     assert min(steps) < 38  # tokens of the text, and its end
-    assert core.counts.accepted_tokens >= 10
-    assert core.counts.accepted_tokens == core.counts.draft_tokens
+    assert core.scheduler.counts.accepted_tokens >= 10
+    assert core.scheduler.counts.accepted_tokens == core.scheduler.counts.draft_tokens
 
 
 def test_choices_of_one_request_follow_the_grammar_each() -> None:

@@ -84,7 +84,7 @@ class LLM:
         self.spec: ModelSpec = core.spec
         self.capacity: Capacity = core.capacity
         self.device: ChosenDevice = core.config.chosen
-        self.max_request_tokens: int = core.max_request_tokens
+        self.max_request_tokens: int = core.scheduler.max_request_tokens
         engine = AsyncEngine(
             InlineLink(core),
             self._reader.new_text,

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.step_pool import StepPool
-from realizar.outputs import PromptProgress
 from realizar.request import Client, Request
 from realizar.scheduler.row_table import Rows, RowTable
 from realizar.scheduler.sequence import Sequence
@@ -174,14 +173,6 @@ class OpenSequences:
         if self._running_rows is None:
             self._running_rows = np.array([sequence.row for sequence in self.running], np.intp)
         return self._running_rows
-
-    def prompt_progress(self, request_id: str) -> PromptProgress | None:
-        """Progress of the first choice of a request in reading the prompt; None if none is open."""
-        first = next(iter(self.requests.get(request_id, {}).values()), None)
-        if first is None:
-            return None
-        num_tokens = first.request.num_prompt_tokens
-        return PromptProgress(num_tokens, first.num_cached_tokens, min(int(first.num_computed_tokens), num_tokens))
 
     def of_rows(self, rows: NDArray[np.intp]) -> list[Sequence]:
         """The sequences of those of the rows, intp [rows], that have one."""

@@ -146,7 +146,12 @@ class Scheduler:
         return request_id in self._open.requests
 
     def prompt_progress(self, request_id: str) -> PromptProgress | None:
-        return self._open.prompt_progress(request_id)
+        """Progress of the first choice of a request in reading the prompt; None if none is open."""
+        first = next(iter(self._open.requests.get(request_id, {}).values()), None)
+        if first is None:
+            return None
+        num_tokens = first.request.num_prompt_tokens
+        return PromptProgress(num_tokens, first.num_cached_tokens, min(int(first.num_computed_tokens), num_tokens))
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one choice of it, without an output; its blocks are free at once. Unknown ids pass."""

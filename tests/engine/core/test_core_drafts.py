@@ -87,7 +87,7 @@ def test_the_drafts_of_a_step_are_asked_for_in_one_call() -> None:
     assert drafter.calls == [["a", "b", "c"]] * 4
     assert backend.num_steps == 6
     assert drafter.verdicts == {name: [(3, 2), (3, 2), (3, 2), (1, 0)] for name in PROMPTS}
-    assert (core.counts.draft_tokens, core.counts.accepted_tokens) == (30, 18)
+    assert (core.scheduler.counts.draft_tokens, core.scheduler.counts.accepted_tokens) == (30, 18)
     assert not drafter.open
 
 
@@ -103,7 +103,7 @@ def test_two_steps_stay_in_flight_where_the_drafter_waits_for_nothing() -> None:
     drafter = Foreseeing(3, awaits_results=False)
     _, core, most = run(drafter, in_flight=2)
     assert most == 1  # one is left in flight when a step returns
-    assert core.counts.accepted_tokens > 0 or not drafter.calls
+    assert core.scheduler.counts.accepted_tokens > 0 or not drafter.calls
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -112,7 +112,7 @@ def test_prompts_are_read_ahead_and_sampled_tokens_awaited(in_flight: int) -> No
     drafter = Foreseeing(3)
     backend, core, most = run(drafter, in_flight, step_tokens=4)
     assert most == in_flight - 1
-    assert core.counts.accepted_tokens > 0
+    assert core.scheduler.counts.accepted_tokens > 0
     reference, _, _ = run(Foreseeing(3), 1, step_tokens=4)
     assert backend.num_steps == reference.num_steps
 
@@ -160,7 +160,7 @@ def run_proposing(count: int, **fields: int) -> tuple[ScriptedBackend, EngineCor
 def test_drafts_of_the_backend_are_verified_and_counted() -> None:
     backend, core = run_proposing(COUNT)
     assert backend.num_steps <= 6
-    assert core.counts.draft_tokens >= core.counts.accepted_tokens > 3 * COUNT // 2
+    assert core.scheduler.counts.draft_tokens >= core.scheduler.counts.accepted_tokens > 3 * COUNT // 2
     plain = ScriptedBackend(max_step_tokens=64)
     without = new_core(plain, make_spec((None,)), EngineConfig(max_running=8, max_step_tokens=64))
     for name, prompt in PROMPTS.items():
@@ -184,10 +184,10 @@ def test_what_is_looked_up_goes_before_what_the_backend_proposes(monkeypatch: py
     for name, prompt in PROMPTS.items():
         assert tokens(found[name]) == expected_tokens(prompt, (None,), GREEDY, COUNT)
     assert set(drafter.verdicts) == {"a"}
-    assert core.counts.draft_tokens > sum(drafts for drafts, _ in drafter.verdicts["a"])
+    assert core.scheduler.counts.draft_tokens > sum(drafts for drafts, _ in drafter.verdicts["a"])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_no_draft_is_wanted_that_no_sampled_token_could_follow(count: int) -> None:
     _, core = run_proposing(count, prompt_lookup_min=4)
-    assert core.counts.draft_tokens == 3 * max(count - 2, 0)
+    assert core.scheduler.counts.draft_tokens == 3 * max(count - 2, 0)

@@ -132,7 +132,7 @@ def run(
     if drafter is not None:
         drafter.awaits_results = steps_in_flight == 1  # with two in flight, too, where the engine would wait
     core = new_core(backend, make_spec(windows), config, steps_in_flight=steps_in_flight, drafter=drafter)
-    core._scheduler._clock = lambda: 1e-3 * backend.num_tokens  # a busy machine is no slower
+    core.scheduler._clock = lambda: 1e-3 * backend.num_tokens  # a busy machine is no slower
     requests: dict[str, Request] = {}
     received: dict[tuple[str, int], Received] = {}
     refused = aborted = finished = 0
@@ -188,7 +188,7 @@ def test_everyone_gets_what_its_history_gives(
     windows: tuple[int | None, ...], steps_in_flight: int, drafts: int, num_blocks: int, proposes: bool
 ) -> None:
     core = run(500, windows, steps_in_flight, drafts, num_blocks, num_blocks, proposes)
-    counts = core.counts
+    counts = core.scheduler.counts
     assert counts.preemptions > 10
     assert counts.prefix_cache_hits > 0.1 * counts.prefix_cache_queries
     assert (counts.draft_tokens > 40) is (drafts > 0)

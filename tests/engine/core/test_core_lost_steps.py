@@ -91,7 +91,7 @@ def test_the_requests_of_the_step_end_and_the_engine_goes_on(where: str, step: i
     for name in ("again", "once more"):
         core.add(Request(name, tuple(PROMPT), GREEDY, 8))
         assert tokens(run(core)[name]) == expected_tokens(PROMPT, (None,), GREEDY, 8)
-    assert core.counts.prefix_cache_hits > 0  # of the last one
+    assert core.scheduler.counts.prefix_cache_hits > 0  # of the last one
 
 
 def test_requests_that_were_not_in_the_step_go_on() -> None:

@@ -80,7 +80,7 @@ def test_streams_at_once_are_what_each_is_alone(smollm2_path: Path, streams: int
         while core.has_work:
             for output in stepped(core):
                 together[output.request_id].append(output)
-            most_running = max(most_running, core.counts.running)
+            most_running = max(most_running, core.scheduler.counts.running)
             core.audit()
     finally:
         core.close()
@@ -121,7 +121,7 @@ def test_a_cached_prefix_of_1000_tokens_is_not_read_again(smollm2_path: Path) ->
         (first,) = run(core, [Request("a", (*beginning, 1, 2), GREEDY, 1)])["a", 0]
         (second,) = run(core, [Request("b", (*beginning, 3, 4), GREEDY, 1)])["b", 0]
         assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 992)
-        assert core.counts.prefix_cache_hits == 992
+        assert core.scheduler.counts.prefix_cache_hits == 992
     finally:
         core.close()
 
@@ -169,7 +169,7 @@ def test_drafts_change_nothing(plain: EngineCore, smollm2_path: Path) -> None:
     core = make_core(smollm2_path, speculative_tokens=4)
     try:
         drafted = run(core, requests)
-        counts = core.counts
+        counts = core.scheduler.counts
     finally:
         core.close()
     wanted = run(plain, requests)

@@ -90,7 +90,9 @@ def test_requests_go_on_in_smaller_steps(room: tuple[int, int], late: bool, in_f
     assert max(rows for rows, _ in backend.sizes) <= room[0]
     assert max(count for _, count in backend.sizes) <= room[1]
     assert all(group.used == 0 for group in core.cache.counts)
-    assert core.counts.prefix_cache_queries == sum(map(len, prompts.values())), "once for each, started again or not"
+    assert core.scheduler.counts.prefix_cache_queries == sum(map(len, prompts.values())), (
+        "once for each, started again or not"
+    )
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["submit", "result"])

@@ -78,7 +78,7 @@ def expected() -> dict[tuple[str, int], list[int]]:
 def test_texts_are_what_they_are_without_drafts(name: str, expected: dict[tuple[str, int], list[int]]) -> None:
     core = core_with(DRAFTERS[name])
     assert texts_of(core, requests()) == expected
-    counts = core.counts
+    counts = core.scheduler.counts
     assert counts.draft_tokens > 100
     assert counts.accepted_tokens >= {"itself": 50, "first layer": 5, "another": 0}[name]
     core.close()
@@ -91,7 +91,7 @@ def test_a_model_foresees_itself_in_chunks_from_prefixes_and_after_preemption(fi
     first = texts_of(core, greedy)
     again = texts_of(core, [replace(each, request_id=f"{each.request_id} again") for each in greedy])
     assert list(first.values()) == list(again.values())
-    counts = core.counts
+    counts = core.scheduler.counts
     assert counts.draft_tokens == counts.accepted_tokens > 300
     assert counts.prefix_cache_hits > 0
     assert (counts.preemptions > 0) is bool(fields)
@@ -114,7 +114,7 @@ def test_a_drafter_reads_the_ids_under_given_embeddings(expected: dict[tuple[str
     given = [with_given(each, looked_up(spec, checkpoint, each.prompt_token_ids), ((1, 6),), 5) for each in requests()]
     core = core_with(DRAFTERS["itself"])
     assert texts_of(core, given) == expected
-    assert core.counts.draft_tokens > core.counts.accepted_tokens
+    assert core.scheduler.counts.draft_tokens > core.scheduler.counts.accepted_tokens
     core.close()
 
 

@@ -141,7 +141,7 @@ def test_requests_that_start_again_bring_their_embeddings_again(
     core = make_core("hybrid", contexts=contexts)
     assert run(core, by_embeddings("hybrid"))[0] == alone("hybrid")
     assert left[0] < 0
-    assert core.counts.preemptions > 0
+    assert core.scheduler.counts.preemptions > 0
     core.close()
 
 
@@ -212,7 +212,7 @@ def test_several_choices_share_a_prompt_of_embeddings() -> None:
         texts.append(choices)
     core.close()
     assert texts[0] == texts[1]
-    assert core.counts.prefix_cache_hits >= 2 * 2 * 96
+    assert core.scheduler.counts.prefix_cache_hits >= 2 * 2 * 96
 
 
 def shortened(run: PromptEmbeddings) -> PromptEmbeddings:

@@ -133,7 +133,7 @@ def test_random_conversations(name: str, pressed: tuple[int, int, int]) -> None:
         chat.run(100)
         assert len(chat.ended) + chat.lost == 100
         compare(chat, fresh)
-        snapshots, counts = core.cache.snapshots.counts, core.counts
+        snapshots, counts = core.cache.snapshots.counts, core.scheduler.counts
         assert min(snapshots.restored, snapshots.dropped) > 30
         assert not on_host or min(snapshots.stored, snapshots.fetched) > 10
         assert counts.preemptions > 0 or on_host

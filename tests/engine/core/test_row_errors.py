@@ -112,7 +112,7 @@ def test_a_row_with_drafts_fails() -> None:
     error = RowError("the model gave a logit of nan")
     core = make_core(RowsFail(at=5, error=error), speculative=4)
     check(core, error)
-    assert core.counts.draft_tokens > 0
+    assert core.scheduler.counts.draft_tokens > 0
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

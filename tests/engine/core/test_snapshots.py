@@ -99,7 +99,7 @@ def test_random_conversations(on_host: int, drafts: int, steps_in_flight: int) -
     chat = Chat(drafts * 10 + steps_in_flight, core)
     chat.run(200)
     check_all(chat, backend, 200)
-    counts, snapshots = core.counts, core.cache.snapshots.counts
+    counts, snapshots = core.scheduler.counts, core.cache.snapshots.counts
     assert min(snapshots.taken, snapshots.restored, snapshots.dropped) > 50
     assert not on_host or min(snapshots.stored, snapshots.fetched) > 20
     assert counts.preemptions > 5 or on_host
@@ -123,7 +123,7 @@ def test_requests_count_every_snapshot(on_host: int, drafts: int, steps_in_fligh
     counts = core.cache.snapshots.counts
     assert used == SnapshotUse(counts.taken, counts.restored, counts.fetched, counts.dropped)
     assert min(used.restored, used.taken, used.dropped) > 20
-    assert core.counts.preemptions > 3
+    assert core.scheduler.counts.preemptions > 3
 
 
 @pytest.mark.parametrize(("on_host", "steps_in_flight"), diagonal([0, 6], [1, 2]))
@@ -151,5 +151,5 @@ def test_clearing_in_the_midst_changes_no_answer(
     check_all(chat, backend, 120)
     assert cleared[0] > 5
     assert core.cache.snapshots.counts.restored > 10
-    assert core.counts.prefix_cache_hits > 0
+    assert core.scheduler.counts.prefix_cache_hits > 0
     assert not on_host or core.cache.snapshots.counts.fetched > 0

@@ -77,7 +77,7 @@ def test_what_is_loaded_is_kept_from_the_collector(monkeypatch: pytest.MonkeyPat
     frozen: list[int] = []
     monkeypatch.setattr(process.gc, "freeze", lambda: frozen.append(1))
     core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig())
-    monkeypatch.setattr(core, "read_vocabulary", lambda: None)
+    monkeypatch.setattr(core.grammars, "read_vocabulary", lambda: None)
     monkeypatch.setattr(process, "find_checkpoint", lambda _: None)
     monkeypatch.setattr(process, "load_core", lambda *_, **__: core)
     assert process.load_model(Load("model", EngineConfig()), lambda *_: None) is core

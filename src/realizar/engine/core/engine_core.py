@@ -28,17 +28,16 @@ from realizar.errors import (
     EngineDeadError,
     EngineUnavailableError,
     InvalidRequestError,
-    RealizarError,
     StepError,
     UnsupportedModelError,
 )
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.models.spec import ModelSpec
-from realizar.outputs import PromptProgress, RowError
+from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.scheduler.drafts import Drafter, Drafting, prompt_lookup
 from realizar.scheduler.pace import Policy, pace_of
-from realizar.scheduler.scheduler import Scheduler, SchedulerCounts
+from realizar.scheduler.scheduler import Scheduler
 from realizar.step_deltas import StepDeltas
 from realizar.structured.workers.service import GrammarService
 
@@ -58,7 +57,7 @@ class EngineCore:
     Attributes:
         spec, config: as given.
         capacity: the backend's.
-        cache: the KV cache, for reports of what it holds; only the engine changes it.
+        cache, scheduler, grammars: for what callers ask of them; only the engine changes them.
 
     Raises:
         InvalidRequestError: there is a drafter, and `config.speculative_tokens` is 0.
@@ -79,7 +78,7 @@ class EngineCore:
         max_step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
         self._backend, self.spec, self.config, self.capacity = backend, spec, config, capacity
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
-        self._grammars = RowGrammars(new_grammars, max_running)
+        self.grammars = RowGrammars(new_grammars, max_running)
         self._failing: dict[int, RowError] = {}  # sequences that end once what was scheduled of them is submitted
         self._death: str | None = None
         self.cache = KVCacheManager(
@@ -96,7 +95,7 @@ class EngineCore:
         )
         self._is_asleep = False
         policy = policy or Policy()
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             self.cache,
             max_queued=config.max_queued,
             policy=policy,
@@ -106,7 +105,7 @@ class EngineCore:
                 config.speculative_tokens,
                 spec.vocab_size,
                 capacity.num_drafts,
-                self._grammars.certain_ids,
+                self.grammars.certain_ids,
             ),
         )
 
@@ -124,17 +123,9 @@ class EngineCore:
         return self._backend.experts_read() if isinstance(self._backend, CountsExperts) else None
 
     @property
-    def max_request_tokens(self) -> int:
-        return self._scheduler.max_request_tokens
-
-    @property
-    def counts(self) -> SchedulerCounts:
-        return self._scheduler.counts
-
-    @property
     def has_work(self) -> bool:
         """True while any request is open, or a step in flight."""
-        return self._death is None and (self._scheduler.has_work or bool(self._in_flight))
+        return self._death is None and (self.scheduler.has_work or bool(self._in_flight))
 
     def add(self, request: Request) -> None:
         """Queue a request. Waits for its grammar to be compiled, unless `acquire_grammar` has returned True for it.
@@ -148,8 +139,8 @@ class EngineCore:
         self._check_alive()
         _check_embeddings(request, self.spec.hidden_size)
         while not self.acquire_grammar(request):
-            self._grammars.prepare(request.sampling.structured, request.client.name)
-        self._scheduler.add(request)
+            self.grammars.prepare(request)
+        self.scheduler.add(request)
 
     def acquire_grammar(self, request: Request) -> bool:
         """True if the request has no grammar, or one that is compiled, which is then kept for the request.
@@ -158,26 +149,11 @@ class EngineCore:
         """
         self._check_alive()
         self._close_rows()  # those of requests that have ended keep grammars whose room this one may need
-        return self._grammars.acquire(request, self._scheduler.is_open)
-
-    def prompt_progress(self, request_id: str) -> PromptProgress | None:
-        return self._scheduler.prompt_progress(request_id)
-
-    def read_vocabulary(self) -> None:
-        """Read the vocabulary before the first grammar, if the model can follow any."""
-        self._grammars.read_vocabulary()
-
-    def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
-        """As `RowGrammars.prepare_later`; any thread may call what it returns."""
-        return self._grammars.prepare_later(request, on_done)
-
-    def request_of(self, number: int) -> str | None:
-        """As `Scheduler.request_of`."""
-        return self._scheduler.request_of(number)
+        return self.grammars.acquire(request, self.scheduler.is_open)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, without an output; its blocks are free at once."""
-        self._scheduler.abort(request_id, choice)
+        self.scheduler.abort(request_id, choice)
 
     def step(self) -> StepDeltas:
         """Run one step. Returns what choices gained.
@@ -196,13 +172,13 @@ class EngineCore:
             self._die(f"the engine stopped: {type(error).__name__}: {error}")
             _LOG.exception("a step failed")
             raise EngineDeadError(self._death) from error
-        return self._scheduler.take_deltas()
+        return self.scheduler.take_deltas()
 
     def audit(self) -> None:
         """Prove that blocks, rows and sequences are all accounted for. It raises RuntimeError if they are not."""
         counts = self.cache.audit()
-        self._scheduler.audit()
-        if not self._scheduler.has_work and any(group.used for group in counts):
+        self.scheduler.audit()
+        if not self.scheduler.has_work and any(group.used for group in counts):
             raise RuntimeError("no sequence is open and KV blocks are in use")
 
     def clear_cache(self) -> None:
@@ -249,7 +225,7 @@ class EngineCore:
         """Shut the backend down; idempotent. Open and later requests get EngineDeadError."""
         if self._death is None:
             self._die("the engine was closed")
-        self._grammars.shutdown()
+        self.grammars.shutdown()
         self._backend.shutdown()
 
     def _step(self) -> None:
@@ -258,11 +234,11 @@ class EngineCore:
         A submitted step waits for the masks of its grammars until the next is submitted, or its results are read.
         """
         self._close_rows()
-        batch = self._open_rows(self._scheduler.schedule())
+        batch = self._open_rows(self.scheduler.schedule())
         try:
             if batch.num_rows:
                 self._submit(batch)
-            elif not self._in_flight and self._scheduler.has_work:
+            elif not self._in_flight and self.scheduler.has_work:
                 raise RuntimeError("nothing can be scheduled and sequences are open")
             for _ in range(self._num_awaited(batch)):
                 self._finish_oldest()
@@ -279,7 +255,7 @@ class EngineCore:
         for opened in batch.opened:
             try:
                 self._backend.open(opened)
-                self._grammars.open(opened)
+                self.grammars.open(opened)
             except DeviceLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - what one row asks for is not the others' trouble
@@ -291,43 +267,42 @@ class EngineCore:
     def _submit(self, batch: ScheduledBatch) -> None:
         """Submit a step; the backend samples the one before, at the latest now."""
         if not self._in_flight:
-            self._grammars.start(batch.columns)  # else its rows' last tokens are not known yet
+            self.grammars.start(batch.columns)  # else its rows' last tokens are not known yet
         elif deferred := self._give_masks():
-            batch = self._scheduler.computed_again(batch, deferred)
+            batch = self.scheduler.computed_again(batch, deferred)
         self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self.cache))))
         self._end_failing()
 
     def _give_masks(self) -> Collection[int]:
-        """Give the oldest step in flight its masks, unless it has them. Returns the rows that it holds, as theirs are
-        late.
-        """
+        """Give the oldest step in flight its masks, unless it has them. Returns the rows that sample nothing in it."""
         batch, step = self._in_flight[0]
-        given = self._grammars.give(step)
-        self._failing.update(given.stuck)
-        if given.deferred:
-            self._scheduler.defer(batch, given.deferred)
-        return given.deferred
+        deferred = self.grammars.give(step, self._failing)
+        if deferred:
+            self.scheduler.defer(batch, deferred)
+        return deferred or ()
 
     def _num_awaited(self, batch: ScheduledBatch) -> int:
         """Steps in flight, the last one submitted among them, that must be done before the next is scheduled."""
         if not batch.num_rows:
             return min(len(self._in_flight), 1)  # nothing can be scheduled before the oldest is done
         most = self.config.steps_in_flight - 1
-        return len(self._in_flight) - (0 if most and self._scheduler.awaits(batch) else most)
+        return len(self._in_flight) - (0 if most and self.scheduler.awaits(batch) else most)
 
     def _finish_oldest(self) -> None:
         self._give_masks()
         done, step = self._in_flight[0]
         output = step.result()
         self._in_flight.popleft()
-        self._grammars.advance(done.columns, output)
+        self.grammars.advance(done.columns, output)
         if self._in_flight:  # the sooner, the sooner its masks are there; rows that end now leave a moment later
-            self._grammars.start(self._in_flight[0][0].columns)
+            self.grammars.start(self._in_flight[0][0].columns)
         self._end_failing()
-        self._scheduler.update(done, output)
+        self.scheduler.update(done, output)
         self._close_rows()
-        if self._in_flight and self._grammars.give_all(self._in_flight[0][1]):
-            self._in_flight[0][1].sample()  # or the device would wait for it until the next step is submitted
+        if self._in_flight:
+            _, following = self._in_flight[0]
+            if self.grammars.give(following, self._failing, waits=False) is not None:
+                following.sample()  # or the device would wait for it until the next step is submitted
 
     def _give_up(self, batch: ScheduledBatch, error: CapacityError | StepError) -> None:
         """Give up all steps in flight, and `batch`: a later one may go on from results that are missing.
@@ -344,24 +319,24 @@ class EngineCore:
             lost.append(batch)
         self._in_flight.clear()
         self._end_failing()
-        self._grammars.drop()
+        self.grammars.drop()
         if isinstance(error, CapacityError):
             _LOG.warning("a step does not fit into memory, smaller ones take its place: %s", error)
-            self._scheduler.try_smaller(lost, RowError.of(error, "step"))
+            self.scheduler.try_smaller(lost, RowError.of(error, "step"))
         else:
             _LOG.error("a step was given up, and the requests in it: %s", error)
-            self._scheduler.lose(lost, RowError.of(error, "step"))
+            self.scheduler.lose(lost, RowError.of(error, "step"))
 
     def _end_failing(self) -> None:
         """End requests of which a row could not be opened, or can't go on; what steps give them is dropped."""
         failing, self._failing = self._failing, {}
         for sequence_id, error in failing.items():
-            self._scheduler.fail(sequence_id, error)
+            self.scheduler.fail(sequence_id, error)
 
     def _close_rows(self) -> None:
-        for row in self._scheduler.take_closed_rows():
+        for row in self.scheduler.take_closed_rows():
             self._backend.close(row)
-            self._grammars.close(row)
+            self.grammars.close(row)
 
     def _check_alive(self) -> None:
         if self._death is not None:

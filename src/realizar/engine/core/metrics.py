@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,7 @@ class EngineStats:
 
     def plus(self, earlier: EngineStats) -> EngineStats:
         """These figures with the counts of an engine that ended before this one started."""
-        return EngineStats(
-            **{
-                field.name: getattr(self, field.name)
-                + (0 if field.name in _MOMENTARY else getattr(earlier, field.name))
-                for field in fields(self)
-            }
-        )
+        return replace(self.added(earlier), **{name: getattr(self, name) for name in _MOMENTARY})
 
     def added(self, other: EngineStats) -> EngineStats:
         names = [field.name for field in fields(self)]

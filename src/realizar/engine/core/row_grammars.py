@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from realizar.batch import NOT_SAMPLED, OpenedRow, StepOutput, StepRows
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import RowError
 from realizar.request import Request
-from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.grammar_rows import GrammarRow
 from realizar.structured.workers.mask_requests import MaskRequests
 from realizar.structured.workers.service import GrammarService
@@ -25,6 +24,7 @@ from realizar.structured.workers.service import GrammarService
 _LOG = logging.getLogger(__name__)
 _STUCK = "the output can't go on within its grammar"
 _UNFIT = "the text that the output is to go on from does not fit its grammar"
+_NO_VOCABULARY = "structured output needs the model's vocabulary"
 _NO_SLOT = -1
 _STEP_WEIGHT = 0.1  # of the last step in the mean
 _FIRST_S = 0.01
@@ -43,25 +43,9 @@ class _Asking:
     numbers: NDArray[np.intp]
     slots: NDArray[np.intp]
     num_drafts: NDArray[np.int32]
-    any_drafts: bool
 
     def __len__(self) -> int:
         return len(self.index)
-
-
-@dataclass(frozen=True, slots=True)
-class GivenMasks:
-    """The result of giving a step its masks.
-
-    `stuck` has the errors of rows that can't go on, by the numbers of their sequences; what the step gives them is
-    dropped. `deferred` has the numbers of rows that sample nothing: those that are stuck, or whose masks are late.
-    """
-
-    stuck: dict[int, RowError] = field(default_factory=dict)
-    deferred: frozenset[int] = frozenset()
-
-
-_NONE_GIVEN = GivenMasks()
 
 
 class Patience:
@@ -119,16 +103,16 @@ class RowGrammars:
         except RealizarError as error:
             _LOG.info("structured output is not available: %s", error)
 
-    def prepare(self, structured: StructuredOutput | None, client: str = "") -> None:
-        """Compile a request's grammar, unless that was done before; waits for it, which may take a second.
+    def prepare(self, request: Request) -> None:
+        """Compile a request's grammar, if it has one that is not compiled; waits for it, which may take a second.
 
         Raises:
             InvalidRequestError: it is malformed, not supported, impossible, or the model can't follow one.
             RequestFailedError: its process failed, which may be the machine's fault.
             QueueFullError: there is no room for it now.
         """
-        if structured is not None:
-            self._made_service().prepare(structured, client)
+        if request.sampling.structured is not None:
+            self._made_service().prepare(request.sampling.structured, request.client.name)
 
     def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
         """Compile a request's grammar in the background; `on_done` is called with the result on another thread.
@@ -178,7 +162,7 @@ class RowGrammars:
         if asking is None:
             return
         masks = self._made_service().rows
-        drafts = self._new_drafts(asking, masks) if asking.any_drafts else {}
+        drafts = self._new_drafts(asking, masks)
         new = ~masks.wanted[asking.slots]
         if not new.any():
             return
@@ -199,73 +183,61 @@ class RowGrammars:
                 self._drafts[number] = new[slot] = drafts
         return new
 
-    def give(self, step: Step) -> GivenMasks:
-        """Set the masks on their step, as soon as all are there or waiting longer for some costs more than it gives."""
+    def give(self, step: Step, failing: dict[int, RowError], *, waits: bool = True) -> frozenset[int] | None:
+        """Set the masks on their step, as soon as all are there or waiting longer for some costs more than it gives.
+
+        Without `waits`, they are set only if all are there by now.
+
+        Returns:
+            The numbers of rows that sample nothing: those whose masks are late, and those that can't go on, whose
+            errors go to `failing` by the number of their sequence. None: no mask was set now.
+        """
         asking = self._asking
         if self._is_given or asking is None:
-            return _NONE_GIVEN
-        self._is_given = True
-        masks, slots = self._made_service().rows, asking.slots
-        late = self._late(asking, masks)
-        failed = masks.are_failed(slots)
+            return None
+        masks = self._made_service().rows
+        late = self._late(asking, masks, waits=waits)
+        failed = masks.are_failed(asking.slots)
         ready = ~(late | failed)
+        if not (waits or ready.all()):
+            return None
+        self._is_given = True
+        self._patience.note(time.monotonic(), is_idle=np.count_nonzero(late) == len(asking.step))
         if ready.any():
             self._set(step, asking, ready)
         if ready.all():
-            return _NONE_GIVEN
+            return frozenset()
+        for at in failed.nonzero()[0].tolist():
+            row = self._rows[int(asking.numbers[at])]
+            failing[int(asking.step.sequence_ids[asking.index[at]])] = _row_error(row)
+            self._made_service().known.forget(row.grammar.structured)
         deferred = frozenset(asking.numbers[~ready].tolist())
         step.defer(deferred)
-        return GivenMasks(self._stuck(asking, failed), deferred)
-
-    def give_all(self, step: Step) -> bool:
-        """Set the masks on their step if all are there, without waiting; False, and nothing is set, otherwise."""
-        asking = self._asking
-        if self._is_given or asking is None:
-            return False
-        try:
-            self._made_service().rows.wait(0)
-        except Exception as error:  # noqa: BLE001 - the rows with grammars end, and nobody else
-            self._fail(asking.numbers.tolist(), error)
-        masks = self._made_service().rows
-        if not masks.are_done(asking.slots).all() or masks.are_failed(asking.slots).any():
-            return False
-        self._is_given = True
-        self._patience.note(time.monotonic())
-        self._set(step, asking, np.ones(len(asking), np.bool_))
-        return True
+        return deferred
 
     def _set(self, step: Step, asking: _Asking, ready: NDArray[np.bool_]) -> None:
         """Set the masks of rows, bool [rows], on their step."""
         memory, slots = self._made_service().rows.memory, asking.slots
-        drafted = {}
-        if asking.any_drafts:
-            for at in (ready & (asking.num_drafts > 0)).nonzero()[0].tolist():
-                drafted[int(asking.numbers[at])] = memory.of(int(slots[at]), int(asking.num_drafts[at]))
+        drafted = {
+            int(asking.numbers[at]): memory.of(int(slots[at]), int(asking.num_drafts[at]))
+            for at in (ready & (asking.num_drafts > 0)).nonzero()[0].tolist()
+        }
         step.set_masks(RowMasks(asking.numbers[ready], memory.mask_indices[slots[ready]], memory.masks, drafted))
 
-    def _stuck(self, asking: _Asking, failed: NDArray[np.bool_]) -> dict[int, RowError]:
-        stuck: dict[int, RowError] = {}
-        for at in failed.nonzero()[0].tolist():
-            row = self._rows[int(asking.numbers[at])]
-            stuck[int(asking.step.sequence_ids[asking.index[at]])] = _row_error(row)
-            self._made_service().known.forget(row.grammar.structured)
-        return stuck
-
-    def _late(self, asking: _Asking, masks: MaskRequests) -> NDArray[np.bool_]:
-        """Wait for the masks of rows; bool [rows], those whose masks are not awaited any longer."""
+    def _late(self, asking: _Asking, masks: MaskRequests, *, waits: bool) -> NDArray[np.bool_]:
+        """bool [rows], those whose masks are not there, and with `waits` not awaited any longer."""
         started_s, late = time.monotonic(), np.zeros(len(asking), np.bool_)
         try:
             masks.wait(0)
             while (late := ~masks.are_done(asking.slots)).any():
                 num_late, waited_s = int(np.count_nonzero(late)), time.monotonic() - started_s
-                left_s = self._patience.left_s(waited_s, num_late, len(asking.step))
+                left_s = self._patience.left_s(waited_s, num_late, len(asking.step)) if waits else 0.0
                 if left_s <= 0:
                     break
                 masks.wait(left_s)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - the rows with grammars end, and nobody else
             self._fail(asking.numbers.tolist(), error)
-            return np.zeros(len(asking), np.bool_)
-        self._patience.note(time.monotonic(), is_idle=np.count_nonzero(late) == len(asking.step))
+            late[:] = False
         return late
 
     def _fail(self, numbers: list[int], error: Exception) -> None:
@@ -305,8 +277,7 @@ class RowGrammars:
         index = (rows.samples & (slots != _NO_SLOT)).nonzero()[0]
         if not len(index):
             return None
-        num_drafts = rows.num_drafts[index]
-        return _Asking(rows, index, rows.numbers[index], slots[index], num_drafts, bool(num_drafts.any()))
+        return _Asking(rows, index, rows.numbers[index], slots[index], rows.num_drafts[index])
 
     def shutdown(self) -> None:
         """End the processes; idempotent."""
@@ -316,22 +287,17 @@ class RowGrammars:
             service.close()
 
     def _made_service(self) -> GrammarService:
+        """The service. Reading a vocabulary takes a second, so that a failure is final."""
         with self._service_lock:
             if self._service is None:
-                self._service = self._new_or_refused()
+                if self._refusal is not None or self._new_service is None:
+                    raise InvalidRequestError(self._refusal or _NO_VOCABULARY, "structured")
+                try:
+                    self._service = self._new_service()
+                except RealizarError as error:
+                    self._refusal = str(error)
+                    raise InvalidRequestError(self._refusal, "structured") from error
             return self._service
-
-    def _new_or_refused(self) -> GrammarService:
-        """Make the service. Reading a vocabulary takes a second, so that a failure is final."""
-        if self._refusal is not None:
-            raise InvalidRequestError(self._refusal, "structured")
-        if self._new_service is None:
-            raise InvalidRequestError("structured output needs the model's vocabulary", "structured")
-        try:
-            return self._new_service()
-        except RealizarError as error:
-            self._refusal = str(error)
-            raise InvalidRequestError(self._refusal, "structured") from error
 
 
 def _row_error(row: GrammarRow) -> RowError:

@@ -150,7 +150,7 @@ class EngineLoop:
         if deltas:
             self._count(deltas)
             self._report(Outputs(deltas))
-            unsent, self._unsent = [core.request_of(number) for number in self._unsent], []
+            unsent, self._unsent = [core.scheduler.request_of(number) for number in self._unsent], []
             for request_id in unsent:
                 if request_id is not None:
                     self._abort(core, request_id)
@@ -168,7 +168,7 @@ class EngineLoop:
         failed = {failure.number for failure in deltas.failures}
         started = {start.request_id: start for start in deltas.starts if start.number not in failed}
         for request_id, reported in list(self._progress.items()):
-            progress = core.prompt_progress(request_id)
+            progress = core.scheduler.prompt_progress(request_id)
             if progress is None and (start := started.get(request_id)) is not None:  # its only step ended it
                 total = self._prompts.get(request_id, 0)
                 progress = PromptProgress(total, start.num_cached_tokens, total)
@@ -185,7 +185,7 @@ class EngineLoop:
 
     def _compile(self, core: EngineCore, command: Add) -> None:
         request = command.request
-        cancel = core.prepare_later(request, lambda error: self.post(_Compiled(command, error)))
+        cancel = core.grammars.prepare_later(request, lambda error: self.post(_Compiled(command, error)))
         self._compiling[request.request_id] = command, cancel
 
     def _add(self, core: EngineCore, command: Add) -> None:
@@ -259,7 +259,7 @@ class EngineLoop:
             return Reply(ask.number, error=record_error(error))
 
     def _stats(self, core: EngineCore) -> EngineStats:
-        counts, blocks, memory = core.counts, core.cache.counts, core.device_memory
+        counts, blocks, memory = core.scheduler.counts, core.cache.counts, core.device_memory
         snapshots = core.cache.snapshots.counts
         return EngineStats(
             num_running=counts.running,
@@ -317,7 +317,7 @@ def describe(core: EngineCore) -> EngineInfo:
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         context_length=capacity.context_length,
-        max_request_tokens=core.max_request_tokens,
+        max_request_tokens=core.scheduler.max_request_tokens,
         max_running=capacity.max_rows,
         capacity=capacity,
         pid=os.getpid(),

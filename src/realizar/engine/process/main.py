@@ -39,7 +39,7 @@ def load_model(load: Load, progress: LoadProgress) -> EngineCore:
     else:
         core = load_core(checkpoint, config, progress=progress, may_sleep=load.may_sleep, may_restart=True)
     progress("reading the vocabulary", 1.0)
-    core.read_vocabulary()  # at the first grammar this would delay all requests by a second or more
+    core.grammars.read_vocabulary()  # at the first grammar this would delay all requests by a second or more
     gc.collect()
     gc.freeze()  # the loaded objects stay: a collection that walks them would delay every stream by about 0.1 s
     return core

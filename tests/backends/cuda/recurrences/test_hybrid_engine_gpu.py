@@ -129,7 +129,7 @@ def test_conversations_have_the_bits_of_fresh_ones(name: str, drafts: int, steps
                 alone[output.choice].append(output)
             assert [contents(each) for each in choices] == [contents(each) for each in alone]
         assert min(core.cache.snapshots.counts.restored, core.cache.snapshots.counts.dropped) > 10
-        assert core.counts.accepted_tokens > 0 or not drafts
+        assert core.scheduler.counts.accepted_tokens > 0 or not drafts
     finally:
         core.close()
         fresh.close()

@@ -56,10 +56,10 @@ def test_texts_are_the_same_and_a_model_foresees_itself() -> None:
     expected, _ = texts_of(None)
     found, core = texts_of(itself(RECIPE))
     assert found == expected
-    assert core.counts.draft_tokens == core.counts.accepted_tokens >= 8
+    assert core.scheduler.counts.draft_tokens == core.scheduler.counts.accepted_tokens >= 8
     found, core = texts_of(first_layers(RECIPE, 1))
     assert found == expected
-    assert core.counts.draft_tokens > core.counts.accepted_tokens
+    assert core.scheduler.counts.draft_tokens > core.scheduler.counts.accepted_tokens
 
 
 def test_memory_of_both_is_planned_together() -> None:

@@ -51,6 +51,6 @@ def test_texts_are_the_same_with_any_drafter() -> None:
     for name, drafter in (("itself", itself(RECIPE)), ("first layer", first_layers(RECIPE, 1))):
         found, core = texts_of(drafter)
         assert found == expected
-        accepted[name] = core.counts.accepted_tokens
+        accepted[name] = core.scheduler.counts.accepted_tokens
     assert accepted["itself"] >= 6 * 47  # of six greedy rows all drafts, four of each five tokens
     assert accepted["itself"] > accepted["first layer"] > 0
