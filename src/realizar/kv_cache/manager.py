@@ -5,7 +5,7 @@ A model whose layers have a state goes on from cached blocks only where a snapsh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,25 +87,17 @@ class KVCacheManager:
         self._watched: tuple[KeyLog, KeyLog | None] | None = None  # of blocks, and of those that a sequence can follow
         max_blocks = -(-context_length // block_size)
         self._groups = tuple(
-            GroupBlocks(kind, count, block_size, num_rows, max_blocks, on_evict, moves_keys=has_state)
+            GroupBlocks(kind, BlockPool(count, on_evict, moves_keys=has_state), block_size, num_rows, max_blocks)
             for kind, count in zip(kinds, num_blocks, strict=True)
         )
-
-    @property
-    def num_blocks(self) -> tuple[int, ...]:
-        return tuple(group.pool.num_blocks for group in self._groups)
 
     @property
     def counts(self) -> tuple[BlockCounts, ...]:
         return tuple(group.pool.counts for group in self._groups)
 
-    def holds(self, num_tokens: int) -> bool:
-        """True if a sequence of `num_tokens` tokens fits when it is alone, in steps of one token if need be."""
-        return all(group.blocks_for(num_tokens, 1) <= group.pool.num_blocks for group in self._groups)
-
     @property
     def max_tokens(self) -> int:
-        """Tokens of the longest sequence that fits when it is alone; bounded by the block tables."""
+        """Tokens of the longest sequence that fits alone, in steps of one token if need be, and in a block table."""
         return min(group.max_tokens for group in self._groups)
 
     def find_prefix(self, keys: BlockKeys, token_ids: NDArray[np.int32], most_tokens: int) -> Prefix:
@@ -115,9 +107,7 @@ class KVCacheManager:
         `token_ids` are all that are known of the sequence, int32 [tokens].
         """
         most = min(most_tokens, len(token_ids)) // self.block_size if self.prefix_cache else 0
-        if most <= 0:
-            return Prefix(0, tuple(() for _ in self._groups))
-        wanted = keys.of(token_ids)[:most]
+        wanted = keys.of(token_ids)[:most] if most else ()
         runs = [group.runs(wanted) for group in self._groups]
         matched = end = self._first_usable(runs, range(min(map(len, runs)) - 1, 0, -1))
         if self.has_state:
@@ -281,16 +271,12 @@ class GroupBlocks:
     """The blocks that each row holds, for attention that sees all tokens or a window of them.
 
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
-    `on_evict` and `moves_keys` are as in `BlockPool`. UnsupportedModelError: the kind keeps no keys and values.
+    UnsupportedModelError: the kind keeps no keys and values.
     """
 
-    def __init__(
-        self, kind: CacheKind, num_blocks: int, block_size: int, num_rows: int, max_blocks: int,
-        on_evict: Callable[[bytes], None] | None = None, *, moves_keys: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, kind: CacheKind, pool: BlockPool, block_size: int, num_rows: int, max_blocks: int) -> None:
         self.window = attention_window(kind)
-        self.pool = BlockPool(num_blocks, on_evict, moves_keys=moves_keys)
-        self.block_size = block_size
+        self.pool, self.block_size = pool, block_size
         self.tables: NDArray[np.int32] = np.zeros((num_rows, max_blocks), np.int32)
         self.first = [0] * num_rows
         self.end = [0] * num_rows

@@ -202,7 +202,10 @@ class OpenSequences:
 
     def add(self, request: Request) -> Collection[Sequence]:
         """Queue every choice of a request, or none if one of them can't be made. Returns their sequences."""
-        choices = {choice: self._sequence(request, choice) for choice in range(request.sampling.n)}
+        choices: dict[int, Sequence] = {}
+        for choice in range(request.sampling.n):
+            keys = BlockKeys(self._block_size, request.cache_salt, request.embeddings)
+            choices[choice] = Sequence(next(self._ids), request, choice, keys, self._table)
         self.requests[request.request_id] = choices
         client = self.clients.setdefault(request.client.name, ClientRows(request.client.weight))
         client.num_open += len(choices)
@@ -211,10 +214,6 @@ class OpenSequences:
             self._sequences[sequence.sequence_id] = sequence
             self._wait(sequence)
         return choices.values()
-
-    def _sequence(self, request: Request, choice: int) -> Sequence:
-        keys = BlockKeys(self._block_size, request.cache_salt, request.embeddings)
-        return Sequence(next(self._ids), request, choice, keys, self._table)
 
     def _wait(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting.setdefault(sequence.request.client.name, []), sequence, key=order)
@@ -285,13 +284,14 @@ class OpenSequences:
 
         A client who comes to be `passed_over` meanwhile has no further one: many that can't start cost a step nothing.
         """
-        queues = {name: self._until_passed_over(name, passed_over) for name in self.waiting}
+
+        def not_passed_over(sequence: Sequence) -> bool:
+            return sequence.request.client.name not in passed_over
+
+        queues = {name: itertools.takewhile(not_passed_over, list(queue)) for name, queue in self.waiting.items()}
         have_share = {name for name in queues if self.has_share(name)}
         for names in (queues.keys() - have_share, have_share):
             yield from heapq.merge(*(queues[name] for name in names), key=order)
-
-    def _until_passed_over(self, name: str, passed_over: Container[str]) -> Iterator[Sequence]:
-        return itertools.takewhile(lambda _: name not in passed_over, self.waiting[name].copy())
 
     def last_of_most(self, *, loses_nothing: bool = False) -> Sequence | None:
         """The last running sequence of the client that has most rows beyond its share, if that is a row or more.

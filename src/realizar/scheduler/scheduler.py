@@ -305,10 +305,11 @@ class Scheduler:
                 "prompt" if is_long else "max_tokens",
             )
         stored = max(prompt, prompt + generated - 1)  # the last token is never read back
-        if not cache.holds(stored):
+        if stored > cache.max_tokens:
+            num_blocks = "+".join(str(group.total) for group in cache.counts)
             raise CapacityError(
-                f"the request needs KV cache for {stored} tokens; the {'+'.join(map(str, cache.num_blocks))} "
-                f"blocks of {cache.block_size} tokens hold at most {cache.max_tokens}"
+                f"the request needs KV cache for {stored} tokens; the {num_blocks} blocks of {cache.block_size} tokens "
+                f"hold at most {cache.max_tokens}"
             )
 
     def _check_queue(self) -> None:

@@ -91,7 +91,6 @@ class RowGrammars:
         self._service_lock = threading.Lock()
         self._rows: dict[int, GrammarRow] = {}
         self._slots = np.full(max_rows, _NO_SLOT, np.intp)  # of each row with a grammar, by its number
-        self._drafts: dict[int, tuple[int, ...]] = {}  # whose masks are asked for, by the row's number
         self._asking: _Asking | None = None  # of the step whose masks were asked for last
         self._is_given = True
         self._patience = Patience()
@@ -152,7 +151,6 @@ class RowGrammars:
         found = self._rows.pop(row, None)
         if found is not None:
             self._slots[row] = _NO_SLOT
-            self._drafts.pop(row, None)
             self._made_service().close_row(found)
 
     def start(self, rows: StepRows) -> None:
@@ -175,12 +173,11 @@ class RowGrammars:
         """The drafts of rows whose masks are to be asked for, by slot; masks after other drafts are wanted no more."""
         new: dict[int, tuple[int, ...]] = {}
         for at in asking.num_drafts.nonzero()[0].tolist():
-            number, slot = int(asking.numbers[at]), int(asking.slots[at])
-            end = int(asking.step.starts[asking.index[at] + 1])
+            row, end = self._rows[int(asking.numbers[at])], int(asking.step.starts[asking.index[at] + 1])
             drafts = tuple(asking.step.token_ids[end - int(asking.num_drafts[at]) : end].tolist())
-            if not masks.wanted[slot] or self._drafts.get(number, ())[: len(drafts)] != drafts:
-                masks.wanted[slot] = False
-                self._drafts[number] = new[slot] = drafts
+            if not masks.wanted[row.slot] or row.drafts[: len(drafts)] != drafts:
+                masks.wanted[row.slot] = False
+                new[row.slot] = drafts
         return new
 
     def give(self, step: Step, failing: dict[int, RowError], *, waits: bool = True) -> frozenset[int] | None:
