@@ -90,7 +90,8 @@ def answer(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = 50) -> l
 def step(scheduler: Scheduler) -> list[tuple[int, int, int, bool]]:
     """A whole step, audited, as its `shape`."""
     batch = scheduler.schedule()
-    answer(scheduler, batch)
+    if batch.num_rows:
+        answer(scheduler, batch)
     scheduler.take_closed_rows()
     scheduler.audit()
     return shape(batch)

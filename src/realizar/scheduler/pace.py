@@ -70,9 +70,10 @@ class _Estimate:
 
 
 class Pace:
-    """Learns from every step's time. `stretch` and `least_s` are as in `Policy`.
+    """Learns from every step's time.
 
     Args:
+        stretch, least_s: as in `Policy`; an infinite stretch bounds nothing.
         tile_tokens: tokens that the device's matmuls take at once.
         sizes: numbers of tokens, ascending, to which the device pads a step with prompts, so that fewer take no less
             time; none where only tiles count.
@@ -105,6 +106,8 @@ class Pace:
             is_much: the tokens are of clients who have read more than their share, beside decodes of others; they make
                 such a step half as long again.
         """
+        if math.isinf(self._stretch):
+            return None
         if num_decode_tokens == 0:
             alone = self._token_alone
             return None if alone is None else max(int(_ALONE_S / max(alone.seconds, 1e-9)), _ALONE_TOKENS)
@@ -141,7 +144,7 @@ class Pace:
         It is to take at most half as long again as a step of those, or a quarter, if it is to leave room for prompts.
         One of them alone is measured now and then.
         """
-        if wanted <= equal:
+        if wanted <= equal or math.isinf(self._stretch):
             return wanted
         self._num_shared_steps += 1
         alone = self._decode.get(_bucket(equal))
@@ -212,13 +215,6 @@ class Pace:
         if known:
             return known[min(known)].seconds
         return None if self._token_alone is None else _FIRST_CHUNK_FACTOR * self._token_alone.seconds
-
-
-def pace_of(policy: Policy, tile_tokens: int, step_sizes: tuple[int, ...]) -> Pace | None:
-    """The bound of prompts beside decodes; None where only throughput counts."""
-    if not math.isfinite(policy.stretch):
-        return None
-    return Pace(policy.stretch, tile_tokens, policy.least_step_s, step_sizes)
 
 
 def _distance(position: int) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -64,7 +65,7 @@ class Scheduler:
         cache: owner of the KV blocks, used by this scheduler alone. Rows, tokens of a step, and tokens of a request are
             as many as it was made for.
         max_queued: requests that may wait for their first step beyond those that a free row takes; None is no limit.
-        pace: bounds what is read beside decodes; None reads what fits.
+        pace: bounds what is read beside decodes; by default what fits is read.
         drafting: has drafts proposed once a step's results are taken in; None drafts nothing.
         clock: seconds, monotonic.
     """
@@ -83,7 +84,7 @@ class Scheduler:
         self._limit = StepLimit(cache.num_rows, cache.max_step_tokens)
         self._max_queued = max_queued
         self._policy = policy or Policy()
-        self._pace = pace
+        self._pace = pace or Pace(math.inf, 1)
         self._clock = clock
         self._table = RowTable(cache.num_rows, cache.context_length, has_state=cache.has_state)
         self._open = OpenSequences(cache.block_size, self._table)
@@ -93,7 +94,7 @@ class Scheduler:
         self._read_steps = ReadSteps()
         self._take_turns = False  # rows that decode do, in this step
         self._deltas = GrowingDeltas()
-        self._copies = StateCopies(cache, self._open, self._deltas, pace)
+        self._copies = StateCopies(cache, self._open, self._deltas, self._pace)
         self._preemptions = self._queries = self._hits = 0
 
     @property
@@ -246,15 +247,14 @@ class Scheduler:
                 self._schedule_decodes(decoding, plan)
         else:
             self._schedule_decodes(self._share_decodes(decoding, equal, leaves_room=is_much), plan)
-            if self._pace is not None:
-                most = partial(self._pace.prompt_tokens, plan.num_tokens, equal=equal, is_much=is_much)
-                plan.start_prompts(most, max((sequence.num_computed_tokens for sequence in prompts), default=0))
+            most = partial(self._pace.prompt_tokens, plan.num_tokens, equal=equal, is_much=is_much)
+            plan.start_prompts(most, max((sequence.num_computed_tokens for sequence in prompts), default=0))
             self._schedule_prompts(prompts, readers, plan)
         if self._is_shared and len(plan.decodes):
             self._read_steps.note(plan.prompts, is_much=is_much)
         columns = self._look_ahead(self._advance(plan))
         self._rows.submitted(columns.numbers)
-        if len(columns) and self._pace is not None:
+        if len(columns):
             self._pace.submitted(self._clock())
         return ScheduledBatch(columns, tuple(plan.opened), self._copies.of_step(plan))
 
@@ -274,9 +274,8 @@ class Scheduler:
         """
         now = self._deltas.now_s = self._clock()
         self._limit.fitted()
-        if self._pace is not None:
-            decodes = batch.num_decode_tokens
-            self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position)
+        decodes = batch.num_decode_tokens
+        self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position)
         self._update_rows(batch.columns, output)
         self._finished(batch)
         if self._drafting.is_on:
@@ -331,7 +330,7 @@ class Scheduler:
     def _share_decodes(self, rows: Rows, equal: int | None, *, leaves_room: bool) -> Rows:
         """The rows that decode in this step: all, unless steps take much longer for some clients' many rows."""
         self._take_turns = False
-        if self._pace is None or equal is None:
+        if equal is None:
             return rows
         most = self._pace.most_decodes(equal, len(rows), leaves_room=leaves_room)
         if most >= len(rows):
@@ -608,8 +607,7 @@ class Scheduler:
         for step in steps:
             self._finished(step)
         self._cache.forget()
-        if self._pace is not None:
-            self._pace.lost()
+        self._pace.lost()
 
     def _finished(self, step: ScheduledBatch) -> None:
         self._rows.finished(step.columns.numbers)

@@ -106,16 +106,10 @@ def _spread(fixed: ListOf[int], others: Iterable[ListOf[int]], start: int, gap: 
 class StateCopies:
     """Part of a scheduler. For a model without states, and without a prefix cache, it does nothing.
 
-    `pace` knows how many tokens of prompts a step reads; None lets it read as many as fit.
+    `pace` knows how many tokens of prompts a step reads.
     """
 
-    def __init__(
-        self,
-        cache: KVCacheManager,
-        open_sequences: OpenSequences,
-        deltas: GrowingDeltas,
-        pace: Pace | None = None,
-    ) -> None:
+    def __init__(self, cache: KVCacheManager, open_sequences: OpenSequences, deltas: GrowingDeltas, pace: Pace) -> None:
         self._cache, self._open, self._deltas, self._pace = cache, open_sequences, deltas, pace
         counts = cache.snapshots.counts
         most = counts.total + counts.host_total
@@ -133,7 +127,7 @@ class StateCopies:
             request.prompt_marks,
             prefix,
             is_shared=request.sampling.n > 1,
-            step_tokens=None if self._pace is None else self._pace.prompt_tokens(0),
+            step_tokens=self._pace.prompt_tokens(0),
         )
         keys = sequence.keys.of(sequence.token_ids)
         sequence.snapshot_positions = tuple(

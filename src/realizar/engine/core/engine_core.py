@@ -36,7 +36,7 @@ from realizar.models.spec import ModelSpec
 from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.scheduler.drafts import Drafter, Drafting, prompt_lookup
-from realizar.scheduler.pace import Policy, pace_of
+from realizar.scheduler.pace import Pace, Policy
 from realizar.scheduler.scheduler import Scheduler
 from realizar.step_deltas import StepDeltas
 from realizar.structured.workers.service import GrammarService
@@ -99,7 +99,7 @@ class EngineCore:
             self.cache,
             max_queued=config.max_queued,
             policy=policy,
-            pace=pace_of(policy, config.tile_tokens, capacity.step_sizes),
+            pace=Pace(policy.stretch, config.tile_tokens, policy.least_step_s, capacity.step_sizes),
             drafting=Drafting(
                 drafter or prompt_lookup(config),
                 config.speculative_tokens,
