@@ -74,7 +74,7 @@ def test_the_pace_knows_the_sizes_of_the_backends_steps(monkeypatch: pytest.Monk
         given.append(sizes)
         return Pace(stretch, tile_tokens, least_s, sizes)
 
-    monkeypatch.setattr("realizar.scheduler.pace.Pace", note)
+    monkeypatch.setattr("realizar.engine.core.engine_core.Pace", note)
     backend = ScriptedBackend()
     backend.limits = replace(backend.limits, step_sizes=(8, 16))
     core = make_core(backend)
