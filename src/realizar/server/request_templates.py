@@ -11,11 +11,11 @@ from contextlib import suppress
 from queue import Empty, Full, LifoQueue
 from typing import Any
 
-from realizar.errors import ChatTemplateError, EngineUnavailableError
+from realizar.errors import EngineUnavailableError
 from realizar.ipc.frames import Channel, ChannelError, ChannelTimeoutError
 from realizar.server.render_process import COMMAND, Ask, Made, as_bytes, as_text
 from realizar.structured.workers.process_limits import start_process
-from realizar.tokenizer.templates.chat_messages import TemplateBoundsError
+from realizar.tokenizer.templates.chat_messages import TemplateBoundsError, TemplateFailedError
 from realizar.tokenizer.templates.chat_template import Render
 
 _REQUEST_CPU_S = 1.0  # of all renderings of a request, about ten of which find out what its template takes
@@ -51,7 +51,7 @@ class RequestCompiler:
             raise EngineUnavailableError("the processes for chat templates end before they are asked", 1.0)
         self._left_s -= made.used_s
         if made.error is not None:
-            raise (TemplateBoundsError if made.exceeds_bounds else ChatTemplateError)(as_text(made.error))
+            raise (TemplateBoundsError if made.exceeds_bounds else TemplateFailedError)(as_text(made.error))
         return made
 
 

@@ -92,7 +92,7 @@ def _check_depth(schema: Any) -> None:
 
 
 def _check_properties(schema: Any) -> None:
-    counts = list(_property_counts(schema))
+    counts = [len(found) for each in schemas_in(schema) if isinstance(found := each.get("properties"), dict)]
     for count, most, where in (
         (max(counts, default=0), MAX_OBJECT_PROPERTIES, "an object"),
         (sum(counts), MAX_PROPERTIES, "it"),
@@ -101,13 +101,12 @@ def _check_properties(schema: Any) -> None:
             refuse_schema(f"{where} has {count} properties; at most {most} are allowed")
 
 
-def _property_counts(schema: Any) -> Iterator[int]:
+def schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema, and all within it."""
     if isinstance(schema, dict):
-        properties = schema.get("properties")
-        if isinstance(properties, dict):
-            yield len(properties)
+        yield schema
         for _, each in subschemas(schema):
-            yield from _property_counts(each)
+            yield from schemas_in(each)
 
 
 def _children(value: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import copy
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from realizar.errors import InvalidRequestError
@@ -17,7 +17,7 @@ from realizar.structured.json_schema import (
     SCHEMA_LISTS,
     SCHEMA_MAPS,
     prepare_schema,
-    subschemas,
+    schemas_in,
 )
 
 # Strings, comments and regular expressions come first, as `%json` has no meaning inside them.
@@ -167,7 +167,7 @@ def _stands(schema: Schema, prepare: Callable[[Schema], Schema | None], known: d
 
 def _with_few_left_out(schema: Schema, prepare: Callable[[Schema], Schema | None]) -> Schema | None:
     """The schema without some keywords, of those that hold no schemas; None if it fails without all of them."""
-    tried = [(id(node), keyword) for node in _nodes(schema) for keyword in node if keyword not in _HOLDERS]
+    tried = [(id(node), keyword) for node in schemas_in(schema) for keyword in node if keyword not in _HOLDERS]
     left_out, waiting = set(tried), [tried]
     made = prepare(_without(schema, left_out))
     for _ in range(_MOST_TRIES):
@@ -182,13 +182,6 @@ def _with_few_left_out(schema: Schema, prepare: Callable[[Schema], Schema | None
             half = len(given_back) // 2
             waiting += [given_back[half:], given_back[:half]]
     return made
-
-
-def _nodes(schema: Any) -> Iterator[Schema]:
-    if isinstance(schema, dict):
-        yield schema
-        for _, each in subschemas(schema):
-            yield from _nodes(each)
 
 
 def _without(schema: Any, left_out: set[tuple[int, str]]) -> Any:

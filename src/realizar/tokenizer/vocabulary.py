@@ -266,18 +266,11 @@ class _Reader:
 
 # Later names win: the old `prefix`, `suffix` and `middle` come last, as in llama.cpp.
 _SPECIAL_KEYS: Mapping[str, tuple[str, ...]] = {
-    "bos": ("bos",),
-    "eos": ("eos",),
-    "eot": ("eot",),
-    "eom": ("eom",),
-    "unknown": ("unknown",),
+    **{name: (name,) for name in ("bos", "eos", "eot", "eom", "unknown", "padding", "mask", "fim_pad")},
     "separator": ("seperator",),
-    "padding": ("padding",),
-    "mask": ("mask",),
     "fim_prefix": ("fim_pre", "prefix"),
     "fim_suffix": ("fim_suf", "suffix"),
     "fim_middle": ("fim_mid", "middle"),
-    "fim_pad": ("fim_pad",),
     "fim_repo": ("fim_rep",),
     "fim_separator": ("fim_sep",),
 }

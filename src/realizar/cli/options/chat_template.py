@@ -30,11 +30,11 @@ def read_chat_template(file: Path | None) -> str | None:
     """
     if file is None:
         return None
-    from realizar.tokenizer.templates.chat_template import MAX_TEMPLATE_CHARACTERS, check_template
+    from realizar.tokenizer.templates.chat_template import MAX_TEMPLATE_CHARACTERS, compile_template
 
     source = read_text(file, MAX_TEMPLATE_CHARACTERS, "chat_template", "--chat-template can't read ")
     try:
-        check_template(source)
+        compile_template(source)
     except ChatTemplateError as error:
         raise ChatTemplateError(f"{file}: {error}") from error
     return source
@@ -50,14 +50,14 @@ def check_name_for_chat(model: str) -> None:
 
 def check_checkpoint_for_chat(model: str, checkpoint: Checkpoint) -> None:
     """Raise ChatTemplateError, before weights are loaded, if a file has no template, or a malformed one."""
-    from realizar.tokenizer.templates.chat_template import check_template
+    from realizar.tokenizer.templates.chat_template import compile_template
     from realizar.tokenizer.templates.stored_templates import plain_template
 
     template = plain_template(checkpoint)
     if template is None:
         raise _no_template(model)
     try:
-        check_template(template)
+        compile_template(template)
     except ChatTemplateError as error:
         raise ChatTemplateError(f"{model}: {error} (--chat-template FILE replaces it)") from error
 

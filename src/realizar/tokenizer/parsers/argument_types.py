@@ -14,6 +14,7 @@ STRING = frozenset({"string"})
 _MAX_REFERENCES = 16
 _MAX_SCHEMAS = 500
 _MAX_PYTHON = 64 << 10  # characters; reading them takes some hundred times as much memory
+_TYPES = {type(None): "null", bool: "boolean", str: "string", int: "integer", float: "number", list: "array"}
 # Models write these words of Python too.
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
@@ -73,12 +74,7 @@ def _constraints(schema: Mapping[str, Any], root: Mapping[str, Any], seen: set[i
 
 
 def _type_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    for kind, name in ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (list, "array")):
-        if isinstance(value, kind):
-            return name
-    return "object"
+    return _TYPES.get(type(value), "object")
 
 
 def string_text(text: str) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from realizar.errors import ChatTemplateError
 from realizar.tokenizer.marks import (
     DEEPSEEK_CALL,
     DEEPSEEK_NAME_END,
@@ -47,7 +46,7 @@ from realizar.tokenizer.parsers.styles import (
     json_or,
 )
 from realizar.tokenizer.parsers.tagged_styles import GLM, GLM_DENSE, MINIMAX, QWEN3_CODER, SEED_OSS
-from realizar.tokenizer.templates.chat_messages import TemplateBoundsError
+from realizar.tokenizer.templates.chat_messages import TemplateFailedError
 from realizar.tokenizer.templates.chat_template import CompiledTemplate
 
 # A template may contain several of these texts; the more specific ones come first.
@@ -97,9 +96,7 @@ def find_format(template: str | None) -> AnswerFormat:
         return AnswerFormat(JSON, None)
     try:
         return format_of(CompiledTemplate(template))
-    except TemplateBoundsError:
-        raise
-    except ChatTemplateError:  # it is malformed, and nothing will be rendered
+    except TemplateFailedError:  # it is malformed, and nothing will be rendered
         return _format(template, takes_tools=False, in_response=False)
 
 
@@ -112,9 +109,7 @@ def format_of(template: CompiledTemplate) -> AnswerFormat:
     source = template.source
     try:
         takes_tools, in_response = template.takes_tools, template.in_response
-    except TemplateBoundsError:
-        raise
-    except ChatTemplateError:  # it fails on such conversations, and may work for others
+    except TemplateFailedError:  # it fails on such conversations, and may work for others
         takes_tools = in_response = False
     return _format(source, takes_tools=takes_tools, in_response=in_response)
 

@@ -55,7 +55,8 @@ class _Writer:
         """Write the rule of an object: its required members, and any of the others."""
         found = sorted(members(schema, self.strict), key=lambda member: member[0].lower())
         if not found and schema.get("additionalProperties", schema is not self.root) is not False:
-            self.written.append(f'{rule}: "{{" ({self._pairs()})? "}}"')
+            pair = f"{self._any()}_pair"
+            self.written.append(f'{rule}: "{{" ({pair} ("," {pair})*)? "}}"')
             return
         self.written.append(f'{rule}: "{{" {rule}_head_0 "}}"' if found else f'{rule}: "{{"  "}}"')
         for place, (key, part, required) in enumerate(found):
@@ -65,7 +66,7 @@ class _Writer:
 
     def _value_rule(self, rule: str, schema: Any) -> str:
         part = part_of(schema, self.root)
-        known = _identity(schema, self.root)
+        known = id(resolve(schema, self.root))
         if known in self.names:
             return self.names[known]
         if len(self.nested) >= _MAX_DEPTH:
@@ -81,7 +82,7 @@ class _Writer:
     def _ways(self, rule: str, part: Mapping[str, Any]) -> list[str]:
         values = allowed_values(part)
         if values is not None:
-            return [self._constant(value) for value in values]
+            return [self.literal(gemma_text(value)) or '""' for value in values]
         for keyword in ("anyOf", "oneOf"):
             if isinstance(part.get(keyword), list) and part[keyword]:
                 return [self._value_rule(f"{rule}_{place}", each) for place, each in enumerate(part[keyword])]
@@ -122,9 +123,6 @@ class _Writer:
         self.written.append(f"{rule}_text[lazy]: {ANY_TEXT} {quote}")
         return f"{quote} {rule}_text"
 
-    def _constant(self, value: Any) -> str:
-        return self.literal(gemma_text(value)) or '""'
-
     def _any(self) -> str:
         if not self.any_rule:
             rule = self.any_rule = f"{self.first}_any"
@@ -137,15 +135,6 @@ class _Writer:
                 f'{rule}_pair: {KEY} ":" {rule}',
             ]
         return self.any_rule
-
-    def _pairs(self) -> str:
-        rule = self._any()
-        return f'{rule}_pair ("," {rule}_pair)*'
-
-
-def _identity(schema: Any, root: Mapping[str, Any]) -> int:
-    """A number that is the same for the same part of a schema, behind references too."""
-    return id(resolve(schema, root))
 
 
 def gemma_text(value: Any) -> str:
@@ -212,7 +201,7 @@ def _pass_scalar(cursor: Cursor, give: Give, brackets: Sequence[Bracket]) -> Rea
     if quote:  # models write Python's quotes too
         ends = QuoteEnds(
             lambda behind: _is_end(behind, brackets),
-            lambda behind: _closes(behind, brackets),
+            [bracket.closer for bracket in reversed(brackets)],
             (GEMMA_CALL, GEMMA_CALL_END),
         )
         yield from pass_quoted(cursor, give, quote, ends, escaped=quote == "'")
@@ -242,13 +231,6 @@ def _is_end(cursor: Cursor, brackets: Sequence[Bracket]) -> Reading[bool]:
             return False
         yield from cursor.space()
     return (yield from ends_calls(cursor, GEMMA_CALL, GEMMA_CALL_END, _begins_call))
-
-
-def _closes(cursor: Cursor, brackets: Sequence[Bracket]) -> Reading[bool]:
-    for bracket in reversed(brackets):
-        yield from cursor.space()
-        yield from cursor.expect(bracket.closer)
-    return True
 
 
 def _begins_call(cursor: Cursor) -> Reading[bool]:

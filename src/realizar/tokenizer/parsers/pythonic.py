@@ -107,7 +107,7 @@ def _pass_scalar(cursor: Cursor, give: Give, brackets: Sequence[Bracket], *, giv
     if quote:
         ends = QuoteEnds(
             lambda behind: _is_end(behind, closers, given),
-            lambda behind: _closes(behind, closers),
+            (*reversed(closers), ")", "]"),
             (LFM2_CALLS, LFM2_CALLS_END),
         )
         yield from pass_quoted(cursor, give, quote, ends)
@@ -134,14 +134,6 @@ def _is_end(cursor: Cursor, closers: Sequence[str], given: Collection[str]) -> R
         return (yield from _begins_call(cursor))
     yield from cursor.optional("]")
     return (yield from ends_calls(cursor, LFM2_CALLS, LFM2_CALLS_END, _begins_call))
-
-
-def _closes(cursor: Cursor, closers: Sequence[str]) -> Reading[bool]:
-    """True if the brackets of the last argument, its call and the list of calls close at the next text."""
-    for closer in (*reversed(closers), ")", "]"):
-        yield from cursor.space()
-        yield from cursor.expect(closer)
-    return True
 
 
 def _begins_call(cursor: Cursor) -> Reading[bool]:

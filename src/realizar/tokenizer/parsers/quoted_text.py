@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from realizar.tokenizer.parsers.argument_types import string_text
-from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, ahead, pass_until
+from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, T, ahead, pass_until
 
 IsEnd = Callable[[Cursor], Reading[bool]]
 
@@ -22,13 +22,13 @@ class QuoteEnds:
 
     Attributes:
         is_end: returns True if the text ends there.
-        closes: returns True if the call's brackets close there: the text ends if no later quote ends it, as words
-            follow then and the mark of the call's end is missing.
+        closers: brackets that close the call: before these the text ends if no later quote ends it, as words follow
+            then and the mark of the call's end is missing.
         marks: around calls. No text has one that is a token.
     """
 
     is_end: IsEnd
-    closes: IsEnd
+    closers: Sequence[str]
     marks: tuple[str, str]
 
 
@@ -52,7 +52,7 @@ def pass_quoted(cursor: Cursor, give: Give, quote: str, ends: QuoteEnds, *, esca
         elif (yield from ahead(cursor, ends.is_end(cursor))):
             give('"')
             return
-        elif (yield from ahead(cursor, ends.closes(cursor))):
+        elif (yield from ahead(cursor, _closes(cursor, ends))):
             num_behind = (yield from ahead(cursor, _ends_behind(cursor, marks, ends))) or 0
             if not num_behind:
                 give('"')
@@ -66,33 +66,33 @@ def _ends_behind(cursor: Cursor, marks: tuple[str, ...], ends: QuoteEnds) -> Rea
     """How many quotes further on the text ends; 0 if at none of them."""
     tokens = tuple(mark for mark in ends.marks if mark in cursor.tokens)
     count = last = 0
-    while (found := (yield from _next_of(cursor, (*marks, *tokens)))) and found not in tokens:
+    while (found := (yield from _attempt(cursor.next_of((*marks, *tokens)), ""))) and found not in tokens:
         place = cursor.position
         if found == marks[0]:
             count += 1
-            if (yield from _holds(cursor, ends.is_end, place)):
+            if (yield from _attempt(ends.is_end(cursor), False)):
                 return count
-            if (yield from _holds(cursor, ends.closes, place)):
+            cursor.position = place
+            if (yield from _attempt(_closes(cursor, ends), False)):
                 last = count
         cursor.position = place + (found != marks[0])  # a backslash and what it escapes
     return last
 
 
-def _next_of(cursor: Cursor, literals: tuple[str, ...]) -> Reading[str]:
-    """Read as `Cursor.next_of`; undecided text that is too long ends there."""
-    try:
-        return (yield from cursor.next_of(literals))
-    except MismatchError:
-        return ""
+def _closes(cursor: Cursor, ends: QuoteEnds) -> Reading[bool]:
+    """True if the call's brackets close at the next text; else MismatchError."""
+    for closer in ends.closers:
+        yield from cursor.space()
+        yield from cursor.expect(closer)
+    return True
 
 
-def _holds(cursor: Cursor, reads: IsEnd, place: int) -> Reading[bool]:
-    """The result of reading on from a place of undecided text; False if the text does not match."""
-    cursor.position = place
+def _attempt(reading: Reading[T], otherwise: T) -> Reading[T]:
+    """The result of reading on in undecided text; `otherwise` if the text does not match, or is too long."""
     try:
-        return (yield from reads(cursor))
+        return (yield from reading)
     except MismatchError:
-        return False
+        return otherwise
 
 
 def ends_calls(cursor: Cursor, start: str, end: str, begins: IsEnd) -> Reading[bool]:

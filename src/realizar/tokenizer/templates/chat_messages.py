@@ -19,8 +19,12 @@ _NEEDLE = "needle7"
 _LEAD_CHARACTERS = 8  # of what a template writes before a result, to tell results from messages
 
 
+class TemplateFailedError(ChatTemplateError):
+    """A template is malformed, or fails on a conversation; it may work for others."""
+
+
 class TemplateBoundsError(ChatTemplateError):
-    """A template exceeds its bounds of time or memory."""
+    """A template exceeds its bounds of time or memory; it is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +134,12 @@ def _as_object(text: str) -> Any:
 
 
 def find_traits(source: str, render: Callable[[Sequence[Message]], str]) -> TemplateTraits:
-    """Find a template's traits by rendering small conversations; `render` raises ChatTemplateError."""
+    """Find a template's traits by rendering small conversations; `render` raises TemplateFailedError."""
 
     def shown(*messages: Message) -> str:
         try:
             return render([*messages])
-        except TemplateBoundsError:
-            raise  # a template that exceeded its bounds is not tried again
-        except ChatTemplateError:
+        except TemplateFailedError:
             return ""
 
     question = {"role": "user", "content": _NEEDLE}

@@ -14,6 +14,7 @@ from realizar.tokenizer.marks import LFM2_CALLS, LFM2_CALLS_END, LFM2_TOOLS, REA
 from realizar.tokenizer.templates.chat_messages import (
     Message,
     TemplateBoundsError,
+    TemplateFailedError,
     TemplateTraits,
     adapt_messages,
     find_traits,
@@ -85,7 +86,9 @@ class ChatTemplate:
             ChatTemplateError: the template raises an error, fails, or exceeds its bounds of time or memory.
             InvalidRequestError: a message is invalid; names the field.
         """
-        return self._chosen(tools, variables).render(messages, tools, add_generation_prompt, variables)
+        return self.compiled(tools, variables.get("documents")).render(
+            messages, tools, add_generation_prompt, variables
+        )
 
     def encode(
         self,
@@ -110,7 +113,7 @@ class ChatTemplate:
         variables: Mapping[str, Any],
     ) -> tuple[str, Mapping[int, str] | None]:
         """The text with marks in what would be control tokens, and what removes them: None where there are none."""
-        compiled = self._chosen(tools, variables)
+        compiled = self.compiled(tools, variables.get("documents"))
         hidden = self._hider.hide((_with_answers(messages), tools, variables))
         given, safe_tools, safe_variables = (messages, tools, variables) if hidden is None else hidden.value
         text = compiled.render(given, safe_tools, add_generation_prompt, safe_variables)
@@ -157,9 +160,6 @@ class ChatTemplate:
         wanted = ["tool_use"] if tools else ["rag"] if documents else []
         return next((name for name in (*wanted, "default") if name in self._sources), next(iter(self._sources)))
 
-    def _chosen(self, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> CompiledTemplate:
-        return self.compiled(tools, variables.get("documents"))
-
 
 def _with_answers(messages: Sequence[Message]) -> Sequence[Message]:
     return [
@@ -192,13 +192,8 @@ def _broken_off(message: Message) -> dict[str, Any]:
     return {**message, "content": [*parts, {**last, "text": last["text"] + _BREAK}]}
 
 
-def check_template(source: str) -> None:
-    """Raise ChatTemplateError for a template that is empty, malformed or too large."""
-    compile_template(source)
-
-
 class CompiledTemplate:
-    """A compiled template, with what was found out by rendering; raises as `check_template` does."""
+    """A compiled template, with what was found out by rendering; raises as `compile_template` does."""
 
     def __init__(
         self, source: str, special_texts: Mapping[str, str] | None = None, compiler: Compile | None = None
@@ -234,9 +229,7 @@ class CompiledTemplate:
         placed = adapt_messages(with_system_text(messages, text), self._traits)
         try:
             return self._render(placed, None, add_generation_prompt, variables)
-        except TemplateBoundsError:
-            raise
-        except ChatTemplateError:
+        except TemplateFailedError:
             placed = adapt_messages(with_first_user_text(messages, text), self._traits)
             return self._render(placed, None, add_generation_prompt, variables)
 
@@ -250,9 +243,7 @@ class CompiledTemplate:
         for tools in (None, [_NEEDLE_TOOL]):
             try:
                 shown.append(self._render(question, tools, True, {}))
-            except TemplateBoundsError:
-                raise
-            except ChatTemplateError:
+            except TemplateFailedError:
                 shown.append(None)
         return shown[1] is not None and shown[0] != shown[1]
 
@@ -293,11 +284,14 @@ class CompiledTemplate:
 
 
 def compile_template(source: str) -> tuple[Render, bool]:
-    """Compile a template; also True if it reads a variable `tools`. Raises as `check_template` does."""
+    """Compile a template; also True if it reads a variable `tools`.
+
+    Raises TemplateFailedError for a template that is empty, malformed or too large.
+    """
     if not source.strip():
-        raise ChatTemplateError("the chat template is empty")
+        raise TemplateFailedError("the chat template is empty")
     if len(source) > MAX_TEMPLATE_CHARACTERS:
-        raise ChatTemplateError(f"the chat template has {len(source)} characters, above {MAX_TEMPLATE_CHARACTERS}")
+        raise TemplateFailedError(f"the chat template has {len(source)} characters, above {MAX_TEMPLATE_CHARACTERS}")
     from jinja2 import nodes
 
     from realizar.tokenizer.templates.sandbox import BoundedEnvironment
@@ -307,36 +301,34 @@ def compile_template(source: str) -> tuple[Render, bool]:
         tree = environment.parse(source)
         count = 1 + sum(1 for _ in tree.find_all(nodes.Node))
         if count > _MAX_NODES:
-            raise ChatTemplateError(f"the chat template has {count} parts, above {_MAX_NODES}")
+            raise TemplateFailedError(f"the chat template has {count} parts, above {_MAX_NODES}")
         names_tools = any(name.name == "tools" and name.ctx == "load" for name in tree.find_all(nodes.Name))
         return functools.partial(_render_within_bounds, environment.from_string(tree)), names_tools
-    except ChatTemplateError:
+    except TemplateFailedError:
         raise
-    except RecursionError:
-        raise ChatTemplateError("the chat template nests too deeply") from None
+    except (RecursionError, MemoryError):
+        raise TemplateFailedError("the chat template nests too deeply") from None
     except Exception as error:  # noqa: BLE001 - jinja2 and the compiler below it raise all kinds
-        raise ChatTemplateError(f"the chat template is malformed: {_reason(error)}") from None
-    except MemoryError:
-        raise ChatTemplateError("the chat template nests too deeply") from None
+        raise TemplateFailedError(f"the chat template is malformed: {_reason(error)}") from None
 
 
 def _render_within_bounds(template: Template, variables: Mapping[str, Any]) -> str:
-    """Run a template; ChatTemplateError where it raises an error, fails, or exceeds its bounds."""
+    """Run a template; TemplateFailedError where it raises an error or fails, TemplateBoundsError beyond its bounds."""
     from realizar.tokenizer.templates.budget import BoundExceededError, Budget, spending
 
     try:
         with spending(Budget(variables)):
             return "".join(template.root_render_func(template.new_context(dict(variables))))
-    except ChatTemplateError:
+    except TemplateFailedError:
         raise
     except BoundExceededError as error:
         raise TemplateBoundsError(f"the chat template {error}") from None
     except RecursionError:
         raise TemplateBoundsError("the chat template nests too deeply") from None
-    except Exception as error:  # noqa: BLE001 - a template may raise whatever Python raises
-        raise ChatTemplateError(f"the chat template failed: {_reason(error)}") from None
     except MemoryError:
         raise TemplateBoundsError("the chat template takes too much memory") from None
+    except Exception as error:  # noqa: BLE001 - a template may raise whatever Python raises
+        raise TemplateFailedError(f"the chat template failed: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -84,10 +84,11 @@ class ControlTextHider:
                 yield from self._strings(item)
 
     def _is_suspect(self, text: str) -> bool:
-        return not self._single.isdisjoint(text) or self._open_end(text) is not None or self._holds_longer(text)
-
-    def _holds_longer(self, text: str) -> bool:
-        return any(isinstance(piece, int) for piece in self._finder.split(text))
+        return (
+            not self._single.isdisjoint(text)
+            or self._open_end(text) is not None
+            or any(isinstance(piece, int) for piece in self._finder.split(text))
+        )
 
     def _open_end(self, text: str) -> int | None:
         """The start of a control token's prefix at the end of the text, or None."""
@@ -110,15 +111,12 @@ class ControlTextHider:
             return self._mark(value.translate(stand_ins) if stand_ins else value, mark)
         if isinstance(value, Mapping):
             return {
-                self._marked_key(key, mark, stand_ins): self._marked(item, mark, stand_ins)
+                self._marked(key, mark, stand_ins) if _is_text_key(key) else key: self._marked(item, mark, stand_ins)
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple):
             return type(value)(self._marked(item, mark, stand_ins) for item in value)
         return value
-
-    def _marked_key(self, key: Any, mark: str, stand_ins: Mapping[int, str]) -> Any:
-        return self._marked(key, mark, stand_ins) if _is_text_key(key) else key
 
     def _mark(self, text: str, mark: str) -> str:
         while (start := self._open_end(text)) is not None:  # a token's end may begin the token again

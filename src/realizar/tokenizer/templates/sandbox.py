@@ -22,8 +22,8 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from realizar.errors import ChatTemplateError
 from realizar.tokenizer.templates.budget import BoundExceededError, OutsideRenderingError, current_budget
+from realizar.tokenizer.templates.chat_messages import TemplateFailedError
 
 _LARGEST_WIDTH = 10_000
 # Filters that grow their input and that no prompt needs.
@@ -297,7 +297,7 @@ def _to_json(
 
 
 def _raise_exception(message: Any) -> NoReturn:
-    raise ChatTemplateError(str(message)[:1000])
+    raise TemplateFailedError(str(message)[:1000])
 
 
 def _strftime_now(format: str) -> str:  # noqa: A002 - the name that templates may use
