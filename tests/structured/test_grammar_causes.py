@@ -75,7 +75,7 @@ def test_a_compile_that_the_clock_ends_is_forgotten(
     assert (late.error is not None, late.cause) == (True, "engine")
     clock.now_s += 1
     start(service)
-    assert service.known._refused_characters == 0
+    assert not service.known._refusals
 
 
 @pytest.mark.parametrize("status", [-signal.SIGXCPU, -signal.SIGSEGV])

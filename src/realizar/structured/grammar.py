@@ -53,13 +53,11 @@ class GrammarMatcher:
         return made
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Consume sampled ids. An id that the grammar does not allow, or one after the end, is an error of the row."""
+        """Consume sampled ids, up to one that ends the output. An id that the grammar does not allow is an error."""
         for token_id in token_ids:
-            if self.error is not None:
+            if self.ended or self.error is not None:
                 return
-            if self.ended:
-                self.error = "a token follows the end"
-            elif token_id in self._end_ids and self._matcher.is_accepting():
+            if token_id in self._end_ids and self._matcher.is_accepting():
                 self.ended = True
             elif not self._matcher.consume_token(token_id):
                 self.error = _reason(self._matcher.get_error())

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NoReturn
 
@@ -210,7 +210,11 @@ _MOST = 2**63 - 1024  # beyond, doubles don't fit into 64 bits
 _MOST_BOUND = 2**62  # near 2^63 no expression of a range is made
 _MOST_EXACT = 2**53
 _MOST_STATES = 100_000
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_Rounded = Callable[[float], int]
+# What makes the inclusive bound of integers of each.
+_LOWS: dict[str, _Rounded] = {"minimum": math.ceil, "exclusiveMinimum": lambda bound: math.floor(bound) + 1}
+_HIGHS: dict[str, _Rounded] = {"maximum": math.floor, "exclusiveMaximum": lambda bound: math.ceil(bound) - 1}
+_BOUNDS = (*_LOWS, *_HIGHS)
 
 
 def check_constants(schema: dict[str, Any]) -> None:
@@ -242,15 +246,8 @@ def narrow_bounds(schema: dict[str, Any]) -> None:
 
 
 def _to_inclusive(schema: dict[str, Any]) -> None:
-    minimum, above = _number(schema, "minimum"), _number(schema, "exclusiveMinimum")
-    maximum, below = _number(schema, "maximum"), _number(schema, "exclusiveMaximum")
-    lows = [math.ceil(bound) for bound in (minimum,) if bound is not None]
-    lows += [math.floor(bound) + 1 for bound in (above,) if bound is not None]
-    highs = [math.floor(bound) for bound in (maximum,) if bound is not None]
-    highs += [math.ceil(bound) - 1 for bound in (below,) if bound is not None]
-    for keyword in _BOUNDS:
-        if _number(schema, keyword) is not None:
-            del schema[keyword]
+    lows = [inclusive(schema.pop(each)) for each, inclusive in _LOWS.items() if _number(schema, each) is not None]
+    highs = [inclusive(schema.pop(each)) for each, inclusive in _HIGHS.items() if _number(schema, each) is not None]
     if lows and max(lows) > -(2**63):
         schema["minimum"] = max(lows)
     if highs and min(highs) < 2**63 - 1:
@@ -286,7 +283,7 @@ def _check_bounds(schema: dict[str, Any], *, exact_step: bool) -> None:
         bound = _number(schema, keyword)
         if bound is None:
             continue
-        if abs(bound) == sys.float_info.max and (bound < 0) == keyword.lower().endswith("minimum"):
+        if abs(bound) == sys.float_info.max and (bound < 0) == (keyword in _LOWS):
             del schema[keyword]
         elif abs(bound) > _MOST_BOUND or (isinstance(bound, int) and int(float(bound)) != bound):
             refuse_schema(f"{keyword} {str(bound)[:40]} can't be enforced: it is beyond 2^62, or no double holds it")

@@ -98,8 +98,8 @@ def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
     types = vocabulary.types.copy()
     ids = {role: index for role, index in _DEFAULT_IDS.get(vocabulary.model, {}).items() if index < len(types)}
     ids.update(vocabulary.special)
-    for role, texts in _FILL_IN_MIDDLE.items():
-        found = next((known[text] for text in texts if text in known), None)
+    for role in _FILL_IN_MIDDLE:
+        found = _by_text(role, known.get)
         if role not in ids and found is not None:
             ids[role] = found
             types[found] = TokenType.CONTROL
@@ -118,11 +118,11 @@ def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
 
 def fill_in_ids(find: Callable[[str], int | None]) -> FillInIds | None:
     """The marks of a text with a hole by their texts, where a vocabulary does not name them; None if one is missing."""
+    return _fill_in(lambda role: _by_text(role, find))
 
-    def find_role(role: str) -> int | None:
-        return next((index for text in _FILL_IN_MIDDLE[role] if (index := find(text)) is not None), None)
 
-    return _fill_in(find_role)
+def _by_text(role: str, find: Callable[[str], int | None]) -> int | None:
+    return next((index for text in _FILL_IN_MIDDLE[role] if (index := find(text)) is not None), None)
 
 
 def _fill_in(find: Callable[[str], int | None]) -> FillInIds | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, TokenizerError
 from realizar.tokenizer.charsmap import CharsmapError, longest_replacement
 
+_T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 _PREFIX = "tokenizer.ggml."
 MAX_SPECIAL_LENGTH = 256
@@ -215,11 +216,9 @@ class _Reader:
         for name, keys in _SPECIAL_KEYS.items():
             for stem in keys:
                 key = f"{_PREFIX}{stem}_token_id"
-                value = self.metadata.get(key)
+                value = self._value(key, int, "which is not an id")
                 if value is None:
                     continue
-                if isinstance(value, bool) or not isinstance(value, int):
-                    self.refuse(key, f"is {value!r}, which is not an id")
                 if 0 <= value < count:
                     special[name] = value
                 elif value == _NO_TOKEN or (name in _UNUSED_IN_ANSWERS and value >= 0):
@@ -231,15 +230,14 @@ class _Reader:
         return special
 
     def _flags(self) -> dict[str, bool]:
-        flags: dict[str, bool] = {}
-        for name in _FLAGS:
-            value = self.metadata.get(_PREFIX + name)
-            if value is None:
-                continue
-            if not isinstance(value, bool):
-                self.refuse(_PREFIX + name, f"is {value!r}, neither true nor false")
-            flags[name] = value
-        return flags
+        values = {name: self._value(_PREFIX + name, bool, "neither true nor false") for name in _FLAGS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _value(self, key: str, kind: type[_T], otherwise: str) -> _T | None:
+        value = self.metadata.get(key)
+        if value is not None and type(value) is not kind:
+            self.refuse(key, f"is {value!r}, {otherwise}")
+        return value
 
     def _charsmap(self) -> bytes:
         key = _PREFIX + "precompiled_charsmap"

@@ -277,12 +277,9 @@ class KnownGrammars:
     ) -> None:
         self._limits, self._drop, self._clock = limits, drop, clock
         self._lock = threading.RLock()
-        self._grammars: OrderedDict[StructuredOutput, KnownGrammar] = (
-            OrderedDict()
-        )  # the most recently requested one is last
+        self._grammars: OrderedDict[StructuredOutput, KnownGrammar] = OrderedDict()  # last requested last
         self._retired: list[KnownGrammar] = []
         self._refusals: OrderedDict[StructuredOutput, Refusal] = OrderedDict()
-        self._refused_characters = 0
 
     def has(self, structured: StructuredOutput) -> bool:
         with self._lock:
@@ -325,13 +322,11 @@ class KnownGrammars:
             known = self._refusal(structured)
             if known is not None and known.cause == "request":
                 return
-            if known is None:
-                self._refused_characters += len(structured.value)
             until_s = math.inf if cause == "request" else self._clock() + _MEMORY_S
             self._refusals[structured] = Refusal(reason, cause, until_s)
-            while len(self._refusals) > _MOST_REFUSALS or self._refused_characters > _MOST_REFUSED_CHARACTERS:
-                dropped, _ = self._refusals.popitem(last=False)
-                self._refused_characters -= len(dropped.value)
+            num_characters = sum(len(each.value) for each in self._refusals)
+            while len(self._refusals) > _MOST_REFUSALS or num_characters > _MOST_REFUSED_CHARACTERS:
+                num_characters -= len(self._refusals.popitem(last=False)[0].value)
 
     def forget(self, structured: StructuredOutput) -> None:
         """Have no new row follow a grammar, as the state that its rows share may have reached its limits."""
@@ -406,7 +401,6 @@ class KnownGrammars:
         refusal = self._refusals.get(structured)
         if refusal is not None and self._clock() >= refusal.until_s:
             del self._refusals[structured]
-            self._refused_characters -= len(structured.value)
             return None
         return refusal
 

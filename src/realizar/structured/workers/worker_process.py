@@ -101,7 +101,7 @@ class _Row:
         if mask is not None and self.ahead is not None:
             self.matcher = self.ahead
         else:
-            _advance(self.matcher, token_ids)
+            self.matcher.advance(token_ids)  # others may have been sampled after the end before that was known
         self.forced, self.ahead, self.goes_on, self.mask = [], None, False, None
         return mask
 
@@ -178,8 +178,8 @@ class WorkerProcess:
         if loaded is None:
             return  # it was refused, which the engine hears
         self._work_on(command.key)
-        row = self._rows[command.slot] = _Row(command.key, command.slot, loaded, loaded.grammar.start())
-        _advance(row.matcher, command.token_ids)
+        matcher = loaded.grammar.start(command.token_ids)
+        self._rows[command.slot] = _Row(command.key, command.slot, loaded, matcher)
         self._work_on(0)
 
     def _leave(self, command: Leave) -> None:
@@ -297,13 +297,6 @@ class WorkerProcess:
                     self._channel.send(WantLines(loaded.number))
         self._work_on(0)
         return False
-
-
-def _advance(matcher: GrammarMatcher, token_ids: Sequence[int]) -> None:
-    """Take in sampled ids up to the end of the output; others may have been sampled before that was known."""
-    for token_id in token_ids:
-        if not matcher.ended:
-            matcher.advance((token_id,))
 
 
 def _most_resident_bytes() -> int:

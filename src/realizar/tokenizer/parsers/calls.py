@@ -108,8 +108,26 @@ def read_arguments(
     calls.close()
 
 
+def read_calls(cursor: Cursor, calls: Calls, end: str = "", *, marked: bool = True) -> Reading[None]:
+    """Read one call or a list of calls, as of `CallReader`; MismatchError for something else: earlier calls are emitted
+    and saved.
+    """
+    yield from cursor.space()
+    is_list = yield from cursor.optional("[")
+    while True:
+        yield from cursor.space()
+        yield from CallReader(cursor, calls, end, marked=marked).read()
+        if not is_list:
+            return
+        yield from cursor.space()
+        if not (yield from cursor.optional(",")):
+            break
+    yield from cursor.optional("]")
+    cursor.save()
+
+
 class CallReader:
-    """Parses `{"name": ..., "arguments": {...}}`; `parameters` is another name for arguments.
+    """Parses one call, `{"name": ..., "arguments": {...}}`; `parameters` is another name for arguments.
 
     `end` is the mark after a call, or empty. Unless a mark announced the call (`marked`), an object with other keys is
     none.
@@ -117,33 +135,13 @@ class CallReader:
 
     def __init__(self, cursor: Cursor, calls: Calls, end: str = "", *, marked: bool = True) -> None:
         self._cursor, self._calls, self._end, self._marked = cursor, calls, end, marked
-        self._start()
-
-    def _start(self) -> None:
         self._name: str | None = None
         self._arguments: str | None = None  # read before the name
         self._given = False
 
-    def read_all(self) -> Reading[None]:
-        """Read one call or a list of calls; MismatchError for something else: earlier calls are emitted and saved."""
-        cursor = self._cursor
-        yield from cursor.space()
-        if not (yield from cursor.optional("[")):
-            yield from self.read()
-            return
-        while True:
-            yield from cursor.space()
-            yield from self.read()
-            yield from cursor.space()
-            if not (yield from cursor.optional(",")):
-                break
-        yield from cursor.optional("]")
-        cursor.save()
-
     def read(self) -> Reading[None]:
         """Read one call; MismatchError for something else. A call whose arguments were emitted stays a call."""
         cursor = self._cursor
-        self._start()
         yield from cursor.expect("{")
         while True:
             yield from cursor.space()

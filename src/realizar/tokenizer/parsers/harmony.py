@@ -7,6 +7,7 @@ Format: https://cookbook.openai.com/articles/openai-harmony
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from realizar.tokenizer.marks import (
     HARMONY_RETURN,
     HARMONY_START,
 )
+from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta
 from realizar.tokenizer.parsers.calls import Calls, read_arguments
 from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until
 from realizar.tokenizer.parsers.incremental import OutputParser
@@ -71,7 +73,8 @@ class HarmonyParser(OutputParser):
     ) -> None:
         super().__init__(tools, long_id, parallel=parallel, tokens=tokens)
         self._tools = tools
-        self._has_content = self._has_reasoning = False
+        self._given = set[type[ContentDelta | ReasoningDelta]]()
+        self._give_content = functools.partial(self._give, ContentDelta)
         self._is_new = False  # nothing of this message has been given yet
         _, found, begun = prompt_end.rpartition(f"{HARMONY_START}{_ROLE}")
         if found and HARMONY_END not in begun:
@@ -111,7 +114,7 @@ class HarmonyParser(OutputParser):
             yield from self._call(name)
         elif channel is not None and channel[1] == "analysis":
             self.in_reasoning = True
-            yield from self._body(self._give_reasoning)
+            yield from self._body(functools.partial(self._give, ReasoningDelta))
             self.in_reasoning = False
         elif not name or name in _NO_TOOLS:
             yield from self._body(self._give_content)
@@ -175,15 +178,11 @@ class HarmonyParser(OutputParser):
         yield from cursor.space()
         yield from self._body(self._give_content)
 
-    def _give_content(self, text: str) -> None:
+    def _give(self, kind: type[ContentDelta | ReasoningDelta], text: str) -> None:
         if text:
-            self._deltas.content(_GAP + text if self._is_new and self._has_content else text)
-            self._is_new, self._has_content = False, True
-
-    def _give_reasoning(self, text: str) -> None:
-        if text:
-            self._deltas.reasoning(_GAP + text if self._is_new and self._has_reasoning else text)
-            self._is_new, self._has_reasoning = False, True
+            self._deltas.text(kind, _GAP + text if self._is_new and kind in self._given else text)
+            self._is_new = False
+            self._given.add(kind)
 
 
 HARMONY = ToolStyle(

@@ -29,13 +29,7 @@ class DeltaList:
         self._texts: list[str] = []  # of the last delta, which is not in the list yet
         self._last: ParsedDelta | None = None
 
-    def content(self, text: str) -> None:
-        self._text(ContentDelta, text)
-
-    def reasoning(self, text: str) -> None:
-        self._text(ReasoningDelta, text)
-
-    def _text(self, kind: type[ContentDelta | ReasoningDelta], text: str) -> None:
+    def text(self, kind: type[ContentDelta | ReasoningDelta], text: str) -> None:
         if text:
             if not isinstance(self._last, kind):
                 self._begin(kind(""))

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from realizar.tokenizer.marks import RESPONSE, RESPONSE_END, ReasoningMarks
+from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta
 from realizar.tokenizer.parsers.cursor import MismatchError, Reading, overlap, pass_until
 from realizar.tokenizer.parsers.incremental import HeldSpace, OutputParser
 from realizar.tokenizer.parsers.styles import ToolStyle
@@ -70,12 +71,12 @@ class AnswerParser(OutputParser):
         if self._in_response:
             yield from self._response()
         if self._opening is None and self._style is None:
-            yield from self._plain()
+            self._plain()
             return
         yield from self._first_call()
         while (yield from self._content()):
             if self._num_reread > _MAX_REREAD:
-                yield from self._plain()
+                self._plain()
                 return
         if not self._space_is_calls:
             self._give_content(self._space.take())
@@ -119,7 +120,7 @@ class AnswerParser(OutputParser):
         cursor = self._cursor
         found = yield from pass_until(cursor, ends, lambda text: self._give_reasoning(space.before_end(text)))
         if not found:
-            self._deltas.reasoning(space.take())
+            self._deltas.text(ReasoningDelta, space.take())
         return found
 
     def _response(self) -> Reading[None]:
@@ -133,11 +134,10 @@ class AnswerParser(OutputParser):
         yield from cursor.space()
         self._look_for((RESPONSE_END,))
 
-    def _plain(self) -> Reading[None]:
+    def _plain(self) -> None:
         cursor = self._cursor
         self._give_content(self._space.take() + cursor.text[cursor.position :])
         self._rest_is_content = True
-        yield from ()
 
     def _first_call(self) -> Reading[None]:
         """Parse calls whose mark counts only at the beginning of the answer, or of a line."""
@@ -218,11 +218,11 @@ class AnswerParser(OutputParser):
             return
         self._has_content, self._space_is_calls = True, False
         self._note_said(text)
-        self._deltas.content(text)
+        self._deltas.text(ContentDelta, text)
 
     def _give_reasoning(self, text: str) -> None:
         self._note_said(text)
-        self._deltas.reasoning(text)
+        self._deltas.text(ReasoningDelta, text)
 
     def _note_said(self, text: str) -> None:
         if text:

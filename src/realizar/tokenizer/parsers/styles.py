@@ -22,7 +22,7 @@ from realizar.tokenizer.marks import (
     MISTRAL_CALL_ID,
     MISTRAL_CALLS,
 )
-from realizar.tokenizer.parsers.calls import CallReader, Calls, read_arguments
+from realizar.tokenizer.parsers.calls import CallReader, Calls, read_arguments, read_calls
 from realizar.tokenizer.parsers.cursor import NAME, NAME_LIMIT, Cursor, Reading
 from realizar.tokenizer.parsers.grammar_rules import ArgumentRules
 
@@ -93,7 +93,7 @@ def _objects_before(end: str) -> Reader:
     """Parses `{"name": ..., "arguments": ...}`, or a list of such objects, and the mark behind it."""
 
     def read(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
-        yield from CallReader(cursor, calls, end).read_all()
+        yield from read_calls(cursor, calls, end)
         yield from cursor.space()
         yield from cursor.optional(end)
         cursor.save()
@@ -117,7 +117,7 @@ def _read_json(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
         cursor.position -= len(mark)
     yield from cursor.space()
     if (yield from cursor.peek()) == "[":
-        yield from CallReader(cursor, calls, marked=False).read_all()
+        yield from read_calls(cursor, calls, marked=False)
     else:
         yield from _read_objects(cursor, calls, ",;", marked=False)
     if fenced:
@@ -127,9 +127,8 @@ def _read_json(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 
 
 def _read_objects(cursor: Cursor, calls: Calls, separators: str, *, marked: bool) -> Reading[None]:
-    reader = CallReader(cursor, calls, marked=marked)
     while True:
-        yield from reader.read()
+        yield from CallReader(cursor, calls, marked=marked).read()
         yield from cursor.space()
         yield from cursor.one_of(separators)
         yield from cursor.space()
@@ -142,7 +141,7 @@ def _read_mistral(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     """Parse `[TOOL_CALLS][{"name": ..., "arguments": ...}]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call."""
     yield from cursor.space()
     if (yield from cursor.peek()) in ("[", "{"):
-        yield from CallReader(cursor, calls, MISTRAL_CALLS).read_all()
+        yield from read_calls(cursor, calls, MISTRAL_CALLS)
         return
     name = yield from cursor.match(NAME)
     calls.check_name(name)

@@ -346,31 +346,24 @@ class _TaggedRules:
         for place, (key, schema, required) in enumerate(members(parameters, strict)):
             name = f"{rule}_{place}"
             parts.append(name if required else f"{name}?")
-            rules.append(f"{name}: {literal(self._head(key))} {name}_value")
+            rules.append(f"{name}: {literal(self.tags.key_start + key + self._head_end)} {name}_value")
             rules += self._value(f"{name}_value", schema, parameters, strict, literal)
         if not parts and parameters.get("additionalProperties"):
             name = f"{rule}_any"
             parts.append(f"{name}*")
-            start, _, end = self._head("\0").partition("\0")
-            rules.append(f"{name}: {literal(start)} {KEY} {literal(end)} {name}_value")
+            rules.append(f"{name}: {literal(self.tags.key_start)} {KEY} {literal(self._head_end)} {name}_value")
             rules += self._text(f"{name}_value", literal)
         return [f"{rule}: {' '.join(parts) or _EMPTY}", *rules]
 
-    def _head(self, key: str) -> str:
+    @property
+    def _head_end(self) -> str:
         tags = self.tags
-        return tags.key_start + key + tags.key_end + (self._opening if tags.value_start else "") + self._line
-
-    @property
-    def _opening(self) -> str:
-        return self.tags.line_end + self.tags.value_start
-
-    @property
-    def _line(self) -> str:
-        return "\n" if self.tags.in_lines else ""
+        opening = tags.line_end + tags.value_start if tags.value_start else ""
+        return tags.key_end + opening + "\n" * tags.in_lines
 
     @property
     def _tail(self) -> str:
-        return self._line + self.tags.value_end + self.tags.line_end
+        return "\n" * self.tags.in_lines + self.tags.value_end + self.tags.line_end
 
     def _value(
         self, rule: str, schema: Any, root: Mapping[str, Any], strict: bool, literal: Callable[[str], str]
