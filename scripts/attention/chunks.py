@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from realizar.backends.cuda.attention.chunks import SIZES, chunk_maps
 from realizar.backends.cuda.kernels.attend import attend_chunk
+from realizar.backends.cuda.matmul.inputs import InputFormat, make_buffer
 from realizar.backends.cuda.native.chunks.source import AttendChunkKernel, chunk_rows
 from realizar.backends.cuda.native.launcher import LoadedKernels
 
@@ -63,9 +64,11 @@ def native(inputs: Inputs) -> Callable[[], None]:
     )
     maps = chunk_maps(kernel, inputs.query, inputs.keys, inputs.values, inputs.heads)
     tables = inputs.tables(tokens)
-    tensors = [*tables, inputs.sinks, inputs.out, torch.zeros(1, dtype=torch.int32, device="cuda")]
+    halves = make_buffer(InputFormat("half", 128), inputs.out.shape[1], asked.tokens, inputs.out.device)
+    written = inputs.out, halves.values, halves.scales
+    tensors = [*tables, inputs.sinks, *written, torch.zeros(1, dtype=torch.int32, device="cuda")]
     tiles = len(tables[0])
-    numbers = inputs.scale, asked.cap, asked.window, tiles, asked.kv_heads, 0, inputs.out.stride(0)
+    numbers = inputs.scale, asked.cap, asked.window, tiles, asked.kv_heads, 0, inputs.out.stride(0), 128, halves.chunks
     arguments = [*maps, *(each.data_ptr() for each in tensors), *numbers]
     loaded = LoadedKernels("sm_90a")[kernel.source()]
     grid = min(tiles * asked.kv_heads, torch.cuda.get_device_properties(0).multi_processor_count), 1, 1

@@ -16,6 +16,8 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
 from backends.cuda.native.compiled import check_overlap  # noqa: E402
 from realizar.backends.cuda.attention.chunks import SIZES, chunk_maps  # noqa: E402
+from realizar.backends.cuda.layouts.activations import half_order  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import InputFormat, make_buffer  # noqa: E402
 from realizar.backends.cuda.native.chunks.source import AttendChunkKernel  # noqa: E402
 from realizar.backends.cuda.native.launcher import LoadedKernels  # noqa: E402
 from wider import wider  # noqa: E402
@@ -139,8 +141,11 @@ class Twin:
         return np.concatenate(rows)
 
 
-def attended(twin: Twin, times: int = 1) -> np.ndarray:
-    """float32 [tokens + SPARE, heads * head] from the device, the same each time; NaN where nothing was written."""
+def attended(twin: Twin, times: int = 1, block_tokens: int = 0) -> np.ndarray:
+    """float32 [tokens + SPARE, heads * head] from the device, the same each time; NaN where nothing was written.
+
+    With `block_tokens` float16 values in blocks of so many tokens, as matmuls read them.
+    """
     case, kernel = twin.case, twin.case.kernel
     width = twin.heads * kernel.head
     query = torch.tensor(twin.query).to("cuda", twin.dtype).view(-1, width)
@@ -149,22 +154,28 @@ def attended(twin: Twin, times: int = 1) -> np.ndarray:
     tiles = [*case.tiles, (-1, 0), (-1, 0)]
     pasts, counts = np.array(case.rows).T
     out, next_tile = torch.full((len(query), width), torch.nan, device="cuda"), ints([0])
+    halves = make_buffer(InputFormat("half", block_tokens or 8), width, len(query), out.device)
+    scales = np.full(len(halves.scales), np.nan, np.float32)
+    scales[: twin.tokens] = np.repeat([1.0 if n > 1 else np.nan for _, n in case.rows], counts)
     tensors = [
         ints([row for row, _ in tiles]), ints([first for _, first in tiles]), ints(twin.starts), ints(counts),
         ints(pasts + counts), ints(twin.table), ints([twin.table.shape[1]]),
-        torch.tensor(twin.sinks, device="cuda"), out, next_tile,
+        torch.tensor(twin.sinks, device="cuda"), out,
     ]  # fmt: skip
-    numbers = SCALE, case.soft_cap, case.window, len(tiles), case.kv_heads, 0, width
+    addresses = *(halves.addresses if block_tokens else (0, 0)), next_tile.data_ptr()
+    numbers = SCALE, case.soft_cap, case.window, len(tiles), case.kv_heads, 0, width, block_tokens, halves.chunks
     kernels, found = LoadedKernels("sm_90a"), []
     for _ in range(times):
-        out.fill_(torch.nan)
+        for filled in (out, halves.values, halves.scales):
+            filled.fill_(torch.nan)
         kernels[kernel.source()].launch(
-            (3, 1, 1), kernel.threads, [*maps, *(each.data_ptr() for each in tensors), *numbers], SIZES,
+            (3, 1, 1), kernel.threads, [*maps, *(each.data_ptr() for each in tensors), *addresses, *numbers], SIZES,
             int(torch.cuda.current_stream().cuda_stream), dependent=False,
         )  # fmt: skip
         torch.cuda.synchronize()
         assert not next_tile.any()
-        found.append(out.cpu().numpy())
+        found.append((halves.values if block_tokens else out).cpu().numpy())
+        assert np.array_equal(halves.scales.cpu().numpy(), scales if block_tokens else scales * np.nan, equal_nan=True)
     assert all(np.array_equal(each, found[0], equal_nan=True) for each in found)
     return found[0]
 
@@ -194,6 +205,21 @@ def test_attention_of_chunks(name: str) -> None:
             error = np.linalg.norm(found[rows] - twin.expected[rows]) / np.linalg.norm(twin.expected[rows])
             assert error <= rounded, (rows, error)
     assert np.isnan(found[twin.tokens :]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.kernel.head % 64 == 0])
+def test_results_as_halves(name: str) -> None:
+    """The same results in the matmuls' order; those beyond what a half can hold are cut, and NaN stays NaN."""
+    needs_hopper()
+    twin = Twin(CASES[name], 3)
+    twin.cached[-1][1, :, 0, 0] = 1e5 if twin.case.kernel.element == "bf16" else np.nan
+    found = attended(twin)
+    for block_tokens in (8, 128):
+        rows = np.full((-(-len(found) // block_tokens) * block_tokens, found.shape[1]), np.nan, np.float16)
+        rows[: len(found)] = np.clip(found, -65504, 65504)
+        halves = attended(twin, 2, block_tokens)
+        assert np.array_equal(halves, half_order(rows, block_tokens), equal_nan=True)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import torch
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import TRITON_TYPES, block_keys, block_stages, padded_head
+from realizar.backends.cuda.kernel_sizes import TRITON_TYPES, block_keys, block_stages, hopper_rows, padded_head
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -108,7 +108,8 @@ class AttentionArguments:
     ) -> ActivationBuffer | None:
         """The output projection's input, if attention can write it; None where the result must be converted.
 
-        Kernels of decodes alone write all formats, and beside chunks none; with `batch_invariant` all write halves.
+        Kernels of decodes alone write all formats; beside chunks all write halves if Hopper's attends these, or else
+        none. With `batch_invariant` all write halves.
         """
         if attention.gate is not None:
             return None
@@ -116,7 +117,7 @@ class AttentionArguments:
         group = width // attention.num_kv_heads
         own = formats[0].kind in ("int8", "half")
         whole = attention.head_size == padded_head(attention) and group % CHUNK == 0
-        if self._batch_invariant:
+        if self._batch_invariant or (kind.tiles and hopper_rows(attention, self._kv.dtype, self._device, fixed=False)):
             writes = whole and formats[0].kind == "half"
         else:
             writes = not kind.tiles and (whole if own else formats[0].kind == "f32")
@@ -124,7 +125,7 @@ class AttentionArguments:
 
     def halves(self, attention: Attention | SharedAttention, consumer: MergedLinear, kind: StepKind) -> dict[str, Any]:
         """The arguments of `write_result` for halves, of the Triton kernels with `batch_invariant`, and of chunks."""
-        target = self.direct(attention, consumer, kind) if self._batch_invariant else None
+        target = self.direct(attention, consumer, kind)
         if target is None:
             return {"values_out": self.none, "value_scale": self.none, "block_tokens": 1, "chunks": 1, "HALVES": False}
         return {

@@ -20,7 +20,7 @@ from realizar.backends.cuda.native.launcher import LoadedKernels
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import AttentionBlock, SharedAttentionBlock
 
-SIZES = "ttt" + "p" * 10 + "ff" + "i" * 5
+SIZES = "ttt" + "p" * 12 + "ff" + "i" * 7
 """Of the kernel's arguments, as `Kernel.launch` takes them."""
 
 
@@ -51,7 +51,7 @@ class ChunkBinder:
         self._wanted.append(source)
         keys, values, *_ = self._arguments.cache(block.cache_layer)
         maps = chunk_maps(kernel, self._space.query, keys, values, attention.num_heads)
-        return lambda kind: self._start_native(source, kernel.threads, maps, block, kind)
+        return lambda kind: self._start_native(source, kernel.threads, maps, block, consumer, kind)
 
     def prepare(self) -> None:
         """Compile and load the layers' kernels; KernelError where one does not compile, or the device refuses it."""
@@ -59,15 +59,20 @@ class ChunkBinder:
 
     def _start_native(
         self, source: Source, threads: int, maps: Sequence[TensorMap], block: AttentionBlock | SharedAttentionBlock,
-        kind: StepKind,
+        consumer: MergedLinear, kind: StepKind,
     ) -> None:  # fmt: skip
         attention, space, arrays = block.attention, self._space, self._space.arrays
         names = "tile_rows", "tile_firsts", "starts", "counts", "contexts", "tables", "header"
-        tensors = [*(arrays[name] for name in names), self._arguments.sinks(attention), space.attended, space.next_tile]
+        tensors = [*(arrays[name] for name in names), self._arguments.sinks(attention), space.attended]
+        target = self._arguments.direct(attention, consumer, kind)
+        halves, order = (
+            ((0, 0), (1, 1)) if target is None else (target.addresses, (target.format.block_tokens, target.chunks))
+        )
         arguments = [
-            *maps, *(tensor.data_ptr() for tensor in tensors), float(attention.scale), float(attention.soft_cap or 0.0),
-            attention.window or 0, kind.tiles, attention.num_kv_heads,
-            self._kv.group_of(block.cache_layer) * arrays.sizes.rows, space.attended.stride(0),
+            *maps, *(tensor.data_ptr() for tensor in tensors), *halves, space.next_tile.data_ptr(),
+            float(attention.scale), float(attention.soft_cap or 0.0), attention.window or 0, kind.tiles,
+            attention.num_kv_heads, self._kv.group_of(block.cache_layer) * arrays.sizes.rows, space.attended.stride(0),
+            *order,
         ]  # fmt: skip
         blocks = min(kind.tiles * attention.num_kv_heads, self._device.processors)
         stream = int(torch.cuda.current_stream(self._device.torch_device).cuda_stream)

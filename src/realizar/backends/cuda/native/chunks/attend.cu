@@ -61,9 +61,11 @@ struct Arguments {
   const int *tile_rows, *tile_firsts, *starts, *counts, *contexts, *tables, *table_stride;
   const float* sinks;
   float* out;
+  char* halves;  // or null
+  float* half_scales;
   int* next_tile;
   float scale, soft_cap;
-  int window, tiles, kv_heads, first_table, out_stride;
+  int window, tiles, kv_heads, first_table, out_stride, block_tokens, chunks;
 };
 
 // The producer warp. `next_tile` is 0, and left so.
@@ -198,26 +200,70 @@ INLINE void clear_values(u32 at, int from, int to, int group) {
   sync_some(1 + CONSUMERS + group, 128);
 }
 
+// Two values as halves, the first of them low: means of the cache's values, which are cut to what a half can hold in
+// place of becoming infinite. A NaN stays one.
+INLINE u32 half_pair(float low, float high) {
+  u32 r;
+  asm("{.reg .f32 l, h;\n"
+      "min.NaN.f32 l, %1, 0f477fe000;\nmax.NaN.f32 l, l, 0fc77fe000;\n"
+      "min.NaN.f32 h, %2, 0f477fe000;\nmax.NaN.f32 h, h, 0fc77fe000;\n"
+      "cvt.rn.f16x2.f32 %0, h, l;}" : "=r"(r) : "f"(low), "f"(high));
+  return r;
+}
+
+// A row of a head as the next matmul's halves (layouts.activations). Lanes t and t ^ 1 have the columns of runs of 16
+// bytes between them, and each writes every other one. `own`: it is a token's.
+INLINE void write_halves(const Arguments& in, const float (&sums)[HEAD / 2], int r, float kept, int token, int head,
+                         int t, bool own) {
+  const bool odd = t % 2;
+  const int block = in.block_tokens, column = head * (HEAD / 64);
+  const long first = ((long)(token / block) * in.chunks + column) * block + token % block / 8;
+  char* to = in.halves + first * 128 + token % 8 * 16 + (t / 2 * 2 + odd) * (block * 16);
+#pragma unroll
+  for (int c = 0; c < HEAD / 64; c++)
+#pragma unroll
+    for (int p = 0; p < 2; p++) {  // of sixteen columns the first eight, and the others
+      u32 words[4];
+#pragma unroll
+      for (int s = 0; s < 2; s++) {  // 32 columns
+        const float* x = sums + ((c * 8 + s * 4 + p) * 4 + r * 2);
+        const u32 even_run = half_pair(x[0] * kept, x[8] * kept), odd_run = half_pair(x[1] * kept, x[9] * kept);
+        const u32 other = __shfl_xor_sync(~0u, odd ? even_run : odd_run, 1);
+        const u32 low = odd ? other : even_run, high = odd ? odd_run : other;
+        words[s * 2] = permute(low, high, 0x5410);
+        words[s * 2 + 1] = permute(low, high, 0x7632);
+      }
+      if (own) *(uint4*)(to + (c * 8 + p * 4) * (long)(block * 16)) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  if (own && head == 0 && t == 0) in.half_scales[token] = 1.f;
+}
+
 INLINE void write_rows(const Arguments& in, const Tile& tile, Rows& rows, float factor, int row, int t) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const int at = row + r * 8, head = tile.kv_head * GROUP + at % GROUP;
+    const int at = row + r * 8, head = tile.kv_head * GROUP + at % GROUP, token = tile.token + at / GROUP;
+    const bool own = at < tile.own * GROUP;
     float total = rows.total[r];
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);
     float kept = 1.f;
-    if (at >= tile.own * GROUP) continue;
-    if (SINKS) {
+    if (SINKS && own) {
       const float sink = load_float(in.sinks + head) * 1.4426950408889634f, top = rows.top[r] * factor;
       const float higher = fmaxf(top, sink);
       kept = power2(top - higher);
       total = total * kept + power2(sink - higher);
     }
     kept = kept / (total > 0.f ? total : 1.f);
-    float* to = in.out + (long)(tile.token + at / GROUP) * in.out_stride + head * HEAD + t * 2;
+    if constexpr (HEAD % 64 == 0)
+      if (in.halves) {
+        write_halves(in, rows.sums, r, kept, token, head, t, own);
+        continue;
+      }
+    float* to = in.out + (long)token * in.out_stride + head * HEAD + t * 2;
+    if (own)
 #pragma unroll
-    for (int i = 0; i < HEAD / 8; i++)
-      *(float2*)(to + i * 8) = make_float2(rows.sums[i * 4 + r * 2] * kept, rows.sums[i * 4 + r * 2 + 1] * kept);
+      for (int i = 0; i < HEAD / 8; i++)
+        *(float2*)(to + i * 8) = make_float2(rows.sums[i * 4 + r * 2] * kept, rows.sums[i * 4 + r * 2 + 1] * kept);
   }
 }
 
@@ -326,10 +372,11 @@ INLINE void attend_tiles(const Arguments& in, const Tile* shared_tile, u32 full,
 }
 
 extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1)
-NAME(const __grid_constant__ TensorMap queries, const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap values,
-     const int* tile_rows, const int* tile_firsts, const int* starts, const int* counts, const int* contexts, const int* tables,
-     const int* table_stride, const float* sinks, float* out, int* next_tile, float scale, float soft_cap, int window, int tiles,
-     int kv_heads, int first_table, int out_stride) {
+NAME(const __grid_constant__ TensorMap queries, const __grid_constant__ TensorMap keys,
+     const __grid_constant__ TensorMap values, const int* tile_rows, const int* tile_firsts, const int* starts,
+     const int* counts, const int* contexts, const int* tables, const int* table_stride, const float* sinks, float* out,
+     char* halves, float* half_scales, int* next_tile, float scale, float soft_cap, int window, int tiles, int kv_heads,
+     int first_table, int out_stride, int block_tokens, int chunks) {
   __shared__ __align__(8) u64 barriers[2 * SLOTS + 2];  // of the ring full, then empty; of the queries
   __shared__ Tile tile;
   const u32 full = shared_address(barriers), empty = full + SLOTS * 8;
@@ -346,8 +393,9 @@ NAME(const __grid_constant__ TensorMap queries, const __grid_constant__ TensorMa
   __syncthreads();
   let_next_start();
   wait_for_previous();
-  const Arguments in{&queries, &keys, &values, tile_rows, tile_firsts, starts, counts, contexts, tables, table_stride, sinks,
-                     out, next_tile, scale, soft_cap, window, tiles, kv_heads, first_table, out_stride};
+  const Arguments in{&queries, &keys, &values, tile_rows, tile_firsts, starts, counts, contexts, tables, table_stride,
+                     sinks, out, halves, half_scales, next_tile, scale, soft_cap, window, tiles, kv_heads, first_table,
+                     out_stride, block_tokens, chunks};
   if (threadIdx.x < 128) {
     if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
     if (threadIdx.x < 32) copy_tiles(in, &tile, full, empty, ring_at, queries_at, threadIdx.x);
