@@ -10,7 +10,7 @@ import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any
 
 from realizar.outputs import TokenLogprobs
 
@@ -86,8 +86,7 @@ class LogprobColumns(Sequence[TokenLogprobs]):
         )
 
     def fits(self, num_tokens: int) -> bool:
-        places = num_tokens * self.width
-        sizes = places * _ID_BYTES, places * _VALUE_BYTES, num_tokens * _RANK_BYTES
+        sizes = num_tokens * self.width * _ID_BYTES, num_tokens * self.width * _VALUE_BYTES, num_tokens * _RANK_BYTES
         return self.width >= 1 and sizes == (len(self.ids), len(self.values), len(self.ranks))
 
     def id_list(self) -> list[int]:
@@ -101,13 +100,7 @@ class LogprobColumns(Sequence[TokenLogprobs]):
     def __len__(self) -> int:
         return len(self.ranks) // _RANK_BYTES
 
-    @overload
-    def __getitem__(self, index: int) -> TokenLogprobs: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> LogprobColumns: ...
-
-    def __getitem__(self, index: int | slice) -> TokenLogprobs | LogprobColumns:
+    def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return self.picked(range(len(self))[index])
         at = range(len(self))[index]
@@ -182,13 +175,7 @@ class StepEntry(Sequence[TokenLogprobs]):
     def __len__(self) -> int:
         return 1
 
-    @overload
-    def __getitem__(self, index: int) -> TokenLogprobs: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> LogprobColumns: ...
-
-    def __getitem__(self, index: int | slice) -> TokenLogprobs | LogprobColumns:
+    def __getitem__(self, index: int | slice) -> Any:
         return self.alone()[index]
 
     def __eq__(self, other: object) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -71,15 +70,10 @@ class SnapshotUse:
     fetched: int = 0
     dropped: int = 0
 
-    def plus(self, other: SnapshotUse) -> SnapshotUse:
-        return SnapshotUse(
-            self.taken + other.taken, self.restored + other.restored, self.fetched + other.fetched,
-            self.dropped + other.dropped,
-        )  # fmt: skip
-
     @classmethod
     def total(cls, uses: Iterable[SnapshotUse]) -> SnapshotUse:
-        return functools.reduce(cls.plus, uses, cls())
+        counts = [(use.taken, use.restored, use.fetched, use.dropped) for use in uses]
+        return cls(*map(sum, zip(*counts, strict=True)))
 
 
 NO_SNAPSHOTS = SnapshotUse()

@@ -50,7 +50,7 @@ class GrowingDeltas:
         self._new.pop(sequence.sequence_id, None)
 
     def use_snapshots(self, sequence: Sequence, use: SnapshotUse) -> None:
-        sequence.snapshots = sequence.snapshots.plus(use)
+        sequence.snapshots = SnapshotUse.total((sequence.snapshots, use))
         if sequence.sequence_id not in self._new:
             self._gained.snapshots.append(ChoiceSnapshots(sequence.sequence_id, sequence.snapshots))
 
