@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Self
 
 import uvicorn
@@ -107,9 +106,7 @@ class ScriptedApi:
             time.sleep(0.005)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(HANG_S)
 

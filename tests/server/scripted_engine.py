@@ -42,7 +42,7 @@ class ScriptedChoice:
 
     def gain(self, text: str, **fields: Any) -> None:
         if not self._gained:
-            self._stream.note(self)
+            self._stream.note(self.take_delta)
         fields["num_cached_tokens"] = self._num_cached
         self._gained.append(ChoiceDelta(self._stream.request_id, self._index, text, (65,), **fields))
 

@@ -31,7 +31,7 @@ class StepwiseEngine(ScriptedEngine):
             for index, stop in enumerate(stops):
                 if stop.finish_reason is None and not stream.done:
                     delta = _Delta(self._delta(stream, index, ids, start, stop, sampling))
-                    stream.note(delta)
+                    stream.note(delta.take)
                     while not delta.taken and not stream.done:  # noqa: ASYNC110 - the stream has no event for it
                         await asyncio.sleep(0)
         whole = CompletionOutput(0, self.answer, ids, "stop")
@@ -64,6 +64,6 @@ class _Delta:
     def __init__(self, delta: ChoiceDelta) -> None:
         self._delta, self.taken = delta, False
 
-    def take_delta(self) -> ChoiceDelta:
+    def take(self) -> ChoiceDelta:
         self.taken = True
         return self._delta

@@ -46,9 +46,9 @@ def processor_quota(root: Path = Path("/")) -> float | None:
     """Processors whose time this process may use, such as 1.5; None where there is no quota, or no Linux."""
     found = []
     for folder in _folders(root, "cpu"):
-        quota, _, period = _text(folder / "cpu.max").partition(" ")
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")
         if not quota:
-            quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+            quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal() and int(period) > 0:
             found.append(int(quota) / int(period))
     return min(found, default=None)
@@ -56,7 +56,7 @@ def processor_quota(root: Path = Path("/")) -> float | None:
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
     """Folders of this process's groups that a controller is in charge of, from its own up to the root."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         match = re.fullmatch(r"\d+:([^:]*):(/.*)", line)
         if match is None or (match[1] and controller not in match[1].split(",")):
             continue
@@ -70,16 +70,17 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _stat(path: Path, name: str) -> int:
-    match = re.search(rf"^{name} (\d+)$", _text(path), re.MULTILINE)
+    match = re.search(rf"^{name} (\d+)$", read_text(path), re.MULTILINE)
     return int(match[1]) if match else 0
 
 
 def _integer(path: Path) -> int | None:
-    text = _text(path)
+    text = read_text(path)
     return int(text) if text.isdecimal() else None
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file of the system without the blanks around it; empty where there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from realizar.backends.cgroup import memory_limit, processor_quota
+from realizar.backends.cgroup import memory_limit, processor_quota, read_text
 from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -90,14 +90,6 @@ def _memory() -> dict[str, int]:
         name: int(kilobytes) * 1024
         for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", read_text(Path("/proc/meminfo")), re.MULTILINE)
     }
-
-
-def read_text(path: Path) -> str:
-    """A file of the system without the blanks around it; empty where there is none."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def resident_bytes() -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from realizar.backends.machine import read_text
+from realizar.backends.cgroup import read_text
 
 _SYSTEM = Path("/sys/devices/system")
 

@@ -40,7 +40,7 @@ class Client:
         sources = [source for stream in self.streams.values() for source in stream._news]
         for stream in self.streams.values():
             stream._news.clear()
-        return [source.take_delta() for source in sources]
+        return [take_delta() for take_delta in sources]
 
     @property
     def aborts(self) -> list[Abort]:

@@ -6,16 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self, TypeAlias
 
 from realizar.errors import RealizarError
 from realizar.outputs import NO_SNAPSHOTS, ChoiceDelta, RequestOutput, SnapshotUse
 
-
-class DeltaSource(Protocol):
-    def take_delta(self) -> ChoiceDelta | None:
-        """All that the choice gained since the last call; None if its request has failed."""
+TakeDelta: TypeAlias = Callable[[], ChoiceDelta | None]
+"""All that a choice gained since the last call; None if its request has failed."""
 
 
 class AsyncStream:
@@ -28,7 +25,7 @@ class AsyncStream:
     def __init__(self, request_id: str, abort: Callable[[], None]) -> None:
         self.request_id, self.replica = request_id, ""
         self._abort = abort
-        self._news: deque[DeltaSource] = deque()
+        self._news: deque[TakeDelta] = deque()
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
         self._end: asyncio.Future[RequestOutput] = self._loop.create_future()
@@ -44,8 +41,7 @@ class AsyncStream:
     async def _iterate(self) -> AsyncIterator[ChoiceDelta]:
         while True:
             while self._news:
-                delta = self._news.popleft().take_delta()
-                if delta is not None:
+                if (delta := self._news.popleft()()) is not None:
                     yield delta
             if self.done:
                 break
@@ -73,14 +69,12 @@ class AsyncStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    def note(self, source: DeltaSource) -> None:
+    def note(self, take_delta: TakeDelta) -> None:
         """The engine calls this once for each delta that a choice has."""
-        self._news.append(source)
+        self._news.append(take_delta)
         self._wake()
 
     def end(self, outcome: RequestOutput | RealizarError) -> None:

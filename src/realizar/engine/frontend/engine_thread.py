@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from realizar.engine.frontend.async_engine import AsyncEngine
@@ -141,9 +140,7 @@ class RequestStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

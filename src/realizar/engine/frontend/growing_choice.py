@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from realizar.engine.frontend.async_stream import TakeDelta
 from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import NO_SNAPSHOTS, ChoiceDelta, CompletionOutput, FinishReason, SnapshotUse
 
@@ -94,7 +95,7 @@ class GrowingChoice:
     index: int
     text: GrowingText
     on_text_error: Callable[[Exception], None]
-    on_news: Callable[[GrowingChoice], None] | None
+    on_news: Callable[[TakeDelta], None] | None
     keeps_logprobs: bool = True
     token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
@@ -120,7 +121,7 @@ class GrowingChoice:
         """Report to the consumer that there is a delta to take, unless it knows."""
         if not self.is_noted and self.on_news is not None:
             self.is_noted = True
-            self.on_news(self)
+            self.on_news(self.take_delta)
 
     def take_logprobs(self, source: LogprobColumns, place: int) -> None:
         """Take in the log-probabilities of the choice's next token, which may come before the token does."""
@@ -131,40 +132,29 @@ class GrowingChoice:
     def stops_at(self, token_id: int) -> bool:
         """Take in a token of a choice that may stop; True if its text completes a stop string."""
         self.token_ids.append(token_id)
-        try:
-            self._spell(len(self.token_ids))
-        except Exception as error:  # noqa: BLE001 - one request's text must not cost the others theirs
-            self._fail(error)
+        if not self._spell(len(self.token_ids)) or self.text.stop_string is None:
             return False
-        if self.text.stop_string is None:
-            return False
-        self.finish_reason, self.stop_reason = "stop", self.text.stop_string
-        self._settle_logprobs()
+        self.finish("stop", self.text.stop_string)
         return True
 
     def end(self, finish_reason: FinishReason, stop_token_id: int | None) -> bool:
         """End the choice as the engine did, and make the rest of its text; False if that failed."""
-        try:
-            self._spell(len(self.token_ids) - (stop_token_id is not None))
-            self._texts.append(self.text.finish())
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
+        if not self._spell(len(self.token_ids) - (stop_token_id is not None), is_whole=True):
             return False
-        self.finish_reason, self.stop_reason = finish_reason, stop_token_id
-        self._settle_logprobs()
+        self.finish(finish_reason, stop_token_id)
         return True
+
+    def finish(self, finish_reason: FinishReason, stop_reason: str | int | None) -> None:
+        """Note how the choice has ended."""
+        self.finish_reason, self.stop_reason = finish_reason, stop_reason
+        if self._logprobs is not None:
+            self._logprobs.settle()  # a slow consumer would keep the last step's columns
 
     def take_delta(self) -> ChoiceDelta | None:
         """All that the choice gained since the last call; None if its text could not be made."""
         self.is_noted = False
-        if self._failed:
+        if self._failed or (self.finish_reason is None and not self._spell(len(self.token_ids))):
             return None
-        if self.finish_reason is None:
-            try:
-                self._spell(len(self.token_ids))
-            except Exception as error:  # noqa: BLE001 - as above
-                self._fail(error)
-                return None
         token_ids, texts = self.token_ids[self._given_tokens :], self._texts[self._given_texts :]
         grown = self._logprobs
         logprobs = () if grown is None else grown.give(self._given_tokens, len(self.token_ids))
@@ -204,17 +194,17 @@ class GrowingChoice:
             stop_reason=self.stop_reason,
         )
 
-    def _settle_logprobs(self) -> None:
-        """Let go of the last step's columns, which a slow consumer would keep."""
-        if self._logprobs is not None:
-            self._logprobs.settle()
-
-    def _fail(self, error: Exception) -> None:
-        self._failed = self.is_noted = True  # its consumer gets an error in place of a delta
-        self.on_text_error(error)
-
-    def _spell(self, end: int) -> None:
-        if self._num_spelled < end:
-            new_ids = self.token_ids[self._num_spelled : end]
-            self._num_spelled = end
-            self._texts.append(self.text.add(new_ids))
+    def _spell(self, end: int, *, is_whole: bool = False) -> bool:
+        """Make the text of the tokens before `end`, and of what is held back if it `is_whole`; False if that failed."""
+        try:
+            if self._num_spelled < end:
+                new_ids = self.token_ids[self._num_spelled : end]
+                self._num_spelled = end
+                self._texts.append(self.text.add(new_ids))
+            if is_whole:
+                self._texts.append(self.text.finish())
+        except Exception as error:  # noqa: BLE001 - one request's text must not cost the others theirs
+            self._failed = self.is_noted = True  # its consumer gets an error in place of a delta
+            self.on_text_error(error)
+            return False
+        return True

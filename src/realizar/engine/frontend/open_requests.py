@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.async_stream import AsyncStream, TakeDelta
 from realizar.engine.frontend.growing_choice import GrowingChoice, GrowingLogprobs, GrowingText
 from realizar.engine.frontend.open_table import OpenTable
 from realizar.engine.frontend.places import Places
@@ -38,14 +38,6 @@ class _Open:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     pooled: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Noted:
-    delta: ChoiceDelta
-
-    def take_delta(self) -> ChoiceDelta:
-        return self.delta
 
 
 class OpenRequests:
@@ -105,7 +97,7 @@ class OpenRequests:
             raise
         return stream
 
-    def _new_choices(self, request: Request, on_news: Callable[[GrowingChoice], None] | None) -> list[GrowingChoice]:
+    def _new_choices(self, request: Request, on_news: Callable[[TakeDelta], None] | None) -> list[GrowingChoice]:
         def fail(error: Exception) -> None:
             _LOG.error("the text of %s failed", request.request_id, exc_info=error)
             self._abort(request.request_id, RequestFailedError("the tokens could not be turned into text"))
@@ -144,7 +136,7 @@ class OpenRequests:
         if entry is not None:
             cached = event.progress.num_cached_tokens
             delta = ChoiceDelta(event.request_id, 0, "", (), num_cached_tokens=cached, prompt_progress=event.progress)
-            entry.stream.note(_Noted(delta))
+            entry.stream.note(lambda: delta)
 
     @property
     def may_be_to_blame(self) -> bool:
@@ -206,7 +198,7 @@ class OpenRequests:
         for number in self._open.numbers_of(request_id):
             choice = self._growing.get(number)
             if choice is not None and choice.index == index:
-                choice.finish_reason, choice.stop_reason = "stop", ""
+                choice.finish("stop", "")
                 self._end_growing(number, choice, time.monotonic())
 
     def _start(self, entry: _Open, start: ChoiceStart) -> None:
