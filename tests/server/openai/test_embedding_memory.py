@@ -53,12 +53,12 @@ def asked(num_prompts: int, **fields: Any) -> bytes:
 def test_a_large_answer_is_written_off_the_loop(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
     threads: set[str] = set()
 
-    def data(index: int, embedding: Any) -> Any:
+    def data(index: int, unit: Any, *, as_base64: bool) -> bytes:
         threads.add(threading.current_thread().name)
-        return honest(index, embedding)
+        return honest(index, unit, as_base64=as_base64)
 
-    honest = routes.EmbeddingData
-    monkeypatch.setattr(routes, "EmbeddingData", data)
+    honest = routes._vector_data
+    monkeypatch.setattr(routes, "_vector_data", data)
     wide(monkeypatch)
 
     async def main(door: Door) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
-
-from realizar.outputs import SnapshotUse
 
 
 class Metadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -80,26 +77,3 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     inference_geo: str | None = None
     container: Any = None
     diagnostics: Any = None
-
-
-class Usage(msgspec.Struct, kw_only=True):
-    """Tokens of a request. The prompt is the sum of the three kinds of input."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    state_snapshots: SnapshotUse | UnsetType = UNSET
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """An answer; at the beginning of a stream it has no content yet."""
-
-    id: str
-    type: str = "message"
-    role: str = "assistant"
-    model: str
-    content: list[dict[str, Any]]
-    stop_reason: str | None
-    stop_sequence: str | None
-    usage: Usage

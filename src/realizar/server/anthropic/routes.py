@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.server.anthropic.conversation import marks_cache, read_conversation, shows_reasoning
-from realizar.server.anthropic.records import CountTokensRequest, Message, MessagesRequest, Usage
+from realizar.server.anthropic.records import CountTokensRequest, MessagesRequest
 from realizar.server.api import new_id
 from realizar.server.errors import ApiError
 from realizar.server.generation.answer import AnswerDelta, AnswerPart, AnswerParts, PartKind, arguments_object
@@ -65,37 +65,41 @@ class _MessageEncoder(Encoder[AnswerDelta]):
 
     def whole(self) -> bytes:
         blocks = [_block(part, part.text) for part in self._parts.parts]
-        return _encoder.encode(self._message(blocks, *self._stop(), self._usage()))
+        return _encoder.encode(self._message(blocks, self._usage(), *self._stop()))
 
     def grown(self, delta: AnswerDelta) -> bytes:
         start, self._started = b"" if self._started else self._start(), True
         return start + b"".join(self._grown(delta))
 
-    def _message(self, blocks: list[dict[str, Any]], reason: str | None, sequence: str | None, usage: Usage) -> Message:
-        return Message(
-            id=self._run.id,
-            model=self._run.api.model.name,
-            content=blocks,
-            stop_reason=reason,
-            stop_sequence=sequence,
-            usage=usage,
-        )
+    def _message(
+        self, blocks: list[Any], usage: dict[str, Any], reason: str | None = None, sequence: str | None = None
+    ) -> dict[str, Any]:
+        return {
+            "id": self._run.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._run.api.model.name,
+            "content": blocks,
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": usage,
+        }
 
-    def _usage(self) -> Usage:
-        """The counts so far.
+    def _usage(self) -> dict[str, Any]:
+        """The counts so far; the prompt is the sum of the three kinds of input.
 
         The cache is filled without `cache_control` too, but only who asks for it looks for its tokens elsewhere than in
         `input_tokens`.
         """
         run, num_cached = self._run, self._run.num_cached_tokens or 0
         num_created = run.num_created_tokens if self._marks_cache else 0
-        return Usage(
-            input_tokens=run.num_prompt_tokens - num_cached - num_created,
-            cache_creation_input_tokens=num_created,
-            cache_read_input_tokens=num_cached,
-            output_tokens=run.num_completion_tokens,
-            state_snapshots=run.state_snapshots,
-        )
+        return {
+            "input_tokens": run.num_prompt_tokens - num_cached - num_created,
+            "cache_creation_input_tokens": num_created,
+            "cache_read_input_tokens": num_cached,
+            "output_tokens": run.num_completion_tokens,
+            **run.snapshots,
+        }
 
     def _stop(self) -> tuple[str, str | None]:
         """`stop_reason` and `stop_sequence` of an answer that ended."""
@@ -109,9 +113,7 @@ class _MessageEncoder(Encoder[AnswerDelta]):
                 return ("stop_sequence", stopped_by) if isinstance(stopped_by, str) else ("end_turn", None)
 
     def _start(self) -> bytes:
-        usage = self._usage()
-        usage.output_tokens = 0
-        return encode_event("message_start", message=self._message([], None, None, usage))
+        return encode_event("message_start", message=self._message([], {**self._usage(), "output_tokens": 0}))
 
     def _grown(self, delta: AnswerDelta) -> Iterator[bytes]:
         for part, text in self._parts.take_in(delta):

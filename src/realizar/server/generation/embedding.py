@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
-from msgspec import UnsetType
 from numpy.typing import NDArray
 from starlette.requests import Request
+from starlette.responses import Response
 
 from realizar.engine.frontend.async_stream import Embedding
 from realizar.outputs import SnapshotUse
 from realizar.request import Pooling
-from realizar.server.api import Api
-from realizar.server.errors import renaming
+from realizar.server.api import Api, new_id
+from realizar.server.errors import renaming, unsupported
 from realizar.server.generation.merge import Admission
+from realizar.server.generation.prompts import Prompt
 from realizar.server.generation.run import shown_snapshots, snapshot_notes
 from realizar.server.http.disconnects import unless_disconnected
-from realizar.server.http.request import note
+from realizar.server.http.request import compute, note
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.work import Stop
 from realizar.server.models.needs import embedding_pooling
@@ -35,7 +36,8 @@ class Embedded(Generic[T]):
     kept: list[T]
     num_prompt_tokens: int
     num_cached_tokens: int
-    snapshots: SnapshotUse | UnsetType
+    snapshots: Mapping[str, SnapshotUse]
+    num_completion_tokens: int = 0  # as of a `Run`
 
 
 def unit_vector(vector: Sequence[float]) -> NDArray[np.float32]:
@@ -45,26 +47,53 @@ def unit_vector(vector: Sequence[float]) -> NDArray[np.float32]:
     return (values / norm if norm > 0 else values).astype("<f4")
 
 
-def write_vectors(
+def check_dimensions(api: Api, wanted: int | None) -> None:
+    """Raise ApiError (400) for vectors of another length than the model's."""
+    size = api.engine.info.hidden_size
+    if wanted is not None and wanted != size:
+        raise unsupported("dimensions", f"must be {size}: this model's vectors can't be shortened")
+
+
+async def vectors_answer(
+    request: Request,
     start: bytes,
     units: Sequence[NDArray[np.float32]],
     end: bytes,
     write: Callable[[int, NDArray[np.float32]], bytes],
-    stop: Stop,
-) -> bytearray:
+) -> Response:
     """An answer: vectors between its start and its end. Only one at a time is converted by `write`, with its place."""
-    body = bytearray(start)
-    for place, unit in enumerate(units):
-        stop.check()
-        body += b"," * (place > 0)
-        body += write(place, unit)
-    body += end
-    return body
+
+    def written(stop: Stop) -> memoryview:
+        body = bytearray(start)
+        for place, unit in enumerate(units):
+            stop.check()
+            body += b"," * (place > 0)
+            body += write(place, unit)
+        body += end
+        return memoryview(body)
+
+    body = await compute(request, written, sum(unit.nbytes for unit in units))
+    return Response(body, media_type="application/json")
 
 
-def pooling_of(api: Api) -> Pooling:
-    """The option's pooling, or the model's own. Raises ApiError: 400; the model was not made for embeddings."""
-    return embedding_pooling(api.model.name, api.engine.pooling, api.settings)
+async def embed_texts(
+    request: Request,
+    api: Api,
+    field: str,
+    tokenize: Callable[[Stop], Sequence[Prompt]],
+    id_prefix: str,
+    *,
+    as_base64: bool = False,
+) -> Embedded[NDArray[np.float32]]:
+    """The unit vectors of the prompts in a field, which `tokenize` makes. The memory of their answer is held.
+
+    Raises ApiError: 400; the model was not made for embeddings. Other errors are those of `embed_all`.
+    """
+    pooling = embedding_pooling(api.model.name, api.engine.pooling, api.settings)
+    prompts = [prompt.token_ids for prompt in await compute(request, tokenize)]
+    lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=as_base64)
+    name = f"{field}[{{}}]" if len(prompts) > 1 else field
+    return await embed_all(request, api, prompts, pooling, new_id(id_prefix), name.format, unit_vector)
 
 
 async def embed_all(
@@ -86,6 +115,7 @@ async def embed_all(
     Raises:
         RealizarError: of any prompt; the others are given up. ClientDisconnectedError: the client disconnected.
     """
+    note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
     client, info = lease_of(request).client, api.engine.info
     admission = Admission(info.max_running)
 

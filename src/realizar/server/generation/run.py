@@ -9,7 +9,6 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -93,8 +92,8 @@ class Run(Generic[D]):
         raise NotImplementedError
 
     @property
-    def state_snapshots(self) -> SnapshotUse | UnsetType:
-        """Snapshots of states that all prompts and choices used so far, for the usage."""
+    def snapshots(self) -> dict[str, SnapshotUse]:
+        """See `shown_snapshots`; those of all prompts and choices so far."""
         return shown_snapshots(self.info, self._snapshots.values())
 
     @property
@@ -157,9 +156,9 @@ class Run(Generic[D]):
             note(request, **self.notes)
 
 
-def shown_snapshots(info: EngineInfo, uses: Iterable[SnapshotUse]) -> SnapshotUse | UnsetType:
-    """An extension of every dialect's usage: the snapshots that a request used; unset for a model that keeps none."""
-    return SnapshotUse.total(uses) if info.capacity.num_snapshots else UNSET
+def shown_snapshots(info: EngineInfo, uses: Iterable[SnapshotUse]) -> dict[str, SnapshotUse]:
+    """An extension of every dialect's usage: the snapshots that a request used; empty for a model that keeps none."""
+    return {"state_snapshots": SnapshotUse.total(uses)} if info.capacity.num_snapshots else {}
 
 
 def snapshot_notes(uses: Iterable[SnapshotUse]) -> dict[str, int]:

@@ -114,12 +114,11 @@ class RequestLease:
         due, self._logprobs = self._logprobs, 0
         return due
 
-    def hold_vectors(self, num_vectors: int, width: int, *, as_base64: bool) -> int:
-        """Hold the memory of an answer with `num_vectors` vectors; return its bytes. Raises as `hold`."""
+    def hold_vectors(self, num_vectors: int, width: int, *, as_base64: bool) -> None:
+        """Hold the memory of an answer with `num_vectors` vectors. Raises as `hold`."""
         size = num_vectors * width * (_BYTES_PER_BASE64_VALUE if as_base64 else _BYTES_PER_VALUE)
         if size > FREE_BYTES:
             self.take(size)
-        return size
 
     def at_end(self, release: Callable[[], None]) -> None:
         """Have something else released with the memory."""

@@ -9,27 +9,25 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.errors import HubError, UnknownModelError
 from realizar.hub.pull import network_name
-from realizar.outputs import SnapshotUse
 from realizar.request import Client
 from realizar.server.api import Api, new_id
-from realizar.server.errors import ApiError, cleaned, refused, unsupported
+from realizar.server.errors import ApiError, cleaned, refused
 from realizar.server.generation.answer import AnswerDelta, AnswerPart, AnswerParts, arguments_object
 from realizar.server.generation.chat_plan import ChatPlan, after_ids, plan_chat, plan_text
 from realizar.server.generation.chat_run import ChatRun
-from realizar.server.generation.embedding import Embedded, embed_all, pooling_of, unit_vector, write_vectors
-from realizar.server.generation.prompts import check_ids, check_num_prompts, tokenize_prompts
+from realizar.server.generation.embedding import Embedded, check_dimensions, embed_texts, vectors_answer
+from realizar.server.generation.prompts import Prompt, check_ids, check_num_prompts, tokenize_prompts
 from realizar.server.generation.run import Encoder
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.http.disconnects import unless_disconnected
-from realizar.server.http.request import compute, json_response, note, settings_of
+from realizar.server.http.request import compute, json_response, settings_of
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.http.work import Stop
@@ -128,7 +126,7 @@ class _AnswerEncoder(Encoder[AnswerDelta]):
         figures = self._clock.figures(run.num_prompt_tokens, run.num_completion_tokens, run.output)
         reason = "length" if parts.finish_reason == "length" else "stop"
         context = {} if self._context is None else {"context": [*self._context, *parts.token_ids]}
-        return {"done_reason": reason, **context, **figures, **_snapshots(run.state_snapshots)}
+        return {"done_reason": reason, **context, **figures, **run.snapshots}
 
     def _line(self, shown: _Shown, end: dict[str, Any] | None = None) -> bytes:
         head = _line_of(self._record, shown)
@@ -141,10 +139,6 @@ def _call(part: AnswerPart) -> dict[str, Any]:
     call = part.call or ToolCallDelta(0, None, None, "")
     function = {"index": call.index, "name": call.name or "", "arguments": arguments_object(part.text)}
     return {"id": call.id or "", "function": function}
-
-
-def _snapshots(used: SnapshotUse | UnsetType) -> dict[str, SnapshotUse]:
-    return {} if used is UNSET else {"state_snapshots": used}
 
 
 def _line_of(record: AnswerRequest, shown: _Shown) -> dict[str, Any]:
@@ -189,45 +183,38 @@ async def _embed(request: Request) -> Response:
     record = await read_record(request, EmbedRequest)
     api = await model_for(request, record.model, record.keep_alive, clock, embeds)
     texts = [record.input] if isinstance(record.input, str) else record.input
-    size = api.engine.info.hidden_size
-    if record.dimensions is not None and record.dimensions != size:
-        raise unsupported("dimensions", f"must be {size}: this model's vectors can't be shortened")
+    check_dimensions(api, record.dimensions)
     cut = record.truncate is not False
     found = await _embedded(request, api, [] if texts == [""] else texts, "input", cut=cut)
-    counts = {"prompt_eval_count": found.num_prompt_tokens, **_snapshots(found.snapshots)}
+    counts = {"prompt_eval_count": found.num_prompt_tokens, **found.snapshots}
     start = b'{"model":%b,"embeddings":[' % msgspec.json.encode(record.model)
     end = b"],%b" % msgspec.json.encode({**clock.totals(), **counts})[1:]
-    body = await _encoded(request, found.kept, start, end)
-    return Response(memoryview(body), media_type="application/json")
+    return await vectors_answer(request, start, found.kept, end, _vector)
 
 
 async def _embeddings(request: Request) -> Response:
     record = await read_record(request, EmbeddingsRequest)
     api = await model_for(request, record.model, record.keep_alive, Clock(), embeds)
     units = (await _embedded(request, api, [record.prompt] if record.prompt else [], "prompt", cut=True)).kept
-    body = await _encoded(request, units, b'{"embedding":', b"}") if units else b'{"embedding":[]}'
-    return Response(bytes(body), media_type="application/json")
+    start, end = (b'{"embedding":', b"}") if units else (b'{"embedding":[', b"]}")
+    return await vectors_answer(request, start, units, end, _vector)
 
 
 async def _embedded(
     request: Request, api: Api, texts: Sequence[str], field: str, *, cut: bool
 ) -> Embedded[NDArray[np.float32]]:
     """The vectors of some texts; `cut` cuts those that are longer than the context to their beginning."""
-    pooling, prompts = pooling_of(api), list[tuple[int, ...]]()
-    if texts:
-        prompts = await compute(request, lambda stop: _tokenized(api, texts, field, stop, cut=cut))
-        note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
-        lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=False)
-    name = f"{field}[{{}}]" if len(prompts) > 1 else field
-    return await embed_all(request, api, prompts, pooling, new_id("ollama-"), name.format, unit_vector)
 
-
-def _tokenized(api: Api, texts: Sequence[str], field: str, stop: Stop, *, cut: bool) -> list[tuple[int, ...]]:
-    given: list[str | Sequence[int]] = list(texts)
-    if cut:
+    def tokenize(stop: Stop) -> list[Prompt]:
+        if not texts:
+            return []
+        if not cut:
+            return tokenize_prompts(list(texts), api, stop, param=field)
         check_num_prompts(texts, field, api.settings.max_prompts)
-        given = [_beginning(text, api.model.tokenizer, api.max_tokens, stop) for text in texts]
-    return [prompt.token_ids for prompt in tokenize_prompts(given, api, stop, param=field)]
+        cut_ids = [_beginning(text, api.model.tokenizer, api.max_tokens, stop) for text in texts]
+        return tokenize_prompts(cut_ids, api, stop, param=field)
+
+    return await embed_texts(request, api, field, tokenize, "ollama-")
 
 
 def _beginning(text: str, tokenizer: Tokenizer, most: int, stop: Stop) -> list[int]:
@@ -245,11 +232,8 @@ def _beginning(text: str, tokenizer: Tokenizer, most: int, stop: Stop) -> list[i
     return [*ids[: most - kept], *ids[len(ids) - kept :]]
 
 
-async def _encoded(request: Request, units: Sequence[NDArray[np.float32]], start: bytes, end: bytes) -> bytearray:
-    def encode(stop: Stop) -> bytearray:
-        return write_vectors(start, units, end, lambda _, unit: _encode(unit.astype(np.float64).tolist()), stop)
-
-    return await compute(request, encode, sum(unit.nbytes for unit in units))
+def _vector(_place: int, unit: NDArray[np.float32]) -> bytes:
+    return _encode(unit.astype(np.float64).tolist())
 
 
 # Routes that change the models of Ollama. `/api/pull` fetches models where the operator allows it; others are

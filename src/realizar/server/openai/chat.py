@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,20 +20,16 @@ from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import encode_event
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
-from realizar.server.openai.chunks import ChunkEncoder
+from realizar.server.openai.chunks import ChunkEncoder, usage_of
 from realizar.server.openai.conversation import read_conversation
 from realizar.server.openai.logprobs import prompt_logprobs, write_chat
 from realizar.server.openai.records import (
     Answer,
     ChatChoice,
-    ChatChunkChoice,
     ChatCompletionRequest,
-    ChatDelta,
     ChatMessage,
-    ChatToolCallDelta,
     FunctionCall,
     ToolCall,
-    Usage,
 )
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
@@ -65,7 +62,8 @@ class _ChatEncoder(ChunkEncoder[AnswerDelta]):
     def whole(self) -> bytes:
         scored = self._run.output.prompt_logprobs if self._run.output is not None else None
         wanted = self._run.plan.sampling.prompt_logprobs
-        answer = self._answer([self._whole(index, parts) for index, parts in enumerate(self._parts)], self._usage())
+        choices = [self._whole(index, parts) for index, parts in enumerate(self._parts)]
+        answer = self._answer(choices, usage_of(self._run))
         answer.object = "chat.completion"
         answer.prompt_logprobs = None if wanted is None else prompt_logprobs(scored, self._names, wanted)
         return msgspec.json.encode(answer)
@@ -73,14 +71,16 @@ class _ChatEncoder(ChunkEncoder[AnswerDelta]):
     def _whole(self, index: int, parts: AnswerParts) -> ChatChoice:
         content, reasoning = parts.text("content"), parts.text("reasoning") or UNSET
         calls = [
-            ToolCall(call.id or "", FunctionCall(call.name or "", part.text))
+            ToolCall(FunctionCall(call.name or "", part.text), id=call.id or "", type="function")
             for part in parts.of("call")
             if (call := part.call) is not None
         ]
         message = ChatMessage(
+            role="assistant",
             content=None if calls and not content and reasoning is UNSET else content,  # as a stream begins
             reasoning_content=reasoning,
             tool_calls=calls or UNSET,
+            refusal=None,
         )
         return ChatChoice(
             index=index,
@@ -94,7 +94,7 @@ class _ChatEncoder(ChunkEncoder[AnswerDelta]):
     def grown(self, delta: AnswerDelta) -> bytes:
         read = delta.source.prompt_progress
         if read is not None:  # the first one carries the role
-            return self._progress(ChatChunkChoice(delta.index, self._named_delta(delta.index, ChatDelta())), read)
+            return self._progress(self._delta_choice(delta.index, ChatMessage()), read)
         data = self._only_text(delta)
         return b"".join(encode_event(self._chunk(each)) for each in self._choices(delta)) if data is None else data
 
@@ -108,65 +108,59 @@ class _ChatEncoder(ChunkEncoder[AnswerDelta]):
         has_logprobs = self._run.plan.rows is not None
         template = self._templates.get(gained.index)
         if template is None:
-            empty = ChatChunkChoice(gained.index, ChatDelta(content=""))
+            empty = ChatChoice(gained.index, delta=ChatMessage(content=""))
             template = self._template(empty, "content", has_logprobs=has_logprobs)
         if not has_logprobs:
             return template.encode(part.text)
         return template.encode(part.text, write_chat(gained.rows) if gained.rows else b"null")
 
-    def _answer(self, choices: list[ChatChunkChoice] | list[ChatChoice], usage: Usage | UnsetType | None) -> Answer:
+    def _answer(self, choices: list[ChatChoice], usage: dict[str, Any] | UnsetType | None) -> Answer:
         answer = super()._answer(choices, usage)
         answer.prompt_token_ids, self._prompt_ids = self._prompt_ids, UNSET
         return answer
 
-    def _choices(self, gained: AnswerDelta) -> Iterator[ChatChunkChoice]:
+    def _choices(self, gained: AnswerDelta) -> Iterator[ChatChoice]:
         logprobs = msgspec.Raw(write_chat(gained.rows)) if gained.rows else None
         ids: Sequence[int] | UnsetType = gained.source.token_ids if self._with_ids else UNSET
         for delta in self._deltas(gained):
             listed = logprobs if delta.content else None  # tokens of content come with their text
-            yield ChatChunkChoice(gained.index, self._named_delta(gained.index, delta), None, listed, token_ids=ids)
+            yield self._delta_choice(gained.index, delta, logprobs=listed, token_ids=ids)
             logprobs, ids = None if listed else logprobs, UNSET
         if gained.finish_reason is not None:
             stop = gained.source.stop_reason
             ended = UNSET if stop is None else stop
-            yield ChatChunkChoice(gained.index, ChatDelta(), gained.finish_reason, None, ended, token_ids=ids)
+            yield ChatChoice(gained.index, UNSET, ChatMessage(), gained.finish_reason, None, ended, ids)
         elif ids:
-            yield ChatChunkChoice(gained.index, self._named_delta(gained.index, ChatDelta()), token_ids=ids)
+            yield self._delta_choice(gained.index, ChatMessage(), token_ids=ids)
 
-    def _deltas(self, gained: AnswerDelta) -> list[ChatDelta]:
+    def _deltas(self, gained: AnswerDelta) -> list[ChatMessage]:
         """What the message gains, so that it has a content from its beginning: clients make null of one without."""
         deltas = [made for part in gained.parsed if (made := self._delta(part)) is not None]
         if gained.index in self._begun:
             return deltas
         if not deltas and gained.finish_reason is not None:
-            deltas = [ChatDelta(content="")]
+            deltas = [ChatMessage(content="")]
         if deltas:
             self._begun.add(gained.index)
             if deltas[0].content is UNSET:
                 deltas[0].content = None if deltas[0].reasoning_content is UNSET else ""
         return deltas
 
-    def _named_delta(self, index: int, delta: ChatDelta) -> ChatDelta:
+    def _delta_choice(self, index: int, delta: ChatMessage, **fields: Any) -> ChatChoice:
+        """What a choice gained; the first time with its role."""
         if index not in self._named:
             self._named.add(index)
             delta.role = "assistant"
-        return delta
+        return ChatChoice(index, delta=delta, **fields)
 
-    def _delta(self, delta: ParsedDelta) -> ChatDelta | None:
+    def _delta(self, delta: ParsedDelta) -> ChatMessage | None:
         match delta:
             case ContentDelta(text):
-                return ChatDelta(content=text)
+                return ChatMessage(content=text)
             case ReasoningDelta(text):
-                return ChatDelta(reasoning_content=text) if self._with_reasoning else None
-            case ToolCallDelta():
-                named = delta.id is not None
-                return ChatDelta(
-                    tool_calls=[
-                        ChatToolCallDelta(
-                            index=delta.index,
-                            function=FunctionCall(delta.name if delta.name is not None else UNSET, delta.arguments),
-                            id=delta.id if delta.id is not None else UNSET,
-                            type="function" if named else UNSET,
-                        )
-                    ]
-                )
+                return ChatMessage(reasoning_content=text) if self._with_reasoning else None
+            case ToolCallDelta(index, call_id, name, arguments):
+                call = ToolCall(FunctionCall(UNSET if name is None else name, arguments), index)
+                if call_id is not None:
+                    call.id, call.type = call_id, "function"
+                return ChatMessage(tool_calls=[call])

@@ -9,12 +9,25 @@ from msgspec import UNSET, UnsetType
 
 from realizar.outputs import PromptProgress
 from realizar.server.api import now_s
+from realizar.server.generation.embedding import Embedded
 from realizar.server.generation.prompt_read import PromptRead
 from realizar.server.generation.run import Encoder, Run
 from realizar.server.http.sse import EventTemplate, encode_event
-from realizar.server.openai.records import Answer, GenerationFields, StreamOptions, Usage, make_usage
+from realizar.server.openai.records import Answer, GenerationFields, StreamOptions
 
 D = TypeVar("D")
+
+
+def usage_of(counted: Run[Any] | Embedded[Any]) -> dict[str, Any]:
+    """Tokens of a request, over all its prompts and choices; those found in the cache once they are known."""
+    cached = counted.num_cached_tokens
+    return {
+        "prompt_tokens": counted.num_prompt_tokens,
+        "completion_tokens": counted.num_completion_tokens,
+        "total_tokens": counted.num_prompt_tokens + counted.num_completion_tokens,
+        **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}),
+        **counted.snapshots,
+    }
 
 
 class ChunkEncoder(Encoder[D]):
@@ -31,13 +44,9 @@ class ChunkEncoder(Encoder[D]):
         self._templates: dict[int, EventTemplate] = {}
 
     def last(self) -> bytes:
-        return encode_event(self._answer([], self._usage())) if self._last_usage else b""
+        return encode_event(self._answer([], usage_of(self._counted))) if self._last_usage else b""
 
-    def _usage(self) -> Usage:
-        run = self._counted
-        return make_usage(run.num_prompt_tokens, run.num_completion_tokens, run.num_cached_tokens, run.state_snapshots)
-
-    def _answer(self, choices: list[Any], usage: Usage | UnsetType | None) -> Answer:
+    def _answer(self, choices: list[Any], usage: dict[str, Any] | UnsetType | None) -> Answer:
         return Answer(
             id=self._counted.id,
             object=self._kind,
@@ -51,7 +60,7 @@ class ChunkEncoder(Encoder[D]):
     def _chunk(self, *choices: Any) -> Answer:
         """A chunk of a stream that goes on, with the usage by now or null where the request wants one."""
         if self._every_usage:
-            return self._answer(list(choices), self._usage())
+            return self._answer(list(choices), usage_of(self._counted))
         return self._answer(list(choices), None if self._last_usage else UNSET)
 
     def _progress(self, choice: Any, read: PromptProgress) -> bytes:

@@ -31,7 +31,7 @@ from realizar.server.http.sse import encode_event
 from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import completes
-from realizar.server.openai.chunks import ChunkEncoder
+from realizar.server.openai.chunks import ChunkEncoder, usage_of
 from realizar.server.openai.fields import NEUTRAL, check_stream, find_structured, read_wishes
 from realizar.server.openai.logprobs import (
     CompletionLogprobsMaker,
@@ -297,7 +297,7 @@ class _CompletionEncoder(ChunkEncoder[_CompletionDelta]):
 
     def whole(self) -> bytes:
         return msgspec.json.encode(
-            self._answer([self._joined(self._deltas[index]) for index in sorted(self._deltas)], self._usage())
+            self._answer([self._joined(self._deltas[index]) for index in sorted(self._deltas)], usage_of(self._run))
         )
 
     def _joined(self, deltas: list[_CompletionDelta]) -> CompletionChoice:

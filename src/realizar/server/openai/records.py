@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from realizar.outputs import SnapshotUse
 from realizar.sampling_params import SAMPLERS
 from realizar.server.generation.answer import FinishReason
 from realizar.server.generation.prompt_read import PromptRead
@@ -94,33 +93,6 @@ class GenerationFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
 # Log-probabilities are JSON already (`server.openai.logprobs`).
 
 
-class PromptTokensDetails(msgspec.Struct):
-    """`cached_tokens`: prompt tokens that were found in the cache."""
-
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct):
-    """Tokens of a request, over all its prompts and choices."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
-    state_snapshots: SnapshotUse | UnsetType = UNSET
-
-
-def make_usage(
-    num_prompt: int,
-    num_completion: int,
-    num_cached: int | None = None,
-    snapshots: SnapshotUse | UnsetType = UNSET,
-) -> Usage:
-    """Make the usage from counts; `num_cached` is None while it is not known."""
-    details = UNSET if num_cached is None else PromptTokensDetails(num_cached)
-    return Usage(num_prompt, num_completion, num_prompt + num_completion, details, snapshots)
-
-
 class FunctionCall(msgspec.Struct):
     """A called function; in a stream, a delta of one."""
 
@@ -129,58 +101,30 @@ class FunctionCall(msgspec.Struct):
 
 
 class ToolCall(msgspec.Struct):
-    """A whole call."""
+    """A call, or a delta of one, which has an `index`; only a call's first delta has `id` and `type`."""
 
-    id: str
     function: FunctionCall
-    type: str = "function"
-
-
-class ChatToolCallDelta(msgspec.Struct):
-    """A delta of a call; only a call's first delta has `id` and `type`."""
-
-    index: int
-    function: FunctionCall
+    index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
 
 
 class ChatMessage(msgspec.Struct):
-    """The answer of one choice."""
-
-    content: str | None
-    role: str = "assistant"
-    refusal: None = None
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-
-
-class ChatDelta(msgspec.Struct):
-    """The message fields that one choice gained."""
+    """The message of one choice, or the fields of it that a delta adds."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ChatToolCallDelta] | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
 
 
 class ChatChoice(msgspec.Struct):
-    """One finished choice."""
+    """One finished choice with its `message`, or what one gained, its `delta`."""
 
     index: int
-    message: ChatMessage
-    finish_reason: FinishReason
-    logprobs: msgspec.Raw | None = None
-    stop_reason: str | int | None = None
-    token_ids: Sequence[int] | UnsetType = UNSET
-
-
-class ChatChunkChoice(msgspec.Struct):
-    """A delta of one choice."""
-
-    index: int
-    delta: ChatDelta
+    message: ChatMessage | UnsetType = UNSET
+    delta: ChatMessage | UnsetType = UNSET
     finish_reason: FinishReason | None = None
     logprobs: msgspec.Raw | None = None
     stop_reason: str | int | UnsetType | None = UNSET
@@ -196,7 +140,7 @@ class Answer(msgspec.Struct, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[Any]
-    usage: Usage | UnsetType | None = UNSET
+    usage: dict[str, Any] | UnsetType | None = UNSET
     prompt_logprobs: Any | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     prompt_progress: PromptRead | UnsetType = UNSET
@@ -213,14 +157,6 @@ class CompletionChoice(msgspec.Struct):
     prompt_logprobs: Any | UnsetType = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
-
-
-class EmbeddingData(msgspec.Struct):
-    """One vector: numbers, or base64 of little-endian float32."""
-
-    index: int
-    embedding: list[float] | str
-    object: str = "embedding"
 
 
 # The record of `/v1/chat/completions`: every field of OpenAI's API, and those of vLLM's and llama.cpp's that apply.
@@ -365,42 +301,6 @@ class ScoreRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     text_1: str | list[str]
     text_2: str | list[str]
     user: str | None = None
-
-
-class RerankResult(msgspec.Struct, omit_defaults=True):
-    """A document's place in the request, and its score between 0 and 1."""
-
-    index: int
-    relevance_score: float
-    document: Document | None = None
-
-
-class RerankAnswer(msgspec.Struct):
-    """The documents of the highest scores first."""
-
-    id: str
-    model: str
-    usage: Usage
-    results: list[RerankResult]
-
-
-class Score(msgspec.Struct):
-    """The score of a pair, between 0 and 1."""
-
-    index: int
-    score: float
-    object: str = "score"
-
-
-class ScoreAnswer(msgspec.Struct):
-    """The scores in the order of the pairs."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Score]
-    usage: Usage
-    object: str = "list"
 
 
 # The records of `/tokenize` and `/detokenize`, with vLLM's field names, which lm-eval uses.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,36 +20,28 @@ from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import PLAIN_SCHEMA, about, plain_body, refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
 from realizar.server.generation.conversation import text_of
-from realizar.server.generation.embedding import embed_all, pooling_of, unit_vector, write_vectors
+from realizar.server.generation.embedding import check_dimensions, embed_all, embed_texts, vectors_answer
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, tokenize_prompts
 from realizar.server.generation.tools import shown_tools
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
-from realizar.server.http.request import compute, json_response, note
-from realizar.server.http.request_memory import lease_of
+from realizar.server.http.request import compute, json_response
 from realizar.server.http.sse import encode_event
 from realizar.server.http.work import Stop
 from realizar.server.models.models import ModelStatus, model_of, models_of
 from realizar.server.models.needs import embeds, no_ranker, ranks
 from realizar.server.openai.chat import chat_completions
+from realizar.server.openai.chunks import usage_of
 from realizar.server.openai.completions import completions
 from realizar.server.openai.conversation import check_messages, check_tools, continues_last
 from realizar.server.openai.records import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Document,
-    EmbeddingData,
     EmbeddingRequest,
-    RerankAnswer,
     RerankRequest,
-    RerankResult,
-    Score,
-    ScoreAnswer,
     ScoreRequest,
     TokenizeRequest,
-    Usage,
-    make_usage,
 )
 from realizar.server.ranker import Ranker
 
@@ -168,42 +161,26 @@ def _card(model: ModelStatus, name: str) -> dict[str, Any]:
 async def _embeddings(request: Request) -> Response:
     record = await read_record(request, EmbeddingRequest)
     api = await model_of(request, record.model, need=embeds)
-    pooling = pooling_of(api)
     _check_fields(api, record)
-    prompts = await compute(request, lambda stop: _tokenized(api, record, stop))
-    note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
     as_base64 = record.encoding_format == "base64"
-    size = lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=as_base64)
-    name = "input[{}]" if len(prompts) > 1 else "input"
-    found = await embed_all(request, api, prompts, pooling, new_id("embd-"), name.format, unit_vector)
-    usage = make_usage(found.num_prompt_tokens, 0, found.num_cached_tokens, found.snapshots)
-    end = b'],"model":%b,"usage":%b}' % (msgspec.json.encode(api.model.name), msgspec.json.encode(usage))
-    body = await compute(request, lambda stop: _encoded(found.kept, end, stop, as_base64=as_base64), size)
-    return Response(memoryview(body), media_type="application/json")
-
-
-def _encoded(units: Sequence[NDArray[np.float32]], end: bytes, stop: Stop, *, as_base64: bool) -> bytearray:
-    """The vectors, `as_base64` of little-endian float32 or as numbers, one at a time, and the JSON after them."""
-
-    def write(index: int, unit: NDArray[np.float32]) -> bytes:
-        vector = base64.b64encode(unit.data).decode() if as_base64 else unit.astype(np.float64).tolist()
-        return msgspec.json.encode(EmbeddingData(index, vector))
-
-    return write_vectors(b'{"object":"list","data":[', units, end, write, stop)
-
-
-def _tokenized(api: Api, record: EmbeddingRequest, stop: Stop) -> list[tuple[int, ...]]:
     special, last = record.add_special_tokens is not False, record.truncate_prompt_tokens
-    prompts = tokenize_prompts(record.input, api, stop, param="input", add_special=special, last=last)
-    return [prompt.token_ids for prompt in prompts]
+    tokenize = functools.partial(tokenize_prompts, record.input, api, param="input", add_special=special, last=last)
+    found = await embed_texts(request, api, "input", tokenize, "embd-", as_base64=as_base64)
+    end = b'],"model":%b,"usage":%b}' % (msgspec.json.encode(api.model.name), msgspec.json.encode(usage_of(found)))
+    write = functools.partial(_vector_data, as_base64=as_base64)
+    return await vectors_answer(request, b'{"object":"list","data":[', found.kept, end, write)
+
+
+def _vector_data(index: int, unit: NDArray[np.float32], *, as_base64: bool) -> bytes:
+    """A vector as JSON: `as_base64` of little-endian float32, or as numbers."""
+    vector = base64.b64encode(unit.data).decode() if as_base64 else unit.astype(np.float64).tolist()
+    return msgspec.json.encode({"index": index, "embedding": vector, "object": "embedding"})
 
 
 def _check_fields(api: Api, record: EmbeddingRequest) -> None:
     if record.encoding_format not in (None, "float", "base64"):
         raise refused("encoding_format must be float or base64", "encoding_format", "invalid_value")
-    size = api.engine.info.hidden_size
-    if record.dimensions is not None and record.dimensions != size:
-        raise unsupported("dimensions", f"must be {size}: this model's vectors can't be shortened")
+    check_dimensions(api, record.dimensions)
 
 
 async def _rerank(request: Request) -> Response:
@@ -216,11 +193,13 @@ async def _rerank(request: Request) -> Response:
     names = _Names(lambda _: "query", "documents[{}]".format, "documents")
     scores, usage = await _score_all(request, api, pairs, names)
     order = sorted(range(len(texts)), key=lambda place: (-scores[place], place))
-    results = [
-        RerankResult(place, scores[place], None if record.return_documents is False else Document(text=texts[place]))
-        for place in order[: record.top_n or None]
+    results: list[dict[str, Any]] = [
+        {"index": place, "relevance_score": scores[place]} for place in order[: record.top_n or None]
     ]
-    return json_response(RerankAnswer(new_id("rerank-"), api.model.name, usage, results))
+    if record.return_documents is not False:
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    return json_response({"id": new_id("rerank-"), "model": api.model.name, "usage": usage, "results": results})
 
 
 async def _score(request: Request) -> Response:
@@ -229,8 +208,9 @@ async def _score(request: Request) -> Response:
     pairs = _pairs(record)
     names = _Names(_paths("text_1", record.text_1), _paths("text_2", record.text_2), "text_2")
     scores, usage = await _score_all(request, api, pairs, names)
-    data = [Score(place, value) for place, value in enumerate(scores)]
-    return json_response(ScoreAnswer(new_id("score-"), now_s(), api.model.name, data, usage))
+    data = [{"index": place, "score": value, "object": "score"} for place, value in enumerate(scores)]
+    head = {"id": new_id("score-"), "object": "list", "created": now_s(), "model": api.model.name}
+    return json_response({**head, "data": data, "usage": usage})
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +224,7 @@ class _Names:
 
 async def _score_all(
     request: Request, api: Api, pairs: Sequence[tuple[str, str]], names: _Names
-) -> tuple[list[float], Usage]:
+) -> tuple[list[float], dict[str, Any]]:
     """The scores of pairs, in their order."""
     ranker, field = _ranker_of(api), names.all_second
     if not pairs:
@@ -253,9 +233,8 @@ async def _score_all(
         message = f"{field} holds {len(pairs)} texts; at most {api.settings.max_prompts} are allowed"
         raise refused(message, field, "array_too_long")
     prompts = await compute(request, lambda stop: _tokenized_pairs(api, ranker, pairs, names, stop))
-    note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
     found = await embed_all(request, api, prompts, "last", new_id("rank-"), names.second, ranker.score)
-    return found.kept, make_usage(found.num_prompt_tokens, 0, found.num_cached_tokens, found.snapshots)
+    return found.kept, usage_of(found)
 
 
 def _ranker_of(api: Api) -> Ranker:

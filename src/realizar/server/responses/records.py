@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
-
-from realizar.outputs import SnapshotUse
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -95,27 +92,3 @@ class ResponsesRequest(InputTokensRequest, kw_only=True, forbid_unknown_fields=T
     image: Any = None
     moderation: Any = None
     prompt: Any = None
-
-
-class InputDetails(msgspec.Struct):
-    """Prompt tokens that were found in the cache, and those that were computed and stay there."""
-
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class OutputDetails(msgspec.Struct):
-    """Output tokens that belong to reasoning, its marks included."""
-
-    reasoning_tokens: int
-
-
-class ResponseUsage(msgspec.Struct):
-    """Tokens of a response."""
-
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
-    state_snapshots: SnapshotUse | UnsetType = UNSET

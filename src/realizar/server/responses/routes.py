@@ -31,11 +31,8 @@ from realizar.server.models.needs import chats
 from realizar.server.responses.conversation import ENCRYPTED, includes, read_conversation, shows_summary
 from realizar.server.responses.output_items import Item, ItemForm, OutputItems
 from realizar.server.responses.records import (
-    InputDetails,
     InputTokensRequest,
-    OutputDetails,
     ResponsesRequest,
-    ResponseUsage,
 )
 from realizar.server.responses.store import (
     ResponseStore,
@@ -246,14 +243,17 @@ class _ResponseEncoder(Encoder[AnswerDelta]):
 
     def whole(self) -> bytes:
         run, is_whole = self._run, self._items.finish_reason != "length"
-        usage = ResponseUsage(
-            run.num_prompt_tokens,
-            InputDetails(run.num_cached_tokens or 0, run.num_created_tokens),
-            run.num_completion_tokens,
-            OutputDetails(run.num_reasoning_tokens),
-            run.num_prompt_tokens + run.num_completion_tokens,
-            run.state_snapshots,
-        )
+        usage = {
+            "input_tokens": run.num_prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": run.num_cached_tokens or 0,
+                "cache_write_tokens": run.num_created_tokens,
+            },
+            "output_tokens": run.num_completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": run.num_reasoning_tokens},
+            "total_tokens": run.num_prompt_tokens + run.num_completion_tokens,
+            **run.snapshots,
+        }
         if is_whole:
             ended = self._response("completed", usage=usage, completed_at=now_s())
         else:
