@@ -44,8 +44,9 @@ from realizar.server.errors import ApiError
 from realizar.server.generation.objects import check_neutral
 from realizar.server.generation.sampling import PLAIN_FIELDS
 from realizar.server.openai.conversation import check_messages, plan_tools
-from realizar.server.openai.fields import CONSTRAINTS, NEUTRAL
+from realizar.server.openai.fields import CONSTRAINTS
 from realizar.server.openai.records import (
+    CHAT_NEUTRAL,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -57,8 +58,10 @@ from realizar.server.openai.records import (
     TokenizeRequest,
     Tool,
 )
+from realizar.server.openai.records import NEUTRAL as SHARED_NEUTRAL
 from realizar.server.openai.records import FunctionDefinition as OurFunction
 
+NEUTRAL = {**SHARED_NEUTRAL, **CHAT_NEUTRAL}
 RECORDS: list[tuple[Any, type[msgspec.Struct]]] = [
     (chat_create_params.CompletionCreateParamsBase, ChatCompletionRequest),
     (completion_create_params.CompletionCreateParamsBase, CompletionRequest),

@@ -48,6 +48,15 @@ def check_fields(
             optional(f"{where}.{name}", value, kinds[name], code)
 
 
+def table_record(name: str, kinds: Mapping[str, Any], base: type[msgspec.Struct] = msgspec.Struct) -> Any:
+    """A base of records, with the fields of a table, which may be absent, after those of its own base.
+
+    Type checkers see none of them.
+    """
+    fields = [(field, kind, None) for field, kind in kinds.items()]
+    return msgspec.defstruct(name, fields, bases=(base,), kw_only=True, forbid_unknown_fields=True)
+
+
 def check_neutral(record: msgspec.Struct, rules: Neutral) -> None:
     """Raise ApiError (400) where a field that has no effect here has a value that is not neutral."""
     options = getattr(record, "stream_options", None)

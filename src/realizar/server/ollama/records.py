@@ -7,25 +7,29 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from realizar.sampling_params import SAMPLERS
+from realizar.server.generation.objects import table_record
+
+_OF_LOADING = {
+    **dict.fromkeys(("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread"), int),
+    **dict.fromkeys(("numa", "low_vram", "f16_kv", "logits_all", "vocab_only"), bool),
+    **dict.fromkeys(("use_mmap", "use_mlock", "embedding_only"), bool),
+}
+"""Options that say how a model is loaded. They have no effect: the command that serves it says so."""
 
 if TYPE_CHECKING:
-    SamplerOptions: TypeAlias = msgspec.Struct
+    TableOptions: TypeAlias = msgspec.Struct
 else:
-    SamplerOptions = msgspec.defstruct(
-        "SamplerOptions", [(each.ollama, each.kind | None, None) for each in SAMPLERS if each.ollama], kw_only=True,
-        forbid_unknown_fields=True,
-    )  # fmt: skip
+    _KINDS = {each.ollama: each.kind for each in SAMPLERS if each.ollama} | _OF_LOADING
+    TableOptions = table_record("TableOptions", {name: kind | None for name, kind in _KINDS.items()})
 
 
-class Options(SamplerOptions, kw_only=True, forbid_unknown_fields=True):
-    """Options of one request. Those that say how a model is loaded have no effect: the command that serves it says so.
+class Options(TableOptions, kw_only=True, forbid_unknown_fields=True):
+    """Options of one request; those of `SAMPLERS` and `_OF_LOADING` are fields too.
 
     Attributes:
         num_predict: tokens to generate; 0, -1 and -2 are the rest of the context.
         top_p: 0 leaves the most probable token, as `top_k` of 1 does.
         repeat_last_n: tokens that penalties look back at: -1 for all, 0 for none; 64 is as if it were left out.
-        num_ctx, num_keep, num_batch, num_gpu, main_gpu, num_thread, numa, low_vram, f16_kv, logits_all, vocab_only,
-            use_mmap, use_mlock, embedding_only: without effect.
     """
 
     tfs_z: float | None = None
@@ -34,20 +38,6 @@ class Options(SamplerOptions, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     num_predict: int | None = None
     stop: str | list[str] | None = None
-    num_ctx: int | None = None
-    num_keep: int | None = None
-    num_batch: int | None = None
-    num_gpu: int | None = None
-    main_gpu: int | None = None
-    num_thread: int | None = None
-    numa: bool | None = None
-    low_vram: bool | None = None
-    f16_kv: bool | None = None
-    logits_all: bool | None = None
-    vocab_only: bool | None = None
-    use_mmap: bool | None = None
-    use_mlock: bool | None = None
-    embedding_only: bool | None = None
 
 
 class AnswerRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -32,7 +32,7 @@ from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import completes
 from realizar.server.openai.chunks import ChunkEncoder, usage_of
-from realizar.server.openai.fields import NEUTRAL, check_stream, find_structured, read_wishes
+from realizar.server.openai.fields import check_stream, find_structured, read_wishes
 from realizar.server.openai.logprobs import (
     CompletionLogprobsMaker,
     CompletionToken,
@@ -40,7 +40,7 @@ from realizar.server.openai.logprobs import (
     prompt_logprobs,
     write_completion,
 )
-from realizar.server.openai.records import CompletionChoice, CompletionRequest
+from realizar.server.openai.records import NEUTRAL, CompletionChoice, CompletionRequest
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint, where the model has none
 

@@ -16,8 +16,15 @@ from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, check_top, listed_logprobs
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools, plan_allowed, plan_mode
 from realizar.server.http.unknown_fields import known_only
-from realizar.server.openai.fields import NEUTRAL, check_stream, find_structured, read_wishes
-from realizar.server.openai.records import ChatCompletionRequest, FunctionDefinition, TokenizeRequest, Tool
+from realizar.server.openai.fields import check_stream, find_structured, read_wishes
+from realizar.server.openai.records import (
+    CHAT_NEUTRAL,
+    NEUTRAL,
+    ChatCompletionRequest,
+    FunctionDefinition,
+    TokenizeRequest,
+    Tool,
+)
 
 # Checks of a conversation's messages, field by field; errors name the path of the field.
 
@@ -210,7 +217,7 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
 
     Raises ApiError or InvalidRequestError, naming the field, where the request is refused.
     """
-    check_neutral(request, NEUTRAL)
+    check_neutral(request, {**NEUTRAL, **CHAT_NEUTRAL})
     tools = plan_tools(request)
     found = find_structured(request, request.response_format)
     messages = check_messages(request.messages)

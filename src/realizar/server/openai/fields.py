@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 
 from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.server.errors import refused, unsupported
-from realizar.server.generation.objects import Neutral
 from realizar.server.generation.sampling import PLAIN_FIELDS, SamplingWishes
 from realizar.server.openai.records import GenerationFields, ResponseFormat
 
@@ -40,32 +38,6 @@ def read_wishes(
         prompt_logprobs=prompt_logprobs,
         structured=structured,
     )
-
-
-_EMPTY: tuple[Any, ...] = ([], {}, "")
-
-NEUTRAL: Neutral = {
-    "allowed_token_ids": (_EMPTY, "is not supported; use logit_bias or structured outputs"),
-    "bad_words": (_EMPTY, "is not supported; use logit_bias"),
-    "include_stop_str_in_output": ((False,), "is not supported: stop strings are never part of the text"),
-    "kv_transfer_params": (_EMPTY, "is not supported"),
-    "length_penalty": ((1, 1.0), "is not supported: there is no beam search"),
-    "logits_processors": (_EMPTY, "is not supported"),
-    "skip_special_tokens": ((True,), "must be true: control tokens are never part of the text"),
-    "spaces_between_special_tokens": ((True, False), "must be true or false"),
-    "use_beam_search": ((False,), "must be false: beam search is not supported"),
-    "vllm_xargs": (_EMPTY, "is not supported"),
-    "audio": ((), "output is not supported"),
-    "function_call": (("none", "auto"), "is deprecated; use tool_choice"),
-    "functions": (_EMPTY, "is deprecated; use tools"),
-    "mm_processor_kwargs": (_EMPTY, "is not supported: the model reads text only"),
-    "modalities": ((["text"], []), "must be ['text']: the model answers in text only"),
-    "moderation": ((), "is not supported"),
-    "store": ((False,), "is not supported: the server stores no answers"),
-    "verbosity": (("medium",), "is not supported by this model"),
-    "service_tier": (("auto", "default"), "must be auto or default: the server has one tier"),
-    "web_search_options": ((), "is not supported: there is no web search"),
-}
 
 
 def check_stream(fields: GenerationFields, instead: str = "") -> None:

@@ -10,15 +10,43 @@ from msgspec import UNSET, UnsetType
 
 from realizar.sampling_params import SAMPLERS
 from realizar.server.generation.answer import FinishReason
+from realizar.server.generation.objects import Neutral, table_record
 from realizar.server.generation.prompt_read import PromptRead
 
+_EMPTY: tuple[Any, ...] = ([], {}, "")
+
+NEUTRAL: Neutral = {
+    "allowed_token_ids": (_EMPTY, "is not supported; use logit_bias or structured outputs"),
+    "bad_words": (_EMPTY, "is not supported; use logit_bias"),
+    "include_stop_str_in_output": ((False,), "is not supported: stop strings are never part of the text"),
+    "kv_transfer_params": (_EMPTY, "is not supported"),
+    "length_penalty": ((1, 1.0), "is not supported: there is no beam search"),
+    "logits_processors": (_EMPTY, "is not supported"),
+    "skip_special_tokens": ((True,), "must be true: control tokens are never part of the text"),
+    "spaces_between_special_tokens": ((True, False), "must be true or false"),
+    "use_beam_search": ((False,), "must be false: beam search is not supported"),
+    "vllm_xargs": (_EMPTY, "is not supported"),
+}
+"""Fields without effect of both kinds of generation, beside `CHAT_NEUTRAL` of chats alone."""
+CHAT_NEUTRAL: Neutral = {
+    "audio": ((), "output is not supported"),
+    "function_call": (("none", "auto"), "is deprecated; use tool_choice"),
+    "functions": (_EMPTY, "is deprecated; use tools"),
+    "mm_processor_kwargs": (_EMPTY, "is not supported: the model reads text only"),
+    "modalities": ((["text"], []), "must be ['text']: the model answers in text only"),
+    "moderation": ((), "is not supported"),
+    "store": ((False,), "is not supported: the server stores no answers"),
+    "verbosity": (("medium",), "is not supported by this model"),
+    "service_tier": (("auto", "default"), "must be auto or default: the server has one tier"),
+    "web_search_options": ((), "is not supported: there is no web search"),
+}
+
+
 if TYPE_CHECKING:
-    SamplerFields: TypeAlias = msgspec.Struct
+    TableFields: TypeAlias = msgspec.Struct
 else:
-    SamplerFields = msgspec.defstruct(
-        "SamplerFields", [(each.name, each.kind | None, None) for each in SAMPLERS], kw_only=True,
-        forbid_unknown_fields=True,
-    )  # fmt: skip
+    _KINDS = {each.name: each.kind | None for each in SAMPLERS} | dict.fromkeys(NEUTRAL, Any)
+    TableFields = table_record("TableFields", _KINDS)
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -42,8 +70,8 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     json_object: bool | None = None
 
 
-class GenerationFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
-    """Fields of both kinds of generation. None means not given; fields typed Any are checked in `fields.py`.
+class GenerationFields(TableFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both kinds of generation. None means not given; those of `SAMPLERS` and `NEUTRAL` are fields too.
 
     `model` may be omitted, as a server has one model.
     """
@@ -75,17 +103,6 @@ class GenerationFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     guided_grammar: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
-
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    include_stop_str_in_output: Any = None
-    kv_transfer_params: Any = None
-    length_penalty: Any = None
-    logits_processors: Any = None
-    skip_special_tokens: Any = None
-    spaces_between_special_tokens: Any = None
-    use_beam_search: Any = None
-    vllm_xargs: Any = None
 
 
 # Records of answers: OpenAI's objects, with the order of fields and the nulls that its clients expect.
@@ -197,7 +214,13 @@ class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     json_schema: JsonSchemaFormat | None = None
 
 
-class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+if TYPE_CHECKING:
+    ChatFields: TypeAlias = GenerationFields
+else:
+    ChatFields = table_record("ChatFields", dict.fromkeys(CHAT_NEUTRAL, Any), GenerationFields)
+
+
+class ChatCompletionRequest(ChatFields, kw_only=True, forbid_unknown_fields=True):
     """The body of a request. The contents of `messages`, `tools` and `tool_choice` are checked later, at their use."""
 
     messages: list[dict[str, Any]]
@@ -225,17 +248,6 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
-    service_tier: Any = None
-
-    audio: Any = None
-    function_call: Any = None
-    functions: Any = None
-    mm_processor_kwargs: Any = None
-    modalities: Any = None
-    moderation: Any = None
-    store: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
 
 
 # The record of `/v1/completions`.
