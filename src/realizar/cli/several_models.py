@@ -98,7 +98,7 @@ def make_shelf(
         size, pool = format_bytes(model.load.num_bytes), format_bytes(pools[model.load.device])
         report(f"{model.name}: {size} of {pool}, context {model.load.context_length}")
     loader = EngineLoader(files, settings, wishes.log_level, wishes.max_queued)
-    shelf = ModelShelf(known, loader, pools, options.keep_alive, host_bytes)
+    shelf = ModelShelf(known, loader.load, pools, options.keep_alive, host_bytes)
     if options.allow_pull:
         shelf.pulls = Pulls(fetch_in_process, partial(_add, shelf, files, wishes, config, options.memory))
     return shelf

@@ -42,7 +42,7 @@ from realizar.server.http.request_memory import RequestMemoryMiddleware
 from realizar.server.http.unknown_fields import IGNORED, IgnoredFields
 from realizar.server.http.work import WorkPool
 from realizar.server.metrics import CONTENT_TYPE, MetricSamples, exposition_of
-from realizar.server.models.models import Models, ModelState, ModelStatus, models_of
+from realizar.server.models.models import ModelLease, Models, ModelState, ModelStatus, models_of
 from realizar.server.models.names import not_served
 from realizar.server.ollama.listing import probe
 from realizar.server.ollama.routes import OLLAMA
@@ -300,7 +300,7 @@ def _layers(
 
 
 class _OneModel:
-    """The `Models` of a server with a single model, and its own lease: nobody counts the requests that use it.
+    """The `Models` of a server with a single model: nobody counts the requests that use it.
 
     `exposition` gives the metrics of a whole server of which this is a part; None takes its own and its engine's.
     `more_samples` gives further ones, once the engine's figures are there.
@@ -346,14 +346,14 @@ class _OneModel:
         self.take(name)
         return self.listed()[0]
 
-    def take(self, name: str | None, keep_alive_s: float | None = None) -> _OneModel:
+    def take(self, name: str | None, keep_alive_s: float | None = None) -> ModelLease:
         """The lease of the model, which may still be loading: its engine refuses requests until it is ready."""
         names = self.api.model.names
         if name is not None and name not in names:
             raise not_served(name, names, names[:1])
-        return self
+        return ModelLease(self.api)
 
-    async def wait(self, name: str | None, client: Client) -> _OneModel:
+    async def wait(self, name: str | None, client: Client) -> ModelLease:
         return self.take(name)
 
     def running(self, name: str | None = None) -> Sequence[Api]:
@@ -362,9 +362,6 @@ class _OneModel:
 
     def end_sleep(self, name: str) -> None:
         """The model never sleeps."""
-
-    def release(self) -> None:
-        """The model stays."""
 
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         if self._exposition is not None:

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self
 
 import uvicorn
 from starlette.applications import Starlette
@@ -69,17 +69,13 @@ class Served(Protocol):
         """End all engines; `at_once` waits for no step. Idempotent."""
 
 
-S_contra = TypeVar("S_contra", bound=Served, contravariant=True)
-S = TypeVar("S", bound=Served)
-
-
-class Front(Protocol[S_contra]):
+class Front(Protocol):
     """A server that takes connections and answers requests."""
 
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
         """Makes the event loop; None for asyncio's own."""
 
-    async def serve(self, served: S_contra, listener: socket.socket) -> None:
+    async def serve(self, listener: socket.socket) -> None:
         """Serve until `stop`."""
 
     def drain(self) -> None:
@@ -97,7 +93,7 @@ class OwnFront:
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
         return self._config.get_loop_factory()
 
-    async def serve(self, served: Served, listener: socket.socket) -> None:
+    async def serve(self, listener: socket.socket) -> None:
         await self._server.serve(sockets=[listener])
 
     def drain(self) -> None:
@@ -130,8 +126,8 @@ def open_port(host: str, port: int) -> socket.socket:
 
 
 def run_server(
-    front: Front[S],
-    served: S,
+    front: Front,
+    served: Served,
     listener: socket.socket,
     *,
     loading: LoadProgress,
@@ -157,15 +153,15 @@ def run_server(
 
 
 async def _serve(
-    front: Front[S],
-    served: S,
+    front: Front,
+    served: Served,
     listener: socket.socket,
     loading: LoadProgress,
     ready: Callable[[], None],
     draining: Callable[[int], None],
     hang_up: Callable[[], None] | None,
 ) -> int:
-    serving = asyncio.create_task(front.serve(served, listener))
+    serving = asyncio.create_task(front.serve(listener))
     dead = asyncio.create_task(served.wait_dead())
     announcing = asyncio.create_task(_announce(served, loading, ready))
     with StopSignals(hang_up) as signals:

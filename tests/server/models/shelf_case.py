@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from realizar.backends.base import Transfer
 from realizar.config import EngineConfig
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.planned_load import PlannedLoad
 from realizar.errors import RealizarError
 from realizar.request import NO_CLIENT, Client
@@ -27,7 +26,10 @@ from waits import HANG_S
 
 @dataclass
 class OwnedEngine(ScriptedEngine):
-    """A scripted engine that can die for good."""
+    """A scripted engine that can die for good. Its `loader` notes how it sleeps, wakes and ends."""
+
+    name: str = ""
+    loader: Any = None
 
     def __post_init__(self) -> None:
         self.death: asyncio.Future[RealizarError] = asyncio.get_running_loop().create_future()
@@ -37,6 +39,18 @@ class OwnedEngine(ScriptedEngine):
 
     async def audit(self) -> str | None:
         return None
+
+    async def sleep(self) -> Transfer:
+        done: Transfer = await self.loader.sleep(self.name)
+        return done
+
+    async def wake(self) -> Transfer:
+        done: Transfer = await self.loader.wake(self.name)
+        return done
+
+    async def close(self, *, at_once: bool = False) -> None:
+        await self.loader.unload(self.name)
+        self.die(RealizarError("closed"))
 
     def die(self, error: RealizarError) -> None:
         self.state = "dead"
@@ -79,20 +93,16 @@ class ScriptedLoader:
         except BaseException:
             del self._there[name]
             raise
-        self.engines[name] = engine = OwnedEngine()
+        self.engines[name] = engine = OwnedEngine(name=name, loader=self)
         return make_api(cast("Any", engine), scripted_model(names=(name,)), ServerSettings(embeddings="last"), metrics)
 
-    async def unload(self, api: Api, *, at_once: bool) -> EngineStats:
-        name = api.model.name
+    async def unload(self, name: str) -> None:
         self.log.append(f"-{name}")
         await self._while_held(name)
         del self._there[name]
         self._on_host.pop(name, None)
-        cast("OwnedEngine", api.engine).die(RealizarError("closed"))
-        return EngineStats(prompt_tokens=100)
 
-    async def sleep(self, api: Api) -> Transfer:
-        name = api.model.name
+    async def sleep(self, name: str) -> Transfer:
         self.log.append(f"~{name}")
         assert self._there[name] == self.sizes[name], f"{name} is asleep already"
         self._on_host[name] = self.sizes[name]
@@ -104,8 +114,7 @@ class ScriptedLoader:
         self._there[name] = self.asleep
         return Transfer(self.sizes[name], 1.0)
 
-    async def wake(self, api: Api) -> Transfer:
-        name = api.model.name
+    async def wake(self, name: str) -> Transfer:
         self.log.append(f"^{name}")
         assert self._there[name] == self.asleep, f"{name} is not asleep"
         self._take(name, self.sizes[name])
@@ -167,7 +176,7 @@ class Case:
             known(name, size, max_open=max_open, asleep=asleep, host=size if host else 0)
             for name, size in sizes.items()
         ]
-        self.shelf = ModelShelf(models, self.loader, {"cpu": bound}, keep_alive_s, host)
+        self.shelf = ModelShelf(models, self.loader.load, {"cpu": bound}, keep_alive_s, host)
 
     def ask(self, name: str, client: Client = NO_CLIENT) -> asyncio.Task[ModelLease]:
         """A request for a model, which waits for it."""

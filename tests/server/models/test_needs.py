@@ -46,7 +46,7 @@ SERVED: dict[str, tuple[str, dict[str, Any], ModelFacts]] = {
 
 def client_of(case: Case, facts: ModelFacts, settings: ServerSettings) -> tuple[ScriptedLoader, httpx.AsyncClient]:
     loader = ScriptedLoader({"a": 1}, 1)
-    case.shelf = ModelShelf([known("a", 1, facts=facts)], loader, {"cpu": 1})
+    case.shelf = ModelShelf([known("a", 1, facts=facts)], loader.load, {"cpu": 1})
     transport = httpx.ASGITransport(create_app_of(case.shelf, settings))
     return loader, httpx.AsyncClient(transport=transport, base_url="http://server")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import json
 import threading
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -16,11 +18,12 @@ import pytest
 
 from realizar.engine.frontend.async_stream import Embedding
 from realizar.request import Client
+from realizar.server.generation import embedding
 from realizar.server.generation.embedding import unit_vector
 from realizar.server.http.request_memory import _BYTES_PER_BASE64_VALUE, _BYTES_PER_VALUE
 from realizar.server.http.work import Stop
 from realizar.server.openai import routes
-from realizar.server.openai.routes import _encoded
+from realizar.server.openai.routes import _vector_data
 from server.http.http_door import SETTINGS, Door, at_the_door
 from server.scripted_engine import ScriptedEngine, ScriptedInfo
 
@@ -115,13 +118,19 @@ def test_usual_batches_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("as_base64", "most"), [(False, _BYTES_PER_VALUE), (True, _BYTES_PER_BASE64_VALUE)], ids=["float", "base64"]
 )
-def test_what_a_value_takes(as_base64: bool, most: int) -> None:
+def test_what_a_value_takes(monkeypatch: pytest.MonkeyPatch, as_base64: bool, most: int) -> None:
     """Numbers as long as they get, and more of them than one vector's, which is there as Python's numbers too."""
     values = tuple(np.random.default_rng(0).standard_normal(1024).tolist())
+
+    async def compute(request: Any, function: Callable[[Stop], Any], size_bytes: int) -> Any:
+        return function(Stop())
+
+    monkeypatch.setattr(embedding, "compute", compute)
     tracemalloc.start()
     try:
         units = [unit_vector(values) for _ in range(256)]
-        body = _encoded(units, b"]}", Stop(), as_base64=as_base64)
+        write = functools.partial(_vector_data, as_base64=as_base64)
+        body = asyncio.run(embedding.vectors_answer(cast("Any", None), b'{"data":[', units, b"]}", write)).body
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

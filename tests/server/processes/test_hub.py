@@ -372,7 +372,7 @@ def test_a_stop_does_not_wait_for_the_next_start_of_a_process(
     async def main(scene: Scene) -> None:
         hub = Hub(scene.link, (START,), "m", ENDS_AT_ONCE)
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            serving = asyncio.create_task(hub.serve(hub.engine, listener))
+            serving = asyncio.create_task(hub.serve(listener))
             while "another one is started" not in caplog.text:  # noqa: ASYNC110 - a log has no event
                 await asyncio.sleep(0.01)
             hub.stop(at_once=False)

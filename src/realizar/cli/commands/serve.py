@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from realizar.server.models.models import ModelStatus
     from realizar.server.models.shelf import ModelShelf
     from realizar.server.processes.messages import Start
-    from realizar.server.run import Front, S
+    from realizar.server.run import Front, Served
     from realizar.server.served_model import ServedModel
     from realizar.server.settings import ServerSettings
 
@@ -164,7 +164,7 @@ class _Serving:
 
     def prepare(
         self, model: str, shares: Sequence[ServerSettings]
-    ) -> tuple[ServedModel, AsyncEngine, Front[AsyncEngine], ReplicaLink | None]:
+    ) -> tuple[ServedModel, AsyncEngine, Front, ReplicaLink | None]:
         """Make the served model, an engine that is not started yet, what answers requests, and its replicas."""
         from realizar.checkpoint.model_files import ModelFiles
         from realizar.engine.process.messages import Load
@@ -244,8 +244,8 @@ def _serve_several(shelf: ModelShelf, settings: ServerSettings, listener: socket
 
 
 def _run(
-    front: Front[S],
-    served: S,
+    front: Front,
+    served: Served,
     listener: socket.socket,
     listed: Announcement,
     url: str,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from realizar.backends.base import Transfer
 from realizar.checkpoint.model_files import ModelFiles
@@ -32,29 +33,15 @@ _LIVENESS = LivenessPolicy(max_crashes=1)
 """An engine that ends without a request to blame is not started again: the model's next request loads it."""
 
 
-class Loader(Protocol):
-    async def load(self, known: KnownModel, metrics: Metrics) -> Api:
-        """Start an engine and wait until it is ready; when cancelled it is ended first.
+StartEngine: TypeAlias = Callable[[KnownModel, Metrics], Awaitable[Api]]
+"""Starts an engine and waits until it is ready; when it is cancelled the engine is ended first.
 
-        It raises RealizarError if the model can't be loaded; nothing of it is left.
-        """
-
-    async def unload(self, api: Api, *, at_once: bool) -> EngineStats:
-        """End the engine; returns its last figures. It may be dead already, or asleep."""
-
-    async def sleep(self, api: Api) -> Transfer:
-        """Have an idle engine give its device's memory back.
-
-        It raises RealizarError if it can't; the engine is dead or as it was.
-        """
-
-    async def wake(self, api: Api) -> Transfer:
-        """Have an engine that is asleep take its device's memory again. Raises as `sleep`."""
+It raises RealizarError if the model can't be loaded; nothing of it is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoader:
-    """The `Loader` of a server: it reads the vocabulary, and starts an engine in a process of its own.
+    """Its `load` is a `StartEngine`: it reads the vocabulary, and starts an engine in a process of its own.
 
     `files` are those of each model, by name, as they were when it was planned. `max_queued` is as in `AsyncEngine`.
     """
@@ -79,17 +66,6 @@ class EngineLoader:
             raise
         return make_api(engine, served, self.settings, metrics)
 
-    async def unload(self, api: Api, *, at_once: bool) -> EngineStats:
-        stats = EngineStats() if at_once else await api.engine.stats()
-        await api.engine.close(at_once=at_once)
-        return stats
-
-    async def sleep(self, api: Api) -> Transfer:
-        return await api.engine.sleep()
-
-    async def wake(self, api: Api) -> Transfer:
-        return await api.engine.wake()
-
     def _served(self, known: KnownModel) -> ServedModel:
         fault = self.files[known.name].fault()
         if fault is not None:
@@ -107,8 +83,8 @@ class EngineLoader:
 class EngineLives:
     """Changes the stages of models. Everything runs in tasks; each ends with `settle`."""
 
-    def __init__(self, loader: Loader, shelf: ModelShelf) -> None:
-        self._loader, self._shelf = loader, shelf
+    def __init__(self, start_engine: StartEngine, shelf: ModelShelf) -> None:
+        self._start_engine, self._shelf = start_engine, shelf
         self._tasks = Tasks()
         self._loads: dict[ShelvedModel, asyncio.Task[None]] = {}
 
@@ -144,7 +120,7 @@ class EngineLives:
         started_s = asyncio.get_running_loop().time()
         log(model, "being loaded")
         try:
-            api = await self._loader.load(model.known, model.metrics)
+            api = await self._start_engine(model.known, model.metrics)
         except asyncio.CancelledError:
             log(model, "not loaded: nobody waits for it any more")
             raise
@@ -171,7 +147,7 @@ class EngineLives:
 
     async def _sleep(self, model: ShelvedModel, running: Running) -> None:
         try:
-            done = await self._loader.sleep(running.api)
+            done = await running.engine.sleep()
         except RealizarError as error:
             if model.stage == "sleeping":
                 _LOG.error("%s: it can't sleep and is unloaded: %s", model.name, error)
@@ -185,7 +161,7 @@ class EngineLives:
 
     async def _wake(self, model: ShelvedModel, running: Running) -> None:
         try:
-            done = await self._loader.wake(running.api)
+            done = await running.engine.wake()
         except RealizarError as error:
             if model.stage == "waking":
                 self._shelf.note_failed(model, error)
@@ -213,7 +189,8 @@ class EngineLives:
 
     async def _unload(self, model: ShelvedModel, running: Running, *, at_once: bool, failed: bool) -> None:
         try:
-            stats = await self._loader.unload(running.api, at_once=at_once)
+            stats = EngineStats() if at_once else await running.engine.stats()
+            await running.engine.close(at_once=at_once)
             model.earlier_stats = stats.plus(model.earlier_stats)
         finally:
             model.running, model.stage = None, "failed" if failed else "known"

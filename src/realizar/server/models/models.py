@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 
@@ -59,14 +59,12 @@ class ModelStatus:
     device_label: str | None = None
 
 
-class ModelLease(Protocol):
-    """The right of one request to use a model, until it is released. Handlers work with `api`."""
+@dataclass(frozen=True, slots=True)
+class ModelLease:
+    """The right of one request to use a model: `release`, called once, gives it back. Handlers work with `api`."""
 
-    @property
-    def api(self) -> Api: ...
-
-    def release(self) -> None:
-        """Give the model back. The request has ended."""
+    api: Api
+    release: Callable[[], None] = lambda: None
 
 
 class Models(Protocol):

@@ -23,7 +23,7 @@ from realizar.request import Client
 from realizar.server.api import Api
 from realizar.server.errors import cleaned
 from realizar.server.metrics import Metrics, MetricSamples, add_samples, exposition_of
-from realizar.server.models.lives import EngineLives, Loader, log
+from realizar.server.models.lives import EngineLives, StartEngine, log
 from realizar.server.models.models import ModelLease, ModelState, ModelStatus
 from realizar.server.models.names import not_loaded, not_named, not_served, shutting_down
 from realizar.server.models.placing import decide
@@ -32,17 +32,6 @@ from realizar.server.models.shelved import KnownModel, Running, ShelvedModel, Tu
 from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
-
-
-class _Lease:
-    def __init__(self, running: Running, release: Callable[[], None]) -> None:
-        self.api = running.api
-        self._release: Callable[[], None] | None = release
-
-    def release(self) -> None:
-        release, self._release = self._release, None
-        if release is not None:
-            release()
 
 
 class ModelShelf:
@@ -62,13 +51,13 @@ class ModelShelf:
     def __init__(
         self,
         models: Sequence[KnownModel],
-        loader: Loader,
+        start_engine: StartEngine,
         bytes_of_pools: Mapping[str, int],
         keep_alive_s: float | None = None,
         host_bytes: int = 0,
     ) -> None:
         self._models = {known.name: ShelvedModel(known, Metrics(known.name)) for known in models}
-        self._lives = EngineLives(loader, self)
+        self._lives = EngineLives(start_engine, self)
         self.bytes_of_pools, self._keep_alive_s, self.host_bytes = dict(bytes_of_pools), keep_alive_s, host_bytes
         self._numbers = itertools.count(1)
         self._num_begun = 0  # loads and wakes
@@ -297,7 +286,7 @@ class ModelShelf:
     def _lease(self, model: ShelvedModel, running: Running) -> ModelLease:
         running.num_leases += 1
         model.last_used, model.unloads_s = next(self._numbers), None
-        return _Lease(running, functools.partial(self._release, model, running))
+        return ModelLease(running.api, functools.partial(self._release, model, running))
 
     def _release(self, model: ShelvedModel, running: Running) -> None:
         running.num_leases -= 1

@@ -16,7 +16,6 @@ from contextlib import suppress
 
 import uvicorn
 
-from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.frontend.async_link import EngineLink
 from realizar.engine.frontend.questions import Questions, send_reply
 from realizar.engine.frontend.shared_engine import SharedEngine, StateEvent
@@ -94,7 +93,7 @@ class Hub:
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
         return uvicorn.Config("").get_loop_factory()
 
-    async def serve(self, engine: AsyncEngine, listener: socket.socket) -> None:
+    async def serve(self, listener: socket.socket) -> None:
         """Run the processes until `stop`.
 
         RealizarError: a process ends before it takes a connection, again and again, and no other one takes any.
