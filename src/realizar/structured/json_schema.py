@@ -6,7 +6,6 @@ A schema is refused if it exceeds the bounds or nests endlessly. The compiler de
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -93,12 +92,10 @@ def _check_depth(schema: Any) -> None:
 
 def _check_properties(schema: Any) -> None:
     counts = [len(found) for each in schemas_in(schema) if isinstance(found := each.get("properties"), dict)]
-    for count, most, where in (
-        (max(counts, default=0), MAX_OBJECT_PROPERTIES, "an object"),
-        (sum(counts), MAX_PROPERTIES, "it"),
-    ):
-        if count > most:
-            refuse_schema(f"{where} has {count} properties; at most {most} are allowed")
+    if max(counts, default=0) > MAX_OBJECT_PROPERTIES:
+        refuse_schema(f"an object has {max(counts)} properties; at most {MAX_OBJECT_PROPERTIES} are allowed")
+    if sum(counts) > MAX_PROPERTIES:
+        refuse_schema(f"it has {sum(counts)} properties; at most {MAX_PROPERTIES} are allowed")
 
 
 def schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
@@ -167,29 +164,23 @@ def _prepare(schema: Any, path: list[str]) -> None:
 
 # Narrowing of formats in JSON schemas that llguidance reads too widely.
 
-# RFC 3339 allows second 60 only for leap seconds, so it is not written.
-_SECONDS = {"time": "^.{6}[0-5]", "date-time": "^.{17}[0-5]"}
-
-_KNOWN = frozenset(
-    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
-)
-
 # RFC 5321: 64 characters before the @, labels of 63.
 _ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _EMAIL = rf"^{_ATOM}{{1,31}}(\.{_ATOM}{{1,32}})?@{_LABEL}(\.{_LABEL}){{1,3}}$"
 
+# RFC 3339 allows second 60 only for leap seconds, so it is not written.
+_STRICT = {"time": "^.{6}[0-5]", "date-time": "^.{17}[0-5]", "email": _EMAIL}
+_ENFORCED = frozenset({"date-time", "time", "date", "duration", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"})
+
 
 def narrow_format(schema: dict[str, Any]) -> None:
     """Add a strict pattern to a schema's `format`, or replace the format by one. An unknown format says nothing."""
     name = schema.get("format")
-    if isinstance(name, str) and name not in _KNOWN:
+    if isinstance(name, str) and name not in _ENFORCED:
         del schema["format"]
-    elif name == "email":
-        del schema["format"]
-        _add_pattern(schema, _EMAIL)
-    elif isinstance(name, str) and name in _SECONDS:
-        _add_pattern(schema, _SECONDS[name])
+    if isinstance(name, str) and name in _STRICT:
+        _add_pattern(schema, _STRICT[name])
 
 
 def _add_pattern(schema: dict[str, Any], pattern: str) -> None:
@@ -390,71 +381,60 @@ def can_end(root: Mapping[str, Any]) -> bool:
     of `allOf`, and one branch of every `anyOf` and `oneOf`. The compiler checks references that lead out of the schema
     or to nothing.
     """
-    return _Graph(root).ends()
+    named = (each for each in _values_in(root) if isinstance(each, dict) and isinstance(each.get("$anchor"), str))
+    anchors = {each["$anchor"]: each for each in named}
+    known, nodes = {id(root)}, [root]
+    num_open: Counter[int] = Counter()  # by node: conditions not met yet
+    waiting = defaultdict[int, list[tuple[int, int]]](list)  # by node: (node, condition) that wait for it
+    for node in nodes:  # which grows
+        for condition, ways in enumerate(_conditions(node, root, anchors)):
+            if not all(isinstance(way, dict) for way in ways):
+                continue  # schemas that are no objects end at once
+            num_open[id(node)] += 1
+            for way in ways:
+                waiting[id(way)].append((id(node), condition))
+                if id(way) not in known:
+                    known.add(id(way))
+                    nodes.append(way)
+    done = [number for number in known if not num_open[number]]
+    met: set[tuple[int, int]] = set()
+    while done:
+        for number, condition in waiting[done.pop()]:
+            if (number, condition) not in met:
+                met.add((number, condition))
+                num_open[number] -= 1
+                if not num_open[number]:
+                    done.append(number)
+    return not num_open[id(root)]
 
 
-class _Graph:
-    """The graph of schemas. A condition holds once one of its nodes ends."""
+def _conditions(schema: Mapping[str, Any], root: Mapping[str, Any], anchors: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Lists of schemas; of each list, one must end."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        yield [_resolve(reference, root, anchors)]
+    for each in _listed(schema, "allOf"):
+        yield [each]
+    for keyword in ("anyOf", "oneOf"):
+        ways = _listed(schema, keyword)
+        if ways:
+            yield ways
+    if _must_be(schema, "object"):
+        yield from ([each] for each in _required(schema))
+    if _must_be(schema, "array"):
+        yield from ([each] for each in _needed_items(schema))
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
 
-    def ends(self) -> bool:
-        known, nodes = {id(self._root)}, [self._root]
-        num_open: Counter[int] = Counter()  # by node: conditions not met yet
-        waiting = defaultdict[int, list[tuple[int, int]]](list)  # by node: (node, condition) that wait for it
-        for node in nodes:  # which grows
-            for condition, ways in enumerate(self._conditions(node)):
-                if not all(isinstance(way, dict) for way in ways):
-                    continue  # schemas that are no objects end at once
-                num_open[id(node)] += 1
-                for way in ways:
-                    waiting[id(way)].append((id(node), condition))
-                    if id(way) not in known:
-                        known.add(id(way))
-                        nodes.append(way)
-        done = [number for number in known if not num_open[number]]
-        met: set[tuple[int, int]] = set()
-        while done:
-            for number, condition in waiting[done.pop()]:
-                if (number, condition) not in met:
-                    met.add((number, condition))
-                    num_open[number] -= 1
-                    if not num_open[number]:
-                        done.append(number)
-        return not num_open[id(self._root)]
-
-    def _conditions(self, schema: Mapping[str, Any]) -> Iterator[list[Any]]:
-        """Lists of schemas; of each list, one must end."""
-        reference = schema.get("$ref")
-        if isinstance(reference, str):
-            yield [self._resolve(reference)]
-        for each in _listed(schema, "allOf"):
-            yield [each]
-        for keyword in ("anyOf", "oneOf"):
-            ways = _listed(schema, keyword)
-            if ways:
-                yield ways
-        if _must_be(schema, "object"):
-            yield from ([each] for each in _required(schema))
-        if _must_be(schema, "array"):
-            yield from ([each] for each in _needed_items(schema))
-
-    @functools.cached_property
-    def _anchors(self) -> dict[str, Any]:
-        named = (each for each in _values_in(self._root) if isinstance(each, dict) and "$anchor" in each)
-        return {each["$anchor"]: each for each in named if isinstance(each["$anchor"], str)}
-
-    def _resolve(self, reference: str) -> Any:
-        if not reference.startswith("#"):
-            return None
-        if reference[1:2] not in ("", "/"):
-            return self._anchors.get(reference[1:])
-        found: Any = self._root
-        for part in reference.removeprefix("#").split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+def _resolve(reference: str, root: Mapping[str, Any], anchors: Mapping[str, Any]) -> Any:
+    if not reference.startswith("#"):
+        return None
+    if reference[1:2] not in ("", "/"):
+        return anchors.get(reference[1:])
+    found: Any = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def _required(schema: Mapping[str, Any]) -> Iterator[Any]:

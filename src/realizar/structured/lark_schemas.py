@@ -119,8 +119,13 @@ def enforceable(schema: Schema, prepare: Callable[[Schema], Schema | None]) -> S
     made = prepare(schema)
     if made is not None:
         return made
+
+    @functools.cache
+    def stands(text: str) -> bool:
+        return prepare(json.loads(text)) is not None
+
     try:
-        kept = _well_formed(schema, prepare, {}, 0)
+        kept = _well_formed(schema, stands, 0)
     except RecursionError:
         kept = {}
     made = prepare(kept)
@@ -129,13 +134,11 @@ def enforceable(schema: Schema, prepare: Callable[[Schema], Schema | None]) -> S
     return {"type": "object"} if made is None else made
 
 
-def _well_formed(
-    schema: Schema, prepare: Callable[[Schema], Schema | None], known: dict[str, bool], depth: int
-) -> Schema:
-    """A copy of those keywords whose values are no fault by themselves; `known` has those tried, by their text."""
+def _well_formed(schema: Schema, stands: Callable[[str], bool], depth: int) -> Schema:
+    """A copy of those keywords whose values are no fault by themselves; `stands` tries the text of a schema."""
 
     def part(value: Any) -> Any:
-        return _well_formed(value, prepare, known, depth + 1) if isinstance(value, dict) else value
+        return _well_formed(value, stands, depth + 1) if isinstance(value, dict) else value
 
     kept: Schema = {}
     for keyword, value in schema.items() if depth < MAX_DEPTH else ():
@@ -144,25 +147,16 @@ def _well_formed(
         elif (keyword in SCHEMA_LISTS or keyword == "items") and _is_list(value):
             kept[keyword] = [part(each) for each in value]
         elif keyword == "patternProperties" and isinstance(value, dict):
-            kept[keyword] = {
-                key: part(each) for key, each in value.items() if _stands({"pattern": key}, prepare, known)
-            }
+            kept[keyword] = {key: part(each) for key, each in value.items() if stands(json.dumps({"pattern": key}))}
         elif keyword in SCHEMA_MAPS and isinstance(value, dict):
             kept[keyword] = {key: part(each) if isinstance(each, dict | bool) else {} for key, each in value.items()}
-        elif keyword not in _HOLDERS and (keyword == "$ref" or _stands({keyword: value}, prepare, known)):
+        elif keyword not in _HOLDERS and (keyword == "$ref" or stands(json.dumps({keyword: value}))):
             kept[keyword] = value
     return kept
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, dict | bool) for each in value)
-
-
-def _stands(schema: Schema, prepare: Callable[[Schema], Schema | None], known: dict[str, bool]) -> bool:
-    text = json.dumps(schema)
-    if text not in known:
-        known[text] = prepare(schema) is not None
-    return known[text]
 
 
 def _with_few_left_out(schema: Schema, prepare: Callable[[Schema], Schema | None]) -> Schema | None:

@@ -175,10 +175,7 @@ class JSONTokenizer(Tokenizer):
         from tokenizers import Tokenizer as LibraryTokenizer
 
         literal = LibraryTokenizer(self._library.model)
-        if self._library.normalizer is not None:
-            literal.normalizer = self._library.normalizer
-        if self._library.pre_tokenizer is not None:
-            literal.pre_tokenizer = self._library.pre_tokenizer
+        literal.normalizer, literal.pre_tokenizer = self._library.normalizer, self._library.pre_tokenizer
         added = self._library.get_added_tokens_decoder()
         literal.add_tokens([added[index] for index in sorted(added)])
         if {index: token.content for index, token in literal.get_added_tokens_decoder().items()} != self._added:
@@ -209,9 +206,17 @@ class JSONTokenizer(Tokenizer):
 
 
 def _read(path: Path, rows: int | None) -> tuple[LibraryTokenizer, float]:
+    """Read and check the file of a model with so many ids; also returns the largest factor of normalisation.
+
+    Raises CheckpointError where the file is not JSON of the known form, or exceeds a bound.
+    """
     from tokenizers import Tokenizer as LibraryTokenizer
 
-    data, growth = _read_within_bounds(path, rows)
+    data = read_bounded(path, _MAX_FILE_BYTES)
+    try:
+        growth = _Check(path, rows).growth(msgspec.json.decode(data, type=_File))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(path, "tokenizer", f"is malformed: {error}") from None
     with library_errors.reading(path, "tokenizer"):
         library = LibraryTokenizer.from_buffer(data)
         library.no_truncation()
@@ -264,19 +269,6 @@ class _File(msgspec.Struct):
     normalizer: msgspec.Raw = msgspec.Raw(b"null")
     pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
     post_processor: msgspec.Raw = msgspec.Raw(b"null")
-
-
-def _read_within_bounds(path: Path, rows: int | None) -> tuple[bytes, float]:
-    """Read and check the file of a model with so many ids; returns its bytes, and the largest factor of normalisation.
-
-    Raises CheckpointError where the file is not JSON of the known form, or exceeds a bound.
-    """
-    data = read_bounded(path, _MAX_FILE_BYTES)
-    try:
-        file = msgspec.json.decode(data, type=_File)
-        return data, _Check(path, rows).growth(file)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(path, "tokenizer", f"is malformed: {error}") from None
 
 
 class _Check:

@@ -191,14 +191,10 @@ class SpecialTokenFinder:
             while longer := self._next(text, start + 1, start + size, size):
                 start, size = longer
             if start > found[0]:
-                yield from self._before(text, position, start)
+                for before, end, token in self._matches(text[position:start]):
+                    yield position + before, position + end, token
             yield start, start + size, self._tokens[text[start : start + size]]
             position = start + size
-
-    def _before(self, text: str, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-        head = text[position:end]
-        for start, stop, token in self._matches(head):
-            yield position + start, position + stop, token
 
     def _next(self, text: str, position: int, end: int, above: int) -> tuple[int, int] | None:
         """The first place in [position, end) where a token of more than `above` characters starts, and its length."""

@@ -164,9 +164,8 @@ class _Reader:
             self.refuse(key, f"token {index} is of type {values[index]}, which is unknown")
         for index in np.flatnonzero(np.isin(values, _MATCHED_WHOLE)).tolist():
             if len(tokens[index]) > MAX_SPECIAL_LENGTH:
-                self.refuse(
-                    key, f"special token {index} has {len(tokens[index])} characters, above {MAX_SPECIAL_LENGTH}"
-                )
+                reason = f"special token {index} has {len(tokens[index])} characters, above {MAX_SPECIAL_LENGTH}"
+                self.refuse(key, reason)
         return values.astype(np.int32)
 
     def _scores(self, count: int) -> NDArray[np.float32]:

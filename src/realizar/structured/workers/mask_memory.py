@@ -37,10 +37,9 @@ def fence() -> None:
         pass
 
 
-def entries_of(numbers: NDArray[np.int64] | int, values: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """Entries of `MaskMemory.forced` and `known`: an answer's number, and in the lower bits a token's id or a line."""
-    entries: NDArray[np.int64] = np.asarray((numbers & _NUMBERS | _WRITTEN) << _ID_BITS | values, np.int64)
-    return entries
+def entry_of(number: int, value: int) -> int:
+    """An entry of `MaskMemory.forced` and `known`: an answer's number, and in the lower bits a token's id or a line."""
+    return (number & _NUMBERS | _WRITTEN) << _ID_BITS | value
 
 
 class MaskMemory:
@@ -58,7 +57,7 @@ class MaskMemory:
         tokens: int32 [slots, MOST_TOKENS], ids sampled since the request before.
         drafts: int32 [slots, most_drafts], proposed next tokens.
         forced: int64 [slots, MOST_TOKENS], tokens from an answer on that are certain, as the grammar allows no others;
-            see `entries_of`. The worker finds more of them meanwhile, and may write them when the slot is another
+            see `entry_of`. The worker finds more of them meanwhile, and may write them when the slot is another
             row's.
         known: int64 [slots], the line of the row's state after the last answer, as an entry like those of `forced`.
         masks: uint32 [slots + lines, words], of each slot the mask of the next token, empty if the row is stuck; then

@@ -24,7 +24,7 @@ from realizar.structured.workers.mask_memory import (
     MOST_TOKENS,
     STUCK,
     MaskMemory,
-    entries_of,
+    entry_of,
     fence,
 )
 from realizar.structured.workers.messages import (
@@ -243,7 +243,7 @@ class WorkerProcess:
             self._channel.send(Stuck(row.key, str(matcher.error)))
         memory.states[slot] = state
         known = UNKNOWN if states is None else states.find(matcher)
-        memory.known[slot] = 0 if known == UNKNOWN else entries_of(row.number, row.loaded.first_line + known)
+        memory.known[slot] = 0 if known == UNKNOWN else entry_of(row.number, row.loaded.first_line + known)
         memory.working[self._place] = 0
         fence()
         memory.answered[slot] = number
@@ -255,7 +255,7 @@ class WorkerProcess:
         if token_id is None or len(row.forced) >= self._most_forced or (is_end and self._memory.most_drafts > 0):
             return False  # the end is no draft
         row.goes_on = not is_end
-        self._memory.forced[row.slot, len(row.forced)] = entries_of(row.number, token_id)
+        self._memory.forced[row.slot, len(row.forced)] = entry_of(row.number, token_id)
         row.forced.append(token_id)
         return True
 

@@ -171,7 +171,7 @@ class CallReader:
         elif key in _ARGUMENT_KEYS and not self._given and self._arguments is None:
             yield from self._read_arguments()
         elif self._marked or key in _OTHER_KEYS:
-            yield from pass_value(cursor, _nowhere)
+            yield from pass_value(cursor, lambda _text: None)
         else:
             raise MismatchError
 
@@ -200,7 +200,3 @@ class CallReader:
         self._calls.give(arguments)
         self._cursor.save()
         self._calls.close()
-
-
-def _nowhere(text: str) -> None:
-    """Discard text."""

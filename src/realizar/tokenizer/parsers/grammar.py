@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from realizar.errors import InvalidRequestError
@@ -35,7 +34,7 @@ from realizar.tokenizer.parsers.grammar_rules import ANY_TEXT, json_rule
 from realizar.tokenizer.parsers.styles import CallForm
 
 FINAL = "final"  # the channel of an answer
-_NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({"properties": {}, "additionalProperties": False})
+_NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
 
 
 def call_grammar(

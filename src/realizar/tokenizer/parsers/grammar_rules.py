@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from realizar.errors import InvalidRequestError
@@ -12,10 +11,8 @@ from realizar.tokenizer.parsers.argument_types import resolve
 
 KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 ANY_TEXT = r"/(.|\n)*/"
-SPACING: Mapping[str, Any] = MappingProxyType(
-    {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-)
-ANYTHING: Mapping[str, Any] = MappingProxyType({})  # the schema of any value
+SPACING: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+ANYTHING: Mapping[str, Any] = {}  # the schema of any value
 _TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength", "not", "if")
 _OBJECT_KEYWORDS = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties", "maxProperties")
 

@@ -84,17 +84,13 @@ class HarmonyParser(OutputParser):
         cursor = self._cursor
         while (yield from cursor.peek()):
             cursor.release()
-            if (yield from self._begins_header()):
+            start = yield from cursor.one_of(_HEADER_STARTS)
+            cursor.position -= len(start)
+            if start:
                 self._is_new = True
                 yield from self._message()
             else:
                 yield from self._body(self._give_content)
-
-    def _begins_header(self) -> Reading[bool]:
-        cursor = self._cursor
-        start = yield from cursor.one_of(_HEADER_STARTS)
-        cursor.position -= len(start)
-        return bool(start)
 
     def _message(self) -> Reading[None]:
         cursor = self._cursor

@@ -25,35 +25,26 @@ class DeltaList:
 
     def __init__(self, show: Callable[[str], str]) -> None:
         self._show = show
-        self._deltas: list[ParsedDelta] = []
-        self._texts: list[str] = []  # of the last delta, which is not in the list yet
-        self._last: ParsedDelta | None = None
+        self._groups: list[tuple[ParsedDelta, list[str]]] = []  # the first of neighbours, and all their texts
 
     def text(self, kind: type[ContentDelta | ReasoningDelta], text: str) -> None:
         if text:
-            if not isinstance(self._last, kind):
-                self._begin(kind(""))
-            self._texts.append(text)
+            if not self._groups or not isinstance(self._groups[-1][0], kind):
+                self._groups.append((kind(""), []))
+            self._groups[-1][1].append(text)
 
     def call(self, delta: ToolCallDelta) -> None:
-        if not isinstance(self._last, ToolCallDelta) or self._last.index != delta.index:
-            self._begin(delta)
-        self._texts.append(delta.arguments)
+        last = self._groups[-1][0] if self._groups else None
+        if not isinstance(last, ToolCallDelta) or last.index != delta.index:
+            self._groups.append((delta, []))
+        self._groups[-1][1].append(delta.arguments)
 
     def take(self) -> list[ParsedDelta]:
-        if self._last is None:
-            return []
-        self._begin(None)
-        taken, self._deltas = self._deltas, []
-        return taken
+        groups, self._groups = self._groups, []
+        return [self._joined(first, self._show("".join(texts))) for first, texts in groups]
 
-    def _begin(self, following: ParsedDelta | None) -> None:
-        last, text = self._last, self._show("".join(self._texts))
-        if isinstance(last, ToolCallDelta):
-            self._deltas.append(replace(last, arguments=text))
-        elif last is not None:
-            self._deltas.append(replace(last, text=text))
-        self._last, self._texts = following, []
+    def _joined(self, first: ParsedDelta, text: str) -> ParsedDelta:
+        return replace(first, arguments=text) if isinstance(first, ToolCallDelta) else replace(first, text=text)
 
 
 class HeldSpace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import string
 from collections.abc import Callable
@@ -89,16 +90,12 @@ def _short_id() -> str:
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
 
 
-def _objects_before(end: str) -> Reader:
-    """Parses `{"name": ..., "arguments": ...}`, or a list of such objects, and the mark behind it."""
-
-    def read(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
-        yield from read_calls(cursor, calls, end)
-        yield from cursor.space()
-        yield from cursor.optional(end)
-        cursor.save()
-
-    return read
+def _read_before(end: str, cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
+    """Parse `{"name": ..., "arguments": ...}`, or a list of such objects, and the mark behind it."""
+    yield from read_calls(cursor, calls, end)
+    yield from cursor.space()
+    yield from cursor.optional(end)
+    cursor.save()
 
 
 def _read_llama(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
@@ -173,7 +170,7 @@ def _read_deepseek(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 
 HERMES = ToolStyle(
     "hermes",
-    _objects_before(HERMES_CALL_END),
+    functools.partial(_read_before, HERMES_CALL_END),
     CallForm(f'{HERMES_CALL}\n{{"name": "', '", "arguments": ', f"}}\n{HERMES_CALL_END}", between="\n"),
     marks=(HERMES_CALL,),
 )
@@ -211,7 +208,7 @@ DEEPSEEK_FENCED = replace(
 )
 GRANITE = ToolStyle(
     "granite",
-    _objects_before(GRANITE_CALLS_END),
+    functools.partial(_read_before, GRANITE_CALLS_END),
     CallForm('{"name": "', '", "arguments": ', "}", first=f"{GRANITE_CALLS}[", between=", ", last="]"),
     marks=(GRANITE_CALLS,),
 )

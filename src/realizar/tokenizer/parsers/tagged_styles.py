@@ -71,7 +71,7 @@ class Tags:
     in_lines: bool = False
 
 
-def read_tagged(cursor: Cursor, calls: Calls, tags: Tags, mark: str) -> Reading[None]:
+def _read_tagged(tags: Tags, cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     """Read the calls after a mark, up to and including its end.
 
     Arguments are emitted as JSON while they arrive: strings in parts, other values whole. Raises MismatchError: the
@@ -391,9 +391,7 @@ class _TaggedRules:
 
 
 def _style(name: str, tags: Tags, form: CallForm, *other_marks: str) -> ToolStyle:
-    def read(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
-        yield from read_tagged(cursor, calls, tags, mark)
-
+    read = functools.partial(_read_tagged, tags)
     return ToolStyle(name, read, form, marks=(tags.mark, *other_marks), arguments=_TaggedRules(tags).rules)
 
 

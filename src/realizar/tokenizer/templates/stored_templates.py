@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import Checkpoint
@@ -14,23 +13,17 @@ _GGUF_KEY = "tokenizer.chat_template"
 
 def stored_templates(checkpoint: Checkpoint) -> dict[str, str]:
     """Template texts by name; `default` is for plain chat. Empty for a base model."""
-    if checkpoint.format == "gguf":
-        return _gguf_templates(checkpoint.metadata)
-    return dict(checkpoint.metadata.get("chat_templates", {}))
+    metadata, prefix = checkpoint.metadata, f"{_GGUF_KEY}."
+    if checkpoint.format != "gguf":
+        return dict(metadata.get("chat_templates", {}))
+    named = ((key, text) for key, text in metadata.items() if key.startswith(prefix) and isinstance(text, str))
+    templates = {key.removeprefix(prefix): text for key, text in named}
+    if isinstance(default := metadata.get(_GGUF_KEY), str):
+        templates["default"] = default
+    return templates
 
 
 def plain_template(checkpoint: Checkpoint) -> str | None:
     """The template for plain chat, or the only one there is; None for a base model."""
     templates = stored_templates(checkpoint)
     return templates.get("default", next(iter(templates.values()), None))
-
-
-def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    templates = {
-        key.removeprefix(_GGUF_KEY + "."): value
-        for key, value in metadata.items()
-        if key.startswith(_GGUF_KEY + ".") and isinstance(value, str)
-    }
-    if isinstance(default := metadata.get(_GGUF_KEY), str):
-        templates["default"] = default
-    return templates
