@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from realizar.tokenizer.parsers.argument_types import ALL_TYPES, types_of
 from realizar.tokenizer.parsers.base import ToolCallDelta
 from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until
 from realizar.tokenizer.parsers.json_text import object_text, pass_value, read_string
 
+Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]  # of each tool's parameters, by its name
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 _OTHER_KEYS = frozenset({"type", "id"})
 
@@ -29,7 +30,7 @@ class Calls:
 
     def __init__(
         self,
-        tools: Mapping[str, Mapping[str, Any]],
+        tools: Schemas,
         new_id: Callable[[], str],
         emit: Callable[[ToolCallDelta], None],
         show: Callable[[str], str],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +46,7 @@ from realizar.tokenizer.parsers.styles import (
     json_or,
 )
 from realizar.tokenizer.parsers.tagged_styles import GLM, GLM_DENSE, MINIMAX, QWEN3_CODER, SEED_OSS
-from realizar.tokenizer.templates.chat_messages import TemplateFailedError
+from realizar.tokenizer.templates.chat_messages import TemplateFailedError, Tools
 from realizar.tokenizer.templates.chat_template import CompiledTemplate
 
 # A template may contain several of these texts; the more specific ones come first.
@@ -136,7 +136,7 @@ def closes_reasoning(marks: ReasoningMarks, prompt_end: str) -> bool:
 
 def choose_parser(
     form: AnswerFormat,
-    tools: Sequence[Mapping[str, Any]] | None,
+    tools: Tools | None,
     *,
     parallel: bool = True,
     prompt_end: str = "",
@@ -174,7 +174,7 @@ def is_strict(tool: Mapping[str, Any]) -> bool:
     return bool(tool.get("function", tool).get("strict"))
 
 
-def _enforced(style: ToolStyle, tools: Sequence[Mapping[str, Any]], calls_first: bool) -> ToolStyle:
+def _enforced(style: ToolStyle, tools: Tools, calls_first: bool) -> ToolStyle:
     """The style with those marks alone that a grammar of free text enforces, if a tool is strict.
 
     Behind another mark of a call the grammar lets any text through, so it is content. Where calls come first, a mark

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from realizar.tokenizer.parsers.choose import (
 )
 from realizar.tokenizer.parsers.grammar_rules import ANY_TEXT, json_rule
 from realizar.tokenizer.parsers.styles import CallForm
+from realizar.tokenizer.templates.chat_messages import Tools
 
 FINAL = "final"  # the channel of an answer
 _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
@@ -39,7 +40,7 @@ _NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": F
 
 def call_grammar(
     form: AnswerFormat,
-    tools: Sequence[Mapping[str, Any]],
+    tools: Tools,
     *,
     structured: StructuredOutput | None = None,
     required: bool = False,
@@ -88,7 +89,7 @@ def call_grammar(
     return StructuredOutput("nested", json.dumps(["\n".join(rules), structured.kind, structured.value]))
 
 
-def tool_of_rule(rule: str, tools: Sequence[Mapping[str, Any]], name: str | None = None) -> str | None:
+def tool_of_rule(rule: str, tools: Tools, name: str | None = None) -> str | None:
     """The name of the tool whose arguments a rule of `call_grammar`, called with these tools and name, writes."""
     found = re.match(r"arguments_(\d+)", rule)
     if found is None:
@@ -106,7 +107,7 @@ class _Writer:
     def __init__(
         self,
         form: AnswerFormat,
-        tools: Sequence[Mapping[str, Any]],
+        tools: Tools,
         parallel: bool,
         mark_ids: Mapping[str, int],
         *,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from realizar.tokenizer.marks import (
     HARMONY_CALL,
@@ -22,7 +20,7 @@ from realizar.tokenizer.marks import (
     HARMONY_START,
 )
 from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta
-from realizar.tokenizer.parsers.calls import Calls, read_arguments
+from realizar.tokenizer.parsers.calls import Calls, Schemas, read_arguments
 from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until
 from realizar.tokenizer.parsers.incremental import OutputParser
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
@@ -64,12 +62,7 @@ class HarmonyParser(OutputParser):
     """
 
     def __init__(
-        self,
-        tools: Mapping[str, Mapping[str, Any]],
-        prompt_end: str = "",
-        *,
-        parallel: bool = True,
-        tokens: frozenset[str] = frozenset(),
+        self, tools: Schemas, prompt_end: str = "", *, parallel: bool = True, tokens: frozenset[str] = frozenset()
     ) -> None:
         super().__init__(tools, long_id, parallel=parallel, tokens=tokens)
         self._tools = tools

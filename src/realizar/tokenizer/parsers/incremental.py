@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
-from realizar.tokenizer.parsers.calls import AnswerEndedError, Calls
+from realizar.tokenizer.parsers.calls import AnswerEndedError, Calls, Schemas
 from realizar.tokenizer.parsers.cursor import Cursor, Reading, overlap
 
 # `DeltaList` joins neighbouring deltas of a parser, and `HeldSpace` holds white space back.
@@ -91,12 +90,7 @@ class OutputParser(ABC):
     """
 
     def __init__(
-        self,
-        tools: Mapping[str, Mapping[str, Any]],
-        new_id: Callable[[], str],
-        *,
-        parallel: bool = True,
-        tokens: frozenset[str] = frozenset(),
+        self, tools: Schemas, new_id: Callable[[], str], *, parallel: bool = True, tokens: frozenset[str] = frozenset()
     ) -> None:
         self._spelled = _SpelledMarks(tokens)
         self._cursor = Cursor(tokens)

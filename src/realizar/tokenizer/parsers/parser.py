@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from realizar.tokenizer.marks import RESPONSE, RESPONSE_END, ReasoningMarks
 from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta
+from realizar.tokenizer.parsers.calls import Schemas
 from realizar.tokenizer.parsers.cursor import MismatchError, Reading, overlap, pass_until
 from realizar.tokenizer.parsers.incremental import HeldSpace, OutputParser
 from realizar.tokenizer.parsers.styles import ToolStyle
@@ -38,7 +37,7 @@ class AnswerParser(OutputParser):
         self,
         reasoning: ReasoningMarks | None,
         style: ToolStyle | None,
-        tools: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        tools: Schemas = MappingProxyType({}),
         *,
         reasoning_open: bool = False,
         parallel: bool = True,

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from realizar.errors import ChatTemplateError, InvalidRequestError
 
-Message = Mapping[str, Any]
+Message: TypeAlias = Mapping[str, Any]
+Messages: TypeAlias = Sequence[Message]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]  # function descriptions in the format of OpenAI's API
 _NEEDLE = "needle7"
 _LEAD_CHARACTERS = 8  # of what a template writes before a result, to tell results from messages
 
@@ -52,7 +54,7 @@ class TemplateTraits:
     one_beside_calls: bool
 
 
-def with_texts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def with_texts(messages: Messages) -> list[dict[str, Any]]:
     """Copied; InvalidRequestError where a message has no role, or its content is neither text nor parts of text."""
     if not messages:
         raise InvalidRequestError("messages must not be empty", "messages")
@@ -133,7 +135,7 @@ def _as_object(text: str) -> Any:
     return value if isinstance(value, dict) else text
 
 
-def find_traits(source: str, render: Callable[[Sequence[Message]], str]) -> TemplateTraits:
+def find_traits(source: str, render: Callable[[Messages], str]) -> TemplateTraits:
     """Find a template's traits by rendering small conversations; `render` raises TemplateFailedError."""
 
     def shown(*messages: Message) -> str:
@@ -192,7 +194,7 @@ def _call(arguments: Any) -> Message:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-def with_tool_responses(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def with_tool_responses(messages: Messages) -> list[dict[str, Any]]:
     """Move results of tools into the field `tool_responses` of the assistant's message before them.
 
     The assistant's text after the results goes into the same message, as it is one turn for the model. Results without

@@ -13,9 +13,11 @@ from realizar.errors import ChatTemplateError
 from realizar.tokenizer.marks import LFM2_CALLS, LFM2_CALLS_END, LFM2_TOOLS, REASONING_MARKS, RESPONSE, RESPONSE_END
 from realizar.tokenizer.templates.chat_messages import (
     Message,
+    Messages,
     TemplateBoundsError,
     TemplateFailedError,
     TemplateTraits,
+    Tools,
     adapt_messages,
     find_traits,
     plain_text,
@@ -67,11 +69,7 @@ class ChatTemplate:
         self._compiled: dict[str, CompiledTemplate] = {}
 
     def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **variables: Any,
+        self, messages: Messages, tools: Tools | None = None, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """Render the prompt's text.
 
@@ -91,11 +89,7 @@ class ChatTemplate:
         )
 
     def encode(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **variables: Any,
+        self, messages: Messages, tools: Tools | None = None, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
         """Render the prompt's token ids; the arguments are those of `render`.
 
@@ -106,11 +100,7 @@ class ChatTemplate:
         return self._tokenizer.encode_rendered(*self._render_safely(messages, tools, add_generation_prompt, variables))
 
     def _render_safely(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any],
+        self, messages: Messages, tools: Tools | None, add_generation_prompt: bool, variables: Mapping[str, Any]
     ) -> tuple[str, Mapping[int, str] | None]:
         """The text with marks in what would be control tokens, and what removes them: None where there are none."""
         compiled = self.compiled(tools, variables.get("documents"))
@@ -119,12 +109,7 @@ class ChatTemplate:
         text = compiled.render(given, safe_tools, add_generation_prompt, safe_variables)
         return text, None if hidden is None else hidden.restore
 
-    def encode_unfinished(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
-    ) -> list[int]:
+    def encode_unfinished(self, messages: Messages, tools: Tools | None = None, **variables: Any) -> list[int]:
         """Render the token ids of a prompt that ends within its last message, for the model to go on with it.
 
         Raises as `render` does, and ChatTemplateError where the template leaves the last message's end out.
@@ -136,11 +121,11 @@ class ChatTemplate:
             raise ChatTemplateError("the chat template leaves out the end of the message that is to be continued")
         return self._tokenizer.encode_rendered(text, restore)
 
-    def source(self, tools: Sequence[Mapping[str, Any]] | None = None, documents: Any = None) -> str:
+    def source(self, tools: Tools | None = None, documents: Any = None) -> str:
         """The source of the template that is used with these tools or documents, or with neither."""
         return self._sources[self._chosen_name(tools, documents)]
 
-    def compiled(self, tools: Sequence[Mapping[str, Any]] | None = None, documents: Any = None) -> CompiledTemplate:
+    def compiled(self, tools: Tools | None = None, documents: Any = None) -> CompiledTemplate:
         """That template; ChatTemplateError where it is empty, malformed or too large."""
         name = self._chosen_name(tools, documents)
         if name not in self._compiled:
@@ -155,13 +140,13 @@ class ChatTemplate:
         marks = {mark for pair in REASONING_MARKS for mark in (pair.start, pair.end) if mark in sources}
         return ControlTextHider(texts, texts.intersection(marks.union(_SPLIT_AT.findall(sources))))
 
-    def _chosen_name(self, tools: Sequence[Mapping[str, Any]] | None, documents: Any) -> str:
+    def _chosen_name(self, tools: Tools | None, documents: Any) -> str:
         """As in transformers, by the names that models give their templates; without `default` it is the first."""
         wanted = ["tool_use"] if tools else ["rag"] if documents else []
         return next((name for name in (*wanted, "default") if name in self._sources), next(iter(self._sources)))
 
 
-def _with_answers(messages: Sequence[Message]) -> Sequence[Message]:
+def _with_answers(messages: Messages) -> Messages:
     return [
         {**message, "content": _as_answer(message["content"])}
         if message.get("role") == "assistant" and message.get("content")
@@ -203,11 +188,7 @@ class CompiledTemplate:
         self._make_text, self._names_tools = (compiler or compile_template)(source)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any],
+        self, messages: Messages, tools: Tools | None, add_generation_prompt: bool, variables: Mapping[str, Any]
     ) -> str:
         checked = with_texts(messages)
         if "tool_calls" not in self.source and _has_tool_messages(checked):
@@ -218,11 +199,7 @@ class CompiledTemplate:
         return self._render(adapt_messages(checked, self._traits), tools, add_generation_prompt, variables)
 
     def _render_with_tool_text(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any],
+        self, messages: Messages, tools: Tools, add_generation_prompt: bool, variables: Mapping[str, Any]
     ) -> str:
         """Render tools as text in the system message, or in the user's if the template refuses a system message."""
         text = tools_as_system_text(tools)
@@ -265,11 +242,7 @@ class CompiledTemplate:
         return find_traits(self.source, lambda messages: self._render(messages, None, False, {}))
 
     def _render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any],
+        self, messages: Messages, tools: Tools | None, add_generation_prompt: bool, variables: Mapping[str, Any]
     ) -> str:
         return self._make_text(
             {
@@ -342,13 +315,13 @@ To call a function, answer with nothing but a JSON object: {"name": "<its name>"
 To call several, answer with a JSON list of such objects. If no function is needed, answer in plain text."""
 
 
-def tools_as_system_text(tools: Sequence[Mapping[str, Any]]) -> str:
+def tools_as_system_text(tools: Tools) -> str:
     """A text that describes functions, in the format of OpenAI's API, with the form of calls that `json` parses."""
     lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
     return "\n".join(["You can call these functions, described in JSON, one a line:", *lines, "", _CALLING])
 
 
-def with_system_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+def with_system_text(messages: Messages, text: str) -> list[dict[str, Any]]:
     copies = [dict(message) for message in messages]
     if copies[0]["role"] in ("system", "developer"):
         copies[0]["content"] = _joined(copies[0].get("content"), text)
@@ -356,7 +329,7 @@ def with_system_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[d
     return [{"role": "system", "content": text}, *copies]
 
 
-def with_first_user_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+def with_first_user_text(messages: Messages, text: str) -> list[dict[str, Any]]:
     """Add a text and the system message's text before the first user message, for templates without a system role."""
     copies = [dict(message) for message in messages]
     if copies[0]["role"] in ("system", "developer"):
@@ -368,11 +341,11 @@ def with_first_user_text(messages: Sequence[Mapping[str, Any]], text: str) -> li
     return [{"role": "user", "content": text}, *copies]
 
 
-def _has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
+def _has_tool_messages(messages: Messages) -> bool:
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
-def spell_tool_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def spell_tool_messages(messages: Messages) -> list[dict[str, Any]]:
     """Write calls as the assistant's text, in the form described above, and their results as the user's text.
 
     A user's message after a result is appended to it, since many templates want roles to alternate.
@@ -402,7 +375,7 @@ def spell_tool_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str,
     return spelled
 
 
-def _spell_python_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _spell_python_calls(messages: Messages) -> list[dict[str, Any]]:
     """Write calls as LFM2 does into the assistant's text. Results stay messages, which its templates show."""
     spelled = []
     for message in messages:
