@@ -469,7 +469,7 @@ def check(core: EngineCore, arguments: argparse.Namespace, kinds: list[str]) -> 
     print(
         f"{arguments.requests} requests in {time.perf_counter() - started_s:.0f} s; beside others"
         f" {after.prefix_cache_hits - before.prefix_cache_hits} prompt tokens were cached,"
-        f" {after.preemptions - before.preemptions} sequences preempted"
+        f" {after.num_preemptions - before.num_preemptions} sequences preempted"
     )
     found = [find_difference(subject, alone[subject.name], beside[subject.name]) for subject in subjects]
     for kind in kinds:
@@ -478,7 +478,7 @@ def check(core: EngineCore, arguments: argparse.Namespace, kinds: list[str]) -> 
         print(f"{kind:>20} {same} of {len(of_kind)} the same")
     core.audit()
     differences = [difference for difference in found if difference is not None]
-    return differences, after.preemptions - before.preemptions
+    return differences, after.num_preemptions - before.num_preemptions
 
 
 def record(differences: list[Difference], arguments: argparse.Namespace) -> dict[str, object]:

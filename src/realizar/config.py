@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,10 +14,6 @@ KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
 Device = Literal["cuda", "cpu"]
 """Kinds of devices, each with a backend."""
 
-DEFAULT_ROWS: Mapping[Device, int] = {"cpu": 64, "cuda": 256}
-"""Sequences that may be in one step where `max_running` is None, by the kind of the device."""
-DEFAULT_STEP_TOKENS: Mapping[Device, int] = {"cpu": 512, "cuda": 4096}
-"""Tokens of one step where `max_step_tokens` is None, by the kind of the device: a GPU needs more to be busy."""
 QUEUED_PER_ROW = 4
 """Choices that a server lets wait for each that may run, where no limit is configured."""
 
@@ -48,10 +43,10 @@ class EngineConfig:
             a model whose matrices are all float32.
         context_length: maximum of prompt and output tokens of a request; None takes the model's.
         max_running: maximum of sequences in one step, up to 65,536. None takes the device's default
-            (`DEFAULT_ROWS`), and on a GPU fewer for a model whose states would take too much of its memory.
+            (`DeviceTraits.rows`), and on a GPU fewer for a model whose states would take too much of its memory.
         block_size: tokens per KV block; a multiple of 32 on the CPU.
         max_step_tokens: token budget of one step, decodes first, then chunks of prefill. None takes the device's
-            default (`DEFAULT_STEP_TOKENS`), and at least one token for each of max_running.
+            default (`DeviceTraits.step_tokens`), and at least one token for each of max_running.
         kv_cache_bytes: memory for the KV cache; None has room for max_running requests of typical_request_tokens, and
             for 1 to 4 of the whole context, bounded by a share of free memory. On a GPU, None takes the free memory.
         host_snapshot_bytes: memory of the host for snapshots of states that have no room on the device, of a model

@@ -53,7 +53,7 @@ def test_an_engine_that_keeps_requests_apart() -> None:
     """With little memory: blocks are shared and given up, and requests in between are aborted."""
     core = make_core()
     assert differences(core) == []
-    assert core.scheduler.counts.preemptions > 0
+    assert core.scheduler.counts.num_preemptions > 0
     assert core.scheduler.counts.prefix_cache_hits > 0
     core.audit()
     assert not core.has_work
@@ -136,7 +136,7 @@ def test_a_full_queue_is_waited_for() -> None:
     add, refusals = core.add, itertools.count()
 
     def busy(request: Any) -> None:
-        if core.scheduler.counts.running + core.scheduler.counts.waiting > 1:
+        if core.scheduler.counts.num_running + core.scheduler.counts.num_waiting > 1:
             next(refusals)
             raise QueueFullError("full", 1.0)
         add(request)

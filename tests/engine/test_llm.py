@@ -82,7 +82,7 @@ def test_preemption_changes_nothing(smollm2_path: Path, llm: LLM) -> None:
     with LLM(smollm2_path, context_length=192, max_running=8, kv_cache_bytes=256 * per_token) as small:
         assert small.capacity.num_blocks[0] * small.capacity.block_size <= 256
         outputs = small.generate(PROMPTS[:4], sampling)
-        assert core_of(small).counts.preemptions > 0
+        assert core_of(small).scheduler.counts.num_preemptions > 0
     assert [output.outputs[0].text for output in outputs] == wanted
 
 

@@ -97,7 +97,7 @@ def test_drafts_take_no_blocks_from_others() -> None:
     scheduler.add(request("b", (2,), max_tokens=3))
     answer(scheduler, scheduler.schedule(), 1)
     assert shape(scheduler.schedule()) == [(0, 3, 3, True), (1, 1, 1, True)]
-    assert scheduler.counts.preemptions == 0
+    assert scheduler.counts.num_preemptions == 0
 
 
 def test_a_row_with_drafts_on_their_way_waits_for_them() -> None:
@@ -131,7 +131,7 @@ def test_rows_that_sample_have_blocks_for_the_backends_drafts_if_any_are_free() 
     updated(scheduler, batch, replace(output, drafts=drafts))
     batch = scheduler.schedule()
     assert [(row.token_ids, row.draft_ids) for row in rows_of(batch)] == [((9, 5, 6, 7), (5, 6, 7)), ((9,), ())]
-    assert scheduler.counts.preemptions == 0
+    assert scheduler.counts.num_preemptions == 0
     updated(scheduler, batch, step_output([RowOutput(row.row, (5, 8)[: row.num_tokens]) for row in rows_of(batch)]))
     assert (scheduler.counts.draft_tokens, scheduler.counts.accepted_tokens) == (3, 1)
     scheduler.audit()

@@ -47,7 +47,7 @@ def test_the_least_urgent_gives_way() -> None:
     assert step(scheduler) == [(0, 0, 4, True), (1, 0, 4, True)]
     assert step(scheduler) == [(0, 4, 1, True)]
     assert scheduler._open.get(0) is scheduler._open.waiting[""][0]
-    assert scheduler.counts.preemptions == 1
+    assert scheduler.counts.num_preemptions == 1
 
 
 def test_a_preempted_sequence_passes_a_more_urgent_one_that_waits_for_its_row() -> None:

@@ -22,7 +22,7 @@ def test_decodes_come_first_then_chunks_then_those_that_wait() -> None:
     assert step(scheduler) == [(0, 4, 1, True), (1, 0, 6, False), (2, 0, 3, True)]
     assert step(scheduler) == [(0, 5, 1, True), (2, 3, 1, True), (1, 6, 8, True)]
     assert step(scheduler) == [(0, 6, 1, True), (1, 14, 1, True), (2, 4, 1, True)]
-    assert scheduler.counts == SchedulerCounts(running=3, waiting=0, preemptions=0, prefix_cache_queries=21)
+    assert scheduler.counts == SchedulerCounts(num_running=3, num_waiting=0, num_preemptions=0, prefix_cache_queries=21)
 
 
 def test_prefill_first_holds_decodes_back() -> None:
@@ -134,7 +134,7 @@ def test_the_last_to_come_is_preempted_and_keeps_its_row() -> None:
         [(1, 7, 1, True)],
         [(1, 8, 1, True)],
     ]
-    assert scheduler.counts.preemptions == 1
+    assert scheduler.counts.num_preemptions == 1
 
 
 def test_a_preempted_sequence_waits_for_its_token_before_it_starts_again() -> None:

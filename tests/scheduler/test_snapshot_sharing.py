@@ -139,7 +139,7 @@ def test_a_preempted_sequence_starts_again_from_a_snapshot() -> None:
     batches = []
     while scheduler.has_work:
         batches.append(run(scheduler))
-    assert scheduler.counts.preemptions == 1
+    assert scheduler.counts.num_preemptions == 1
     (again,) = [batch for batch in batches if batch.state_moves.restored]
     assert shape(again)[-1][:2] == (1, 16)
 

@@ -113,7 +113,7 @@ def test_drafts_change_no_text(llm: LLM, smollm2_path: Path) -> None:
     expected = run(llm, samplings, REPETITIVE)
     with LLM(smollm2_path, context_length=512, max_running=16, speculative_tokens=5) as drafting:
         found = run(drafting, samplings, REPETITIVE)
-        counts = core_of(drafting).counts
+        counts = core_of(drafting).scheduler.counts
     for name in samplings:
         assert found[name].outputs == expected[name].outputs, name
     assert counts.draft_tokens > counts.accepted_tokens > 5

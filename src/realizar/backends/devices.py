@@ -17,8 +17,13 @@ class ChosenDevice:
     name: str = ""
 
     @property
+    def place(self) -> str:
+        """`cpu`, or `cuda:0` and so on."""
+        return f"cuda:{self.index}" if self.kind == "cuda" else "cpu"
+
+    @property
     def label(self) -> str:
-        return f"cuda:{self.index}, {self.name}" if self.kind == "cuda" else "cpu"
+        return f"{self.place}, {self.name}" if self.kind == "cuda" else "cpu"
 
 
 THE_CPU = ChosenDevice()
@@ -29,18 +34,22 @@ class DeviceTraits:
     """Constants of one kind of device.
 
     Attributes:
+        rows, step_tokens: of one step where the configuration has no `max_running` or `max_step_tokens`: a GPU needs
+            more to be busy.
         steps_in_flight: steps that a backend is given before the first one's result is asked for.
         tile_tokens: tokens that a matmul takes at once: one more takes as long as filling a further tile.
         kv_dtype: element type of the KV cache that `auto` stands for, unless all matrices are float32.
     """
 
+    rows: int
+    step_tokens: int
     steps_in_flight: int
     tile_tokens: int
     kv_dtype: str
 
 
 TRAITS: Mapping[Device, DeviceTraits] = {
-    "cpu": DeviceTraits(steps_in_flight=1, tile_tokens=12, kv_dtype="f16"),
-    "cuda": DeviceTraits(steps_in_flight=2, tile_tokens=64, kv_dtype="bf16"),
+    "cpu": DeviceTraits(rows=64, step_tokens=512, steps_in_flight=1, tile_tokens=12, kv_dtype="f16"),
+    "cuda": DeviceTraits(rows=256, step_tokens=4096, steps_in_flight=2, tile_tokens=64, kv_dtype="bf16"),
 }
 """The traits of each kind of device."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from realizar.backends.devices import TRAITS, ChosenDevice
 from realizar.backends.machine import default_threads
-from realizar.config import DEFAULT_ROWS, DEFAULT_STEP_TOKENS, QUEUED_PER_ROW, EngineConfig
+from realizar.config import QUEUED_PER_ROW, EngineConfig
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -76,10 +76,10 @@ def resolve_config(
     """
     traits = TRAITS[device.kind]
     automatic = "f32" if float32_weights else traits.kv_dtype
-    max_running = DEFAULT_ROWS[device.kind] if config.max_running is None else config.max_running
+    max_running = traits.rows if config.max_running is None else config.max_running
     step_tokens = config.max_step_tokens
     if step_tokens is None:
-        step_tokens = max(DEFAULT_STEP_TOKENS[device.kind], max_running)
+        step_tokens = max(traits.step_tokens, max_running)
     given: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(EngineConfig)}
     derived: dict[str, Any] = {
         "threads": default_threads() if config.threads is None else config.threads,

@@ -218,7 +218,7 @@ def measure(
 
 
 def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> _PhaseTimes:
-    preemptions = core.scheduler.counts.preemptions
+    preemptions = core.scheduler.counts.num_preemptions
     read: set[int] = set()
     read_s = started_s = time.perf_counter()
     while core.has_work:
@@ -229,7 +229,7 @@ def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> _
             read |= numbers
             core.forget_experts_read()  # those of the prompts
             read_s = time.perf_counter()
-    if len(read) < batch or core.scheduler.counts.preemptions > preemptions:
+    if len(read) < batch or core.scheduler.counts.num_preemptions > preemptions:
         raise CapacityError(f"{batch} rows of {prompt_tokens + gen_tokens} tokens do not fit into memory at once")
     decode_s = time.perf_counter() - read_s
     return _PhaseTimes(batch, prompt_tokens, gen_tokens, read_s - started_s, decode_s, core.experts_read())

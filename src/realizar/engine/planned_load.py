@@ -65,7 +65,7 @@ def plan_within(
     """
     spec, whole = resolve_model(checkpoint, config)
     if isinstance(memory_bytes, Mapping):
-        memory_bytes = memory_bytes.get(_device_name(whole))
+        memory_bytes = memory_bytes.get(whole.chosen.place)
     if memory_bytes is None:
         memory_bytes = int(plan_memory(spec, checkpoint, whole).free_bytes * _FREE_SHARE)
 
@@ -115,17 +115,12 @@ def load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vo
             config, context_length=resolved.context_length, kv_cache_bytes=cache, max_running=rows, max_queued=None
         ),
         fixed + cache,
-        _device_name(resolved),
+        resolved.chosen.place,
         resolved.context_length,
         resolved.max_running + resolved.queue_length,
         host_bytes=plan.needed_bytes + plan.reserved_bytes if on_gpu else 0,
         asleep_bytes=plan.reserved_bytes + process if on_gpu else 0,
     )
-
-
-def _device_name(resolved: ResolvedConfig) -> str:
-    chosen = resolved.chosen
-    return f"cuda:{chosen.index}" if chosen.kind == "cuda" else "cpu"
 
 
 def _wanted_cache(plan: MemoryPlan, resolved: ResolvedConfig) -> int:

@@ -20,10 +20,11 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from realizar.backends.devices import TRAITS
 from realizar.backends.machine import default_threads
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.model_files import ModelFiles
-from realizar.config import DEFAULT_ROWS, EngineConfig
+from realizar.config import EngineConfig
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.planned_load import PlannedLoad
@@ -187,7 +188,7 @@ def make_application(model: PlannedModel, options: RayOptions) -> Application:
 
 
 def _engines(load: PlannedLoad, placement: Placement, options: RayOptions) -> Any:
-    max_running = load.config.max_running or DEFAULT_ROWS["cpu" if load.device == "cpu" else "cuda"]
+    max_running = load.config.max_running or TRAITS["cpu" if load.device == "cpu" else "cuda"].rows
     return serve.deployment(
         EngineReplica,
         name="engine",

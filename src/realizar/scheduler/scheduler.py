@@ -47,11 +47,11 @@ _LEAST_WAIT_S, _MOST_WAIT_S = 1.0, 60.0  # that a client is told while the queue
 
 @dataclass(frozen=True, slots=True)
 class SchedulerCounts:
-    """Sequences by state now, and counts since the start, as in `EngineStats`; each choice of a request is one."""
+    """Sequences by state now, and counts since the start, all in `EngineStats`; each choice of a request is one."""
 
-    running: int
-    waiting: int
-    preemptions: int
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     draft_tokens: int = 0
@@ -109,9 +109,9 @@ class Scheduler:
     @property
     def counts(self) -> SchedulerCounts:
         return SchedulerCounts(
-            running=len(self._open.running),
-            waiting=self._open.num_waiting,
-            preemptions=self._preemptions,
+            num_running=len(self._open.running),
+            num_waiting=self._open.num_waiting,
+            num_preemptions=self._preemptions,
             prefix_cache_queries=self._queries,
             prefix_cache_hits=self._hits,
             draft_tokens=self._drafting.num_drafts,

@@ -119,7 +119,7 @@ def test_many_rows_drafts_and_preemptions(alone: dict[str, Text], in_flight: int
     drafter = PartlyRight({name: tokens for name, (tokens, _) in alone.items()}) if drafts else None
     core = make_core(contexts=2, drafts=drafts, drafter=drafter, steps_in_flight=in_flight)
     assert run(core, requests()) == alone
-    assert core.scheduler.counts.preemptions > 0
+    assert core.scheduler.counts.num_preemptions > 0
     if drafter is not None:
         assert min(drafter.num_right, drafter.num_wrong) > 20
     core.close()

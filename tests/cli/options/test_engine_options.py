@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from realizar.backends.devices import TRAITS
 from realizar.cli.options.engine import BackendOptions, BatchingOptions, EngineOptions
-from realizar.config import DEFAULT_ROWS, DEFAULT_STEP_TOKENS, QUEUED_PER_ROW, EngineConfig
+from realizar.config import QUEUED_PER_ROW, EngineConfig
 from realizar.errors import InvalidRequestError
 
 ENGINE = [
@@ -79,8 +80,8 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
 
 
 def test_defaults_that_depend_on_the_device_are_those_of_the_configuration(helps: dict[str, str]) -> None:
-    rows = f"default {DEFAULT_ROWS['cpu']}, or {DEFAULT_ROWS['cuda']} on a GPU"
-    tokens = f"default {DEFAULT_STEP_TOKENS['cpu']}, or {DEFAULT_STEP_TOKENS['cuda']} on a GPU"
+    rows = f"default {TRAITS['cpu'].rows}, or {TRAITS['cuda'].rows} on a GPU"
+    tokens = f"default {TRAITS['cpu'].step_tokens}, or {TRAITS['cuda'].step_tokens} on a GPU"
     for command in ("serve", "plan"):
         assert rows in helps[command]
         assert tokens in helps[command]

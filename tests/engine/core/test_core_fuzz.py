@@ -189,7 +189,7 @@ def test_everyone_gets_what_its_history_gives(
 ) -> None:
     core = run(500, windows, steps_in_flight, drafts, num_blocks, num_blocks, proposes)
     counts = core.scheduler.counts
-    assert counts.preemptions > 10
+    assert counts.num_preemptions > 10
     assert counts.prefix_cache_hits > 0.1 * counts.prefix_cache_queries
     assert (counts.draft_tokens > 40) is (drafts > 0)
     assert (counts.accepted_tokens > 6) is (drafts > 0)

@@ -80,7 +80,7 @@ def test_streams_at_once_are_what_each_is_alone(smollm2_path: Path, streams: int
         while core.has_work:
             for output in stepped(core):
                 together[output.request_id].append(output)
-            most_running = max(most_running, core.scheduler.counts.running)
+            most_running = max(most_running, core.scheduler.counts.num_running)
             core.audit()
     finally:
         core.close()

@@ -93,7 +93,7 @@ def test_states_of_deferred_rows_are_the_same(late: LateService, deferred: list[
     core = new_engine(backend, lambda: late, **options)
     check_mixed(core, num_ids=4, has_state=True)
     assert len(deferred) > 10
-    assert core.scheduler.counts.preemptions > 0
+    assert core.scheduler.counts.num_preemptions > 0
     core.close()
 
 
@@ -102,7 +102,7 @@ def test_deferred_rows_may_be_preempted(late: LateService, deferred: list[int], 
     backend = ScriptedBackend(num_blocks=(20,), max_rows=6, context_length=80)
     core = new_engine(backend, lambda: late, steps_in_flight=steps_in_flight)
     check_mixed(core)
-    assert core.scheduler.counts.preemptions > 0
+    assert core.scheduler.counts.num_preemptions > 0
     assert len(deferred) > 10
     core.close()
 

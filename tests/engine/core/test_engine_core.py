@@ -171,7 +171,7 @@ def test_random_arrivals_and_aborts(windows: tuple[int | None, ...], steps_in_fl
         core.audit()
     assert (arrived, finished + aborted) == (300, 300)
     assert aborted > 10
-    assert core.scheduler.counts.preemptions > 50
+    assert core.scheduler.counts.num_preemptions > 50
     assert backend.rows == {}
 
 
@@ -195,7 +195,7 @@ def test_the_last_to_come_gives_way_and_all_finish() -> None:
         done += [output.request_id for output in stepped(core) if output.finish_reason]
         core.audit()
     assert done == [str(index) for index in range(6)]
-    assert core.scheduler.counts.preemptions > 0
+    assert core.scheduler.counts.num_preemptions > 0
 
 
 def test_window_blocks_are_freed() -> None:
@@ -252,7 +252,7 @@ def test_prompt_logprobs_survive_preemption(steps_in_flight: int) -> None:
     for index, prompt in enumerate(prompts):
         core.add(make_request(str(index), prompt, 14, SamplingParams(temperature=0.0, prompt_logprobs=0)))
     outputs = run_out(core)
-    assert core.scheduler.counts.preemptions > 0
+    assert core.scheduler.counts.num_preemptions > 0
     for index, prompt in enumerate(prompts):
         states = history_states(prompt, (None,))
         scored = [entry for output in outputs[str(index), 0] for entry in output.prompt_logprobs]

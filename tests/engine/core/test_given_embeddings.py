@@ -141,7 +141,7 @@ def test_requests_that_start_again_bring_their_embeddings_again(
     core = make_core("hybrid", contexts=contexts)
     assert run(core, by_embeddings("hybrid"))[0] == alone("hybrid")
     assert left[0] < 0
-    assert core.scheduler.counts.preemptions > 0
+    assert core.scheduler.counts.num_preemptions > 0
     core.close()
 
 

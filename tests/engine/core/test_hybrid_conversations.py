@@ -136,7 +136,7 @@ def test_random_conversations(name: str, pressed: tuple[int, int, int]) -> None:
         snapshots, counts = core.cache.snapshots.counts, core.scheduler.counts
         assert min(snapshots.restored, snapshots.dropped) > 30
         assert not on_host or min(snapshots.stored, snapshots.fetched) > 10
-        assert counts.preemptions > 0 or on_host
+        assert counts.num_preemptions > 0 or on_host
         assert counts.prefix_cache_hits > counts.prefix_cache_queries / 4
         assert counts.draft_tokens > counts.accepted_tokens > 20 or not drafts
     finally:

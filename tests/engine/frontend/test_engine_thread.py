@@ -215,7 +215,7 @@ def a_long_client() -> EngineClient:
 
 
 def wait_until_idle(client: EngineClient) -> None:
-    wait_until(lambda: not client.engine.num_open and not client.core.scheduler.counts.running)
+    wait_until(lambda: not client.engine.num_open and not client.core.scheduler.counts.num_running)
 
 
 def test_a_stream_that_nobody_has_any_more_ends() -> None:
@@ -346,7 +346,7 @@ def test_text_that_fails_when_it_is_taken_costs_only_its_own_request(n: int, max
     for stream in (bad, other_bad):
         with pytest.raises(RequestFailedError, match="could not be turned into text"):
             list(stream)
-    assert core.scheduler.counts.running == 0
+    assert core.scheduler.counts.num_running == 0
     assert client.submit([1], replace(GREEDY, max_tokens=max_tokens)).result().outputs[0].text == wanted
     client.close()
 
@@ -362,4 +362,4 @@ def test_an_interrupt_ends_what_the_caller_waits_for_alone() -> None:
     with pytest.raises(RealizarError, match="the request was closed"):
         stream.result()
     assert other.result().outputs[0].text == spelled(expected_tokens([1], (None,), GREEDY, 60))
-    assert client.core.scheduler.counts.running == 0
+    assert client.core.scheduler.counts.num_running == 0

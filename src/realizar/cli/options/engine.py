@@ -7,17 +7,18 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from realizar.backends.devices import TRAITS
 from realizar.cli.options.arguments import DeviceName, Integer, MaybeInteger, MaybeSize
-from realizar.config import DEFAULT_ROWS, DEFAULT_STEP_TOKENS, QUEUED_PER_ROW, EngineConfig, KVCacheDType
+from realizar.config import QUEUED_PER_ROW, EngineConfig, KVCacheDType
 from realizar.errors import InvalidRequestError
 
 _DEFAULTS = EngineConfig()
 _MAX_RUNNING = (
-    f"maximum of answers that run at once; default {DEFAULT_ROWS['cpu']}, or {DEFAULT_ROWS['cuda']} on a GPU,"
+    f"maximum of answers that run at once; default {TRAITS['cpu'].rows}, or {TRAITS['cuda'].rows} on a GPU,"
     " and fewer there of a model whose states would take over a third of the memory beside its weights."
 )
 _MAX_STEP_TOKENS = (
-    f"maximum of tokens computed in one step; default {DEFAULT_STEP_TOKENS['cpu']}, or {DEFAULT_STEP_TOKENS['cuda']} "
+    f"maximum of tokens computed in one step; default {TRAITS['cpu'].step_tokens}, or {TRAITS['cuda'].step_tokens} "
     "on a GPU, and at least --max-running."
 )
 _MAX_QUEUED = f"maximum of waiting answers; more are refused. Default {QUEUED_PER_ROW} times --max-running."

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 from realizar.backends.base import Transfer
@@ -259,18 +259,14 @@ class EngineLoop:
             return Reply(ask.number, error=record_error(error))
 
     def _stats(self, core: EngineCore) -> EngineStats:
-        counts, blocks, memory = core.scheduler.counts, core.cache.counts, core.device_memory
+        blocks, memory = core.cache.counts, core.device_memory
         snapshots = core.cache.snapshots.counts
         return EngineStats(
-            num_running=counts.running,
-            num_waiting=counts.waiting,
+            **asdict(core.scheduler.counts),
             num_used_blocks=sum(group.used for group in blocks),
             num_blocks=sum(group.total for group in blocks),
             kv_cache_bytes=core.capacity.kv_cache_bytes,
             resident_bytes=resident_bytes(),
-            num_preemptions=counts.preemptions,
-            prefix_cache_queries=counts.prefix_cache_queries,
-            prefix_cache_hits=counts.prefix_cache_hits,
             num_snapshots=snapshots.kept,
             snapshots_taken=snapshots.taken,
             snapshots_restored=snapshots.restored,
@@ -278,8 +274,6 @@ class EngineLoop:
             num_host_snapshots=snapshots.host_kept,
             snapshots_stored=snapshots.stored,
             snapshots_fetched=snapshots.fetched,
-            draft_tokens=counts.draft_tokens,
-            accepted_tokens=counts.accepted_tokens,
             num_steps=self._num_steps,
             step_s=self._step_s,
             prompt_tokens=self._prompt_tokens,

@@ -7,9 +7,10 @@ import logging
 import torch
 
 from realizar.backends.cuda.recurrences.host_snapshots import HostSnapshots
+from realizar.backends.devices import TRAITS
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import StateMoves
-from realizar.config import DEFAULT_ROWS, EngineConfig
+from realizar.config import EngineConfig
 from realizar.errors import CapacityError, KernelError
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
 from realizar.models.spec import ModelSpec
@@ -56,7 +57,7 @@ def rows_within(spec: ModelSpec, config: EngineConfig, left_bytes: int) -> int:
     States of all rows take a third of `left_bytes`, those beside the weights, at most: they are there whether or not so
     many sequences run, and the KV cache needs the rest.
     """
-    rows, state = DEFAULT_ROWS["cuda"], slot_bytes(spec, config)
+    rows, state = TRAITS["cuda"].rows, slot_bytes(spec, config)
     while rows > 1 and rows * state > left_bytes // 3:
         rows //= 2
     return rows
