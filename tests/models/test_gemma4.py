@@ -211,7 +211,7 @@ def test_wrong_or_unknown_sizes_are_refused_by_name(keys: dict[str, Any], error:
     [
         ({"attention__head_count_kv": [2, 1, 2]}, "head_count_kv.*expected a list of 2"),
         ({"attention__head_count_kv": [2, 0]}, "head_count_kv.*0 is not within"),
-        ({"feed_forward_length": [24, True]}, "feed_forward_length.*True is not within"),
+        ({"feed_forward_length": [24, True]}, "feed_forward_length.*expected a whole number, found True"),
         ({"attention__shared_kv_layers": 2}, "shared_kv_layers.*2 of 2 layers"),
         ({"rope__dimension_count_swa": 3}, "dimension_count_swa.*odd"),
     ],

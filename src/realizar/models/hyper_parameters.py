@@ -118,12 +118,7 @@ class HyperParameters:
         value = self._uniform(gguf, hf, self.raw(gguf, hf), absent, varies)
         if value is None:
             return self._default(gguf, hf, default)
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise self.malformed(gguf, hf, f"expected a whole number, found {_shorten(value)}")
-        number = int(value)
-        if not low <= number <= high:
-            raise self.malformed(gguf, hf, f"{number} is not within {low} to {high}")
-        return number
+        return self._checked_integer(gguf, hf, value, low, high)
 
     def integers(self, gguf: str, count: int, *, high: int) -> list[int]:
         """Whole numbers from 1 to `high` of a GGUF file, one for each of `count` layers; a single one is of all."""
@@ -132,10 +127,15 @@ class HyperParameters:
             return [self.integer(gguf, None, high=high)] * count
         if len(values) != count:
             raise self.malformed(gguf, None, f"expected a list of {count}, one per layer")
-        for value in values:
-            if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= high:
-                raise self.malformed(gguf, None, f"{_shorten(value)} is not within 1 to {high}")
-        return [int(value) for value in values]
+        return [self._checked_integer(gguf, None, value, 1, high) for value in values]
+
+    def _checked_integer(self, gguf: str | None, hf: str | None, value: object, low: int, high: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise self.malformed(gguf, hf, f"expected a whole number, found {_shorten(value)}")
+        number = int(value)
+        if not low <= number <= high:
+            raise self.malformed(gguf, hf, f"{number} is not within {low} to {high}")
+        return number
 
     def number(
         self,
@@ -177,6 +177,12 @@ class HyperParameters:
     def text(self, gguf: str | None, hf: str | None, *, default: str) -> str:
         """Raises `CheckpointError` for other values than texts; `default` is for an absent key."""
         return self._typed(gguf, hf, str, "a text", default)
+
+    def only(self, gguf: str | None, hf: str | None, *known: object) -> None:
+        """Raise UnsupportedModelError for any value but the known ones, each of its type; the key may be absent."""
+        value = self.raw(gguf, hf)
+        if value is not None and not any(type(value) is type(each) and value == each for each in known):
+            raise self.unsupported(gguf, hf, value)
 
     def layer_types(self, count: int, *known: str) -> list[str] | None:
         """`layer_types` of `config.json`, one of some known kinds for each of `count` layers; None without the key."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -43,10 +44,10 @@ BuildSpec = Callable[[HyperParameters], ModelSpec]
 _ARCHITECTURES: tuple[tuple[BuildSpec, str | None, tuple[str, ...]], ...] = (
     (llama.build, "llama", ("llama", "mistral", "mixtral")),
     (arcee.build, "arcee", ("arcee",)),
-    (qwen.build_qwen2, "qwen2", ("qwen2",)),
-    (qwen.build_qwen3, "qwen3", ("qwen3",)),
-    (qwen.build_qwen2vl, "qwen2vl", ("qwen2_vl", "qwen2_5_vl")),
-    (qwen.build_qwen3vl, "qwen3vl", ("qwen3_vl",)),
+    (partial(qwen.build, qk_norm=False), "qwen2", ("qwen2",)),
+    (partial(qwen.build, qk_norm=True), "qwen3", ("qwen3",)),
+    (partial(qwen.build, qk_norm=False, is_part=True), "qwen2vl", ("qwen2_vl", "qwen2_5_vl")),
+    (partial(qwen.build, qk_norm=True, is_part=True), "qwen3vl", ("qwen3_vl",)),
     (qwen_moe.build_qwen2, "qwen2moe", ("qwen2_moe",)),
     (qwen_moe.build_qwen3, "qwen3moe", ("qwen3_moe",)),
     (qwen_moe.build_qwen3vl, "qwen3vlmoe", ("qwen3_vl_moe",)),

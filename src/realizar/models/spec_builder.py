@@ -339,8 +339,7 @@ class SpecBuilder:
         else:
             head = self.linear("lm_head", sizes.vocab_size, sizes.hidden_size, bias=head_bias)
         final_norm = self.norm(FINAL_NORM)
-        if not hparams.boolean("attention.causal", "is_causal", default=True):
-            raise hparams.unsupported("attention.causal", "is_causal", False)
+        hparams.only("attention.causal", "is_causal", True)
         hparams.refuse_unread()
         return ModelSpec(
             architecture=hparams.architecture,

@@ -55,9 +55,8 @@ def build_mixture(hparams: HyperParameters) -> ModelSpec:
 
 def _read_mixture(hparams: HyperParameters) -> None:
     hparams.number(None, "moe_norm_min", default=1e-12, high=_LEAST_SUM)
-    for key, value in (("moe_gate", "topk"), ("moe_use_aux_free", True)):
-        if hparams.raw(None, key) not in (None, value):
-            raise hparams.unsupported(None, key, hparams.raw(None, key))
+    hparams.only(None, "moe_gate", "topk")
+    hparams.only(None, "moe_use_aux_free", True)
     for key in ("moe_capacity", "num_nextn_predict_layers"):  # of training, and layers that draft
         hparams.raw(None, key)
 

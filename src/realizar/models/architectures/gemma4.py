@@ -56,8 +56,7 @@ class _Shape:
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    if hparams.text(None, "use_bidirectional_attention", default="vision") != "vision":  # of images alone
-        raise hparams.unsupported(None, "use_bidirectional_attention", hparams.raw(None, "use_bidirectional_attention"))
+    hparams.only(None, "use_bidirectional_attention", "vision")  # of images alone
     sizes = read_dimensions(hparams, defaults=_DEFAULTS, varies=True)
     builder = SpecBuilder(
         hparams,

@@ -173,9 +173,7 @@ def _check_repeated_keys(hparams: HyperParameters, sizes: Dimensions, rope: Rope
         ("block_use_swiglu", True),
         ("use_pos_enc", True),
     ):
-        found = hparams.raw(None, key)
-        if found is not None and found != expected:
-            raise hparams.unsupported(None, key, found)
+        hparams.only(None, key, expected)
     base = hparams.optional_number(None, "theta")
     if base is not None and (base <= 1 or plain_rope(base, rope.size) != rope):
         raise hparams.unsupported(None, "theta", base)

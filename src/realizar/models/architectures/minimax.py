@@ -41,13 +41,10 @@ def build_m2(hparams: HyperParameters) -> ModelSpec:
 def _read_family(hparams: HyperParameters, sizes: Dimensions) -> None:
     """Refuse what other models of the family have: linear attention, a shared expert, other norms and scores."""
     for key, value in _ONLY.items():
-        if hparams.raw(None, key) not in (None, value):
-            raise hparams.unsupported(None, key, hparams.raw(None, key))
+        hparams.only(None, key, value)
     for key in _UNUSED:
         hparams.raw(None, key)
     for key in ("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"):
         if hparams.number(None, key, default=1.0) != 1.0:
             raise hparams.unsupported(None, key, hparams.raw(None, key))
-    kinds = hparams.raw(None, "attn_type_list")
-    if kinds is not None and kinds != [1] * sizes.num_layers:
-        raise hparams.unsupported(None, "attn_type_list", kinds)
+    hparams.only(None, "attn_type_list", [1] * sizes.num_layers)

@@ -19,22 +19,6 @@ _VISION_KEYS = (
 )
 
 
-def build_qwen2(hparams: HyperParameters) -> ModelSpec:
-    return _build(hparams, qk_norm=False)
-
-
-def build_qwen3(hparams: HyperParameters) -> ModelSpec:
-    return _build(hparams, qk_norm=True)
-
-
-def build_qwen2vl(hparams: HyperParameters) -> ModelSpec:
-    return _build(hparams, qk_norm=False, is_part=True)
-
-
-def build_qwen3vl(hparams: HyperParameters) -> ModelSpec:
-    return _build(hparams, qk_norm=True, is_part=True)
-
-
 def read_vision_keys(hparams: HyperParameters) -> None:
     """Keys that change nothing of the text model: text has one position on all three axes, no image adds to layers."""
     hparams.integer("n_deepstack_layers", None, low=0, high=MAX_LAYERS, default=0)
@@ -47,7 +31,8 @@ def read_vision_keys(hparams: HyperParameters) -> None:
         hparams.raw(None, key)
 
 
-def _build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> ModelSpec:
+def build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> ModelSpec:
+    """Qwen3 if there are norms of Q and K; with `is_part` the text model of a vision model."""
     if is_part:
         read_vision_keys(hparams)
     sizes = read_dimensions(hparams, defaults={"head_dim": 128} if qk_norm else None)

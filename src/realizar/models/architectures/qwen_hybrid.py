@@ -40,8 +40,7 @@ def build_qwen35(hparams: HyperParameters) -> ModelSpec:
 def build_qwen35_mixture(hparams: HyperParameters) -> ModelSpec:
     """The text model of Qwen3.5, 3.6 and 3.8 with experts, whose weights are always divided by their sum."""
     builder, blocks = _start(hparams, is_part=True)
-    if not hparams.boolean(None, "norm_topk_prob", default=True):
-        raise hparams.unsupported(None, "norm_topk_prob", False)
+    hparams.only(None, "norm_topk_prob", True)
     mixture = _read_mixture(builder, normalized=True)
     return _build(builder, blocks, lambda index: mixture.build(builder, index), tiled=hparams.is_gguf)
 
@@ -80,12 +79,9 @@ def _start(hparams: HyperParameters, *, is_part: bool) -> tuple[SpecBuilder, int
 
 def _check_fixed_keys(hparams: HyperParameters) -> None:
     """Keys with one value in all models; those of next-token blocks say nothing of the layers that are run."""
-    if not hparams.boolean(None, "attn_output_gate", default=True):
-        raise hparams.unsupported(None, "attn_output_gate", False)
-    for key, known in (("output_gate_type", ("swish", "silu")), ("mamba_ssm_dtype", ("float32",))):
-        value = hparams.text(None, key, default=known[0])
-        if value not in known:
-            raise hparams.unsupported(None, key, value)
+    hparams.only(None, "attn_output_gate", True)
+    hparams.only(None, "output_gate_type", "swish", "silu")
+    hparams.only(None, "mamba_ssm_dtype", "float32")
     hparams.boolean(None, "mtp_use_dedicated_embeddings", default=False)
 
 

@@ -35,8 +35,7 @@ def build_qwen2(hparams: HyperParameters) -> ModelSpec:
 def build_qwen3(hparams: HyperParameters) -> ModelSpec:
     sizes = read_dimensions(hparams)
     builder = SpecBuilder(hparams, sizes)
-    if not hparams.boolean(None, "use_qk_norm", default=True):  # Qwen3-Coder names what every one of these models has
-        raise hparams.unsupported(None, "use_qk_norm", False)
+    hparams.only(None, "use_qk_norm", True)  # Qwen3-Coder names what every one of these models has
     # A GGUF file can't say that weights are not divided by their sum, nor that some layers are dense.
     normalized = hparams.boolean(None, "norm_topk_prob", default=hparams.is_gguf)
     return _build(builder, read_rope(hparams, sizes), normalized, builder.attention_biases())
@@ -50,8 +49,7 @@ def build_qwen3vl(hparams: HyperParameters) -> ModelSpec:
     read_vision_keys(hparams)
     sizes = read_dimensions(hparams)
     builder = SpecBuilder(hparams, sizes, is_part=True)
-    if not hparams.boolean(None, "norm_topk_prob", default=True):
-        raise hparams.unsupported(None, "norm_topk_prob", False)
+    hparams.only(None, "norm_topk_prob", True)
     rope = read_rope(hparams, sizes, default_base=10000.0 if hparams.is_gguf else 5e5, has_axes=True)
     return _build(builder, rope, True, builder.attention_biases(), joined=Joined(transposed=None))
 
@@ -67,8 +65,7 @@ def _build(
 ) -> ModelSpec:
     """Models with a shared expert, of `shared_width`, have no norms of Q and K."""
     hparams, sizes = builder.hparams, builder.sizes
-    if hparams.boolean(None, "use_sliding_window", default=False):
-        raise hparams.unsupported(None, "use_sliding_window", True)
+    hparams.only(None, "use_sliding_window", False)
     count, per_token = read_expert_counts(hparams)
     stated = hparams.integer("expert_used_count", None, high=count, default=1)
     # As llama.cpp has it.

@@ -225,20 +225,9 @@ def _tensors(
 
 def _layer(make: _Maker) -> Iterator[NewTensor]:
     shape, hidden, architecture = make.shape, make.shape.hidden_size, make.shape.architecture
-    queries, keys = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
     is_gpt_oss = architecture == "gpt-oss"
     yield make.norm("attn_norm")
-    yield make.matrix("attn_q", queries, hidden)
-    yield make.matrix("attn_k", keys, hidden)
-    yield make.matrix("attn_v", keys, hidden, six_bits=make.better)
-    if architecture == "qwen2" or is_gpt_oss:
-        for part, size in (("q", queries), ("k", keys), ("v", keys)):
-            yield make.vector(f"attn_{part}.bias", size, 0.0)
-    if architecture in ("qwen3", "qwen3moe", "olmoe", "gemma3"):
-        per_head = architecture != "olmoe"
-        yield make.norm("attn_q_norm", shape.head_size if per_head else queries)
-        yield make.norm("attn_k_norm", shape.head_size if per_head else keys)
-    yield make.matrix("attn_output", hidden, queries)
+    yield from _attention(make)
     if is_gpt_oss:
         yield make.vector("attn_output.bias", hidden, 0.0)
         yield make.vector("attn_sinks.weight", shape.num_heads, 1.0)
@@ -251,6 +240,23 @@ def _layer(make: _Maker) -> Iterator[NewTensor]:
         yield make.vector("ffn_gate_inp.bias", shape.num_experts, 0.0)
         for part, size in (("gate", shape.expert_size), ("up", shape.expert_size), ("down", hidden)):
             yield make.vector(f"ffn_{part}_exps.bias", size, 0.0, shape.num_experts)
+
+
+def _attention(make: _Maker) -> Iterator[NewTensor]:
+    """Queries of Qwen's hybrids have the output gate beside them."""
+    shape, hidden, architecture = make.shape, make.shape.hidden_size, make.shape.architecture
+    queries, keys = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    yield make.matrix("attn_q", queries * (2 if architecture in _QWEN else 1), hidden)
+    yield make.matrix("attn_k", keys, hidden)
+    yield make.matrix("attn_v", keys, hidden, six_bits=make.better)
+    if architecture in ("qwen2", "gpt-oss"):
+        for part, size in (("q", queries), ("k", keys), ("v", keys)):
+            yield make.vector(f"attn_{part}.bias", size, 0.0)
+    elif architecture != "llama":
+        per_head = architecture != "olmoe"
+        yield make.norm("attn_q_norm", shape.head_size if per_head else queries)
+        yield make.norm("attn_k_norm", shape.head_size if per_head else keys)
+    yield make.matrix("attn_output", hidden, queries)
 
 
 def _dense(make: _Maker) -> Iterator[NewTensor]:
@@ -355,7 +361,7 @@ def _hybrid_layer(make: _Maker) -> Iterator[NewTensor]:
     shape, hidden, is_qwen = make.shape, make.shape.hidden_size, make.shape.architecture in _QWEN
     yield make.norm("attn_norm")
     if _hybrid_attention_layers(shape)[make.index]:
-        yield from _hybrid_attention(make)
+        yield from _attention(make)
     elif is_qwen:
         yield from _hybrid_delta_net(make)
     else:
@@ -374,18 +380,6 @@ def _hybrid_layer(make: _Maker) -> Iterator[NewTensor]:
     yield make.matrix("ffn_gate_shexp", shape.expert_size, hidden)
     yield make.matrix("ffn_up_shexp", shape.expert_size, hidden)
     yield make.matrix("ffn_down_shexp", hidden, shape.expert_size, six_bits=make.better)
-
-
-def _hybrid_attention(make: _Maker) -> Iterator[NewTensor]:
-    """Queries of Qwen have the output gate beside them."""
-    shape, hidden = make.shape, make.shape.hidden_size
-    queries, keys = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
-    yield make.matrix("attn_q", queries * (2 if shape.architecture in _QWEN else 1), hidden)
-    yield make.matrix("attn_k", keys, hidden)
-    yield make.matrix("attn_v", keys, hidden, six_bits=make.better)
-    yield make.norm("attn_q_norm", shape.head_size)
-    yield make.norm("attn_k_norm", shape.head_size)
-    yield make.matrix("attn_output", hidden, queries)
 
 
 def _hybrid_delta_net(make: _Maker) -> Iterator[NewTensor]:
