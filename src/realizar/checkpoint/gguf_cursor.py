@@ -56,12 +56,10 @@ class Cursor:
         return layout.unpack_from(self.file.buffer, self.skip(layout.size, what))
 
     def u32(self, what: str) -> int:
-        value: int = _U32.unpack_from(self.file.buffer, self.skip(4, what))[0]
-        return value
+        return int(self.unpack(_U32, what)[0])
 
     def u64(self, what: str) -> int:
-        value: int = _U64.unpack_from(self.file.buffer, self.skip(8, what))[0]
-        return value
+        return int(self.unpack(_U64, what)[0])
 
     def count(self, what: str, smallest: int) -> int:
         """A u64 count of things that take at least `smallest` bytes each."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -22,37 +22,32 @@ _SMALLEST_ARRAY = 4 + 8
 
 
 class ValueType(IntEnum):
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    UINT32 = 4
-    INT32 = 5
-    FLOAT32 = 6
-    BOOL = 7
+    """A type of values; `layout` is that of a scalar, and empty of the others. A bool is a byte that must be 0 or 1."""
+
+    layout: struct.Struct
+
+    def __new__(cls, number: int, layout: str = "") -> Self:
+        member = int.__new__(cls, number)
+        member._value_, member.layout = number, struct.Struct(f"<{layout}")
+        return member
+
+    UINT8 = 0, "B"
+    INT8 = 1, "b"
+    UINT16 = 2, "H"
+    INT16 = 3, "h"
+    UINT32 = 4, "I"
+    INT32 = 5, "i"
+    FLOAT32 = 6, "f"
+    BOOL = 7, "B"
     STRING = 8
     ARRAY = 9
-    UINT64 = 10
-    INT64 = 11
-    FLOAT64 = 12
+    UINT64 = 10, "Q"
+    INT64 = 11, "q"
+    FLOAT64 = 12, "d"
 
-
-STRUCTS: dict[ValueType, struct.Struct] = {
-    ValueType.UINT8: struct.Struct("<B"),
-    ValueType.INT8: struct.Struct("<b"),
-    ValueType.UINT16: struct.Struct("<H"),
-    ValueType.INT16: struct.Struct("<h"),
-    ValueType.UINT32: struct.Struct("<I"),
-    ValueType.INT32: struct.Struct("<i"),
-    ValueType.FLOAT32: struct.Struct("<f"),
-    ValueType.BOOL: struct.Struct("<B"),
-    ValueType.UINT64: struct.Struct("<Q"),
-    ValueType.INT64: struct.Struct("<q"),
-    ValueType.FLOAT64: struct.Struct("<d"),
-}
-"""Layout of each scalar. A bool is a byte that must be 0 or 1."""
-
-DTYPES: dict[ValueType, np.dtype[np.generic]] = {kind: np.dtype(layout.format) for kind, layout in STRUCTS.items()}
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return np.dtype(self.layout.format)
 
 
 def read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str, ValueType]]:
@@ -100,7 +95,7 @@ def _read_scalar(cursor: Cursor, kind: ValueType) -> int | float | bool | str:
     if kind is ValueType.STRING:
         return cursor.string("string")
     offset = cursor.position
-    value = cursor.unpack(STRUCTS[kind], f"{kind.name.lower()} value")[0]
+    value = cursor.unpack(kind.layout, f"{kind.name.lower()} value")[0]
     if kind is ValueType.BOOL:
         if value not in (0, 1):
             raise cursor.error(offset, f"a bool of {value}; only 0 and 1 are valid")
@@ -119,9 +114,9 @@ def _read_array(cursor: Cursor, depth: int) -> Any:
         return [_read_array(cursor, depth + 1) for _ in range(count)]
     if kind is ValueType.STRING:
         return cursor.strings(cursor.count("strings of an array", _SMALLEST_STRING))
-    count = cursor.count(f"{kind.name.lower()} values of an array", STRUCTS[kind].size)
+    count = cursor.count(f"{kind.name.lower()} values of an array", kind.layout.size)
     offset = cursor.position
-    numbers = cursor.numbers(DTYPES[kind], count)
+    numbers = cursor.numbers(kind.dtype, count)
     if kind is ValueType.BOOL:
         if (numbers.view(np.uint8) > 1).any():
             raise cursor.error(offset, "a bool that is neither 0 nor 1 in the array")

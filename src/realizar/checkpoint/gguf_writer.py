@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC
-from realizar.checkpoint.gguf_metadata import DTYPES, STRUCTS, ValueType
+from realizar.checkpoint.gguf_metadata import ValueType
 
 _KINDS: dict[np.dtype[np.generic], ValueType] = {
-    **{dtype: kind for kind, dtype in DTYPES.items() if kind is not ValueType.BOOL},
+    **{kind.dtype: kind for kind in ValueType if kind.layout.size and kind is not ValueType.BOOL},
     np.dtype(np.bool_): ValueType.BOOL,
 }
 
@@ -100,21 +100,21 @@ def _encode_string(text: str) -> bytes:
 
 
 def _encode(value: Any) -> tuple[ValueType, bytes]:
-    if isinstance(value, np.generic):
-        kind = _kind_of(value.dtype)
-        return kind, STRUCTS[kind].pack(value.item())
     if isinstance(value, str):
         return ValueType.STRING, _encode_string(value)
-    if isinstance(value, bool):
-        return ValueType.BOOL, STRUCTS[ValueType.BOOL].pack(value)
-    if isinstance(value, int):
-        kind = _narrowest(value)
-        return kind, STRUCTS[kind].pack(value)
-    if isinstance(value, float):
-        return ValueType.FLOAT32, STRUCTS[ValueType.FLOAT32].pack(value)
     if isinstance(value, np.ndarray | list | tuple):
         return ValueType.ARRAY, _encode_array(value)
-    raise TypeError(f"GGUF has no type for a value of {type(value).__name__}")
+    if isinstance(value, np.generic):
+        kind, value = _kind_of(value.dtype), value.item()
+    elif isinstance(value, bool):
+        kind = ValueType.BOOL
+    elif isinstance(value, int):
+        kind = _narrowest(value)
+    elif isinstance(value, float):
+        kind = ValueType.FLOAT32
+    else:
+        raise TypeError(f"GGUF has no type for a value of {type(value).__name__}")
+    return kind, kind.layout.pack(value)
 
 
 def _kind_of(dtype: np.dtype[np.generic]) -> ValueType:
@@ -133,7 +133,7 @@ def _narrowest(value: int) -> ValueType:
 def _encode_array(values: NDArray[np.generic] | Sequence[Any]) -> bytes:
     if isinstance(values, np.ndarray):
         kind = _kind_of(values.dtype)
-        return struct.pack("<IQ", kind, values.size) + np.ascontiguousarray(values, DTYPES[kind]).tobytes()
+        return struct.pack("<IQ", kind, values.size) + np.ascontiguousarray(values, kind.dtype).tobytes()
     if not values or isinstance(values[0], str):
         body = b"".join(_encode_string(text) for text in values)
         return struct.pack("<IQ", ValueType.STRING, len(values)) + body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock
@@ -18,10 +18,8 @@ def folder_bytes(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):  # skips folders that are removed meanwhile
         for name in names:
-            try:
+            with suppress(OSError):
                 total += (Path(parent) / name).stat().st_size
-            except OSError:
-                continue
     return total
 
 

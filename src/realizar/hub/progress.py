@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +25,13 @@ class RemoteFile:
     digest: str | None
 
 
-class Announce(Protocol):
-    """A callback that is called once, before a download begins. It raises HubError if the files are not to be fetched.
+Announce: TypeAlias = Callable[[Path, Sequence[RemoteFile]], None]
+"""Called once, before a download begins, with a folder and all files of the model. It raises HubError if these are not
+to be fetched. The folder is on the disk that the files will be on; it may not exist yet."""
 
-    `folder` is on the disk that the files will be on; it may not exist yet. `files` are all of the model.
-    """
-
-    def __call__(self, folder: Path, files: Sequence[RemoteFile]) -> None: ...
-
-
-class Progress(Protocol):
-    """A callback that is called repeatedly during a download, possibly from another thread.
-
-    Each `label` has a bar of its own. `done` are the bytes so far, which never decrease; `total` is None if unknown.
-    """
-
-    def __call__(self, label: str, done: int, total: int | None) -> None: ...
+Progress: TypeAlias = Callable[[str, int, int | None], None]
+"""Called repeatedly during a download, possibly from another thread, with a label, the bytes so far, and all bytes, or
+None if unknown. Each label has a bar of its own, and its bytes so far never decrease."""
 
 
 def ignore_progress(label: str, done: int, total: int | None) -> None:

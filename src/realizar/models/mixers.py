@@ -33,11 +33,7 @@ class SharedAttention:
     query_growth: ClassVar[None] = None
     v_norm_eps: ClassVar[None] = None
     gate: ClassVar[None] = None
-
-    @property
-    def cache_kind(self) -> None:
-        """It keeps nothing of its own."""
-        return None
+    cache_kind: ClassVar[None] = None  # it keeps nothing of its own
 
     def linears(self) -> tuple[Linear, ...]:
         return self.q, self.o
@@ -65,10 +61,7 @@ class ShortConvolution:
     kernel: TensorName
     out_proj: Linear
     bias: TensorName | None = None
-
-    @property
-    def cache_kind(self) -> CacheKind:
-        return StateCache()
+    cache_kind: ClassVar[CacheKind] = StateCache()
 
     def linears(self) -> tuple[Linear, ...]:
         return self.in_proj, self.out_proj
@@ -124,14 +117,11 @@ class GatedDeltaNet:
     out: Linear
     rate_is_log: bool = False
     tiled: bool = False
+    cache_kind: ClassVar[CacheKind] = StateCache()
 
     @property
     def channels(self) -> int:
         return 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
-
-    @property
-    def cache_kind(self) -> CacheKind:
-        return StateCache()
 
     def inputs(self) -> tuple[Linear, ...]:
         """The matrices that read the layer's input, in the order in which the recurrence takes their outputs."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
-from realizar.quantization.fields import Bytes, bit_fields, columns, halves, words
+from realizar.quantization.fields import Bytes, bit_fields, halves, words
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 from realizar.quantization.microscaling import half_e4m3, half_e8m0
 from realizar.quantization.planes import Planes
@@ -146,7 +146,7 @@ def _with_six_bit_scales(blocks: Bytes, codes: Bytes) -> _Numbers:
 
 
 def _q4_0(blocks: Bytes) -> _Numbers:
-    """d, then nibbles: column j low in byte j, column j + 16 high. Weight: d * (q - 8)."""
+    """d, then nibbles: column j low in byte j, column j + 16 high. Weight: d * (q - 8), or of IQ4_NL d * value[q]."""
     return _Numbers(bit_fields(blocks[..., 2:], 4, 16), halves(blocks, 0))
 
 
@@ -277,11 +277,6 @@ def _even_signs() -> Bytes:
 # Nibbles that index 16 unevenly spaced values, of IQ4, or numbers of four bits (E2M1) under an eight-bit float scale.
 
 
-def _iq4_nl(blocks: Bytes) -> _Numbers:
-    """d, then nibbles of 32 columns. Weight: d * value[q]."""
-    return _Numbers(bit_fields(blocks[..., 2:], 4, 16), halves(blocks, 0))
-
-
 def _iq4_xs(blocks: Bytes) -> _Numbers:
     """d, 16 high bits and 32 low bits of eight scales, nibbles of 256 columns. Weight: d * (s - 32) * value[q]."""
     scales = bit_fields(blocks[..., 4:8], 4, 1) | (bit_fields(blocks[..., 2:4], 2, 1) << np.uint8(4))
@@ -312,7 +307,7 @@ _FAMILIES: dict[GGMLType, Callable[[Bytes], _Numbers]] = {
     GGMLType.Q4_K: _q4_k,
     GGMLType.Q5_K: _q5_k,
     GGMLType.Q6_K: _q6_k,
-    GGMLType.IQ4_NL: _iq4_nl,
+    GGMLType.IQ4_NL: _q4_0,
     GGMLType.IQ4_XS: _iq4_xs,
     GGMLType.IQ1_S: _iq1_s,
     GGMLType.IQ1_M: _iq1_m,
@@ -352,8 +347,10 @@ def to_planes(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, c
     if family is None:
         raise UnsupportedModelError(f"weights of type {ggml_type.name} are not quantised codes")
     numbers = family(_as_blocks(ggml_type, data, out_features, cols))
-    arrays: list[Any] = [None if each is None else columns(each) for each in numbers]
-    return Planes(GGML_LAYOUTS[ggml_type], *arrays)
+    rows: list[Any] = [
+        None if each is None else np.ascontiguousarray(each).reshape(out_features, -1) for each in numbers
+    ]
+    return Planes(GGML_LAYOUTS[ggml_type], *rows)
 
 
 def dequantize(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, cols: int) -> NDArray[np.float32]:

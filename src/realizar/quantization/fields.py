@@ -6,15 +6,13 @@ Everywhere here `blocks` is uint8 [out_features, blocks, type_size], the raw blo
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bytes: TypeAlias = NDArray[np.uint8]
 """Raw bytes: [out_features, blocks, n] unless said otherwise."""
-
-_T = TypeVar("_T", bound=np.generic)
 
 
 def halves(blocks: Bytes, start: int) -> NDArray[np.float32]:
@@ -25,11 +23,6 @@ def halves(blocks: Bytes, start: int) -> NDArray[np.float32]:
 def words(blocks: Bytes, start: int, stop: int, dtype: str) -> NDArray[Any]:
     """Bytes `start` to `stop` of each block as numbers of `dtype`: [out_features, blocks, n]."""
     return np.ascontiguousarray(blocks[..., start:stop]).view(np.dtype(dtype))
-
-
-def columns(values: NDArray[_T]) -> NDArray[_T]:
-    """[out_features, blocks, ...] -> [out_features, all that remains], the order in memory kept."""
-    return np.ascontiguousarray(values).reshape(values.shape[0], -1)
 
 
 def bit_fields(packed: Bytes, width: int, run: int) -> Bytes:

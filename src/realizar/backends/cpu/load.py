@@ -70,9 +70,6 @@ class LoadedModel:
             self.config, self.kv, self.weights.size_bytes, self.load_s, token_bytes=self.weights.token_bytes
         )
 
-    def close(self) -> None:
-        self.team.close()
-
 
 def refuse_copies(config: ResolvedConfig) -> None:
     """Raise InvalidRequestError where FP8 copies are asked for, which only GPUs have."""

@@ -284,7 +284,7 @@ class CPUBackend:
         model, self._model, self._pending = self._model, None, None
         drafter, self._drafter = self._drafter, None
         if model is not None and self._team is None:
-            model.close()
+            model.team.close()
         if drafter is not None:
             drafter.shutdown()
 

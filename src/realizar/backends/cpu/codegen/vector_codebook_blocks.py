@@ -172,10 +172,6 @@ def _iq1_m_scales(k: Block) -> Value:
     return e.b.lshr(packed, e.splat(e.b.trunc(place, I32)))
 
 
-def _first_half(k: Block) -> Value:
-    return k.half(0)
-
-
 def _four_nibbles(k: Block) -> Value:
     """IQ1_M: a nibble of the float16 atop each of four half-words, the lowest first."""
     bits = k.field(k.half(24), 12, 4)
@@ -190,7 +186,7 @@ class Kind:
 
     decode: Callable[[Block], Decoded]
     factor: float
-    super_bits: Callable[[Block], Value] = _first_half
+    super_bits: Callable[[Block], Value] = lambda k: k.half(0)
 
 
 KINDS: dict[WeightLayout, Kind] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from realizar.batch import NOT_SAMPLED
 ALL = -1  # in place of a query's number: the run has a row's sampled tokens
 
 
-@dataclass(slots=True, eq=False)
 class StepRuns:
     """Runs of a step's sampled tokens, then of its queries, and what the kernel finds for each.
 
@@ -29,28 +27,16 @@ class StepRuns:
         ids, values: int32 and float64, the log-probabilities of all runs.
     """
 
-    owners: NDArray[np.integer]
-    queries: NDArray[np.int64]
-    runs: NDArray[np.int64]
-    faults: NDArray[np.int64]
-    made: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    ids_at: NDArray[np.int64]
-    values_at: NDArray[np.int64]
-    ids: NDArray[np.int32]
-    values: NDArray[np.float64]
-
-    @classmethod
-    def of(
-        cls, owners: NDArray[np.integer], queries: NDArray[np.int64], runs: NDArray[np.int64],
+    def __init__(
+        self, owners: NDArray[np.integer], queries: NDArray[np.int64], runs: NDArray[np.int64],
         made: NDArray[np.int64], faults: NDArray[np.int64],
-    ) -> StepRuns:  # fmt: skip
+    ) -> None:  # fmt: skip
         """Runs that name their counts, and nothing yet of what is found."""
         runs[:, RUN["fault"]] = address(faults) + 8 * np.arange(len(runs))
-        starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(runs[:, RUN["count"]])))
-        nowhere = np.zeros(len(runs) + 1, np.int64)
-        ids, values = np.empty(0, np.int32), np.empty(0, np.float64)
-        return cls(owners, queries, runs, faults, made, starts, nowhere, nowhere, ids, values)
+        self.owners, self.queries, self.runs, self.made, self.faults = owners, queries, runs, made, faults
+        self.starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(runs[:, RUN["count"]])))
+        self.ids_at = self.values_at = np.zeros(len(runs) + 1, np.int64)
+        self.ids, self.values = np.empty(0, np.int32), np.empty(0, np.float64)
 
     def give_lines(self, wanted: NDArray[np.bool_], top_n: NDArray[np.int64]) -> None:
         """Give runs that want log-probabilities, bool [runs], room for `top_n`, int64 [runs], of each token."""
@@ -81,7 +67,7 @@ class DecodeRuns:
         runs[:, RUN["count"]] = 1
         self._found = np.zeros(2 * count, np.int64)
         made, faults = self._found[:count], self._found[count:]
-        self.step = StepRuns.of(self.tokens, np.full(count, ALL, np.int64), runs, made, faults)
+        self.step = StepRuns(self.tokens, np.full(count, ALL, np.int64), runs, made, faults)
         self.at = address(runs)
         self.sampled = np.empty((count, 1), np.int32)
         runs[:, RUN["made"]] = address(made) + 8 * self.tokens

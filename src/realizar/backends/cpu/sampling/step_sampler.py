@@ -86,7 +86,7 @@ class StepSampler:
         runs = np.zeros((len(owners), len(RUN.names)), np.int64)
         runs[: len(sampled_rows), RUN["count"]], runs[len(sampled_rows) :, RUN["count"]] = 1 + drafts, 1
         made, faults = np.zeros(len(columns), np.int64), np.zeros(len(runs), np.int64)
-        self._step = StepRuns.of(owners, numbers, runs, made, faults)
+        self._step = StepRuns(owners, numbers, runs, made, faults)
         self.sampled = np.full((len(columns), 1 + int(drafts.max(initial=0))), NOT_SAMPLED, np.int32)
         self.made = self._step.made
         ends = columns.starts[1:][sampled_rows].astype(np.int64)

@@ -77,10 +77,6 @@ class Fields(Emitter):
         return [self.b.extract_element(vector, ir.Constant(I32, i)) for i in range(vector.type.count)]
 
 
-def _no_scales(e: Fields) -> list[Value]:
-    return []
-
-
 @dataclass(frozen=True, slots=True)
 class BlockReader:
     """The fields of a raw block of one ggml type.
@@ -92,8 +88,8 @@ class BlockReader:
     """
 
     words: Callable[[Fields, int], Value]
-    small: Callable[[Fields], list[Value]] = _no_scales
-    supers: Callable[[Fields], list[Value]] = _no_scales
+    small: Callable[[Fields], list[Value]] = lambda e: []
+    supers: Callable[[Fields], list[Value]] = lambda e: []
 
 
 def _halves(*offsets: int) -> Callable[[Fields], list[Value]]:

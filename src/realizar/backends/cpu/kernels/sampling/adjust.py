@@ -9,10 +9,9 @@ from numba import cfunc, types
 
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.sampling.dry import bounded, penalise_repetitions
-from realizar.backends.cpu.kernels.sampling.logits import copy
 from realizar.backends.cpu.kernels.sampling.record import CALL, ROW, place_scratch
 from realizar.backends.cpu.kernels.sampling.row_state import forbids_ends
-from realizar.backends.cpu.memory import inner, read_f32, read_f64, read_i32, read_i64, write_f32
+from realizar.backends.cpu.memory import copy, inner, read_f32, read_f64, read_i32, read_i64, write_f32
 
 _WORD = 32  # ids of a mask's word
 _FORBIDDEN = np.float32(-np.inf)

@@ -9,7 +9,7 @@ import numpy as np
 
 from realizar.backends.cpu.codegen.logit_blocks import BLOCK, NO_WEIGHT, find_tops, sum_blocks, weigh_blocks
 from realizar.backends.cpu.kernels.sampling.record import Scratch
-from realizar.backends.cpu.memory import inner, read_f32, read_f64, read_i32, write_f32, write_f64, write_i32
+from realizar.backends.cpu.memory import inner, read_f32, read_f64, read_i32, write_f64, write_i32
 
 _HIGHEST, _LOWEST = 0x7F800000, -0x7F800001  # keys of the infinities
 _LEAST_KEY = -(1 << 31)
@@ -50,12 +50,6 @@ def logit_of(key: int, room: int) -> float:
     """The logit of a key, by way of four bytes of memory."""
     write_i32(room, 0, key if key >= 0 else key ^ 0x7FFFFFFF)
     return read_f32(room, 0)
-
-
-@inner
-def copy(source: int, target: int, count: int) -> None:
-    for i in range(count):
-        write_f32(target, i, read_f32(source, i))
 
 
 @inner

@@ -16,7 +16,6 @@ from realizar.backends.cpu.codegen.logit_blocks import NO_WEIGHT
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.sampling.logits import (
     Logits,
-    copy,
     deviation,
     draw_of_all,
     inverse_of,
@@ -35,6 +34,7 @@ from realizar.backends.cpu.kernels.sampling.pool import (
 )
 from realizar.backends.cpu.kernels.sampling.record import CALL, ROW, Scratch, place_scratch
 from realizar.backends.cpu.memory import (
+    copy,
     inner,
     read_f32,
     read_f64,
