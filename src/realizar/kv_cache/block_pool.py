@@ -1,9 +1,9 @@
-"""`BlockPool`: the blocks of one cache group with their reference counts, and the cached contents of unused blocks."""
+"""`BlockPool`: blocks of memory with their reference counts, and the cached contents of unused blocks."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from realizar.errors import CapacityError
@@ -29,12 +29,17 @@ class BlockPool:
     Args:
         on_evict: called with the key that a block loses so.
         moves_keys: a block in use takes its key from an equal one that is cached, as it was used later.
+        kind: of block, in errors.
+
+    Attributes:
+        log: of its keys.
     """
 
     def __init__(
-        self, num_blocks: int, on_evict: Callable[[bytes], None] | None = None, *, moves_keys: bool = False
-    ) -> None:
-        self.num_blocks, self._on_evict, self._moves_keys = num_blocks, on_evict, moves_keys
+        self, num_blocks: int, on_evict: Callable[[bytes], None] | None = None, *, moves_keys: bool = False,
+        kind: str = "KV block",
+    ) -> None:  # fmt: skip
+        self.num_blocks, self._on_evict, self._moves_keys, self._kind = num_blocks, on_evict, moves_keys, kind
         self._free = list(range(num_blocks - 1, -1, -1))
         self._ref_counts = [0] * num_blocks
         self._keys: dict[int, bytes] = {}
@@ -57,10 +62,13 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, each with one reference. CapacityError: fewer are available; nothing is taken."""
         if count > self.num_available:
-            raise CapacityError(f"{count} KV blocks wanted, {self.num_available} of {self.num_blocks} free")
-        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
-        for block in blocks:
-            self._ref_counts[block] = 1
+            raise CapacityError(f"{count} {self._kind}s wanted, {self.num_available} of {self.num_blocks} free")
+        blocks = []
+        for _ in range(count):
+            if not self._free:
+                self._evict()
+            blocks.append(self._free.pop())
+            self._ref_counts[blocks[-1]] = 1
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -68,7 +76,7 @@ class BlockPool:
         for block in blocks:
             if self._ref_counts[block] == 0:
                 if block not in self._cached:
-                    raise RuntimeError(f"KV block {block} is free and can't be shared")
+                    raise RuntimeError(f"{self._kind} {block} is free and can't be shared")
                 del self._cached[block]
             self._ref_counts[block] += 1
 
@@ -79,7 +87,7 @@ class BlockPool:
         """
         for block in blocks:
             if self._ref_counts[block] == 0:
-                raise RuntimeError(f"KV block {block} is freed twice")
+                raise RuntimeError(f"{self._kind} {block} is freed twice")
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:
                 if block in self._keys:
@@ -92,17 +100,26 @@ class BlockPool:
     def register(self, block: int, key: bytes) -> None:
         """Let a block in use be found by its key, unless it has one, or another block has that key and keeps it."""
         if self._ref_counts[block] == 0:
-            raise RuntimeError(f"KV block {block} is not in use and can't get a key")
+            raise RuntimeError(f"{self._kind} {block} is not in use and can't get a key")
         if block in self._keys:
             return
         other = self._blocks.get(key)
         if other is not None and not (self._moves_keys and other in self._cached):
             return
-        if other is not None:
-            del self._cached[other], self._keys[other]
-            self._free.append(other)
+        self.drop(key)
         self._keys[block], self._blocks[key] = key, block
         self.log.note(key, is_there=True)
+
+    def drop(self, key: bytes) -> None:
+        """Take a key from its block, which is free then, or when its last reference is dropped; unknown keys pass."""
+        block = self._blocks.pop(key, None)
+        if block is None:
+            return
+        del self._keys[block]
+        self.log.note(key, is_there=False)
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
 
     def forget(self) -> None:
         """Take every block's key away: what was cached is free, and nothing is found any more."""
@@ -116,6 +133,10 @@ class BlockPool:
     def keys(self) -> Collection[bytes]:
         return self._blocks.keys()
 
+    def cached_keys(self) -> Iterator[bytes]:
+        """Keys of the blocks without a reference, the least recently used first."""
+        return (self._keys[block] for block in self._cached)
+
     def find(self, key: bytes) -> int | None:
         return self._blocks.get(key)
 
@@ -123,18 +144,16 @@ class BlockPool:
         """Count blocks from first principles. RuntimeError: a block is in two states or none, or keys are wrong."""
         used = [block for block, count in enumerate(self._ref_counts) if count > 0]
         if sorted([*self._free, *used, *self._cached]) != list(range(self.num_blocks)):
-            raise RuntimeError(f"KV blocks {self._free} free, {used} used, {[*self._cached]} cached: not each one once")
+            states = f"{self._free} are free, {used} used and {[*self._cached]} cached"
+            raise RuntimeError(f"of {self.num_blocks} {self._kind}s, {states}")
         if self._blocks != {key: block for block, key in self._keys.items()}:
-            raise RuntimeError("keys and KV blocks disagree")
+            raise RuntimeError(f"keys and {self._kind}s disagree")
         if not self._cached.keys() <= self._keys.keys() or self._keys.keys() & self._free:
-            raise RuntimeError("a cached KV block has no key, or a free one has one")
+            raise RuntimeError(f"a cached {self._kind} has no key, or a free one has one")
         return self.counts
 
-    def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
-        key = self._keys.pop(block)
-        del self._blocks[key]
-        self.log.note(key, is_there=False)
+    def _evict(self) -> None:
+        key = next(self.cached_keys())
+        self.drop(key)
         if self._on_evict is not None:
             self._on_evict(key)
-        return block

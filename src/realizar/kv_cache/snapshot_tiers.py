@@ -7,16 +7,14 @@ Blocks stay on the device: a snapshot is found, in either memory, as long as the
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from realizar.batch import NO_MOVES, StateMoves
+from realizar.kv_cache.block_pool import BlockCounts, BlockPool
 from realizar.kv_cache.key_changes import KeyLog
-from realizar.kv_cache.step_pool import StepPool
 from realizar.outputs import SnapshotUse
 
 
@@ -65,13 +63,13 @@ class SnapshotTiers:
     def counts(self) -> SnapshotCounts:
         device, host = self._device, self._host
         return SnapshotCounts(
-            total=device.num_snapshots, kept=len(device.keys), host_total=host.num_snapshots, host_kept=len(host.keys),
+            total=device.num_blocks, kept=len(device.keys), host_total=host.num_blocks, host_kept=len(host.keys),
             **self._counts,
         )  # fmt: skip
 
     @property
     def has_host(self) -> bool:
-        return self._host.num_snapshots > 0
+        return self._host.num_blocks > 0
 
     @property
     def keys(self) -> Collection[bytes]:
@@ -89,11 +87,11 @@ class SnapshotTiers:
     def restore(self, row: int, key: bytes) -> None:
         """Let a row start from a snapshot in the step that is being scheduled, before any other is taken in it."""
         self._count("restored", row)
-        if self._device.find(key) is not None:
-            self._moves["restored"].append((row, self._device.use(key)))
-            return
-        self._count("fetched", row)
-        self._moves["fetched"].append((row, self._host.use(key)))
+        if (snapshot := self._device.use(key)) is not None:
+            self._moves["restored"].append((row, snapshot))
+        elif (snapshot := self._host.use(key)) is not None:
+            self._count("fetched", row)
+            self._moves["fetched"].append((row, snapshot))
 
     def keep(self, row: int, key: bytes) -> None:
         """Name memory on the device for what a row fetches, unless it is there or none can be given up.
@@ -101,7 +99,7 @@ class SnapshotTiers:
         All rows of the step have their snapshots by now: what they name is not given up.
         """
         if self._device.find(key) is None:
-            self._allocate("kept", row, key, self._host.client_of(key))
+            self._allocate("kept", row, key, self._host.clients[key])
 
     def take(self, row: int, key: bytes, client: str = "") -> None:
         """Name memory for a new snapshot of a row, after whose step it is written and from now on found.
@@ -138,13 +136,15 @@ class SnapshotTiers:
 
     def finished(self, moves: StateMoves) -> None:
         """Note that a step with these moves is done, or was given up: their snapshots may be given up."""
-        self._device.finished(snapshot for _, snapshot in (*moves.restored, *moves.kept, *moves.taken))
-        self._host.finished(snapshot for _, snapshot in (*moves.fetched, *moves.stored))
+        self._device.free(snapshot for _, snapshot in (*moves.restored, *moves.kept, *moves.taken))
+        self._host.free(snapshot for _, snapshot in (*moves.fetched, *moves.stored))
 
     def audit(self, has_block: Callable[[bytes], bool]) -> None:
-        """Audit both memories, as `SnapshotPool.audit`; nothing that was taken is lost uncounted."""
-        for pool in (self._device, self._host):
-            pool.audit(has_block)
+        """Audit both memories; each snapshot has its block, and nothing that was taken is lost uncounted."""
+        self._device.audit()
+        self._host.audit()
+        if not all(map(has_block, self.keys)):
+            raise RuntimeError("a snapshot is kept without the block that it follows")
         taken, found, dropped = self._counts["taken"], len(self.keys), self._counts["dropped"]
         if taken != found + dropped:
             raise RuntimeError(f"{taken} snapshots were taken, {found} are found and {dropped} were dropped")
@@ -162,8 +162,8 @@ class SnapshotTiers:
 
     def _store(self, key: bytes, client: str) -> int | None:
         """Name memory of the host for a snapshot that was given up; None if it is there, or has to be dropped."""
-        if self._host.find(key) is not None:
-            self._host.touch(key)
+        if (known := self._host.use(key)) is not None:
+            self._host.free([known])  # it is the most recently used one now
             return None
         host_snapshot, lost = self._host.take(key, client)
         if lost is not None and self._device.find(lost.key) is None:
@@ -191,94 +191,64 @@ class GivenUp(NamedTuple):
     client: str
 
 
-class _Kept(NamedTuple):
-    snapshot: int
-    client: str
+class SnapshotPool(BlockPool):
+    """Snapshots of one memory. Each step in flight that names one has a reference to it.
 
+    When none is free, one that no step names is dropped: the least recently used one of a client that has more than
+    half of them, or would then, and otherwise of all. So many long prompts of one client leave the others at least
+    half, of which nobody has a part for good.
 
-class SnapshotPool:
-    """Hands out snapshot numbers 0 .. num_snapshots - 1 of one memory.
-
-    When none is free, one that no step in flight names is dropped: the least recently used one of a client that has
-    more than half of them, or would then, and otherwise of all. So many long prompts of one client leave the others at
-    least half, of which nobody has a part for good.
+    Attributes:
+        clients: for whom each was taken, by key.
     """
 
     def __init__(self, num_snapshots: int) -> None:
-        self.num_snapshots = num_snapshots
-        self._numbers = StepPool(num_snapshots, "snapshot")
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # by key, least recently used first
+        super().__init__(num_snapshots, kind="snapshot")
+        self.clients: dict[bytes, str] = {}
 
-    @property
-    def keys(self) -> Collection[bytes]:
-        """Keys of kept snapshots, the least recently used first."""
-        return self._kept.keys()
-
-    def find(self, key: bytes) -> int | None:
-        kept = self._kept.get(key)
-        return None if kept is None else kept.snapshot
-
-    def client_of(self, key: bytes) -> str:
-        return self._kept[key].client
-
-    def touch(self, key: bytes) -> None:
-        self._kept.move_to_end(key)
-
-    def use(self, key: bytes) -> int:
-        """Name a kept snapshot in the step that is being scheduled; it becomes the most recently used one."""
-        self.touch(key)
-        return self._named(self._kept[key].snapshot)
+    def use(self, key: bytes) -> int | None:
+        """Name a snapshot in the step that is being scheduled; None if there is none with this key."""
+        snapshot = self.find(key)
+        if snapshot is not None:
+            self.share([snapshot])
+        return snapshot
 
     def take(self, key: bytes, client: str = "") -> tuple[int | None, GivenUp | None]:
         """Name memory for a new snapshot in the step that is being scheduled, from which on it is found.
 
         None if there is one with this key, or steps in flight name all of them; and the one that was dropped for it.
         """
-        if key in self._kept:
+        if self.find(key) is not None:
             return None, None
         given_up = None
-        self._numbers.take_released()
-        if not self._numbers.num_free:
+        if not self.counts.free:
             given_up = self._oldest(self._greedy(client)) or self._oldest(None)
             if given_up is None:
                 return None, None
             self.drop(given_up.key)
-            self._numbers.take_released()
-        snapshot = self._named(self._numbers.take())
-        self._kept[key] = _Kept(snapshot, client)
+        (snapshot,) = self.allocate(1)
+        self.register(snapshot, key)
+        self.clients[key] = client
         return snapshot, given_up
 
     def drop(self, key: bytes) -> None:
-        """Let the snapshot with this key be found no more; unknown keys pass."""
-        if (kept := self._kept.pop(key, None)) is not None:
-            self._numbers.release(kept.snapshot)
+        super().drop(key)
+        self.clients.pop(key, None)
 
-    def finished(self, snapshots: Iterable[int]) -> None:
-        """Note that a step that names these snapshots is done, or was given up."""
-        for snapshot in snapshots:
-            self._numbers.finished(np.array([snapshot]))
-
-    def audit(self, has_block: Callable[[bytes], bool]) -> None:
-        """Prove that kept snapshots have their block, and as `StepPool.audit`. RuntimeError: it is not so."""
-        self._numbers.audit(kept.snapshot for kept in self._kept.values())
-        if not all(has_block(key) for key in self._kept):
-            raise RuntimeError("a snapshot is kept without the block that it follows")
-
-    def _named(self, snapshot: int) -> int:
-        self._numbers.submitted(np.array([snapshot]))
-        return snapshot
+    def audit(self) -> BlockCounts:
+        if self.clients.keys() != self.keys:
+            raise RuntimeError("a snapshot has no client, or a client none")
+        return super().audit()
 
     def _greedy(self, client: str) -> str | None:
         """The client that has more than half of all snapshots, or would with one more for `client`."""
-        half = self.num_snapshots / 2
-        counts = Counter(kept.client for kept in self._kept.values())
+        half = self.num_blocks / 2
+        counts = Counter(self.clients.values())
         if counts[client] + 1 > half:
             return client
         return next((other for other, count in counts.most_common(1) if count > half), None)
 
     def _oldest(self, client: str | None) -> GivenUp | None:
         """The least recently used snapshot of a client, or of all, that no step in flight names."""
-        for key, kept in self._kept.items():
-            if client in (None, kept.client) and not self._numbers.is_named(kept.snapshot):
-                return GivenUp(key, kept.client)
-        return None
+        keys = (key for key in self.cached_keys() if client in (None, self.clients[key]))
+        return next((GivenUp(key, self.clients[key]) for key in keys), None)

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.kv_cache.block_keys import BlockKeys
-from realizar.kv_cache.step_pool import StepPool
 from realizar.request import Client, Request
-from realizar.scheduler.row_table import Rows, RowTable
+from realizar.scheduler.row_table import RowPool, Rows, RowTable
 from realizar.scheduler.sequence import Sequence
 
 _FEW = 64  # clients that are remembered in any case
@@ -157,7 +156,7 @@ class OpenSequences:
         self.requests: dict[str, dict[int, Sequence]] = {}
         self.waiting: dict[str, list[Sequence]] = {}
         self.running: list[Sequence] = []
-        self.rows = StepPool(len(table.sequence_ids), "row")
+        self.rows = RowPool(len(table.sequence_ids))
         self._num_chosen = 0
         self._running_rows: NDArray[np.intp] | None = None
 

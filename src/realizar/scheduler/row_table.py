@@ -1,11 +1,12 @@
 """`RowTable`: the state of all sequences that have a row, one column for each fact, indexed by the row's number.
 
 A step reads and writes columns with a few operations for all its rows; `Sequence` shows the same numbers for one.
+`RowPool` hands out the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -207,3 +208,65 @@ class RowTable:
         """Drafts of these rows are in flight no more; so many tokens of each, [rows], stay computed."""
         self.num_drafts[rows] = 0
         self.num_computed[rows] = num_computed
+
+
+class RowPool:
+    """Hands out the backend's rows, 0 .. num_rows - 1, smallest first at the start.
+
+    A row is not used again while a submitted step still names it.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._steps = np.zeros(num_rows, np.int32)  # that name each row
+        self._draining: set[int] = set()  # released, and named by a step
+        self._released: list[int] = []
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_released(self) -> int:
+        """Rows that will be free when steps are done, or the backend has closed them."""
+        return len(self._draining) + len(self._released)
+
+    def take(self) -> int:
+        """The caller has checked `num_free`."""
+        return self._free.pop()
+
+    def submitted(self, rows: Rows) -> None:
+        """Note that a step with these rows, all different, was submitted."""
+        self._steps[rows] += 1
+
+    def finished(self, rows: Rows) -> None:
+        """Note that a step with these rows, all different, is done, or was given up."""
+        self._steps[rows] -= 1
+        if self._draining:
+            done = [row for row in rows.tolist() if row in self._draining and not self._steps[row]]
+            self._draining.difference_update(done)
+            self._released += done
+
+    def release(self, row: int) -> None:
+        """Give up a row whose sequence has ended or left it."""
+        if self._steps[row]:
+            self._draining.add(row)
+        else:
+            self._released.append(row)
+
+    def take_released(self) -> list[int]:
+        """The released rows that no step names, to be closed in the backend; from now on they are free."""
+        released, self._released = self._released, []
+        self._free.extend(reversed(released))
+        return released
+
+    def audit(self, owned: Iterable[int]) -> None:
+        """Prove that every row is free, owned by an open sequence, draining or released, and only one of these.
+
+        It raises RuntimeError if one is lost or in two states, or steps are counted wrongly.
+        """
+        rows = sorted([*self._free, *owned, *self._draining, *self._released])
+        if rows != list(range(len(self._steps))):
+            raise RuntimeError(f"rows {rows} are free, owned, draining or released, of {len(self._steps)}")
+        if (self._steps < 0).any() or self._steps[[*self._free, *self._released]].any():
+            raise RuntimeError("a row has ended more steps than it was in, or is free within one")
