@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from realizar.cache_kinds import attention_cache
-from realizar.kv_cache.block_keys import BlockKeys
-from realizar.kv_cache.key_changes import KEY_BYTES, CacheChanges
+from realizar.kv_cache.block_keys import KEY_BYTES, BlockKeys, CacheChanges
 from realizar.kv_cache.manager import KVCacheManager
 
 BLOCK = 4

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ray.serve")
 
-from realizar.kv_cache.key_changes import CacheChanges
+from realizar.kv_cache.block_keys import CacheChanges
 from realizar.ray.reported_keys import KEY_BYTES, HeldBlocks, RouteWish
 from realizar.ray.router import PrefixRequestRouter
 

@@ -22,8 +22,7 @@ from realizar.engine.process.messages import (
     record_error,
 )
 from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError
-from realizar.kv_cache.block_keys import BlockKeys
-from realizar.kv_cache.key_changes import CacheChanges
+from realizar.kv_cache.block_keys import BlockKeys, CacheChanges
 from realizar.ray.reported_keys import KEY_BYTES, MOST_KEYS, HeldBlocks, read_report
 from realizar.replicas.routing import KeyChanges, KeyReport
 from realizar.sampling_params import SamplingParams

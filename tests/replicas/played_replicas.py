@@ -28,8 +28,7 @@ from realizar.engine.process.messages import (
     record_error,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError
-from realizar.kv_cache.block_keys import BlockKeys
-from realizar.kv_cache.key_changes import KEY_BYTES, CacheChanges
+from realizar.kv_cache.block_keys import KEY_BYTES, BlockKeys, CacheChanges
 from realizar.replicas.link import ReplicaLink
 from realizar.request import NO_CLIENT, Client
 from realizar.sampling_params import SamplingParams

@@ -1,20 +1,27 @@
-"""`BlockKeys`: names for the contents of a sequence's full blocks. numpy only.
+"""Names for the contents of full blocks, and which of them a cache gains and loses. numpy only.
 
 A block's KV depends on its tokens, on all tokens before them, and on whatever else the request brings. Its key is
 SHA-256 over the key of the block before, its own token ids, and offset and digest of each embedding that the request
 brings for one of them; the first block follows a key of the salt. No two histories with one key can be made, so that a
 hit never shows one client the contents of another's block.
+
+A key is reported to a router of several engines by its first 16 bytes, enough for a choice; what is found in a cache is
+decided by whole keys.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.request import DIGEST_BYTES, PromptEmbeddings
+
+KEY_BYTES = 16
+"""Bytes of a reported key."""
 
 
 class BlockKeys:
@@ -49,3 +56,64 @@ def _given(run: PromptEmbeddings, start: int, end: int) -> bytes:
     return b"".join(
         [offset.to_bytes(4, "little") + run.digests[first : first + DIGEST_BYTES] for offset, first in offsets]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChanges:
+    """Changes of a prefix cache since the last ones were taken. Columns are keys of `KEY_BYTES` bytes, joined.
+
+    Attributes:
+        added, removed: blocks that can be found, and can't any more.
+        ends_added, ends_removed: keys after which a sequence can go on; `ends_added` is None where it can after any
+            block that can be found.
+        complete: the columns have all that can be found, and earlier changes count no more.
+    """
+
+    added: bytes = b""
+    removed: bytes = b""
+    ends_added: bytes | None = None
+    ends_removed: bytes = b""
+    complete: bool = False
+
+
+class KeyLog:
+    """The last change of each key since `take`; before `begin` nothing is noted."""
+
+    def __init__(self) -> None:
+        self._changes: dict[bytes, bool] | None = None
+        self.is_complete = False  # it has all keys that are there, and earlier changes count no more
+
+    def __bool__(self) -> bool:
+        return bool(self._changes) or self.is_complete
+
+    def begin(self, keys: Iterable[bytes]) -> None:
+        """Note changes from now on, first of all the keys that are there; what was noted before is dropped."""
+        self._changes, self.is_complete = {key[:KEY_BYTES]: True for key in keys}, True
+
+    def note(self, key: bytes, *, is_there: bool) -> None:
+        if self._changes is not None:
+            self._changes[key[:KEY_BYTES]] = is_there
+
+    def clear(self) -> None:
+        """No key is there any more."""
+        if self._changes is not None:
+            self.begin(())
+
+    def take(self) -> tuple[bytes, bytes]:
+        """The keys that were added and those that were dropped, joined; they are forgotten here."""
+        changes, self._changes, self.is_complete = self._changes or {}, {}, False
+        added = b"".join([key for key, is_there in changes.items() if is_there])
+        return added, b"".join([key for key, is_there in changes.items() if not is_there])
+
+
+def changes_of(blocks: KeyLog, ends: KeyLog | None) -> CacheChanges | None:
+    """The changes of a cache since the last call; None where nothing changed.
+
+    `blocks` can be found; a sequence can go on after the keys of `ends`, or after any block where that is None.
+    """
+    if not (blocks or ends):
+        return None
+    complete = blocks.is_complete
+    added, removed = blocks.take()
+    ends_added, ends_removed = (None, b"") if ends is None else ends.take()
+    return CacheChanges(added, removed, ends_added, ends_removed, complete)

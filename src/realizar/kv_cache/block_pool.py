@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from realizar.errors import CapacityError
-from realizar.kv_cache.key_changes import KeyLog
+from realizar.kv_cache.block_keys import KeyLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.cache_kinds import CacheKind, attention_window
-from realizar.kv_cache.block_keys import BlockKeys
+from realizar.kv_cache.block_keys import BlockKeys, CacheChanges, KeyLog, changes_of
 from realizar.kv_cache.block_pool import BlockCounts, BlockPool
-from realizar.kv_cache.key_changes import CacheChanges, KeyLog, changes_of
 from realizar.kv_cache.snapshot_tiers import SnapshotTiers
 
 _NEVER = np.iinfo(np.int32).max  # in place of a row's registered blocks: what it computes is not to be found

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from realizar.batch import NO_MOVES, StateMoves
+from realizar.kv_cache.block_keys import KeyLog
 from realizar.kv_cache.block_pool import BlockCounts, BlockPool
-from realizar.kv_cache.key_changes import KeyLog
 from realizar.outputs import SnapshotUse
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from realizar.kv_cache.key_changes import CacheChanges
+from realizar.kv_cache.block_keys import CacheChanges
 from realizar.replicas.prompt_keys import prompt_keys, report_of
 from realizar.replicas.routing import HeldKeys, KeyChanges, KeyReport
 from realizar.request import Request

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from realizar.kv_cache.block_keys import BlockKeys
-from realizar.kv_cache.key_changes import KEY_BYTES, CacheChanges
+from realizar.kv_cache.block_keys import KEY_BYTES, BlockKeys, CacheChanges
 from realizar.replicas.routing import KeyChanges, KeyReport
 from realizar.request import Request
 

@@ -13,7 +13,7 @@ from realizar import errors
 from realizar.backends.base import Capacity, Transfer
 from realizar.config import Device, EngineConfig
 from realizar.engine.core.metrics import EngineStats
-from realizar.kv_cache.key_changes import CacheChanges
+from realizar.kv_cache.block_keys import CacheChanges
 from realizar.outputs import PromptProgress
 from realizar.request import Request
 from realizar.step_deltas import StepDeltas
