@@ -67,8 +67,8 @@ def test_any_number_of_stop_ids() -> None:
     table, ids = RowTable(4, 10), np.array([1, 2], np.int32)
     for row, count in enumerate((0, FEW_STOP_IDS, FEW_STOP_IDS + 1, 40)):
         stops = {-1, -7, 2**40, *range(5, 5 + count)}
-        least = 2**60 if row == 3 else 2
-        table.open(row, row, ids, most_tokens=9, least_tokens=least, stop_ids=stops, samples=True)
+        sampling = SamplingParams(stop_token_ids=tuple(stops), min_tokens=2**53 if row == 3 else 0)
+        table.open(row, row, ids, replace(request("", 2, max_tokens=7), sampling=sampling))
     for token_id, stopped in ((5, [False, True, True, False]), (21, [False, False, True, False])):
         added = table.append_tokens(np.arange(4), np.full((4, 1), token_id, np.int32))
         assert added.stopped.tolist() == stopped
@@ -81,8 +81,8 @@ def test_tokens_after_drafts_are_appended_up_to_the_end() -> None:
     """Rows that go on, stop at a stop id that comes late enough, and are full; wrong drafts give fewer tokens."""
     table, ids = RowTable(4, 12), np.arange(3, dtype=np.int32)
     for row in range(4):
-        most, stops = 5 if row == 3 else 12, {9, -1} if row else ()
-        table.open(row, row, ids, most_tokens=most, least_tokens=4, stop_ids=stops, samples=True)
+        sampling = SamplingParams(stop_token_ids=(9, -1) if row else (), min_tokens=1)
+        table.open(row, row, ids, replace(request("", 3, max_tokens=2 if row == 3 else 9), sampling=sampling))
     table.num_pending[:] = 1
     sampled = np.array([[9, 9, 6], [5, -1, -1], [9, 9, 6], [5, 9, 6]], np.int32)
     added = table.append_tokens(np.array([2, 1, 3]), sampled[[2, 1, 3]])

@@ -43,13 +43,11 @@ class KVCacheManager:
 
     Args:
         kinds, num_blocks: per cache group.
-        num_rows: rows that may hold blocks at once.
-        context_length: tokens per row.
+        num_rows: rows that may hold blocks at once, `context_length` tokens each.
         max_step_tokens: tokens of one row in one step.
         prefix_cache: blocks are found by their contents, also after the sequence that computed them has ended.
         has_state: layers of the model have a state, which is not in blocks.
-        num_snapshots: of states. Where there is none, nothing goes on from the blocks of a model with a state, so that
-            none are found.
+        num_snapshots: of states; without any, no blocks of a model with a state are found.
 
     Attributes:
         snapshots: of states.
@@ -119,10 +117,7 @@ class KVCacheManager:
         )
 
     def _last_snapshot(self, keys: Sequence[bytes], runs: Sequence[Sequence[int]]) -> int:
-        """The blocks before the last snapshot among cached ones from which a sequence can go on, 0 without any.
-
-        One in the host's memory is taken where it saves enough tokens. `runs` are per cache group.
-        """
+        """Blocks before the last snapshot that a sequence can go on from; one on the host is to save enough tokens."""
         tiers, ends = self.snapshots, range(len(keys), 0, -1)
         end = self._first_usable(runs, (at for at in ends if tiers.find(keys[at - 1]) is not None))
         if not tiers.has_host:
@@ -133,7 +128,7 @@ class KVCacheManager:
         return later or end
 
     def _first_usable(self, runs: Sequence[Sequence[int]], ends: Iterable[int]) -> int:
-        """The first of `ends` after which all blocks that the next token sees are cached, or 0. `runs`: per group."""
+        """The first of `ends` after which all blocks that the next token sees are cached, or 0; `runs` by group."""
         for end in ends:
             groups = zip(runs, self._groups, strict=True)
             if all(run[end] >= end - group.first_needed(end * self.block_size) for run, group in groups):
@@ -155,10 +150,7 @@ class KVCacheManager:
         return new
 
     def register(self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_computed_tokens: int) -> None:
-        """Let the row's full blocks be found; their tokens are known, and computed by steps submitted by now.
-
-        Those of a row that was open when the prefix cache was last forgotten stay unknown.
-        """
+        """Let the row's full blocks be found; their tokens are known, and computed by steps submitted by now."""
         end = min(num_computed_tokens, len(token_ids)) // self.block_size
         start = int(self._num_registered[row])
         if end <= start or not self.prefix_cache:
@@ -174,20 +166,16 @@ class KVCacheManager:
         return self.prefix_cache and self._num_registered[row] != _NEVER
 
     def forget(self) -> None:
-        """Remove all registered blocks and snapshots from the prefix cache: they may never have been computed.
-
-        What rows that are open now compute rests on them, so that it is not found later either.
-        """
+        """Let no block or snapshot be found that is there now, nor later what rows that are open go on to compute."""
         self._num_registered[:] = _NEVER
         for group in self._groups:
             group.pool.forget()
         self.snapshots.forget()
 
     def watch_keys(self) -> None:
-        """Note changes of what can be found from now on, beginning with all that is held.
+        """Note changes of what can be found from now on, beginning with all that is there.
 
-        Keys of full attention stand for blocks. A sequence can go on only after those that have a snapshot of a state
-        too, or the last block of a window.
+        Keys of full attention stand for blocks. A sequence can go on after those of a snapshot, or of a window's block.
         """
         if not self.prefix_cache or not self._groups:
             return
@@ -207,10 +195,7 @@ class KVCacheManager:
     def take_snapshot(
         self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int, client: str = ""
     ) -> None:
-        """Take a snapshot of a row, after its first `num_tokens` tokens, in the step that is being scheduled.
-
-        These are full blocks, the last of which the row has registered; of a row that is not to be found none is taken.
-        """
+        """Take a snapshot of a row in the step that is being scheduled, after tokens in full, registered blocks."""
         if self.lets_find(row):
             self.snapshots.take(row, keys.of(token_ids)[num_tokens // self.block_size - 1], client)
 
@@ -270,7 +255,6 @@ class GroupBlocks:
     """The blocks that each row holds, for attention that sees all tokens or a window of them.
 
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
-    UnsupportedModelError: the kind keeps no keys and values.
     """
 
     def __init__(self, kind: CacheKind, pool: BlockPool, block_size: int, num_rows: int, max_blocks: int) -> None:
@@ -286,7 +270,7 @@ class GroupBlocks:
         return 0 if self.window is None else max(num_computed_tokens - self.window + 1, 0) // self.block_size
 
     def _first_kept(self, num_computed_tokens: int) -> int:
-        """Index of the first block of a row: one that the last computed token sees."""
+        """Index of the first block that the last computed token sees, which may be computed again."""
         return self.first_needed(max(num_computed_tokens - 1, 0))
 
     def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
@@ -312,7 +296,7 @@ class GroupBlocks:
     def runs(self, keys: Sequence[bytes]) -> list[int]:
         """The number of consecutive cached blocks just before each block j, 0 <= j <= len(keys).
 
-        Where every token sees all blocks before it, the list ends at the first block that is missing.
+        Without a window the list ends at the first block that is missing.
         """
         runs = [0]
         for key in keys:
@@ -350,10 +334,7 @@ class GroupBlocks:
         return own + (self.pool.num_available + freed) * self.block_size
 
     def extend(self, row: int, num_computed_tokens: int, num_tokens: int) -> None:
-        """Release the blocks that are out of the window, then own those of the next `num_tokens`.
-
-        The last token may be computed again.
-        """
+        """Release the blocks that are out of the window, then own those of the next `num_tokens`."""
         start, first = self.first[row], min(self._first_kept(num_computed_tokens), self.end[row])
         if first > start:
             self.pool.free(self.tables[row, start:first].tolist())
@@ -372,9 +353,8 @@ class GroupBlocks:
         return min(end, (self.first[row] + 1) * self.block_size + self.window)
 
     def clear(self, row: int, useful: int) -> None:
-        """Release all blocks of the row, the last first: in the cache a block is useless without those before it.
-
-        Those from index `useful` on are of no use there, and are given up before any others.
+        """Release all blocks of the row, the last first: in the cache a block is useless without those before it, and
+        all from index `useful` on are.
         """
         first, end = self.first[row], self.end[row]
         useful = min(max(useful, first), end)

@@ -102,10 +102,9 @@ class SnapshotTiers:
             self._allocate("kept", row, key, self._host.clients[key])
 
     def take(self, row: int, key: bytes, client: str = "") -> None:
-        """Name memory for a new snapshot of a row, after whose step it is written and from now on found.
+        """Name memory for a new snapshot of a row, written after the step and found from now on.
 
-        There is none if there is one with this key on the device, or steps in flight name all of them. What the host
-        has already counts as taken.
+        There is none if one with this key is on the device, or steps in flight name all. What the host has is not new.
         """
         is_new = not self.has(key)
         if self._allocate("taken", row, key, client) and is_new:
@@ -135,7 +134,7 @@ class SnapshotTiers:
             self.drop(key)
 
     def finished(self, moves: StateMoves) -> None:
-        """Note that a step with these moves is done, or was given up: their snapshots may be given up."""
+        """Note that a step with these moves is done, or was given up."""
         self._device.free(snapshot for _, snapshot in (*moves.restored, *moves.kept, *moves.taken))
         self._host.free(snapshot for _, snapshot in (*moves.fetched, *moves.stored))
 

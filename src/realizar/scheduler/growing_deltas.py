@@ -102,11 +102,10 @@ class GrowingDeltas:
     def _start(self, sequence: Sequence) -> None:
         number = sequence.sequence_id
         if self._new.pop(number, None) is not None:
-            started_s = self.now_s if sequence.scheduled_s is None else sequence.scheduled_s
-            cached = sequence.num_cached_tokens
-            self._gained.starts.append(
-                ChoiceStart(number, sequence.request.request_id, sequence.choice, started_s, cached)
-            )
+            request, started_s = sequence.request, sequence.scheduled_s
+            started_s = self.now_s if started_s is None else started_s
+            start = ChoiceStart(number, request.request_id, sequence.choice, started_s, sequence.num_cached_tokens)
+            self._gained.starts.append(start)
             if sequence.snapshots is not NO_SNAPSHOTS:
                 self._gained.snapshots.append(ChoiceSnapshots(number, sequence.snapshots))
 

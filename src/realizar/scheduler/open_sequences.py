@@ -29,9 +29,8 @@ TURNS_PER_PRIORITY = 64
 def order(sequence: Sequence) -> tuple[float, int]:
     """Sort key of admission, smallest first. Under pressure the largest running one is preempted.
 
-    Clients' sequences start in turn, those of one turn and of one client in the order of arrival. Priority moves a
-    sequence forward or back by turns. A bounded number of later sequences overtake one that waits, however urgent they
-    are.
+    Clients' sequences start in turn, those of one turn in the order of arrival. Priority moves one by turns, so that
+    a bounded number of later sequences overtake one that waits, however urgent they are.
     """
     return sequence.turn + TURNS_PER_PRIORITY * sequence.request.priority, sequence.sequence_id
 
@@ -41,8 +40,7 @@ class Turns:
 
     These are the start tags of fair queueing. A client's turns follow each other at a distance of 1 / weight, and the
     first one of a client who waited for nothing is now. Time passes by a round while every client who waits gets its
-    weight of starts. So clients who wait start in turn, however many sequences of one wait already, and a lone client's
-    sequences start in the order of their arrival.
+    weight of starts. So clients start in turn, however many sequences of one wait already.
     """
 
     def __init__(self) -> None:
@@ -332,10 +330,7 @@ class OpenSequences:
         return rows[np.sort(chosen)]
 
     def audit(self) -> None:
-        """Prove that every sequence is in the list where it belongs, and in its row.
-
-        It raises RuntimeError if one is lost, in the wrong list, or without a row.
-        """
+        """Prove that every sequence is in the list and in the row where it belongs. RuntimeError: one is not."""
         sequences, waiting = self._sequences.values(), list(self._all_waiting())
         if not all(each.running for each in self.running) or any(each.running for each in waiting):
             raise RuntimeError("a sequence is in the wrong list")

@@ -22,6 +22,7 @@ class Plan:
         num_drafts: int32 [decodes], drafts that follow it; None where no row has any.
         prompts: tokens of each sequence that reads its prompt.
         restored: keys of the snapshots that sequences start from.
+        takes_turns: rows that decode do, so that some of them have none in this step.
     """
 
     def __init__(self, budget: int, max_rows: int) -> None:
@@ -34,6 +35,7 @@ class Plan:
         self.prompts: dict[Sequence, int] = {}
         self.restored: dict[Sequence, bytes] = {}
         self.opened: list[OpenedRow] = []
+        self.takes_turns = False
 
     @property
     def num_tokens(self) -> int:

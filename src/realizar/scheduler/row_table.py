@@ -6,14 +6,14 @@ A step reads and writes columns with a few operations for all its rows; `Sequenc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.batch import FROM_PREVIOUS_STEP, StepRows
-from realizar.request import PromptEmbeddings
+from realizar.request import Request
 from realizar.stop_rule import StopRule, up_to_end
 
 _NOBODY = -1  # in place of the number of a sequence
@@ -72,24 +72,18 @@ class RowTable:
         self._given: dict[int, list[tuple[int, NDArray[np.float32]]]] = {}  # start and values of runs, by row
         self._stop_rule = StopRule(num_rows)
 
-    def open(
-        self, row: int, sequence_id: int, token_ids: Column, *, most_tokens: int, least_tokens: int,
-        stop_ids: Collection[int], samples: bool, may_be_deferred: bool = False,
-        embeddings: Sequence[PromptEmbeddings] = (),
-    ) -> None:  # fmt: skip
-        """Give a row to a sequence of which nothing is computed. `token_ids` are all that are known, int32 [tokens].
-
-        `least_tokens` and `stop_ids` are as in `StopRule.open`, with the prompt's tokens; `may_be_deferred`: the row
-        follows a grammar (`Scheduler.defer`).
-        """
+    def open(self, row: int, sequence_id: int, token_ids: Column, request: Request) -> None:
+        """Give a row to a sequence of which nothing is computed. `token_ids` are all that are known, int32 [tokens]."""
+        sampling, embeddings = request.sampling, request.embeddings
         self.sequence_ids[row] = sequence_id
         self.token_ids[row, : len(token_ids)] = token_ids
         self.num_known[row] = len(token_ids)
         for column in (self.num_pending, self.num_computed, self.num_drafts, self.num_proposed):
             column[row] = 0
-        self.may_repeat[row] = may_be_deferred and self._has_state
-        self.most_tokens[row], self.samples[row] = most_tokens, samples
-        self._stop_rule.open(row, stop_ids, least_tokens)
+        self.may_repeat[row] = sampling.structured is not None and self._has_state  # see `Scheduler.defer`
+        self.most_tokens[row] = request.num_prompt_tokens + max(request.max_tokens, 1)  # scoring never gets there
+        self.samples[row] = request.max_tokens > 0
+        self._stop_rule.open(row, sampling.stop_token_ids, request.num_prompt_tokens + sampling.least_tokens)
         self.given_end[row] = embeddings[-1].end if embeddings else 0
         if embeddings:
             self._given[row] = [
@@ -103,6 +97,11 @@ class RowTable:
         self._given.pop(row, None)
         self.given_end[row] = 0
 
+    def are_open(self, step: StepRows) -> NDArray[np.bool_]:
+        """bool [rows], true where the sequence of a step's row has not ended, nor left the row."""
+        found: NDArray[np.bool_] = self.sequence_ids[step.numbers] == step.sequence_ids
+        return found
+
     def num_remaining(self, rows: Rows) -> Column:
         """Tokens to compute before each row's next sampled one; 0 where none is wanted, or drafts are in flight."""
         num_tokens = self.num_known[rows] + self.num_pending[rows]
@@ -114,10 +113,9 @@ class RowTable:
     def go_on(self, step: StepRows) -> NDArray[np.bool_]:
         """bool [rows]: rows of a step that have their last token known, alone to compute, and room for a draft."""
         rows = step.numbers
-        known, room = self.num_known[rows], self.most_tokens[rows] - 1 > self.num_known[rows]
-        is_open = (self.sequence_ids[rows] == step.sequence_ids) & self.is_running[rows]
-        waits = (self.num_pending[rows] == 0) & (self.num_drafts[rows] == 0)
-        found: NDArray[np.bool_] = is_open & room & waits & (known - self.num_computed[rows] == 1)
+        waits = (self.num_remaining(rows) == 1) & (self.num_pending[rows] == 0)
+        room = self.most_tokens[rows] - 1 > self.num_known[rows]
+        found: NDArray[np.bool_] = self.are_open(step) & self.is_running[rows] & waits & room
         return found
 
     def propose(self, row: int, drafts: Sequence[int]) -> None:

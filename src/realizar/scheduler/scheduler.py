@@ -92,7 +92,6 @@ class Scheduler:
         self._ended_s: deque[float] = deque(maxlen=32)  # when the last sequences ended
         self._drafting = drafting or Drafting(None, 0, 0)
         self._read_steps = ReadSteps()
-        self._take_turns = False  # rows that decode do, in this step
         self._deltas = GrowingDeltas()
         self._copies = StateCopies(cache, self._open, self._deltas, self._pace)
         self._preemptions = self._queries = self._hits = 0
@@ -121,12 +120,12 @@ class Scheduler:
     def awaits(self, batch: ScheduledBatch) -> bool:
         """True if a submitted step must be done before the next is scheduled.
 
-        Each step is awaited after one that did not fit into memory, to know which one fails, and a step after which
-        drafts may follow, if they follow from ids that the host knows.
+        Each is while memory is short, to know which one fails, and one after which drafts follow from ids that the host
+        must know.
         """
         if self._limit.is_short or not self._drafting.awaits_results:
             return self._limit.is_short
-        rows = batch.columns.numbers[self._are_open(batch.columns)]
+        rows = batch.columns.numbers[self._table.are_open(batch.columns)]
         return bool((self._table.num_remaining(rows) <= 1).any())
 
     def add(self, request: Request) -> None:
@@ -152,7 +151,7 @@ class Scheduler:
         if first is None:
             return None
         num_tokens = first.request.num_prompt_tokens
-        return PromptProgress(num_tokens, first.num_cached_tokens, min(int(first.num_computed_tokens), num_tokens))
+        return PromptProgress(num_tokens, first.num_cached_tokens, min(first.num_computed_tokens, num_tokens))
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one choice of it, without an output; its blocks are free at once. Unknown ids pass."""
@@ -182,8 +181,8 @@ class Scheduler:
     def try_smaller(self, steps: Collection[ScheduledBatch], error: RowError) -> None:
         """Replace all steps in flight, one of which did not fit into memory, by smaller ones.
 
-        Their sequences start again, each in a new row, since the backend's state of the old one is not certain. A
-        sequence that was alone in a step which can't be smaller ends with the error.
+        Their sequences start again in new rows: the backend's state of the old ones is not certain. A sequence that was
+        alone in a step which can't be smaller ends with the error.
         """
         largest = max(steps, key=lambda step: step.num_tokens, default=None)
         if largest is None or not self._limit.failed(len(steps), largest.num_rows, largest.num_tokens):
@@ -203,19 +202,16 @@ class Scheduler:
     def defer(self, step: ScheduledBatch, rows: Collection[int]) -> None:
         """Let rows of the oldest submitted step, whose masks are late, sample nothing in it, and try again in the next.
 
-        A row that is deferred computes its last token once more: the same keys and values at the same place, so that
-        nothing else is undone. It keeps the blocks that this token sees (`kv_cache/manager.py`), also where the next
-        one leaves some out of its window. Without it a step would wait for its slowest grammar.
-
-        Rows whose sequences have ended pass.
+        Such a row computes its last token once more: the same keys and values at the same place. It keeps the blocks
+        that this token sees (`kv_cache/manager.py`). Without it a step would wait for its slowest grammar. Rows whose
+        sequences have ended pass.
         """
-        self._table.defer(step.columns, np.isin(step.columns.numbers, list(rows)) & self._are_open(step.columns))
+        self._table.defer(step.columns, np.isin(step.columns.numbers, list(rows)) & self._table.are_open(step.columns))
 
     def computed_again(self, step: ScheduledBatch, rows: Collection[int]) -> ScheduledBatch:
-        """The step that was scheduled before rows were deferred and is not submitted yet.
+        """A step that was scheduled before rows were deferred, in which they compute their last token again.
 
-        In it they compute their last token again, in place of one that they have not sampled. Those that were preempted
-        start again anyway.
+        Those that were preempted start again anyway.
         """
         numbers = step.columns.numbers
         again = np.isin(numbers, list(rows)) & self._table.is_running[numbers]
@@ -246,7 +242,11 @@ class Scheduler:
             if not plan.num_rows:
                 self._schedule_decodes(decoding, plan)
         else:
-            self._schedule_decodes(self._share_decodes(decoding, equal, leaves_room=is_much), plan)
+            if equal is not None:
+                most_rows = self._pace.most_decodes(equal, len(decoding), leaves_room=is_much)
+                plan.takes_turns = most_rows < len(decoding)
+                decoding = self._open.in_turn(decoding, most_rows) if plan.takes_turns else decoding
+            self._schedule_decodes(decoding, plan)
             most = partial(self._pace.prompt_tokens, plan.num_tokens, equal=equal, is_much=is_much)
             plan.start_prompts(most, max((sequence.num_computed_tokens for sequence in prompts), default=0))
             self._schedule_prompts(prompts, readers, plan)
@@ -327,17 +327,6 @@ class Scheduler:
     def _is_shared(self) -> bool:
         return len(self._open.clients) > 1
 
-    def _share_decodes(self, rows: Rows, equal: int | None, *, leaves_room: bool) -> Rows:
-        """The rows that decode in this step: all, unless steps take much longer for some clients' many rows."""
-        self._take_turns = False
-        if equal is None:
-            return rows
-        most = self._pace.most_decodes(equal, len(rows), leaves_room=leaves_room)
-        if most >= len(rows):
-            return rows
-        self._take_turns = True
-        return self._open.in_turn(rows, most)
-
     def _schedule_decodes(self, rows: Rows, plan: Plan) -> None:
         """Schedule the last token of each row, and drafts after it as far as all rows have their token."""
         if len(rows) > plan.most_decodes:
@@ -363,20 +352,16 @@ class Scheduler:
 
         Where several clients, the `readers`, have prompts, each has its share first, and then whoever has more to read.
         """
-        if len(readers) > 1:
-            plan.share({name: self._open.clients[name].weight for name in readers})
-            self._read_prompts(prompts, plan)
-            plan.share(None)
-        self._read_prompts(prompts, plan)
-
-    def _read_prompts(self, prompts: ListOf[Sequence], plan: Plan) -> None:
-        for sequence in prompts:
-            if plan.is_full:
-                break
-            if sequence.running and sequence not in plan.prompts:
-                self._take_chunk(sequence, plan)
-        self._admit(plan)
-        self._fill_up(plan)
+        weights = {name: self._open.clients[name].weight for name in readers}
+        for shares in (weights, None) if len(readers) > 1 else (None,):
+            plan.share(shares)
+            for sequence in prompts:
+                if plan.is_full:
+                    break
+                if sequence.running and sequence not in plan.prompts:
+                    self._take_chunk(sequence, plan)
+            self._admit(plan)
+            self._fill_up(plan)
 
     def _take_chunk(self, sequence: Sequence, plan: Plan) -> None:
         wanted = plan.most_of(sequence)
@@ -384,13 +369,13 @@ class Scheduler:
             plan.add(sequence, count)
 
     def _allocate(self, row: int, wanted: int, plan: Plan) -> int:
-        """Own blocks for as many of the row's next tokens as there are, up to `wanted`; returns their number.
+        """Own blocks for up to `wanted` next tokens of a row; returns their number, 0 if its sequence was preempted.
 
-        Later sequences are preempted for the first one; 0 if the row's sequence itself was.
+        Others are preempted for the first token.
         """
         while self._table.is_running[row]:
             if count := self._cache.allocate(row, self._table.num_computed.item(row), wanted):
-                return min(count, wanted)
+                return count
             victim = self._open.last_of_most() or self._open.running[-1]
             plan.remove(victim)
             self._preempt(victim)
@@ -399,17 +384,16 @@ class Scheduler:
     def _admit(self, plan: Plan) -> None:
         """Start waiting sequences, in their order, while rows, blocks and budget last.
 
-        No sequence overtakes one that waits for blocks. A sequence that waits for a row is overtaken by preempted ones:
-        they keep their rows, and may hold what it waits for. A sequence whose next block is being computed by another
-        one waits for that block. A client who has less than its share takes blocks back from one who has more, and
-        one who has its share starts no more while its rows take turns.
+        No sequence overtakes one that waits for blocks. One that waits for a row is overtaken by preempted ones, which
+        keep theirs. One whose next block is being computed by another waits for it. A client who has less than its
+        share takes blocks back from one who has more, and who has its share starts no more while its rows take turns.
         """
         passed_over, held_back = set[str](), set[str]()  # clients, and requests whose choices wait for the first one
         for sequence in self._open.waiting_in_turn(passed_over):
             name, request_id = sequence.request.client.name, sequence.request.request_id
             if plan.is_full or sequence.num_pending or not (self._rows.num_free or self._open.num_preempted):
                 return
-            if not plan.room_for(sequence) or (self._take_turns and self._open.has_share(name)):
+            if not plan.room_for(sequence) or (plan.takes_turns and self._open.has_share(name)):
                 passed_over.add(name)
                 continue
             if sequence.row is None and (request_id in held_back or not self._rows.num_free):
@@ -455,9 +439,8 @@ class Scheduler:
     def _waits_for_blocks(self, sequence: Sequence, prefix: Prefix) -> bool:
         """True if a running sequence is about to compute the block after this sequence's cached prefix.
 
-        The choices of one request wait for the first of them, and requests with the same long prefix for each other, so
-        that the prefix is computed once. Where the model has a state, the block has to be followed by others up to one
-        after which a snapshot is to be taken.
+        So a prefix that choices or requests share is computed once. Where the model has a state, the block has to be
+        followed by others up to one after which a snapshot is to be taken.
         """
         cache, size, found, most = self._cache, self._cache.block_size, prefix.num_tokens, sequence.most_cached_tokens
         if not cache.prefix_cache or found + size > most:
@@ -478,8 +461,7 @@ class Scheduler:
         for sequence in sorted(rests, key=rests.__getitem__):
             wanted = plan.prompts[sequence] + min(rests[sequence], plan.room_for(sequence))
             if wanted > plan.prompts[sequence]:
-                allocated = self._cache.allocate(sequence.own_row, sequence.num_computed_tokens, wanted)
-                plan.add(sequence, min(allocated, wanted))
+                plan.add(sequence, self._cache.allocate(sequence.own_row, sequence.num_computed_tokens, wanted))
 
     def _row_for(self, sequence: Sequence, num_cached_tokens: int, plan: Plan) -> int:
         if sequence.row is None:
@@ -531,12 +513,12 @@ class Scheduler:
     def _update_rows(self, step: StepRows, output: StepOutput) -> None:
         """Take in the results of a step's rows. What one row raises, or has for an error, ends its request alone."""
         _check_rows(step, output)
-        table, rows, is_open = self._table, step.numbers, self._are_open(step)
+        table, rows, is_open = self._table, step.numbers, self._table.are_open(step)
         if output.errors:
             for index, error in output.errors.items():
                 if is_open[index]:
                     self.fail(int(step.sequence_ids[index]), error)
-            is_open = self._are_open(step)
+            is_open = self._table.are_open(step)
         samples = is_open & step.samples & (output.sampled[:, 0] != NOT_SAMPLED)  # else deferred, or in a prompt
         at = samples.nonzero()[0]
         numbers, sampled = rows[at], output.sampled[at]
@@ -596,11 +578,6 @@ class Scheduler:
         if sequence.running:
             computed = sequence.num_computed_tokens
             self._cache.register(sequence.own_row, sequence.keys, sequence.token_ids, computed)
-
-    def _are_open(self, step: StepRows) -> NDArray[np.bool_]:
-        """bool [rows], true where the sequence of a step's row has not ended, nor left the row."""
-        found: NDArray[np.bool_] = self._table.sequence_ids[step.numbers] == step.sequence_ids
-        return found
 
     def _forget(self, steps: Collection[ScheduledBatch]) -> None:
         """Steps in flight gave nothing: blocks and snapshots of theirs are not to be found."""

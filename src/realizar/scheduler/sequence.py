@@ -46,16 +46,7 @@ class Sequence:
 
     def take_row(self, row: int) -> None:
         self.row = row
-        request, sampling = self.request, self.request.sampling
-        self._table.open(
-            row, self.sequence_id, self._history,
-            most_tokens=request.num_prompt_tokens + max(request.max_tokens, 1),  # scoring never gets there
-            least_tokens=request.num_prompt_tokens + sampling.least_tokens,
-            stop_ids=sampling.stop_token_ids,
-            samples=request.max_tokens > 0,
-            may_be_deferred=sampling.structured is not None,
-            embeddings=request.embeddings,
-        )  # fmt: skip
+        self._table.open(row, self.sequence_id, self._history, self.request)
 
     def leave_row(self) -> None:
         self._history = self.token_ids.copy()
@@ -74,10 +65,6 @@ class Sequence:
         return self.row is not None and self._table.is_running.item(self.row)
 
     @property
-    def num_known_tokens(self) -> int:
-        return len(self._history) if self.row is None else self._table.num_known.item(self.row)
-
-    @property
     def num_computed_tokens(self) -> int:
         """Tokens in the KV cache once every submitted step is done, drafts in flight included."""
         return 0 if self.row is None else self._table.num_computed.item(self.row)
@@ -89,7 +76,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return self.num_known_tokens + self.num_pending
+        return len(self.token_ids) + self.num_pending
 
     @property
     def num_chunk_tokens(self) -> int:
@@ -109,12 +96,12 @@ class Sequence:
         scored = self.choice == 0 and self.request.sampling.prompt_logprobs is not None
         if scored and self.num_queried < self.request.num_prompt_tokens - 1:
             return self.num_queried
-        return self.num_known_tokens - 1
+        return len(self.token_ids) - 1
 
     @property
     def max_drafts(self) -> int:
         """Drafts that may follow the last known token: another token follows the last draft."""
-        return self._table.most_tokens.item(self.own_row) - self.num_known_tokens - 1
+        return self._table.most_tokens.item(self.own_row) - len(self.token_ids) - 1
 
     def propose(self, drafts: tuple[int, ...]) -> None:
         """Let drafts follow its last token, which is known and alone to compute."""

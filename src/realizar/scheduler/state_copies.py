@@ -117,8 +117,6 @@ class StateCopies:
 
     def start(self, sequence: Sequence, prefix: Prefix, plan: Plan) -> None:
         """A sequence starts from a prefix: choose where its chunks are to end, so that snapshots are taken there."""
-        if not self._cache.snapshots.counts.total:
-            return
         if prefix.snapshot is not None:
             plan.restored[sequence] = prefix.snapshot
         request = sequence.request
@@ -129,11 +127,9 @@ class StateCopies:
             is_shared=request.sampling.n > 1,
             step_tokens=self._pace.prompt_tokens(0),
         )
-        keys = sequence.keys.of(sequence.token_ids)
+        keys = sequence.keys.of(sequence.token_ids) if positions else ()
         sequence.snapshot_positions = tuple(
-            position
-            for position in positions
-            if not self._cache.snapshots.has(keys[position // self._cache.block_size - 1])
+            [at for at in positions if not self._cache.snapshots.has(keys[at // self._cache.block_size - 1])]
         )
 
     def of_step(self, plan: Plan) -> StateMoves:

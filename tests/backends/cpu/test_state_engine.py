@@ -46,7 +46,7 @@ class PartlyRight:
 
     def _drafts(self, sequence: Scheduled) -> tuple[int, ...]:
         self._calls += 1
-        done = sequence.num_known_tokens - sequence.request.num_prompt_tokens
+        done = len(sequence.token_ids) - sequence.request.num_prompt_tokens
         coming = list(self._texts[sequence.request.request_id][done : done + self._calls % (MOST_DRAFTS + 1)])
         wrong = self._calls % 7
         if wrong < len(coming):
