@@ -68,6 +68,17 @@ def test_a_bracket_that_stands_for_itself_begins_no_flags(pattern: str, texts: t
     assert not accepts(grammar, texts[1])
 
 
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [(r"[\w--\d]", "[a-zA-Z_]"), (r"[]-\d]", r"[-\]0-9]"), ("[!-[]", r"[!-\[]"), (r"[+-[:\d]", r"[+-\[:\d]")],
+)
+def test_sets_that_python_reads_otherwise(pattern: str, wanted: str) -> None:
+    """A difference of sets, a `]` that begins no range, and a range that ends with a bracket, which opens no set."""
+    grammar = FACTORY.compile(StructuredOutput("regex", pattern))
+    for character in CHARACTERS:
+        assert accepts(grammar, character) == (re.fullmatch(wanted, character, re.ASCII) is not None), repr(character)
+
+
 @pytest.mark.parametrize("pattern", ["(?x) a # b", r"\\(?x)a", r"[]\]](?sx:a)", "[[(?]a](?ix)a"])
 def test_comments_are_refused_wherever_they_begin(pattern: str) -> None:
     with pytest.raises(InvalidRequestError, match="flag x"):

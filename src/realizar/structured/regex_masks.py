@@ -205,6 +205,7 @@ def regex_masks(pattern: str, token_bytes: Sequence[bytes]) -> RegexMasks | None
 # them. What else Rust's expressions have (flags, anchors, lazy counts, nested sets, characters beyond ASCII) is not.
 
 _COUNT = re.compile(r"\{(\d{1,4})(,(\d{0,4}))?\}")
+_SIGNS = {"*": (0, -1), "+": (1, -1), "?": (0, 1)}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
 _NAMED = {"d": "0123456789", "s": "\t\n\x0b\x0c\r ", "w": "_"}
 
@@ -242,18 +243,14 @@ class _Parser:
         return self._table.chain(parts)
 
     def _counted(self, atom: int) -> int:
-        least, most = 1, 1
-        found = _COUNT.match(self._pattern, self.at)
+        found, sign = _COUNT.match(self._pattern, self.at), self._pattern[self.at : self.at + 1]
         if found is not None:
             self.at = found.end()
             least = int(found[1])
             most = least if found[2] is None else int(found[3]) if found[3] else -1
-        elif self._take("*"):
-            least, most = 0, -1
-        elif self._take("+"):
-            least, most = 1, -1
-        elif self._take("?"):
-            least, most = 0, 1
+        elif sign in _SIGNS:
+            self.at += 1
+            least, most = _SIGNS[sign]
         else:
             return atom
         if self._pattern[self.at : self.at + 1] in ("?", "*", "+", "{") or 0 <= most < least:

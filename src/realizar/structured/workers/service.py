@@ -263,11 +263,6 @@ class Refusal:
     cause: ErrorCause
     until_s: float
 
-    def error(self) -> InvalidRequestError | RequestFailedError:
-        if self.cause == "request":
-            return InvalidRequestError(self.reason, "structured")
-        return RequestFailedError(self.reason)
-
 
 class KnownGrammars:
     """The known grammars. Thread-safe. `drop` is called with one that no row will follow any more."""
@@ -291,7 +286,9 @@ class KnownGrammars:
             refusal = self._refusal(structured)
             if refusal is not None:
                 self._refusals.move_to_end(structured)
-                raise refusal.error()
+                if refusal.cause == "request":
+                    raise InvalidRequestError(refusal.reason, "structured")
+                raise RequestFailedError(refusal.reason)
 
     def acquire(
         self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool], client: str = ""

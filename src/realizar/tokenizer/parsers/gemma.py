@@ -16,6 +16,7 @@ from realizar.tokenizer.parsers.grammar_rules import (
     ANYTHING,
     KEY,
     allowed_values,
+    check_keywords,
     check_text,
     json_rule,
     member_rules,
@@ -110,9 +111,7 @@ class _Writer:
         return ways
 
     def _list(self, rule: str, part: Mapping[str, Any]) -> str:
-        for keyword in _LIST_KEYWORDS if self.strict else ():
-            if keyword in part:
-                refuse(f"'{keyword}'")
+        check_keywords(part, _LIST_KEYWORDS, self.strict)
         item = self._value_rule(f"{rule}_item", part.get("items", ANYTHING))
         return f'"[" ({item} ("," {item})*)? "]"'
 

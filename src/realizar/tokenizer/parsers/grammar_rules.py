@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from realizar.errors import InvalidRequestError
@@ -58,9 +58,7 @@ def members(parameters: Mapping[str, Any], strict: bool) -> list[tuple[str, Any,
 
     Raises InvalidRequestError where it is `strict`, and the schema says more of its members than that.
     """
-    for keyword in _OBJECT_KEYWORDS:
-        if strict and keyword in parameters:
-            refuse(f"'{keyword}'")
+    check_keywords(parameters, _OBJECT_KEYWORDS, strict)
     given = parameters.get("properties")
     properties: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
     listed = parameters.get("required")
@@ -79,11 +77,16 @@ def allowed_values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 def check_text(schema: Mapping[str, Any], types: frozenset[str], strict: bool) -> None:
     """Raise InvalidRequestError where a `strict` schema may refuse a value that may be any text."""
-    for keyword in _TEXT_KEYWORDS if strict else ():
-        if keyword in schema:
-            refuse(f"'{keyword}'")
+    check_keywords(schema, _TEXT_KEYWORDS, strict)
     if strict and not types <= {"string", "null", "boolean"}:
         refuse("a text beside numbers, lists or objects")
+
+
+def check_keywords(schema: Mapping[str, Any], keywords: Sequence[str], strict: bool) -> None:
+    """Raise InvalidRequestError where a `strict` schema has one of these keywords."""
+    for keyword in keywords:
+        if strict and keyword in schema:
+            refuse(f"'{keyword}'")
 
 
 def refuse(what: str) -> NoReturn:

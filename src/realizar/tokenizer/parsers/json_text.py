@@ -19,7 +19,8 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _CONTROL = re.compile(r"[\x00-\x1f]+")
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_HEX = frozenset("0123456789abcdefABCDEF")
+_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_ESCAPE_BEGIN = re.compile(r"\\(u[0-9a-fA-F]{0,3})?")
 
 
 @dataclass(slots=True)
@@ -157,19 +158,11 @@ def pass_string(cursor: Cursor, give: Give) -> Reading[None]:
 
 
 def _pass_escape(cursor: Cursor, give: Give) -> Reading[None]:
-    start = cursor.position
-    size = 2
-    while True:
-        escape = cursor.text[start : start + size]
-        if escape[1:2] == "u":
-            size = 6
-            escape = cursor.text[start : start + size]
-        if len(escape) == size or not (yield from cursor.more()):
-            break
-    if len(escape) < size or not (escape[1] in '"\\/bfnrt' or (escape[1] == "u" and _HEX.issuperset(escape[2:]))):
-        raise MismatchError
-    cursor.position += size
-    give(escape)
+    while (found := _ESCAPE.match(cursor.text, cursor.position)) is None:
+        if not _ESCAPE_BEGIN.fullmatch(cursor.text, cursor.position) or not (yield from cursor.more()):
+            raise MismatchError
+    cursor.position = found.end()
+    give(found.group())
 
 
 def read_string(cursor: Cursor) -> Reading[str]:

@@ -91,8 +91,10 @@ class AnswerParser(OutputParser):
         space = HeldSpace()
         while True:
             cursor.release()
-            found = yield from self._reasoning_up_to(self._reasoning_ends(marks), space)
+            ends = self._reasoning_ends(marks)
+            found = yield from pass_until(cursor, ends, lambda text: self._give_reasoning(space.before_end(text)))
             if not found:
+                self._deltas.text(ReasoningDelta, space.take())
                 return
             start = cursor.position
             cursor.position += len(found)
@@ -113,14 +115,6 @@ class AnswerParser(OutputParser):
         if self._style is None or not self._calls_in_reasoning or self._num_reread > _MAX_REREAD:
             return (marks.end,)
         return (marks.end, *self._style.marks)
-
-    def _reasoning_up_to(self, ends: tuple[str, ...], space: HeldSpace) -> Reading[str]:
-        """Read reasoning up to one of `ends`, which stays unread; empty if the answer ends before."""
-        cursor = self._cursor
-        found = yield from pass_until(cursor, ends, lambda text: self._give_reasoning(space.before_end(text)))
-        if not found:
-            self._deltas.text(ReasoningDelta, space.take())
-        return found
 
     def _response(self) -> Reading[None]:
         """Read the mark before the content, if it is there; then the mark after it is looked for too."""
