@@ -165,13 +165,8 @@ class ServeLink:
                 break
         self._block_tokens = info.cached_block_tokens
         count = self._max_replicas
-        listener.handle(
-            Ready(
-                msgspec.structs.replace(
-                    info, max_running=info.max_running * count, queue_length=info.queue_length * count
-                )
-            )
-        )
+        joint = {"max_running": info.max_running * count, "queue_length": info.queue_length * count}
+        listener.handle(Ready(msgspec.structs.replace(info, **joint)))
 
     async def _run(self, call: _Call) -> None:
         """Have replicas run a request, one after another, until one of them has begun it or it is refused."""

@@ -37,7 +37,7 @@ from realizar.server.http.middleware import (
     TraceMiddleware,
     make_tracer,
 )
-from realizar.server.http.request import settings_of
+from realizar.server.http.request import json_response, settings_of
 from realizar.server.http.request_memory import RequestMemoryMiddleware
 from realizar.server.http.unknown_fields import IGNORED, IgnoredFields
 from realizar.server.http.work import WorkPool
@@ -67,8 +67,7 @@ _STATES: Mapping[EngineState, ModelState] = {
 
 
 async def _openapi(request: Request) -> Response:
-    state = request.app.state
-    return Response(msgspec.json.encode(describe(state.dialects, state.common_routes)), media_type="application/json")
+    return json_response(describe(DIALECTS, COMMON_ROUTES))
 
 
 def describe(dialects: Sequence[Dialect], common: Sequence[ApiRoute]) -> dict[str, Any]:
@@ -140,7 +139,7 @@ async def _metrics(request: Request) -> Response:
 
 
 async def _version(request: Request) -> Response:
-    return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
+    return json_response({"version": __version__})
 
 
 def _state(state: str, status: int, reason: str | None = None) -> Response:
@@ -165,7 +164,7 @@ async def _reset_prefix_cache(request: Request) -> Response:
     running = models_of(request).running(request.query_params.get("model"))
     cleared = await asyncio.gather(*map(_cleared, running))
     names = [api.model.name for api, done in zip(running, cleared, strict=True) if done]
-    return Response(msgspec.json.encode({"models": names}), media_type="application/json")
+    return json_response({"models": names})
 
 
 async def _cleared(api: Api) -> bool:
@@ -217,7 +216,7 @@ def create_app_of(models: Models, settings: ServerSettings) -> Starlette:
         exception_handlers={HTTPException: _http_error, Exception: _error},
     )
     app.router.redirect_slashes = False
-    app.state.dialects, app.state.common_routes = DIALECTS, COMMON_ROUTES
+    app.state.dialects = DIALECTS
     app.state.models, app.state.settings, app.state.work = models, settings, WorkPool()
     app.state.figures = figures
     app.state.response_store = _response_store(settings)
@@ -231,24 +230,18 @@ def _response_store(settings: ServerSettings) -> ResponseStore | None:
 
 
 def _route(route: ApiRoute, ignored: IgnoredFields | None) -> Route:
-    return Route(route.path, _answering(route.handler, ignored), methods=[route.method], name=route.path)
-
-
-def _answering(
-    handler: Callable[[Request], Awaitable[Response]], ignored: IgnoredFields | None
-) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap a handler, so that its errors become answers; `ignored` takes unknown fields, None refuses them."""
+    """Its handler's errors become answers; `ignored` takes unknown fields, None refuses them."""
 
     async def answer(request: Request) -> Response:
         IGNORED.set(ignored)
         try:
-            return await handler(request)
+            return await route.handler(request)
         except ClientDisconnectedError:
             raise
         except Exception as error:  # noqa: BLE001 - every error is answered in one form
             return await _error(request, error)
 
-    return answer
+    return Route(route.path, answer, methods=[route.method], name=route.path)
 
 
 async def _error(request: Request, error: Exception) -> Response:
@@ -262,9 +255,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         api_error = ApiError(404, f"Unknown request URL: {place}", code="unknown_url")
     elif error.status_code == 405:
-        api_error = ApiError(
-            405, f"The method is not allowed: {place}", code="method_not_allowed", headers=error.headers
-        )
+        message = f"The method is not allowed: {place}"
+        api_error = ApiError(405, message, code="method_not_allowed", headers=error.headers)
     else:
         api_error = ApiError(error.status_code, error.detail, headers=error.headers)
     return await _error(request, api_error)

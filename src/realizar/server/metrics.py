@@ -77,18 +77,32 @@ class MetricSamples(msgspec.Struct, frozen=True):
         sample = f"{name}_total" if kind == "counter" else name
         return cls(name, text, kind, tuple((sample, labels, float(value)) for labels, value in values))
 
+    @classmethod
+    def of_states(
+        cls, name: str, text: str, states: Sequence[str], owners: Sequence[tuple[dict[str, str], str]]
+    ) -> Self:
+        """A gauge that is 1 for the state that an owner is in, by the owners' labels."""
+        values = [({**labels, "state": state}, state == own) for labels, own in owners for state in states]
+        return cls.of(name, text, "gauge", values)
+
+
+def table_samples(
+    prefix: str, kind: str, table: Iterable[tuple[str, str, str]], owners: Sequence[tuple[dict[str, str], object]]
+) -> tuple[MetricSamples, ...]:
+    """Metrics of a table, by name behind the prefix, text, and attribute of each owner, under the owner's labels."""
+    return tuple(
+        MetricSamples.of(f"{prefix}{stem}", text, kind, [(labels, getattr(each, name)) for labels, each in owners])
+        for stem, text, name in table
+    )
+
 
 def engine_samples(
     prefix: str, engines: Sequence[tuple[dict[str, str], EngineStats]], *, with_gpu: bool = False
 ) -> tuple[MetricSamples, ...]:
     """The figures of engines, each under its labels; `with_gpu`, those of the GPU too where one has it."""
     on_gpu = with_gpu and any(stats.device_memory_total_bytes for _, stats in engines)
-    gauges = GAUGES + (_GAUGES_OF_A_GPU if on_gpu else ())
-    return tuple(
-        MetricSamples.of(f"{prefix}{stem}", text, kind, [(labels, getattr(stats, name)) for labels, stats in engines])
-        for listed, kind in ((gauges, "gauge"), (COUNTERS, "counter"))
-        for stem, text, name in listed
-    )
+    gauges = table_samples(prefix, "gauge", GAUGES + (_GAUGES_OF_A_GPU if on_gpu else ()), engines)
+    return gauges + table_samples(prefix, "counter", COUNTERS, engines)
 
 
 class Metrics:

@@ -19,16 +19,14 @@ _PREFIX = "realizar:replica_"
 def replica_samples(link: ReplicaLink, model_name: str) -> tuple[MetricSamples, ...]:
     """The metrics of each replica, as it last said, and of what the router did."""
     replicas = [(_labels(model_name, each.name), each) for each in link.replicas]
-    states = [
-        ({**labels, "state": state}, each.state == state)
-        for labels, each in replicas
-        for state in get_args(ReplicaState)
-    ]
+    state_text, states = "State of each replica: 1 for the one it is in.", get_args(ReplicaState)
     requests = [(labels, len(each.requests)) for labels, each in replicas]
     blocks = [(labels, link.num_keys(each)) for labels, each in replicas]
     moved = [({"model_name": model_name}, link.num_moved)]
     return (
-        MetricSamples.of(f"{_PREFIX}state", "State of each replica: 1 for the one it is in.", "gauge", states),
+        MetricSamples.of_states(
+            f"{_PREFIX}state", state_text, states, [(labels, each.state) for labels, each in replicas]
+        ),
         MetricSamples.of(f"{_PREFIX}requests", "Requests that a replica has.", "gauge", requests),
         MetricSamples.of(f"{_PREFIX}known_blocks", "Cached blocks that are known.", "gauge", blocks),
         MetricSamples.of(

@@ -125,13 +125,13 @@ def test_calls_are_put_together_by_their_index() -> None:
 @pytest.mark.parametrize(
     ("functions", "param"),
     [
-        ([{"name": "a b"}], "f0"),
-        ([{"name": "a"}, {"name": "a"}], "f1"),
-        ([{"name": "a", "parameters": {"type": "array"}}], "s0.type"),
+        ([{"name": "a b"}], "t0.f"),
+        ([{"name": "a"}, {"name": "a"}], "t1.f"),
+        ([{"name": "a", "parameters": {"type": "array"}}], "t0.s.type"),
     ],
 )
 def test_tools_are_refused_by_their_path(functions: list[dict[str, Any]], param: str) -> None:
     tools = [{"type": "function", "function": function} for function in functions]
     with pytest.raises(ApiError) as caught:
-        check_functions(tools, "f{}".format, "s{}".format)
+        check_functions(tools, [f"t{place}" for place in range(len(tools))], ".f", ".s")
     assert caught.value.param == param

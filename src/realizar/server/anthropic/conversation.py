@@ -20,7 +20,7 @@ from realizar.server.generation.conversation import (
 )
 from realizar.server.generation.objects import check_fields, checked, optional, text_in
 from realizar.server.generation.sampling import SamplingWishes
-from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
+from realizar.server.generation.tools import ToolPlan, read_functions
 from realizar.server.http.unknown_fields import known_only
 
 _LOG = logging.getLogger(__name__)
@@ -281,10 +281,7 @@ _KNOWN = ("type", "name", "description", "input_schema", "strict", *_WITHOUT_EFF
 
 def _read_tools(given: Sequence[dict[str, Any]] | None, choice: ToolChoice | None) -> ToolPlan:
     """Make the plan from a request's `tools` and `tool_choice`. Raises ApiError: 400; `param` is the path."""
-    given = given or ()
-    check_num_tools(given)
-    tools = tuple(_converted_tool(f"tools.{place}", tool) for place, tool in enumerate(given))
-    check_functions(tools, "tools.{}.name".format, "tools.{}.input_schema".format)
+    tools = read_functions(given, "tools.{}", _converted_tool, ".name", ".input_schema")
     if choice is None:
         return ToolPlan(tools)
     if choice.type != "tool" and choice.name is not None:

@@ -21,6 +21,7 @@ from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.http.request import compute, json_response
 from realizar.server.http.request_memory import lease_of
+from realizar.server.http.sse import named_event
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
 
@@ -31,11 +32,6 @@ _DELTAS: Mapping[PartKind, tuple[str, str]] = {
     "call": ("input_json_delta", "partial_json"),
 }
 """Types of the deltas of each kind of part, and the fields of their texts."""
-
-
-def encode_event(name: str, **fields: Any) -> bytes:
-    """An event with its name, which its data repeats as `type`."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encoder.encode({"type": name, **fields}))
 
 
 def _block(part: AnswerPart, text: str) -> dict[str, Any]:
@@ -113,14 +109,14 @@ class _MessageEncoder(Encoder[AnswerDelta]):
                 return ("stop_sequence", stopped_by) if isinstance(stopped_by, str) else ("end_turn", None)
 
     def _start(self) -> bytes:
-        return encode_event("message_start", message=self._message([], {**self._usage(), "output_tokens": 0}))
+        return named_event("message_start", message=self._message([], {**self._usage(), "output_tokens": 0}))
 
     def _grown(self, delta: AnswerDelta) -> Iterator[bytes]:
         for part, text in self._parts.take_in(delta):
             if part is not self._open:
                 yield from self._stop_block()
                 self._open = part
-                yield encode_event("content_block_start", index=part.index, content_block=_block(part, ""))
+                yield named_event("content_block_start", index=part.index, content_block=_block(part, ""))
             if text:
                 kind, field = _DELTAS[part.kind]
                 yield self._delta(part, {"type": kind, field: text})
@@ -129,8 +125,8 @@ class _MessageEncoder(Encoder[AnswerDelta]):
         yield from self._stop_block()
         reason, sequence = self._stop()
         stop = {"stop_reason": reason, "stop_sequence": sequence}
-        yield encode_event("message_delta", delta=stop, usage=self._usage())
-        yield encode_event("message_stop")
+        yield named_event("message_delta", delta=stop, usage=self._usage())
+        yield named_event("message_stop")
 
     def _stop_block(self) -> Iterator[bytes]:
         part, self._open = self._open, None
@@ -138,10 +134,10 @@ class _MessageEncoder(Encoder[AnswerDelta]):
             return
         if part.kind == "reasoning":  # clients wait for it, though there is nothing to prove here
             yield self._delta(part, {"type": "signature_delta", "signature": ""})
-        yield encode_event("content_block_stop", index=part.index)
+        yield named_event("content_block_stop", index=part.index)
 
     def _delta(self, part: AnswerPart, delta: dict[str, str]) -> bytes:
-        return encode_event("content_block_delta", index=part.index, delta=delta)
+        return named_event("content_block_delta", index=part.index, delta=delta)
 
 
 # `POST /v1/messages` and `POST /v1/messages/count_tokens`.
@@ -182,7 +178,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 def _error_event(error: ApiError) -> bytes:
-    return encode_event("error", error=error_body(error)["error"])
+    return named_event("error", error=error_body(error)["error"])
 
 
 ANTHROPIC = Dialect(
@@ -208,7 +204,7 @@ ANTHROPIC = Dialect(
             },
         },
     },
-    stream=StreamForm(ping=encode_event("ping"), end=b"", error=_error_event),
+    stream=StreamForm(ping=named_event("ping"), end=b"", error=_error_event),
     statuses=_STATUSES,
     request_id_header="request-id",
 )

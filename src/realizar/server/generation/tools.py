@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from realizar.errors import InvalidRequestError
 from realizar.server.errors import refused
 from realizar.tokenizer.parsers.grammar import tool_of_rule
+
+T = TypeVar("T")
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -67,33 +69,44 @@ def check_num_tools(given: Sequence[object], where: str = "tools") -> None:
         raise refused(f"{where} has {len(given)} entries; at most {MAX_TOOLS} are allowed", where, "array_too_long")
 
 
-def check_functions(
-    tools: Sequence[Mapping[str, Any]], name_path: Callable[[int], str], schema_path: Callable[[int], str]
-) -> None:
-    """Check the names of tools, in the form that chat templates take, and that the arguments of each are an object.
+def read_functions(
+    given: Sequence[T] | None,
+    path: str,
+    convert: Callable[[str, T], dict[str, Any]],
+    name: str = ".function.name",
+    schema: str = ".function.parameters",
+) -> tuple[dict[str, Any], ...]:
+    """The tools of a request in the form that chat templates take, each made by `convert`, and checked.
 
-    The paths are those in the request, by a tool's place. Raises ApiError: 400; `param` is the path.
+    `path` is a tool's in the request, with `{}` for its place; `name` and `schema` are those of its fields behind it.
+    Raises ApiError: 400; `param` is the path.
     """
+    check_num_tools(given or ())
+    paths = [path.format(place) for place in range(len(given or ()))]
+    tools = tuple(map(convert, paths, given or ()))
+    check_functions(tools, paths, name, schema)
+    return tools
+
+
+def check_functions(tools: Sequence[Mapping[str, Any]], paths: Sequence[str], name: str, schema: str) -> None:
+    """Check the names of converted tools, and that the arguments of each are an object; as `read_functions` does."""
     seen: set[str] = set()
-    for place, tool in enumerate(tools):
-        path, function = name_path(place), tool["function"]
-        name = function["name"]
-        if not _NAME.fullmatch(name):
+    for where, tool in zip(paths, tools, strict=True):
+        path, function = f"{where}{name}", tool["function"]
+        if not _NAME.fullmatch(function["name"]):
             raise refused(f"{path} must be 1 to 64 letters, digits, _ or -", path, "invalid_value")
-        if name in seen:
-            raise refused(f"{path}: two tools have the name '{name}'", path)
-        seen.add(name)
+        if function["name"] in seen:
+            raise refused(f"{path}: two tools have the name '{function['name']}'", path)
+        seen.add(function["name"])
         if function.get("parameters", {}).get("type", "object") != "object":
-            path = f"{schema_path(place)}.type"
+            path = f"{where}{schema}.type"
             raise refused(f"{path} must be 'object'", path, "invalid_value")
 
 
-def plan_mode(
-    tools: tuple[Mapping[str, Any], ...], mode: str | None, *, parallel: bool, code: str | None = None
-) -> ToolPlan:
+def plan_mode(tools: tuple[Mapping[str, Any], ...], mode: str | None, *, parallel: bool) -> ToolPlan:
     """The plan of a `tool_choice` that is none, auto, as null is too, or required.
 
-    Raises ApiError: 400; it is another, or required without tools, which has a `code` of its own.
+    Raises ApiError: 400; it is another, or required without tools.
     """
     if mode is None or mode == "auto":
         return ToolPlan(tools, parallel=parallel)
@@ -102,17 +115,31 @@ def plan_mode(
     if mode != "required":
         raise refused("tool_choice must be none, auto, required or an object", "tool_choice", "invalid_value")
     if not tools:
-        raise refused("tool_choice is 'required', but the request has no tools", "tool_choice", code)
+        raise refused("tool_choice is 'required', but the request has no tools", "tool_choice", "invalid_value")
     return ToolPlan(tools, required=True, parallel=parallel)
 
 
 def plan_allowed(
-    tools: Sequence[Mapping[str, Any]], allowed: Iterable[Mapping[str, Any]], *, required: bool, parallel: bool
+    tools: Sequence[Mapping[str, Any]],
+    path: str,
+    choice: Mapping[str, Any],
+    named: Callable[[Any, str], str],
+    *,
+    parallel: bool,
 ) -> ToolPlan:
-    """The plan of those tools alone that are allowed; one that is named twice is shown once."""
-    wanted = {tool["function"]["name"] for tool in allowed}
+    """The plan of those tools alone that are allowed, by the `mode` and `tools` of a choice; each is shown once.
+
+    `named` gives the name that an entry means, by the entry and its path. Raises ApiError: 400; `param` is the path.
+    """
+    mode, allowed = choice.get("mode"), choice.get("tools")
+    if mode not in ("auto", "required"):
+        raise refused(f"{path}.mode must be auto or required", f"{path}.mode", "invalid_value")
+    if not isinstance(allowed, list) or not allowed:
+        raise refused(f"{path}.tools must be a list that is not empty", f"{path}.tools", "invalid_value")
+    check_num_tools(allowed, f"{path}.tools")
+    wanted = {named(each, f"{path}.tools[{place}]") for place, each in enumerate(allowed)}
     kept = tuple(tool for tool in tools if tool["function"]["name"] in wanted)
-    return ToolPlan(kept, required=required, parallel=parallel)
+    return ToolPlan(kept, required=mode == "required", parallel=parallel)
 
 
 def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -324,10 +324,8 @@ class KeyRing:
         if not self._digests:
             return True
         offered = _digest(key or b"")
-        found = False
-        for digest in self._digests:  # all are compared, so that the time reveals nothing
-            found |= hmac.compare_digest(digest, offered)
-        return found and key is not None
+        found = [hmac.compare_digest(digest, offered) for digest in self._digests]  # of all: the time reveals nothing
+        return any(found) and key is not None
 
     def fault(self, scope: Scope) -> ApiError | None:
         if self.opens(offered_key(scope["headers"])):

@@ -23,6 +23,11 @@ def encode_event(record: Any) -> bytes:
     return b"data: " + _encoder.encode(record) + b"\n\n"
 
 
+def named_event(name: str, **fields: Any) -> bytes:
+    """An event with its name, which its data repeats as `type`."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encoder.encode({"type": name, **fields}))
+
+
 class EventTemplate:
     """Encodes events that differ in one text, and maybe in log-probabilities, without making a record for each.
 

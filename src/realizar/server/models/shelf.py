@@ -22,7 +22,7 @@ from realizar.errors import QueueFullError, RealizarError
 from realizar.request import Client
 from realizar.server.api import Api
 from realizar.server.errors import cleaned
-from realizar.server.metrics import Metrics, MetricSamples, add_samples, exposition_of
+from realizar.server.metrics import Metrics, MetricSamples, add_samples, exposition_of, table_samples
 from realizar.server.models.lives import EngineLives, StartEngine, log
 from realizar.server.models.models import ModelLease, ModelState, ModelStatus
 from realizar.server.models.names import not_loaded, not_named, not_served, shutting_down
@@ -318,29 +318,26 @@ class ModelShelf:
         self._lives.close(model)
 
 
-def shelf_samples(models: Sequence[ShelvedModel]) -> tuple[MetricSamples, ...]:
-    def by_model(name: str, text: str, kind: str, value: Callable[[ShelvedModel], float]) -> MetricSamples:
-        return MetricSamples.of(name, text, kind, [({"model_name": each.name}, value(each)) for each in models])
+_GAUGES = (
+    ("num_requests_waiting_for_model", "Requests that wait until it is loaded.", "num_waiting"),
+    ("model_planned_bytes", "Memory that was planned for its engine.", "held_bytes"),
+    ("model_host_bytes", "Memory of the host that is kept for its weights.", "held_host_bytes"),
+)
+_COUNTERS = (
+    ("model_loads", "Times that a model was loaded.", "num_loads"),
+    ("model_wakes", "Times that a model came back from the host's memory.", "num_wakes"),
+)
 
-    states = [
-        ({"model_name": model.name, "state": state}, model.state == state)
-        for model in models
-        for state in get_args(ModelState)
-    ]
-    waiting, loads, wakes, planned, on_host = (
-        "Requests that wait until it is loaded.",
-        "Times that a model was loaded.",
-        "Times that a model came back from the host's memory.",
-        "Memory that was planned for its engine.",
-        "Memory of the host that is kept for its weights.",
-    )
+
+def shelf_samples(models: Sequence[ShelvedModel]) -> tuple[MetricSamples, ...]:
+    owners = [({"model_name": each.name}, each) for each in models]
+    states = [(labels, each.state) for labels, each in owners]
     return (
-        MetricSamples.of("realizar:model_state", "1 for the state that a model is in.", "gauge", states),
-        by_model("realizar:num_requests_waiting_for_model", waiting, "gauge", lambda each: len(each.waiters)),
-        by_model("realizar:model_loads", loads, "counter", lambda each: each.num_loads),
-        by_model("realizar:model_wakes", wakes, "counter", lambda each: each.num_wakes),
-        by_model("realizar:model_planned_bytes", planned, "gauge", lambda each: each.held_bytes),
-        by_model("realizar:model_host_bytes", on_host, "gauge", lambda each: each.held_host_bytes),
+        MetricSamples.of_states(
+            "realizar:model_state", "1 for the state that a model is in.", get_args(ModelState), states
+        ),
+        *table_samples("realizar:", "gauge", _GAUGES, owners),
+        *table_samples("realizar:", "counter", _COUNTERS, owners),
     )
 
 

@@ -138,6 +138,10 @@ class ShelvedModel:
         return 0 if self.running is None else self.running.num_leases
 
     @property
+    def num_waiting(self) -> int:
+        return len(self.waiters)
+
+    @property
     def held_bytes(self) -> int:
         """Memory of the device that it takes now, at most."""
         if self.stage in ("known", "failed"):

@@ -14,7 +14,7 @@ from realizar.server.generation.chat_plan import reasons
 from realizar.server.generation.conversation import Conversation, can_continue, log_once
 from realizar.server.generation.objects import check_fields, checked, text_in
 from realizar.server.generation.sampling import SamplingWishes, listed_logprobs
-from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
+from realizar.server.generation.tools import ToolPlan, read_functions
 from realizar.server.http.unknown_fields import known_only
 from realizar.server.ollama.messages import read_messages
 from realizar.server.ollama.records import AnswerRequest, ChatRequest, GenerateRequest, Options
@@ -25,7 +25,7 @@ _EFFORTS = ("low", "medium", "high", "max")
 
 def read_chat(api: Api, request: ChatRequest) -> Conversation:
     """Check a request of `/api/chat` and read it; ApiError or InvalidRequestError where it is refused."""
-    tools = _read_tools(request.tools)
+    tools = ToolPlan(read_functions(request.tools, "tools[{}]", _converted))
     return _conversation(api, request, read_messages(request.messages or []), tools, OPTION_NAMES)
 
 
@@ -83,15 +83,6 @@ def shows_thinking(request: AnswerRequest) -> bool:
 
 _KNOWN = ("type", "function")
 _OF_FUNCTION = {"name": str, "description": str, "parameters": dict, "strict": bool}
-
-
-def _read_tools(given: Sequence[dict[str, Any]] | None) -> ToolPlan:
-    """Make the plan from a request's `tools`. Raises ApiError: 400; `param` is the path."""
-    given = given or ()
-    check_num_tools(given)
-    tools = tuple(_converted(f"tools[{place}]", tool) for place, tool in enumerate(given))
-    check_functions(tools, "tools[{}].function.name".format, "tools[{}].function.parameters".format)
-    return ToolPlan(tools)
 
 
 def _converted(where: str, tool: dict[str, Any]) -> dict[str, Any]:

@@ -135,9 +135,3 @@ class PullRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     username: str | None = None
     password: str | None = None
-
-
-class RefusedRequest(msgspec.Struct, kw_only=True):
-    """The body of a route that is refused: any object."""
-
-    model: str | None = None

@@ -51,7 +51,6 @@ from realizar.server.ollama.records import (
     EmbedRequest,
     GenerateRequest,
     PullRequest,
-    RefusedRequest,
     ShowRequest,
 )
 from realizar.server.ollama.times import Clock, now
@@ -305,13 +304,11 @@ def _line(event: PullEvent) -> bytes:
     return msgspec.json.encode({name: value for name, value in fields.items() if value is not None}) + b"\n"
 
 
-def _refusing(name: str, record: type[msgspec.Struct] | None) -> Callable[[Request], Awaitable[Response]]:
-    """Make a handler that refuses all requests, well-formed ones too; a record of None does not read the body."""
+def _refusing(path: str) -> Callable[[Request], Awaitable[Response]]:
+    """Make a handler that refuses all requests, whose bodies are not read."""
 
     async def refuse(request: Request) -> Response:
-        if record is not None:
-            await read_record(request, record)
-        raise refused(f"{name} is not supported: {_CHOSEN}", None, "not_supported")
+        raise refused(f"{path.partition('/{')[0]} is not supported: {_CHOSEN}", None, "not_supported")
 
     return refuse
 
@@ -376,7 +373,10 @@ async def _chat(request: Request) -> Response:
     return await _answer(request, api, plan, clock, record)
 
 
-_REFUSED = (("/api/delete", "DELETE"), ("/api/copy", "POST"), ("/api/create", "POST"), ("/api/push", "POST"))
+_REFUSED = (
+    *(("/api/delete", "DELETE"), ("/api/copy", "POST"), ("/api/create", "POST"), ("/api/push", "POST")),
+    ("/api/blobs/{digest}", "POST"),
+)
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -398,13 +398,7 @@ OLLAMA = Dialect(
         ApiRoute("/api/embed", _embed, "Embed texts (Ollama's).", EmbedRequest),
         ApiRoute("/api/embeddings", _embeddings, "Embed a text (Ollama's older route).", EmbeddingsRequest),
         ApiRoute("/api/pull", _pull, "Find a model, or fetch it where the server allows it.", PullRequest),
-        *(
-            ApiRoute(path, _refusing(path, RefusedRequest), "Refused: requests change no models.", RefusedRequest, verb)
-            for path, verb in _REFUSED
-        ),
-        ApiRoute(
-            "/api/blobs/{digest}", _refusing("/api/blobs", None), "Refused: requests change no models.", verb="POST"
-        ),
+        *(ApiRoute(path, _refusing(path), "Refused: requests change no models.", verb=verb) for path, verb in _REFUSED),
         ApiRoute("/api/version", version, "The version of Ollama whose API this is."),
     ),
     folder="/api/",

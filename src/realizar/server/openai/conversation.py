@@ -11,10 +11,15 @@ from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
 from realizar.server.generation.conversation import Conversation, can_continue, check_num_messages
-from realizar.server.generation.objects import check_fields, check_neutral
+from realizar.server.generation.objects import check_fields, check_neutral, checked
 from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, check_top, listed_logprobs
-from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools, plan_allowed, plan_mode
+from realizar.server.generation.tools import (
+    ToolPlan,
+    plan_allowed,
+    plan_mode,
+    read_functions,
+)
 from realizar.server.http.unknown_fields import known_only
 from realizar.server.openai.fields import check_stream, find_structured, read_wishes
 from realizar.server.openai.records import (
@@ -143,18 +148,17 @@ def _require(holds: bool, path: str, what: str) -> None:
 
 def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
     """Check the tools of a request and convert them for the template; raises as `check_messages` does."""
-    if given is None:
-        return ()
-    check_num_tools(given)
-    for place, tool in enumerate(given):
-        path = f"tools[{place}]"
-        if tool.type != "function" or tool.custom is not None:
-            raise unsupported(f"{path}.type", "must be 'function': other tools are not supported")
-        if tool.function is None:
-            raise refused(f"{path}.function is missing", f"{path}.function", "missing_required_parameter")
-    tools = tuple(_plain(tool) for tool in given)
-    check_functions(tools, "tools[{}].function.name".format, "tools[{}].function.parameters".format)
-    return tools
+    return read_functions(given, "tools[{}]", _converted)
+
+
+def _converted(path: str, tool: Tool) -> dict[str, Any]:
+    if tool.type != "function" or tool.custom is not None:
+        raise unsupported(f"{path}.type", "must be 'function': other tools are not supported")
+    if tool.function is None:
+        raise refused(f"{path}.function is missing", f"{path}.function", "missing_required_parameter")
+    given = msgspec.to_builtins(tool.function).items()
+    function = {name: value for name, value in given if value is not None and name != "cache_control"}
+    return {"type": tool.type, "function": function}
 
 
 def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
@@ -163,53 +167,30 @@ def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
     parallel = request.parallel_tool_calls is not False
     choice = request.tool_choice
     if not isinstance(choice, dict):
-        return plan_mode(tools, choice, parallel=parallel, code="invalid_value")
+        return plan_mode(tools, choice, parallel=parallel)
     if choice.get("type") == "function":
-        named = _named(tools, choice, "tool_choice", ("name",))
-        return ToolPlan(tools, name=named["function"]["name"], parallel=False)
-    if choice.get("type") == "allowed_tools":
-        return _allowed(tools, choice, parallel)
-    raise refused("tool_choice.type must be function or allowed_tools", "tool_choice.type", "invalid_value")
-
-
-def _allowed(tools: Sequence[Mapping[str, Any]], choice: dict[str, Any], parallel: bool) -> ToolPlan:
-    path = "tool_choice.allowed_tools"
+        return ToolPlan(tools, name=_named(tools, choice, "tool_choice", ("name",)), parallel=False)
+    if choice.get("type") != "allowed_tools":
+        raise refused("tool_choice.type must be function or allowed_tools", "tool_choice.type", "invalid_value")
     known_only("tool_choice", choice, ("type", "allowed_tools"))
-    allowed = choice.get("allowed_tools")
-    if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
-        raise refused(f"{path} must be an object with mode and tools", path, "invalid_value")
+    path = "tool_choice.allowed_tools"
+    allowed = checked(path, choice.get("allowed_tools"), dict, "invalid_value")
     known_only(path, allowed, ("mode", "tools"))
-    mode = allowed.get("mode")
-    if mode not in ("auto", "required"):
-        raise refused(f"{path}.mode must be auto or required", f"{path}.mode", "invalid_value")
-    check_num_tools(allowed["tools"], f"{path}.tools")
     fields = FunctionDefinition.__struct_fields__  # a tool may be named by its whole definition
-    named = [_named(tools, each, f"{path}.tools[{place}]", fields) for place, each in enumerate(allowed["tools"])]
-    return plan_allowed(tools, named, required=mode == "required", parallel=parallel)
+    return plan_allowed(tools, path, allowed, lambda each, at: _named(tools, each, at, fields), parallel=parallel)
 
 
-def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str, known: tuple[str, ...]) -> str:
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str):
         raise refused(f"{path}.function.name is missing", f"{path}.function.name", "missing_required_parameter")
     known_only(path, choice, ("type", "function"))
     known_only(f"{path}.function", function, known)
-    for tool in tools:
-        if tool["function"]["name"] == name:
-            return tool
-    raise refused(
-        f"{path} names the tool {name[:80]!a}, which is not in tools", f"{path}.function.name", "invalid_value"
-    )
-
-
-def _plain(tool: Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {
-        name: value
-        for name, value in msgspec.to_builtins(tool.function).items()
-        if value is not None and name != "cache_control"
-    }
-    return {"type": tool.type, "function": function}
+    if name not in (tool["function"]["name"] for tool in tools):
+        reason = f"{path} names the tool {name[:80]!a}, which is not in tools"
+        raise refused(reason, f"{path}.function.name", "invalid_value")
+    return name
 
 
 def read_conversation(request: ChatCompletionRequest) -> Conversation:

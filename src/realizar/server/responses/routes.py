@@ -24,6 +24,7 @@ from realizar.server.http.body_json import parsed_size
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.http.request import compute, json_response
 from realizar.server.http.request_memory import lease_of
+from realizar.server.http.sse import named_event
 from realizar.server.http.unknown_fields import known_only
 from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
@@ -362,10 +363,9 @@ class _ResponseEncoder(Encoder[AnswerDelta]):
         return self._event(name, item_id=item.id, output_index=item.part.index, **fields)
 
     def _event(self, name: str, **fields: Any) -> bytes:
-        """An event with its name, which its data repeats as `type`."""
-        data = _encoder.encode({"type": name, "sequence_number": self._number, **fields})
+        data = named_event(name, sequence_number=self._number, **fields)
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+        return data
 
 
 _KEPT = "/v1/responses/{response_id}"

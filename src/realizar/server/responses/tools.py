@@ -5,6 +5,7 @@ Codex puts functions into namespaces. A template knows none, so such a function 
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,8 +64,7 @@ def read_tools(
     found = list(_functions(given or ()))
     check_num_tools(found)
     tools = tuple(function.converted for function in found)
-    paths = [function.path for function in found]
-    check_functions(tools, lambda place: f"{paths[place]}.name", lambda place: f"{paths[place]}.parameters")
+    check_functions(tools, [function.path for function in found], ".name", ".parameters")
     namespaces = {
         full_name(each.namespace, each.name): (each.namespace, each.name)
         for each in found
@@ -150,37 +150,25 @@ def _planned(
     if not isinstance(choice, dict):
         return plan_mode(tools, choice, parallel=parallel)
     if choice.get("type") in ("function", "custom"):
-        return ToolPlan(tools, name=_named(tools, custom, choice, "tool_choice")["function"]["name"], parallel=False)
+        return ToolPlan(tools, name=_named(tools, custom, choice, "tool_choice"), parallel=False)
     if choice.get("type") == "allowed_tools":
-        return _allowed(tools, custom, choice, parallel=parallel)
+        known_only("tool_choice", choice, ("type", "mode", "tools"))
+        named = functools.partial(_named, tools, custom)
+        return plan_allowed(tools, "tool_choice", choice, named, parallel=parallel)
     raise unsupported("tool_choice.type", f"must be function, custom or allowed_tools: {_OWN_TOOLS}")
 
 
-def _allowed(
-    tools: Sequence[Mapping[str, Any]], custom: frozenset[str], choice: dict[str, Any], *, parallel: bool
-) -> ToolPlan:
-    known_only("tool_choice", choice, ("type", "mode", "tools"))
-    mode, allowed = choice.get("mode"), choice.get("tools")
-    if mode not in ("auto", "required"):
-        raise refused("tool_choice.mode must be auto or required", "tool_choice.mode", "invalid_value")
-    if not isinstance(allowed, list) or not allowed:
-        raise refused("tool_choice.tools must be a list that is not empty", "tool_choice.tools", "invalid_value")
-    check_num_tools(allowed, "tool_choice.tools")
-    named = [_named(tools, custom, each, f"tool_choice.tools[{place}]") for place, each in enumerate(allowed)]
-    return plan_allowed(tools, named, required=mode == "required", parallel=parallel)
-
-
-def _named(tools: Sequence[Mapping[str, Any]], custom: frozenset[str], choice: Any, path: str) -> Mapping[str, Any]:
+def _named(tools: Sequence[Mapping[str, Any]], custom: frozenset[str], choice: Any, path: str) -> str:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind not in ("function", "custom"):
         raise unsupported(f"{path}.type", f"must be function or custom: {_OWN_TOOLS}")
     known_only(path, choice, ("type", "name", "namespace") if kind == "function" else ("type", "name"))
     name = text_in(path, choice, "name", may_be_empty=True)
     namespace = optional(f"{path}.namespace", choice.get("namespace"), str)
-    for tool in tools:
-        if tool["function"]["name"] == full_name(namespace, name) and (name in custom) == (kind == "custom"):
-            return tool
-    raise refused(f"{path} names the tool {name[:80]!a}, which is not in tools", f"{path}.name", "invalid_value")
+    shown = full_name(namespace, name)
+    if shown not in (tool["function"]["name"] for tool in tools) or (name in custom) != (kind == "custom"):
+        raise refused(f"{path} names the tool {name[:80]!a}, which is not in tools", f"{path}.name", "invalid_value")
+    return shown
 
 
 def _repeated(given: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
