@@ -100,8 +100,8 @@ def test_log_probabilities_above_the_share_are_refused_before_they_run(
 ) -> None:
     held, take = [0], RequestMemory.take
 
-    def noting(memory: RequestMemory, client: str, num_bytes: int, held_bytes: int = 0) -> None:
-        take(memory, client, num_bytes, held_bytes)
+    def noting(memory: RequestMemory, client: str, num_bytes: int, held_bytes: int = 0, **options: Any) -> None:
+        take(memory, client, num_bytes, held_bytes, **options)
         held.append(held_bytes + num_bytes)
 
     monkeypatch.setattr(RequestMemory, "take", noting)

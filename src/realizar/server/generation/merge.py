@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TypeVar
 
 from realizar.errors import QueueFullError
@@ -47,35 +46,30 @@ def merged(streams: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator
 
 
 async def _merged(streams: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator[T]:
-    queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=2 * len(streams))
+    queue: asyncio.Queue[T | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))  # None: one has ended
 
     async def run(make: Callable[[], AsyncGenerator[T]]) -> None:
-        error: Exception | None = None
+        end: Exception | None = None
         try:
             async with aclosing(make()) as stream:
                 async for item in stream:
                     await queue.put(item)
         except Exception as raised:  # noqa: BLE001 - raised again in the consumer
-            error = raised
-        await queue.put(_End(error))
+            end = raised
+        await queue.put(end)
 
     tasks = [asyncio.ensure_future(run(make)) for make in streams]
     try:
         num_open = len(tasks)
         while num_open:
             came = await queue.get()
-            if not isinstance(came, _End):
+            if isinstance(came, Exception):
+                raise came
+            if came is None:
+                num_open -= 1
+            else:
                 yield came
-                continue
-            num_open -= 1
-            if came.error is not None:
-                raise came.error
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    error: Exception | None

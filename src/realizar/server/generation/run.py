@@ -115,9 +115,8 @@ class Run(Generic[D]):
         Raises ClientDisconnectedError: the client disconnected before a whole answer; the run has ended.
         """
         note(request, model=self.api.model.name, **self.asked())
-        settings = self.api.settings
         if stream:
-            return EventStream(self._events(request, encoder), settings.ping_interval_s, settings.write_timeout_s)
+            return EventStream(self._events(request, encoder))
         try:
             await unless_disconnected(request.receive, self._take_all(encoder))
         finally:

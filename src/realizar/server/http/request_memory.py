@@ -29,34 +29,23 @@ class RequestMemory:
         self._total = self._free = total_bytes
         self._held: Counter[str] = Counter()
 
-    def take(self, client: str, num_bytes: int, held_bytes: int = 0) -> None:
+    def take(self, client: str, num_bytes: int, held_bytes: int = 0, *, is_running: bool = False) -> None:
         """Take more bytes for a client, whose request holds `held_bytes` already.
 
-        It raises ApiError 429 above the client's current share, and 413 above its share on an idle server.
+        Those of a request that runs count whatever others hold; less is left for new ones. It raises ApiError 429 above
+        the client's current share, and 413 above its share on an idle server.
         """
-        held = self._held[client]
-        self._check_most(num_bytes, held_bytes)
-        if held + num_bytes > self._free - num_bytes:
+        held, most = self._held[client], self._total // 2
+        if held_bytes + num_bytes > most:
+            taken = f"the request and its answer take {held_bytes + num_bytes >> 10} KiB"
+            message = f"{taken}; at most {most >> 10} KiB are allowed (--request-memory)"
+            raise closing(413, message, "request_too_large")
+        if not is_running and held + num_bytes > self._free - num_bytes:
             message = (
                 f"this client's large requests hold {held >> 10} KiB, and {num_bytes >> 10} KiB more are above its "
                 "share (--request-memory); try again when some have been answered"
             )
             raise later(429, message, "too_much_in_flight", 1.0)
-        self._count(client, num_bytes)
-
-    def add(self, client: str, num_bytes: int, held_bytes: int) -> None:
-        """Count bytes of a running request whatever others hold; less is left for new ones. Raises 413 as `take`."""
-        self._check_most(num_bytes, held_bytes)
-        self._count(client, num_bytes)
-
-    def _check_most(self, num_bytes: int, held_bytes: int) -> None:
-        most = self._total // 2
-        if held_bytes + num_bytes > most:
-            taken = f"the request and its answer take {held_bytes + num_bytes >> 10} KiB"
-            message = f"{taken}; at most {most >> 10} KiB are allowed (--request-memory)"
-            raise closing(413, message, "request_too_large")
-
-    def _count(self, client: str, num_bytes: int) -> None:
         self._held[client] += num_bytes
         self._free -= num_bytes
 
@@ -103,8 +92,7 @@ class RequestLease:
         It raises ApiError 413 if the request alone holds more than any share.
         """
         if num_bytes := self._due(num_tokens, num_top):
-            self._memory.add(self.client.name, num_bytes, self._held)
-            self._held += num_bytes
+            self.take(num_bytes, is_running=True)
 
     def _due(self, num_tokens: int, num_top: int) -> int:
         """The bytes to count now; small amounts are collected first."""
@@ -124,8 +112,8 @@ class RequestLease:
         """Have something else released with the memory."""
         self._releases.append(release)
 
-    def take(self, num_bytes: int) -> None:
-        self._memory.take(self.client.name, num_bytes, self._held)
+    def take(self, num_bytes: int, *, is_running: bool = False) -> None:
+        self._memory.take(self.client.name, num_bytes, self._held, is_running=is_running)
         self._held += num_bytes
 
     def release(self) -> None:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from realizar.server.errors import to_api_error
 from realizar.server.http.dialects import dialect_of, error_response, note_error
 from realizar.server.http.disconnects import wait_for_disconnect
+from realizar.server.settings import ServerSettings
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _encoder = msgspec.json.Encoder()
@@ -63,20 +64,18 @@ class EventStream(Response):
 
     Args:
         events: the events to send, one or more in each item; its `aclose` frees its resources.
-        ping_interval_s: seconds between pings while no event comes.
-        write_timeout_s: seconds for the client to read an event.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes], ping_interval_s: float, write_timeout_s: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
         super().__init__(None, 200, HEADERS)
         del self.headers["content-length"]
         self._events = events
-        self._ping_interval_s, self._write_timeout_s = ping_interval_s, write_timeout_s
         self._writing_since_s: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send, self._lock, self._started, self._idle = send, asyncio.Lock(), False, True
         self._form = dialect_of(scope).stream
+        self._settings: ServerSettings = scope["app"].state.settings
         self.headers["content-type"] = self._form.media_type
         sending = asyncio.ensure_future(self._send_all(scope, receive))
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
@@ -113,14 +112,14 @@ class EventStream(Response):
         """Keep an idle connection open; returns when the client has stopped reading."""
         while True:
             self._idle = True
-            await asyncio.sleep(self._ping_interval_s)
+            await asyncio.sleep(self._settings.ping_interval_s)
             since_s = self._writing_since_s
             if since_s is not None:
-                if time.monotonic() - since_s > self._write_timeout_s:
+                if time.monotonic() - since_s > self._settings.write_timeout_s:
                     return
             elif self._idle:
                 try:
-                    async with asyncio.timeout(self._write_timeout_s):
+                    async with asyncio.timeout(self._settings.write_timeout_s):
                         await self._write(self._form.ping)
                 except TimeoutError:
                     return

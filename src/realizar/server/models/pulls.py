@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -48,10 +48,8 @@ class PullEvent:
 Report: TypeAlias = Callable[[PullEvent], None]
 
 
-class Fetch(Protocol):
-    """Fetches a model of a name; when it is cancelled nothing of it goes on. Raises HubError: it can't be fetched."""
-
-    async def __call__(self, name: str, report: Report) -> Path: ...
+Fetch: TypeAlias = Callable[[str, Report], Awaitable[Path]]
+"""Fetches a model of a name; when it is cancelled nothing of it goes on. Raises HubError: it can't be fetched."""
 
 
 class _Pull:

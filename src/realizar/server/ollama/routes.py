@@ -27,7 +27,7 @@ from realizar.server.generation.run import Encoder
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.http.disconnects import unless_disconnected
-from realizar.server.http.request import compute, json_response, settings_of
+from realizar.server.http.request import compute, json_response
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.http.work import Stop
@@ -248,7 +248,7 @@ _SUCCESS = msgspec.json.encode({"status": "success"})
 async def _pull(request: Request) -> Response:
     """Fetch a model, which is served then. One that is served already is there: nothing is asked of the network."""
     record = await read_record(request, PullRequest)
-    models, settings = models_of(request), settings_of(request)
+    models = models_of(request)
     name = record.model or record.name or ""
     try:
         find_model(models, name)
@@ -263,7 +263,7 @@ async def _pull(request: Request) -> Response:
     else:
         lines = _no_lines()
     if record.stream is not False:
-        return EventStream(lines, settings.ping_interval_s, settings.write_timeout_s)
+        return EventStream(lines)
     await unless_disconnected(request.receive, _whole(lines))
     return Response(_SUCCESS, media_type="application/json")
 

@@ -161,7 +161,9 @@ def _card(model: ModelStatus, name: str) -> dict[str, Any]:
 async def _embeddings(request: Request) -> Response:
     record = await read_record(request, EmbeddingRequest)
     api = await model_of(request, record.model, need=embeds)
-    _check_fields(api, record)
+    if record.encoding_format not in (None, "float", "base64"):
+        raise refused("encoding_format must be float or base64", "encoding_format", "invalid_value")
+    check_dimensions(api, record.dimensions)
     as_base64 = record.encoding_format == "base64"
     special, last = record.add_special_tokens is not False, record.truncate_prompt_tokens
     tokenize = functools.partial(tokenize_prompts, record.input, api, param="input", add_special=special, last=last)
@@ -175,12 +177,6 @@ def _vector_data(index: int, unit: NDArray[np.float32], *, as_base64: bool) -> b
     """A vector as JSON: `as_base64` of little-endian float32, or as numbers."""
     vector = base64.b64encode(unit.data).decode() if as_base64 else unit.astype(np.float64).tolist()
     return msgspec.json.encode({"index": index, "embedding": vector, "object": "embedding"})
-
-
-def _check_fields(api: Api, record: EmbeddingRequest) -> None:
-    if record.encoding_format not in (None, "float", "base64"):
-        raise refused("encoding_format must be float or base64", "encoding_format", "invalid_value")
-    check_dimensions(api, record.dimensions)
 
 
 async def _rerank(request: Request) -> Response:
@@ -226,7 +222,9 @@ async def _score_all(
     request: Request, api: Api, pairs: Sequence[tuple[str, str]], names: _Names
 ) -> tuple[list[float], dict[str, Any]]:
     """The scores of pairs, in their order."""
-    ranker, field = _ranker_of(api), names.all_second
+    ranker, field = api.model.ranker, names.all_second
+    if ranker is None:
+        raise no_ranker(api.model.name)
     if not pairs:
         raise refused(f"{field} must not be empty", field, "empty_array")
     if len(pairs) > api.settings.max_prompts:
@@ -235,12 +233,6 @@ async def _score_all(
     prompts = await compute(request, lambda stop: _tokenized_pairs(api, ranker, pairs, names, stop))
     found = await embed_all(request, api, prompts, "last", new_id("rank-"), names.second, ranker.score)
     return found.kept, usage_of(found)
-
-
-def _ranker_of(api: Api) -> Ranker:
-    if api.model.ranker is None:
-        raise no_ranker(api.model.name)
-    return api.model.ranker
 
 
 def _tokenized_pairs(

@@ -14,7 +14,7 @@ from realizar.server.generation.objects import Neutral, check_fields, check_neut
 from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, listed_logprobs
 from realizar.server.responses.reasoning import revealed
-from realizar.server.responses.records import InputTokensRequest, ResponsesRequest
+from realizar.server.responses.records import InputTokensRequest, ReasoningConfig, ResponsesRequest
 from realizar.server.responses.tools import ResponseTools, arguments_of, full_name
 
 LOGPROBS = "message.output_text.logprobs"
@@ -84,8 +84,8 @@ def check_include(values: Sequence[str]) -> None:
 
 def shows_summary(request: InputTokensRequest) -> bool:
     """True if reasoning is wanted as a summary. The model makes none, so its reasoning stands there."""
-    reasoning = request.reasoning
-    return reasoning is not None and (reasoning.summary or reasoning.generate_summary) is not None
+    reasoning = request.reasoning or ReasoningConfig()
+    return (reasoning.summary or reasoning.generate_summary) is not None
 
 
 def _messages(request: InputTokensRequest, earlier: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -139,12 +139,11 @@ def _check_without_effect(request: InputTokensRequest) -> None:
     check_neutral(request, _NEUTRAL)
     if request.text is not None and request.text.verbosity not in (None, "medium"):
         raise unsupported("text.verbosity", "must be medium: the model knows no other")
-    reasoning = request.reasoning
-    if reasoning is not None:
-        if reasoning.context not in (None, "auto"):
-            raise unsupported("reasoning.context", "must be auto: the model's template decides")
-        if reasoning.mode not in (None, "standard"):
-            raise unsupported("reasoning.mode", "must be standard: the server has one mode")
+    reasoning = request.reasoning or ReasoningConfig()
+    if reasoning.context not in (None, "auto"):
+        raise unsupported("reasoning.context", "must be auto: the model's template decides")
+    if reasoning.mode not in (None, "standard"):
+        raise unsupported("reasoning.mode", "must be standard: the server has one mode")
     if isinstance(request, ResponsesRequest):
         _check_answer_fields(request)
 
@@ -232,7 +231,8 @@ class _ItemReader:
         """Read the next item, whose path is `where`. Raises ApiError: 400; `param` is the path."""
         kind = item.get("type", "message")
         if not isinstance(kind, str) or kind not in _FIELDS:
-            raise _foreign(where, kind)
+            known = ", ".join(_FIELDS)
+            raise unsupported(f"{where}.type", f"{ascii(kind)[:60]} is not supported: {known} are")
         check_fields(where, item, _FIELDS[kind], _KINDS, "invalid_type")
         match kind:
             case "message":
@@ -307,11 +307,6 @@ class _ItemReader:
         found = [texts] if texts else next(filter(None, shown), [])
         if found:
             self._of("assistant").thoughts += found
-
-
-def _foreign(where: str, kind: Any) -> Exception:
-    path = f"{where}.type"
-    return unsupported(path, f"{ascii(kind)[:60]} is not supported: {', '.join(_FIELDS)} are")
 
 
 def _texts(where: str, parts: Any, kinds: Sequence[str]) -> list[str]:

@@ -33,6 +33,7 @@ from realizar.server.responses.conversation import ENCRYPTED, includes, read_con
 from realizar.server.responses.output_items import Item, ItemForm, OutputItems
 from realizar.server.responses.records import (
     InputTokensRequest,
+    ReasoningConfig,
     ResponsesRequest,
 )
 from realizar.server.responses.store import (
@@ -58,7 +59,7 @@ _REPEATED = (
 
 def _head(run: ChatRun, request: ResponsesRequest, tools: ResponseTools, *, stored: bool) -> dict[str, Any]:
     """The fields of a response object that stay as it grows; `stored`: the response will be kept."""
-    plan, reasoning = run.plan, request.reasoning
+    plan, reasoning = run.plan, request.reasoning or ReasoningConfig()
     form = msgspec.to_builtins(None if request.text is None else request.text.format) or {"type": "text"}
     return {
         "id": run.id,
@@ -69,10 +70,7 @@ def _head(run: ChatRun, request: ResponsesRequest, tools: ResponseTools, *, stor
         **{name: getattr(request, name) for name in _REPEATED},
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "reasoning": {
-            "effort": None if reasoning is None else reasoning.effort,
-            "summary": None if reasoning is None else reasoning.summary or reasoning.generate_summary,
-        },
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
         "service_tier": "default",
         "store": stored,
         "temperature": plan.sampling.temperature,
