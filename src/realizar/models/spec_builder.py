@@ -137,34 +137,23 @@ class SpecBuilder:
         stored = self.stored_name(f"model.layers.{index}.{hf or name}")
         return self.note(canonical, TensorSource(stored, (size,), stored_shape=stored_shape))
 
-    def fused(self, base: str, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool) -> list[Linear]:
-        """Matrices one below the other in the tensor `base`; `parts` are names and out_features of each, in order."""
-        matrices, first = [], 0
-        for name, out_features in parts:
-            weight = self._note(f"{name}.weight", (out_features, in_features), f"{base}.weight", first)
-            bias_name = self._note(f"{name}.bias", (out_features,), f"{base}.bias", first) if bias else None
-            matrices.append(Linear(weight, out_features, in_features, bias_name))
-            first += out_features
-        return matrices
-
-    def alternating(
-        self, base: str, parts: Sequence[tuple[str, int]], count: int, in_features: int, *, bias: bool
+    def fused(
+        self, base: str, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool, count: int = 1
     ) -> list[Linear]:
-        """Matrices whose out_features alternate in the checkpoint tensor `base`.
+        """Matrices one below the other in the tensor `base`; `parts` are names and out_features of each, in order.
 
-        `parts` are names and how many out_features of each lie one after another, all of which follow each other
-        `count` times.
+        With a `count` these out_features follow each other so many times: those of the matrices alternate.
         """
-        step, first, matrices = sum(run for _, run in parts), 0, []
+        first, matrices = 0, []
         for name, run in parts:
-            weight = TensorSource(
-                self.stored_name(f"{base}.weight"), (count * run, in_features), first, fused=True, step=step, run=run
-            )
-            bias_name = None
+            places = TensorSource(self.stored_name(f"{base}.weight"), (count * run, in_features), first, fused=True)
+            if count > 1:
+                places = replace(places, step=sum(each for _, each in parts), run=run)
+            weight, bias_name = self.note(f"{name}.weight", places), None
             if bias:
-                places = replace(weight, name=self.stored_name(f"{base}.bias"), shape=(count * run,))
+                places = replace(places, name=self.stored_name(f"{base}.bias"), shape=(count * run,))
                 bias_name = self.note(f"{name}.bias", places)
-            matrices.append(Linear(self.note(f"{name}.weight", weight), count * run, in_features, bias_name))
+            matrices.append(Linear(weight, count * run, in_features, bias_name))
             first += run
         return matrices
 
@@ -198,7 +187,7 @@ class SpecBuilder:
         gate = None
         if output_gate:
             halves = [(f"{base}.{name}_proj", sizes.head_size) for name in ("q", "gate")]
-            q, gate = self.alternating(f"{base}.q_proj", halves, sizes.num_heads, sizes.hidden_size, bias=qkv_bias)
+            q, gate = self.fused(f"{base}.q_proj", halves, sizes.hidden_size, bias=qkv_bias, count=sizes.num_heads)
             k, v = (self.linear(name, n, sizes.hidden_size, bias=qkv_bias) for name, n in parts[1:])
         elif self.has(f"{base}.qkv_proj.weight"):
             q, k, v = self.fused(f"{base}.qkv_proj", parts, sizes.hidden_size, bias=qkv_bias)
@@ -384,15 +373,8 @@ class SpecBuilder:
         self._tensors[canonical] = source
         return canonical
 
-    def _note(
-        self,
-        canonical: TensorName,
-        shape: tuple[int, ...],
-        fused_in: TensorName | None = None,
-        first_out_feature: int = 0,
-    ) -> TensorName:
-        stored = self.stored_name(fused_in or canonical)
-        return self.note(canonical, TensorSource(stored, shape, first_out_feature, fused_in is not None))
+    def _note(self, canonical: TensorName, shape: tuple[int, ...]) -> TensorName:
+        return self.note(canonical, TensorSource(self.stored_name(canonical), shape))
 
 
 def _read_activation(hparams: HyperParameters, hf_key: str | None, default: Activation) -> Activation:

@@ -230,7 +230,7 @@ def _values(builder: SpecBuilder, base: str, sizes: _DeltaSizes, *, alternating:
     if alternating and not builder.has(f"{base}.in_proj_qkv.weight"):
         runs = (sizes.key_size, sizes.key_size, own, own)
         parts = list(zip(names, runs, strict=True))
-        return builder.alternating(f"{base}.in_proj_qkvz", parts, sizes.num_key_heads, hidden, bias=False)
+        return builder.fused(f"{base}.in_proj_qkvz", parts, hidden, bias=False, count=sizes.num_key_heads)
     parts = list(zip(names[:3], (sizes.keys, sizes.keys, sizes.values), strict=True))
     z = builder.linear(names[3], sizes.values, hidden, bias=False)
     return [*builder.fused(f"{base}.in_proj_qkv", parts, hidden, bias=False), z]
@@ -240,5 +240,5 @@ def _gates(builder: SpecBuilder, base: str, sizes: _DeltaSizes, *, alternating: 
     hidden, names = builder.sizes.hidden_size, [f"{base}.in_proj_{part}" for part in "ba"]
     if alternating:
         parts = [(name, sizes.ratio) for name in names]
-        return builder.alternating(f"{base}.in_proj_ba", parts, sizes.num_key_heads, hidden, bias=False)
+        return builder.fused(f"{base}.in_proj_ba", parts, hidden, bias=False, count=sizes.num_key_heads)
     return [builder.linear(name, sizes.num_value_heads, hidden, bias=False) for name in names]
