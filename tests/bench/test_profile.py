@@ -102,7 +102,7 @@ def test_every_operation_of_a_step_is_named_and_counted() -> None:
     backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
     for row in range(2):
         backend.open(opened_row(row, SamplingParams(temperature=0), [0] * 61))
-    times = time_operations(backend, spec, one_step(backend.capacity(), work), 2)
+    times = time_operations(backend, one_step(backend.capacity(), work), 2)
     layers = len(spec.layers)
     calls = Counter(each.part for each in times)
     per_layer = {"norm": 2, "qk norm": 2, "qkv": 3, "rope": 1, "attention": 1, "attention output": 1, "output": 1,
@@ -128,14 +128,14 @@ def test_a_mixture_reads_the_experts_that_are_chosen() -> None:
     backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
     for row in range(16):
         backend.open(opened_row(row, SamplingParams(temperature=0), [0] * 5))
-    one = time_operations(backend, spec, one_step(backend.capacity(), StepWork(1, 1, 4)), 1)
+    one = time_operations(backend, one_step(backend.capacity(), StepWork(1, 1, 4)), 1)
     weights = sum(each.bytes_read for each in one if each.part != "attention")
     assert weights == backend.capacity().weight_bytes_per_token < backend.capacity().weight_bytes
     names = ["norm", "router", *["choice of experts"] * 3, *["expert gate and up"] * 2, "expert activation"]
     parts = [each.part for each in one]
     first = parts.index("router") - 1
     assert parts[first : first + 10] == [*names, "expert down", "sum over experts"]
-    many = time_operations(backend, spec, one_step(backend.capacity(), StepWork(16, 1, 4)), 1)
+    many = time_operations(backend, one_step(backend.capacity(), StepWork(16, 1, 4)), 1)
     weights = sum(each.bytes_read for each in many if each.part != "attention")
     assert weights == backend.capacity().weight_bytes, "16 tokens choose each of six experts"
     backend.shutdown()
@@ -147,7 +147,7 @@ def test_more_rows_than_there_are_logits_for_are_refused() -> None:
     config = EngineConfig(threads=1, context_length=32, max_running=65, max_step_tokens=65)
     backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
     with pytest.raises(InvalidRequestError, match="64 rows"):
-        time_operations(backend, spec, one_step(backend.capacity(), StepWork(65, 1, 0)), 1)
+        time_operations(backend, one_step(backend.capacity(), StepWork(65, 1, 0)), 1)
     backend.shutdown()
 
 

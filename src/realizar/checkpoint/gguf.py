@@ -5,6 +5,7 @@ Source of the layout: the GGUF specification (`docs/gguf.md` of ggml); of split 
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from dataclasses import dataclass
@@ -216,9 +217,7 @@ def _read_dimensions(cursor: Cursor) -> tuple[tuple[int, ...], int]:
         raise cursor.error(offset, f"{count} dimensions; at most {_MAX_DIMENSIONS} are allowed")
     layout, offset = _DIMENSIONS[count], cursor.position
     dimensions = tuple(int(size) for size in cursor.unpack(layout, "dimensions"))
-    num_elements = 1
-    for size in dimensions:
-        num_elements *= size
+    num_elements = math.prod(dimensions)
     if num_elements == 0:
         raise cursor.error(offset, f"a dimension of {list(dimensions)} is zero")
     if num_elements > _LARGEST_INT64:

@@ -67,14 +67,12 @@ def fetch(name: RepositoryName, progress: Progress, announce: Announce = ignore_
         info = _translated(name, lambda: api.model_info(name.repo, revision=name.revision, files_metadata=True))
     except HubError as error:
         # Offline, or no answer: the cached files are used if they are complete.
-        if not isinstance(error.__cause__, OfflineModeIsEnabled | ConnectionError) and not _is_transport(
-            error.__cause__
-        ):
-            raise
-        cached = _cached(name)
-        if cached is None:
-            raise
-        return cached
+        cause = error.__cause__
+        if isinstance(cause, OfflineModeIsEnabled | ConnectionError) or _is_transport(cause):
+            cached = _cached(name)
+            if cached is not None:
+                return cached
+        raise
     listed = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     siblings = {file: sibling for file, sibling in listed.items() if not _ELSEWHERE.search(file)}
     wanted = select_files(name.repo, list(siblings), name.wanted)

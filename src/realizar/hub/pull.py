@@ -108,11 +108,8 @@ def list_models() -> tuple[ListedModel, ...]:
         )
         for model in BUILTIN_MODELS.values()
     ]
-    for record in sorted(models_dir().glob(f"*/{RECORD_FILE}")):
-        model = _recorded(record.parent)
-        if model is not None:
-            listed.append(model)
-    return tuple(listed)
+    recorded = (_recorded(record.parent) for record in sorted(models_dir().glob(f"*/{RECORD_FILE}")))
+    return (*listed, *(model for model in recorded if model is not None))
 
 
 def _local(name: str) -> Path | None:

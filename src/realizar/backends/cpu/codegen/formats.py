@@ -15,6 +15,7 @@ Code bits lie in planes of 4, 2 and 1 bits (6 = 4 + 2, 5 = 4 + 1, 3 = 2 + 1). Wo
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, cast
@@ -95,9 +96,7 @@ matrices are padded with zeros to a multiple of it."""
 KEPT_LAYOUTS = tuple(KINDS)
 """Layouts whose blocks of 256 columns are kept as they are, since kernels read them so."""
 _OFFSETS = (0, *OFFSET_SUMS)  # that a group of 32 can have
-_MOST_SUPER = 1 << 16
-_RADICES = (16, 256, 2, len(SMALL_BYTES), 2, _MOST_SUPER, 2, 2, len(KEPT_LAYOUTS) + 1)
-"""Bases of the digits of a format's number, in the order of `WeightFormat`'s fields."""
+_NUMBERED: dict[int, WeightFormat] = {}
 
 
 @cache
@@ -133,7 +132,7 @@ def _refusal(layout: WeightLayout) -> str | None:
         return f"codes have {layout.bits} bits"
     if layout.offset not in offsets and layout.codebook is None:
         return f"codes of {layout.bits} bits have the offset {layout.offset}"
-    if any(size % GROUP and size != 16 for size in sizes) or sizes[1] % sizes[0] or sizes[1] >= _MOST_SUPER:
+    if any(size % GROUP and size != 16 for size in sizes) or sizes[1] % sizes[0]:
         return f"groups have {layout.group_size} columns"
     if layout.scale not in small or (layout.scale == "u4" and not layout.minimum):
         return f"scales are of type {layout.scale}"
@@ -146,25 +145,11 @@ def _refusal(layout: WeightLayout) -> str | None:
 
 def format_number(weight_format: WeightFormat) -> int:
     """A format as a number, for use as a compile-time constant: equal in every process."""
-    kept = 0 if weight_format.kept is None else 1 + KEPT_LAYOUTS.index(weight_format.kept)
-    digits = (
-        weight_format.bits, weight_format.offset, int(weight_format.group == GROUP),
-        tuple(SMALL_BYTES).index(weight_format.small), int(weight_format.minima), weight_format.super_size,
-        int(weight_format.codebook), int(weight_format.centred), kept,
-    )  # fmt: skip
-    number = 0
-    for digit, radix in zip(reversed(digits), reversed(_RADICES), strict=True):
-        number = number * radix + digit
+    number = int.from_bytes(hashlib.sha256(repr(weight_format).encode()).digest()[:6])
+    _NUMBERED[number] = weight_format
     return number
 
 
 def format_at(number: int) -> WeightFormat:
-    digits = []
-    for radix in _RADICES:
-        number, digit = divmod(number, radix)
-        digits.append(digit)
-    bits, offset, whole, small, minima, super_size, book, centred, kept = digits
-    return WeightFormat(
-        bits, offset, GROUP if whole else GROUP // 2, tuple(SMALL_BYTES)[small], bool(minima), super_size, bool(book),
-        bool(centred), KEPT_LAYOUTS[kept - 1] if kept else None,
-    )  # fmt: skip
+    """The format of a number that `format_number` gave in this process."""
+    return _NUMBERED[number]

@@ -272,13 +272,13 @@ class TileAddresses:
 class Dot:
     """Accumulates words (four bytes a lane) of one group into 32-bit lanes, for several tokens.
 
-    `signed` says that codes come as signed bytes (value - 128) because the instruction wants them so.
+    `signed` says that codes come as signed bytes (value - 128) because the instruction wants those of 8 bits so.
     """
 
-    signed = False
+    takes_signed = False
 
     def __init__(self, e: Emitter, tokens: int, bits: int) -> None:
-        self.e, self.tokens, self.bits = e, tokens, bits
+        self.e, self.tokens, self.signed = e, tokens, self.takes_signed and bits == 8
 
     def begin(self, initial: list[Value]) -> None:
         self.sums = list(initial)
@@ -305,9 +305,10 @@ class MaddDot(Dot):
     8-bit codes would saturate: they come signed, and the sign moves to the activation.
     """
 
+    takes_signed = True
+
     def __init__(self, e: Emitter, tokens: int, bits: int) -> None:
         super().__init__(e, tokens, bits)
-        self.signed = bits == 8
         self.words = {8: 1, 6: 2, 5: 4}.get(bits, 8)
         self.wide = ir.VectorType(I16, 2 * e.lanes)
 
@@ -345,9 +346,7 @@ class MaddDot(Dot):
 class NeonDot(Dot):
     """sdot: signed by signed."""
 
-    def __init__(self, e: Emitter, tokens: int, bits: int) -> None:
-        super().__init__(e, tokens, bits)
-        self.signed = bits == 8
+    takes_signed = True
 
     def step(self, token: int, codes: Value, activation: Value) -> None:
         b, e = self.e.b, self.e

@@ -30,7 +30,7 @@ class InspectedCPUBackend(CPUBackend):
         super().begin(forward_input)
 
     def time_parts(self, step: ForwardInput, repeats: int) -> list[PartTime]:
-        return time_operations(self, self.spec, step, repeats)
+        return time_operations(self, step, repeats)
 
     def read_limit(self, step_bytes: int) -> ReadLimit:
         size = max(step_bytes, self.num_threads * LEAST_BYTES)
@@ -53,7 +53,7 @@ def _nothing(arguments: int, thread: int, threads: int) -> None:
     """A kernel that does nothing: a walk of it costs what every walk costs."""
 
 
-def time_operations(backend: CPUBackend, spec: ModelSpec, step: ForwardInput, repeats: int) -> list[PartTime]:
+def time_operations(backend: CPUBackend, step: ForwardInput, repeats: int) -> list[PartTime]:
     """Run a step, then each of its operations alone, `repeats` times over: the best of each, calling it left out.
 
     The step's rows are open. Raises InvalidRequestError where more rows are sampled than there is room for logits.
