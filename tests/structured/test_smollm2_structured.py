@@ -123,7 +123,7 @@ def test_drafts_change_no_text(llm: LLM, smollm2_path: Path) -> None:
 @pytest.mark.parametrize("stop", [(), ("!",)], ids=["ends itself", "ends by a stop string"])
 def test_more_grammars_than_may_be_open(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...]) -> None:
     """Prompts wait for those before them; what is done then takes up no room of later calls."""
-    service = core_of(llm)._grammars._made_service()
+    service = core_of(llm).grammars._made_service()
     few = replace(service._limits, grammars=2, idle=2)
     monkeypatch.setattr(service, "_limits", few)
     monkeypatch.setattr(service.known, "_limits", few)
@@ -137,7 +137,7 @@ def test_more_grammars_than_may_be_open(llm: LLM, monkeypatch: pytest.MonkeyPatc
 
 
 def test_more_prompts_than_may_wait(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler = core_of(llm)._scheduler
+    scheduler = core_of(llm).scheduler
     monkeypatch.setattr(scheduler, "_max_queued", 1)
     sampling = SamplingParams(temperature=0.0, max_tokens=1)
     assert len(llm.generate([[number] for number in range(5, 45)], sampling)) == 40
