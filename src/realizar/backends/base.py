@@ -168,12 +168,12 @@ class Sleeps(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFiles:
+class ModelSource:
     spec: ModelSpec
     checkpoint: Checkpoint
 
 
-OtherModels: TypeAlias = Mapping[str, ModelFiles]
+OtherModels: TypeAlias = Mapping[str, ModelSource]
 """The models of a load beside the main one, by role: `drafter` proposes drafts (`backends/draft_model.py`)."""
 NO_OTHERS: OtherModels = MappingProxyType({})
 

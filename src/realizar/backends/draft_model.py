@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import Backend, Capacity, ForwardInput, ModelFiles, OtherModels
+from realizar.backends.base import Backend, Capacity, ForwardInput, ModelSource, OtherModels
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import NOTHING_BESIDE, Beside, ResolvedConfig
 from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, StepOutput, StepRows
@@ -27,7 +27,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 _DRAFTER = "drafter"
 
 
-def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -> ModelFiles | None:
+def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -> ModelSource | None:
     """The draft model among the models that a load takes beside the main one; None if there is none.
 
     Raises:
@@ -89,7 +89,7 @@ def drafter_bytes(plan: MemoryPlan, block_bytes: Sequence[int], drafter: ModelSp
 
 
 def load_drafter(
-    main: Backend, backend: Backend, drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig,
+    main: Backend, backend: Backend, drafter: ModelSource, spec: ModelSpec, config: ResolvedConfig,
     num_blocks: Sequence[int],
 ) -> DraftModel:  # fmt: skip
     """Load a drafter beside `main`, as `DraftModel` takes it. Where that fails, both backends are shut down."""
@@ -110,7 +110,7 @@ class DraftModel:
     """
 
     def __init__(
-        self, backend: Backend, drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig, num_blocks: Sequence[int]
+        self, backend: Backend, drafter: ModelSource, spec: ModelSpec, config: ResolvedConfig, num_blocks: Sequence[int]
     ) -> None:
         self._backend, self._block_size = backend, config.block_size
         self._groups = shared_groups(drafter.spec, spec)

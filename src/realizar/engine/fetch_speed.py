@@ -6,13 +6,13 @@ Loading measures both. They are kept in the user's cache, where `realizar plan` 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import HubError
@@ -46,7 +46,7 @@ def keep_speed(path: Path, config: ResolvedConfig, speed: FetchSpeed) -> None:
         kept = _record(path, config)
         kept.parent.mkdir(parents=True, exist_ok=True)
         written = kept.with_suffix(f".{os.getpid()}")
-        written.write_text(json.dumps(asdict(speed)), encoding="ascii")
+        written.write_bytes(msgspec.json.encode(speed))
         written.replace(kept)
     except (OSError, HubError) as error:
         _LOG.debug("the speed of fetching is not kept: %s", error)
@@ -55,9 +55,8 @@ def keep_speed(path: Path, config: ResolvedConfig, speed: FetchSpeed) -> None:
 def known_speed(path: Path, config: ResolvedConfig) -> FetchSpeed | None:
     """The speed that was measured when the model was last loaded on this device; None where it never was."""
     try:
-        found: dict[str, Any] = json.loads(_record(path, config).read_text(encoding="ascii"))
-        speed = FetchSpeed(float(found["fetch_s"]), int(found["snapshot_bytes"]), float(found["tokens_per_s"]))
-    except (OSError, HubError, ValueError, KeyError, TypeError):
+        speed = msgspec.json.decode(_record(path, config).read_bytes(), type=FetchSpeed)
+    except (OSError, HubError, msgspec.MsgspecError):
         return None
     return speed if speed.fetch_s > 0 and speed.tokens_per_s > 0 else None
 

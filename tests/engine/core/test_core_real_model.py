@@ -129,9 +129,9 @@ def test_a_cached_prefix_of_1000_tokens_is_not_read_again(smollm2_path: Path) ->
 def test_choices_share_the_prompt(plain: EngineCore, sharing: EngineCore) -> None:
     sampling = SamplingParams(temperature=1.0, seed=9, n=3)
     prompt = TEXT[5:110]
-    before = sharing.counts
+    before = sharing.scheduler.counts
     shared, alone = run(sharing, [Request("a", prompt, sampling, 16)]), run(plain, [Request("a", prompt, sampling, 16)])
-    assert sharing.counts.prefix_cache_hits - before.prefix_cache_hits == 2 * 96
+    assert sharing.scheduler.counts.prefix_cache_hits - before.prefix_cache_hits == 2 * 96
     assert len({tokens(outputs) for outputs in shared.values()}) == 3
     assert {key: tokens(outputs) for key, outputs in shared.items()} == {
         key: tokens(outputs) for key, outputs in alone.items()

@@ -14,7 +14,7 @@ import pytest
 from backends.draft_models import another, first_layers, itself, spoiled
 from engine.core.core_runs import run, tokens
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.base import NO_OTHERS, ModelFiles
+from realizar.backends.base import NO_OTHERS, ModelSource
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
@@ -37,7 +37,7 @@ DRAFTERS = {"itself": itself(RECIPE), "first layer": first_layers(RECIPE, 1), "a
 SAMPLINGS = (SamplingParams(temperature=0), SamplingParams(temperature=0.8, seed=3, n=2), SamplingParams(temperature=0))
 
 
-def core_with(drafter: ModelFiles | None, recipe: Recipe = RECIPE, **fields: Any) -> EngineCore:
+def core_with(drafter: ModelSource | None, recipe: Recipe = RECIPE, **fields: Any) -> EngineCore:
     spec, checkpoint = random_model(recipe)
     config = resolved(spec, checkpoint, replace(CONFIG, **fields))
     backend = CPUBackend()
@@ -100,10 +100,10 @@ def test_a_model_foresees_itself_in_chunks_from_prefixes_and_after_preemption(fi
 
 def test_a_model_with_states_has_a_drafter_without() -> None:
     recipe = replace(RECIPE, windows=(None, None), recurrent=("delta",), value_size=16)
-    drafter = ModelFiles(*random_model(replace(RECIPE, windows=(None,))))
+    drafter = ModelSource(*random_model(replace(RECIPE, windows=(None,))))
     plain, drafted = core_with(None, recipe, speculative_tokens=0), core_with(drafter, recipe)
     assert texts_of(drafted, requests()) == texts_of(plain, requests())
-    assert drafted.counts.draft_tokens > 100
+    assert drafted.scheduler.counts.draft_tokens > 100
     for core in (plain, drafted):
         core.close()
 
@@ -181,7 +181,7 @@ def test_a_drafter_that_fails_is_asked_no_more(
 )
 def test_models_that_can_not_draft_are_refused_by_name(role: str, fields: dict[str, Any], message: str) -> None:
     spec, checkpoint = random_model(RECIPE)
-    backend, other = CPUBackend(), ModelFiles(*random_model(replace(RECIPE, **fields)))
+    backend, other = CPUBackend(), ModelSource(*random_model(replace(RECIPE, **fields)))
     with pytest.raises(UnsupportedModelError, match=message):
         backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG), {role: other})
     backend.shutdown()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from realizar.backends.base import ModelFiles
+from realizar.backends.base import ModelSource
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.sampling.record import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVSizes, kv_limit_bytes, most_kv_bytes
@@ -76,7 +76,7 @@ def plan_memory(
     )
 
 
-def beside_drafter(drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig) -> Beside:
+def beside_drafter(drafter: ModelSource, spec: ModelSpec, config: ResolvedConfig) -> Beside:
     """What a drafter takes beside the main model. Raises what `plan_memory` does."""
     own = drafter_config(config)
     plan, sizes = plan_memory(drafter.spec, drafter.checkpoint, own), KVSizes(drafter.spec, own)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from realizar.backends.base import ModelFiles
+from realizar.backends.base import ModelSource
 from realizar.backends.cuda.attention.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, compute_type, fixed_parts, tile_tokens
@@ -104,7 +104,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     )
 
 
-def beside_drafter(drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig) -> Beside:
+def beside_drafter(drafter: ModelSource, spec: ModelSpec, config: ResolvedConfig) -> Beside:
     """What a drafter takes beside the main model. Raises what `plan_memory` does."""
     own = drafter_config(config)
     plan = plan_memory(drafter.spec, drafter.checkpoint, own, _EVERYTHING)

@@ -137,6 +137,7 @@ class AsyncEngine:
         request_id: str | None = None,
         prompt: str | None = None,
         keep_deltas: bool = True,
+        score_only: bool = False,
         **fields: Unpack[RequestFields],
     ) -> AsyncStream:
         """Queue a request; returns once the engine has it. Close the stream, whatever happens.
@@ -145,7 +146,7 @@ class AsyncEngine:
             request_id: unique among open requests; None makes one.
             prompt: text of the prompt, for the output.
             keep_deltas: True if the deltas will be iterated; False if only `result` will be read.
-            fields: as of `prepare_request`.
+            score_only, fields: as of `prepare_request`.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: the request can't run.
@@ -153,7 +154,7 @@ class AsyncEngine:
             EngineUnavailableError: the engine is starting or draining. EngineDeadError: the engine is gone.
         """
         self._check_room(fields.get("client", NO_CLIENT), sampling.n)
-        request = self._prepare(request_id, prompt_token_ids, sampling, **fields)
+        request = self._prepare(request_id, prompt_token_ids, sampling, score_only=score_only, **fields)
         return await self._submit(request, prompt, keep_deltas=keep_deltas)
 
     async def submit(self, request: Request) -> AsyncStream:
@@ -297,6 +298,8 @@ class AsyncEngine:
         request_id: str | None,
         prompt_token_ids: Sequence[int],
         sampling: SamplingParams,
+        *,
+        score_only: bool = False,
         **fields: Unpack[RequestFields],
     ) -> Request:
         return prepare_request(
@@ -306,6 +309,7 @@ class AsyncEngine:
             vocab_size=self.info.vocab_size,
             max_request_tokens=self.info.max_request_tokens,
             end_ids=self._end_ids,
+            score_only=score_only,
             has_snapshots=self.info.capacity.num_snapshots > 0,
             **fields,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 from realizar.errors import InvalidRequestError
 from realizar.request import NO_CLIENT, Client, Pooling, PromptEmbeddings, Request
@@ -15,15 +15,14 @@ _MOST_MARKS = 1024  # of one prompt: far more than there are snapshots for
 
 
 class RequestFields(TypedDict, total=False):
-    """What a caller may say of a request by keyword, with the defaults and meanings of `prepare_request`."""
+    """Fields of a `Request` that its caller may give by keyword."""
 
-    score_only: bool
     priority: int
     cache_salt: str | None
     pooling: Pooling | None
     client: Client
     reports_progress: bool
-    embeddings: Sequence[PromptEmbeddings]
+    embeddings: tuple[PromptEmbeddings, ...]
 
 
 def prepare_request(
@@ -35,21 +34,16 @@ def prepare_request(
     max_request_tokens: int,
     end_ids: Collection[int] = (),
     score_only: bool = False,
-    priority: int = 0,
-    cache_salt: str | None = None,
-    pooling: Pooling | None = None,
-    client: Client = NO_CLIENT,
-    reports_progress: bool = False,
     has_snapshots: bool = False,
-    embeddings: Sequence[PromptEmbeddings] = (),
+    **fields: Unpack[RequestFields],
 ) -> Request:
     """Resolve and check a request. `EngineCore.add` checks later that it fits the engine.
 
     Args:
         max_request_tokens: tokens of prompt and output together; `max_tokens=None` uses all that are left.
         score_only: generate nothing; for `prompt_logprobs` alone.
-        pooling: as in `Request`, as are all fields that are not named here; a pooled request generates nothing.
         has_snapshots: the engine keeps snapshots of states, and wants to know where the prompt's messages end.
+        fields: as in `Request`; a pooled request generates nothing.
 
     Raises:
         InvalidRequestError: an empty prompt, an id beyond the vocabulary, or parameters that leave no id to sample.
@@ -63,12 +57,14 @@ def prepare_request(
         if top is not None and top > vocab_size:
             raise InvalidRequestError(f"{name} is {top}, above the vocabulary's {vocab_size} tokens", name)
     stops = _stop_ids(sampling, end_ids, vocab_size)
-    if score_only or pooling is not None:
+    if score_only or fields.get("pooling") is not None:
         max_tokens = 0
     elif sampling.max_tokens is None:
         max_tokens = max(max_request_tokens - len(prompt_token_ids), 1)  # 1: refused, with the counts, on admission
     else:
         max_tokens = sampling.max_tokens
+    fields["cache_salt"] = fields.get("client", NO_CLIENT).salt(fields.get("cache_salt"))
+    marks = _message_ends(prompt_token_ids, end_ids, fields.get("embeddings", ())) if has_snapshots else ()
     return Request(
         request_id=request_id,
         prompt_token_ids=tuple(prompt_token_ids),
@@ -78,13 +74,8 @@ def prepare_request(
             stop_token_ids=tuple(sorted(stops)),
         ),
         max_tokens=max_tokens,
-        priority=priority,
-        cache_salt=client.salt(cache_salt),
-        pooling=pooling,
-        client=client,
-        reports_progress=reports_progress,
-        embeddings=tuple(embeddings),
-        prompt_marks=_message_ends(prompt_token_ids, end_ids, embeddings) if has_snapshots else (),
+        prompt_marks=marks,
+        **fields,
     )
 
 

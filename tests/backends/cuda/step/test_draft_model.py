@@ -12,7 +12,7 @@ import torch
 from backends.draft_models import first_layers, itself, spoiled
 from engine.core.core_runs import run, tokens
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.base import NO_OTHERS, ModelFiles
+from realizar.backends.base import NO_OTHERS, ModelSource
 from realizar.backends.cuda.device import interpreter_device, open_device
 from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.runner import CUDABackend
@@ -39,7 +39,7 @@ def new_backend(*, may_sleep: bool = False) -> CUDABackend:
     return CUDABackend(device=device, may_sleep=may_sleep)
 
 
-def texts_of(drafter: ModelFiles | None) -> tuple[list[list[int]], EngineCore]:
+def texts_of(drafter: ModelSource | None) -> tuple[list[list[int]], EngineCore]:
     """Two requests at once; and the engine, closed."""
     spec, checkpoint = random_model(RECIPE)
     config, backend = resolved(spec, checkpoint, CONFIG, "cuda"), new_backend()

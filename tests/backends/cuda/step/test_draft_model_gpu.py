@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 from backends.draft_models import first_layers, itself  # noqa: E402
 from engine.core.core_runs import run, tokens  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.base import NO_OTHERS, ModelFiles  # noqa: E402
+from realizar.backends.base import NO_OTHERS, ModelSource  # noqa: E402
 from realizar.backends.cuda.device import open_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -30,7 +30,7 @@ CONFIG = EngineConfig(
 )  # fmt: skip
 
 
-def texts_of(drafter: ModelFiles | None) -> tuple[dict[str, list[int]], EngineCore]:
+def texts_of(drafter: ModelSource | None) -> tuple[dict[str, list[int]], EngineCore]:
     """Ten requests of many lengths, some of which are sampled; and the engine, closed."""
     spec, checkpoint = random_model(RECIPE)
     config, backend = resolved(spec, checkpoint, CONFIG, "cuda"), CUDABackend(device=open_device())
