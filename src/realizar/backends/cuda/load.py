@@ -40,7 +40,6 @@ from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSample
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import chunk_kinds, mixed_kinds, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.sleep.load_memory import LoadMemory
-from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.weights.load import Weights, stacks_shared
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.host_sampler import HostSampler
@@ -211,17 +210,23 @@ def _load_parts(
     sampler, reserved = _make_sampler(spec, config, device, space, progress)
     merger = Merger(program, weights, device, kernels, config.batch_invariant)
     layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
-    matmuls = _Matmuls(kernels, layers, head, *_token_counts(space.arrays.sizes))
-    copy_bytes = _copy_to_fp8(matmuls, device, progress) if config.fp8_copies else 0
+    sizes = space.arrays.sizes
+    rows = row_counts(sizes.rows)
+    counts, head_counts = {*rows, *token_counts(sizes.tokens)}, {*rows, *row_counts(sizes.selected)}
+    matmuls = _Matmuls(kernels, layers, head, counts, head_counts)
+    copy_bytes = 0
+    if config.fp8_copies and kernels is not None:
+        copied = partial(progress, "copying weights to FP8")
+        copy_bytes = copy_to_fp8(matmuls.all, kernels, sum_type(device), copied)
     _compile(matmuls, progress)
     mixtures = list(weights.experts.values())
     expert_matmuls = ExpertMatmuls(kernels)
     expert_matmuls.prepare(mixtures)
     grouped = None
     if kernels is not None and mixtures:
-        grouped = GroupedExperts(kernels, expert_matmuls, space.arrays.sizes.tokens)
+        grouped = GroupedExperts(kernels, expert_matmuls, sizes.tokens)
         grouped.prepare(mixtures, matmuls.counts)
-    pair_floats = expert_floats(spec, space.arrays.sizes.tokens) + shared_floats(spec, weights, merger, matmuls.counts)
+    pair_floats = expert_floats(spec, sizes.tokens) + shared_floats(spec, weights, merger, matmuls.counts)
     space.size_partials(max(matmuls.partial_floats, pair_floats))
     return _Parts(
         program, weights, copy_bytes, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls, grouped
@@ -245,17 +250,6 @@ def _make_sampler(
         return NativeStepSampler(space, context, kernels), reserved
     on_host = HostSampler(rows, vocab, context, config.threads, lambda name: progress(f"compiling {name}", 1.0))
     return HostStepSampler(space, on_host), 0
-
-
-def _token_counts(sizes: StepSizes) -> tuple[set[int], set[int]]:
-    rows = row_counts(sizes.rows)
-    return {*rows, *token_counts(sizes.tokens)}, {*rows, *row_counts(sizes.selected)}
-
-
-def _copy_to_fp8(matmuls: _Matmuls, device: DeviceProfile, progress: LoadProgress) -> int:
-    if matmuls.kernels is None:
-        return 0
-    return copy_to_fp8(matmuls.all, matmuls.kernels, sum_type(device), partial(progress, "copying weights to FP8"))
 
 
 def _compile(matmuls: _Matmuls, progress: LoadProgress) -> None:

@@ -47,7 +47,7 @@ def random_stack(
     weights = torch.cat([matrix.weights for matrix, _ in packed]).cuda()
     scales = torch.cat([matrix.block_scales for matrix, _ in packed]).cuda()
     table = None if first.table is None else first.table.cuda()
-    stack = PackedExperts(count, out_features, cols, first.format, weights, scales, table, gated)
+    stack = PackedExperts(out_features, cols, first.format, weights, scales, table, gated, count=count)
     return stack, torch.stack([values for _, values in packed]).cuda()
 
 

@@ -42,7 +42,7 @@ def stack(out_features: int, cols: int, ggml_type: GGMLType = GGMLType.Q8_0) -> 
     size = weight_format.size_bytes(out_features, cols)
     scales = torch.zeros(EXPERTS * -(-out_features // 64))
     weights = torch.zeros(EXPERTS * size, dtype=torch.uint8)
-    return PackedExperts(EXPERTS, out_features, cols, weight_format, weights, scales, None, True)
+    return PackedExperts(out_features, cols, weight_format, weights, scales, None, True, count=EXPERTS)
 
 
 def half(rows: int, cols: int) -> ActivationBuffer:

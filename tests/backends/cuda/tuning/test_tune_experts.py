@@ -87,7 +87,7 @@ def stack(gated: bool, shape: ExpertShape = SHAPE) -> PackedExperts:
     """The sizes of a stack, without weights."""
     out_features, cols = (2 * shape.width, shape.hidden) if gated else (shape.hidden, shape.width)
     none = torch.zeros(0, dtype=torch.uint8)
-    return PackedExperts(shape.experts, out_features, cols, FORMATS[gated], none, none, None, gated)
+    return PackedExperts(out_features, cols, FORMATS[gated], none, none, None, gated, count=shape.experts)
 
 
 def test_every_candidate_is_timed() -> None:

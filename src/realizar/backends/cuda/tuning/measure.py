@@ -131,7 +131,7 @@ def random_experts(count: int, out_features: int, cols: int, layout: WeightLayou
         0, 60, (count * weight_format.size_bytes(out_features, cols),), dtype=torch.uint8, device="cuda"
     )
     scales = torch.full((count * -(-out_features // BLOCK),), 1e-3, device="cuda")
-    return PackedExperts(count, out_features, cols, weight_format, weights, scales, table_of(layout, "cuda"))
+    return PackedExperts(out_features, cols, weight_format, weights, scales, table_of(layout, "cuda"), count=count)
 
 
 def random_choices(rows: int, per_token: int, experts: int, layers: int, skew: float = 0.0) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format
+from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import FLOAT_TYPES, Packer, Reserver, table_of
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain, stack_plain
@@ -23,27 +23,19 @@ from realizar.quantization.layout import WeightLayout
 from realizar.quantization.source import MatrixSource
 
 
-@dataclass(frozen=True, slots=True)
-class PackedExperts:
-    """One matrix [out_features, in_features] of every expert in fragment order, as `PackedMatrix` has a single one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedExperts(PackedMatrix):
+    """One matrix [out_features, in_features] of every expert in fragment order.
 
     Attributes:
         out_features, in_features: of an expert's matrix without padding; gate and up together where `interleaved`.
         weights: uint8 [count * stride], 256-byte aligned; an expert's begin at its number times `stride`.
         block_scales: float32 [count * strips].
-        table: the codebook, as in `PackedMatrix`.
         interleaved: blocks of 64 out_features of gate and up alternate, in each expert.
         shared: 1 if the last expert is the one that every token goes through, else 0.
     """
 
     count: int
-    out_features: int
-    in_features: int
-    format: FragmentFormat
-    weights: torch.Tensor
-    block_scales: torch.Tensor
-    table: torch.Tensor | None
-    interleaved: bool = False
     shared: int = 0
 
     @property
@@ -58,22 +50,12 @@ class PackedExperts:
     def strips(self) -> int:
         return -(-self.out_features // BLOCK)
 
-    @property
-    def addresses(self) -> tuple[int, int, int]:
-        """Of weights, scales and codebook; without one that of the weights, which is not read."""
-        table = self.weights if self.table is None else self.table
-        return self.weights.data_ptr(), self.block_scales.data_ptr(), table.data_ptr()
-
     def part(self, first: int, end: int) -> PackedMatrix:
         """The matrices of experts `first` to `end`, one below the other."""
         weights = self.weights[first * self.stride : end * self.stride]
         scales = self.block_scales[first * self.strips : end * self.strips]
         out_features = (end - first) * self.out_features
         return PackedMatrix(out_features, self.in_features, self.format, weights, scales, self.table, self.interleaved)
-
-    @property
-    def size_bytes(self) -> int:
-        return int(self.weights.numel() + 4 * self.block_scales.numel())
 
 
 Stack: TypeAlias = PackedExperts | PlainMatrix | torch.Tensor
@@ -159,7 +141,8 @@ class StackPlan:
     def reserve(self, device: torch.device) -> PackedExperts | torch.Tensor:
         """The stack without weights; UnsupportedModelError where no format expresses the layout."""
         first, out_features = self.linears[0], sum(one.out_features for one in self.linears)
-        count, cols, joined = first.num_experts + bool(self.shared), first.in_features, int(bool(self.shared))
+        shared, cols = int(bool(self.shared)), first.in_features
+        count = first.num_experts + shared
         if not self.is_packed:
             rows = count * out_features
             return torch.empty((rows, cols), dtype=FLOAT_TYPES[self.layout.float_type or "f32"], device=device)
@@ -169,7 +152,9 @@ class StackPlan:
         memory = torch.empty(aligned(size) + 4 * count * strips, dtype=torch.uint8, device=device)
         weights, scales = memory[:size], memory[aligned(size) :].view(torch.float32)
         table, interleaved = table_of(self.layout, device), len(self.linears) == 2
-        return PackedExperts(count, out_features, cols, weight_format, weights, scales, table, interleaved, joined)
+        return PackedExperts(
+            out_features, cols, weight_format, weights, scales, table, interleaved, count=count, shared=shared
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,11 +41,15 @@ class PackedMatrix:
         """Bytes that a matmul reads."""
         return int(self.weights.numel() + 4 * self.block_scales.numel())
 
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Of weights, scales and codebook; without one that of the weights, which is not read."""
+        table = self.weights if self.table is None else self.table
+        return self.weights.data_ptr(), self.block_scales.data_ptr(), table.data_ptr()
+
     def arguments(self, out: int, first_block: int) -> tuple[int, ...]:
         """Kernel arguments of one matrix: `out` is the address of its output, `first_block` its first block in x."""
-        table = self.weights if self.table is None else self.table
-        weights = self.weights.data_ptr(), self.block_scales.data_ptr(), table.data_ptr()
-        return *weights, out, self.out_features, first_block
+        return *self.addresses, out, self.out_features, first_block
 
 
 def strip_places(out_features: Sequence[int], interleaved: bool) -> list[slice]:
