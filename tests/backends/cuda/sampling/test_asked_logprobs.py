@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 from backends.cuda.sampling.test_native_records import space_of  # noqa: E402
 from backends.reference_sampler.logprobs import token_logprobs  # noqa: E402
 from realizar.backends.base import ForwardInput  # noqa: E402
-from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, start_logprobs  # noqa: E402
+from realizar.backends.cuda.sampling.logprobs import start_logprobs  # noqa: E402
 from realizar.backends.cuda.sampling.native_buffers import MOST_IN_GRAPH  # noqa: E402
 from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSampler  # noqa: E402
 from realizar.backends.cuda.step import wanted_tokens  # noqa: E402
@@ -159,12 +159,11 @@ def test_long_lists_by_torch() -> None:
     rng = np.random.default_rng(5)
     values = np.round(rng.standard_normal((4, 300)) * 8).astype(np.float32) / np.float32(2)
     values[rng.random(values.shape) < 0.02] = -np.inf
-    asked = [LogprobsAsked(None, 3), LogprobsAsked(44, 0), LogprobsAsked(0, 20), LogprobsAsked(7, 1)]
-    sampled = torch.tensor([int(values[0].argmax()), 0, 0, 0])
-    for (found,), row, one in zip(
-        start_logprobs(torch.from_numpy(values), asked, sampled, torch.clone).read(), values, asked, strict=True
-    ):
-        expected = token_logprobs(row, one.target, one.top_n)
+    for row, token_id, top_n in zip(values, (int(values[0].argmax()), 44, 0, 7), (3, 0, 20, 1), strict=True):
+        pending = start_logprobs(torch.from_numpy(row[None]), torch.tensor([token_id]), top_n, torch.clone)
+        (_, columns, _), *_ = pending.groups()
+        ((found,),) = columns.apart()
+        expected = token_logprobs(row, token_id, top_n)
         assert found.token_id == expected.token_id
         assert found.rank == expected.rank
         assert found.logprob == pytest.approx(expected.logprob, abs=1e-6)

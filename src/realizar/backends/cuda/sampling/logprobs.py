@@ -10,15 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.logprob_columns import LogprobColumns, StepEntry
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobsAsked:
-    """The log-probabilities that a row asks for: of `target` (None: of the most probable id), and of the top ids."""
-
-    target: int | None
-    top_n: int
+from realizar.logprob_columns import LogprobColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +35,6 @@ class PendingLogprobs:
         groups = [(counts == count).nonzero()[0] for count in np.unique(counts)]
         return [(rows, _columns(lines[rows], int(counts[rows[0]])), ~np.isnan(lines[rows, 2])) for rows in groups]
 
-    def read(self) -> list[StepEntry]:
-        """Of each row. The copy must be done."""
-        entries: dict[int, StepEntry] = {}
-        for rows, columns, _ in self.groups():
-            entries.update(zip(rows.tolist(), columns.apart(), strict=True))
-        return [entries[row] for row in range(len(self.top_n))]
-
 
 def _columns(lines: NDArray[np.float64], count: int) -> LogprobColumns:
     most = (lines.shape[1] - 3) // 2
@@ -62,29 +47,23 @@ def _columns(lines: NDArray[np.float64], count: int) -> LogprobColumns:
 
 
 def start_logprobs(
-    logits: torch.Tensor,
-    asked: Sequence[LogprobsAsked],
-    sampled: torch.Tensor,
-    copy: Callable[[torch.Tensor], torch.Tensor],
+    logits: torch.Tensor, token_id: torch.Tensor, top_n: int, copy: Callable[[torch.Tensor], torch.Tensor]
 ) -> PendingLogprobs:
-    """Begin to compute log-probabilities of logits, float32 [rows, vocab], as the model gave them.
+    """Begin to compute log-probabilities of a token's logits, float32 [1, vocab], as the model gave them.
 
-    `sampled`, int64 [rows], is the id that a row without a target reports; `copy` starts a copy to the host.
+    They are of the id in `token_id`, int64 [1], and of the `top_n` most probable ones; `copy` starts copies.
     """
     device, vocab = logits.device, logits.shape[1]
-    targets = torch.tensor([-1 if a.target is None else a.target for a in asked], device=device)
-    ids = torch.where(targets < 0, sampled, targets).clamp(0, vocab - 1)
+    ids, most = token_id.clamp(0, vocab - 1), min(vocab, top_n)
     top = logits.max(dim=1, keepdim=True).values
     normaliser = top[:, 0].double() + torch.exp(logits - top).sum(dim=1, dtype=torch.float64).log()
     value = logits.gather(1, ids[:, None])
     places = torch.arange(vocab, device=device)[None, :]
     ranks = 1 + (logits > value).sum(dim=1) + ((logits == value) & (places < ids[:, None])).sum(dim=1)
-    most = min(vocab, max((a.top_n for a in asked), default=0))
     top_ids = largest_ordered(logits, most)
     top_values = logits.gather(1, top_ids).double() - normaliser[:, None]
     columns = ids[:, None], ranks[:, None], value.double() - normaliser[:, None], top_ids, top_values
-    lines = torch.cat([column.double() for column in columns], dim=1)
-    return PendingLogprobs([min(each.top_n, most) for each in asked], copy(lines))
+    return PendingLogprobs([most], copy(torch.cat([column.double() for column in columns], dim=1)))
 
 
 def largest_ordered(logits: torch.Tensor, count: int) -> torch.Tensor:

@@ -8,8 +8,9 @@ from realizar.backends.cuda.native.compiler import architecture, compile_source
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, TILE, sampling_source
 from realizar.backends.cuda.sampling.native_buffers import NativeBuffers
+from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY
 
-_ALL = -1  # places of drafts
+ALL_PLACES = -1  # of drafts
 
 
 class SamplingKernels:
@@ -34,37 +35,38 @@ class SamplingKernels:
         """Write the records of a step all of whose rows sample, one for each of so many tokens with logits."""
         self._run("list_sampled", (-(-count // 128), 1), 128, buffers.tables, buffers.tokens, count)
 
-    def adjust(self, buffers: NativeBuffers, count: int, *, repetitions: bool) -> None:
-        """Write adjusted logits of the records that need them; `repetitions` if DRY acts on any."""
+    def prepare(self, buffers: NativeBuffers, count: int, flags: int) -> None:
+        """Write adjusted logits of the records that need them, and weigh ids; `flags` are those of all records."""
         tables, tokens = buffers.tables, buffers.tokens
-        self._run("adjust_logits", (buffers.tiles, count), 256, tables, tokens)
-        if repetitions:
-            self._run("penalise_repetitions", (count, 1), 512, tables, tokens, count)
-            self._run("find_tops", (buffers.tiles, count), 256, tables, tokens)
+        if flags & ADJUST:
+            self._run("adjust_logits", (buffers.tiles, count), 256, tables, tokens)
+            if flags & DRY:
+                self._run("penalise_repetitions", (count, 1), 512, tables, tokens, count)
+                self._run("find_tops", (buffers.tiles, count), 256, tables, tokens)
+        if flags & DRAW:
+            self._run("weigh_ids", (buffers.spans, count), 512, tables, tokens, ALL_PLACES)
 
-    def weigh(self, buffers: NativeBuffers, count: int) -> None:
-        self._run("weigh_ids", (buffers.spans, count), 512, buffers.tables, buffers.tokens, _ALL)
+    def pick(self, buffers: NativeBuffers, count: int, flags: int, place: int = ALL_PLACES, *, drafted: bool) -> None:
+        """Truncate, and sample: only records after `place` drafts, if given.
 
-    def cut(self, buffers: NativeBuffers, count: int, place: int | None) -> None:
-        """Truncate, and sum what is left; only records after `place` drafts, if given."""
-        at = _ALL if place is None else place
-        self._run("gather_ids", (buffers.spans, count), 512, buffers.tables, buffers.tokens, at)
-        self._run("cut_ids", (count, 1), 1024, buffers.tables, buffers.tokens, at)
-        self._run("weigh_left", (buffers.spans, count), 512, buffers.tables, buffers.tokens, at)
-
-    def pick(self, buffers: NativeBuffers, count: int, place: int | None, *, drafted: bool) -> None:
-        """Sample. Rows take their tokens in unless `settle` follows, as it must if `drafted`."""
-        at = _ALL if place is None else place
-        self._run("pick_ids", (count, 1), 256, buffers.tables, buffers.tokens, at, int(drafted))
+        Rows take their tokens in unless `settle` follows, as it must if `drafted`.
+        """
+        read = buffers.tables, buffers.tokens, place
+        if flags & CUT:
+            self._run("gather_ids", (buffers.spans, count), 512, *read)
+            self._run("cut_ids", (count, 1), 1024, *read)
+            self._run("weigh_left", (buffers.spans, count), 512, *read)
+        self._run("pick_ids", (count, 1), 256, *read, int(drafted))
 
     def settle(self, buffers: NativeBuffers, rows: int, most: int) -> None:
         """Compare sampled tokens with drafts; rows take in those that stand."""
         grid = -(-rows // 128), 1
         self._run("settle_rows", grid, 128, buffers.tables, buffers.drafted, rows, buffers.draft_table, most)
 
-    def extend(self, buffers: NativeBuffers, count: int) -> None:
+    def extend(self, buffers: NativeBuffers, count: int, flags: int) -> None:
         """Take the sampled tokens that stand into DRY's tables."""
-        self._run("extend_repetitions", (count, 1), 1024, buffers.tables, buffers.tokens, count)
+        if flags & DRY:
+            self._run("extend_repetitions", (count, 1), 1024, buffers.tables, buffers.tokens, count)
 
     def count_history(self, counts: torch.Tensor, tokens: torch.Tensor, num_prompt_tokens: int) -> None:
         """Add a history to a row's counts, int32 [vocab]."""

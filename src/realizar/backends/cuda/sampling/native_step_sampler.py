@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.cuda.native.sampling.source import MOST_LISTED
-from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
+from realizar.backends.cuda.sampling.logprobs import PendingLogprobs, start_logprobs
 from realizar.backends.cuda.sampling.native_buffers import DEFERRED, MOST_IN_GRAPH, NO_MASK, SHARED, NativeBuffers
 from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
-from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
-from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY, MIROSTAT, NativeRows
+from realizar.backends.cuda.sampling.native_kernels import ALL_PLACES, SamplingKernels
+from realizar.backends.cuda.sampling.native_rows import ADJUST, MIROSTAT, NativeRows
 from realizar.backends.cuda.sampling.results import PendingResult
 from realizar.backends.cuda.sampling.step_sampler import CopyToHost, PoolRows, RowLogprobs
 from realizar.backends.cuda.shapes import row_counts
@@ -180,9 +180,9 @@ class NativeStepSampler:
         self._sample(count, flags)
 
     def _sample(self, count: int, flags: int) -> None:
-        self._prepare(count, flags)
-        self._pick(count, flags, None, drafted=False)
-        self._finish(count, flags)
+        self._kernels.prepare(self._buffers, count, flags)
+        self._kernels.pick(self._buffers, count, flags, drafted=False)
+        self._kernels.extend(self._buffers, count, flags)
 
     def start_logprobs(self, step: CUDAStep, part: range, copy: CopyToHost) -> list[RowLogprobs]:
         """Start log-probabilities of the wanted tokens in `part`, whose logits and sampled ids are there now."""
@@ -239,16 +239,16 @@ class NativeStepSampler:
         positions = step.forward_input.positions[tokens] + 1
         count, flags = self._send_sampled(step, np.repeat(rows, drafts + 1), places, positions, tokens - places + 1)
         if count:
-            self._prepare(count, flags)
+            self._kernels.prepare(self._buffers, count, flags)
             one_by_one = flags & MIROSTAT  # a sampled token needs the number that the one before left
-            for place in range(most + 1) if one_by_one else (None,):
-                self._pick(count, flags, place, drafted=True)
+            for place in range(most + 1) if one_by_one else (ALL_PLACES,):
+                self._kernels.pick(self._buffers, count, flags, place, drafted=True)
         firsts = np.cumsum(drafts + 1) - (drafts + 1)
         settled = np.where(step.are_deferred(rows), _NO_ROW, rows)
         self._send((settled, firsts, drafts, tokens[firsts] + 1), self._buffers.drafted)
         self._kernels.settle(self._buffers, len(rows), most)
         if count:
-            self._finish(count, flags)
+            self._kernels.extend(self._buffers, count, flags)
         self._rows.outputs[rows[(drafts == 0) & ~step.are_deferred(rows)]] += 1
         return self._buffers.draft_table[: len(rows) * (most + 1)].view(-1, most + 1)
 
@@ -323,21 +323,6 @@ class NativeStepSampler:
         masks[masked] = found
         self._buffers.masks(len(pinned)).copy_(pinned, non_blocking=True)
 
-    def _prepare(self, count: int, flags: int) -> None:
-        if flags & ADJUST:
-            self._kernels.adjust(self._buffers, count, repetitions=bool(flags & DRY))
-        if flags & DRAW:
-            self._kernels.weigh(self._buffers, count)
-
-    def _pick(self, count: int, flags: int, place: int | None, *, drafted: bool) -> None:
-        if flags & CUT:
-            self._kernels.cut(self._buffers, count, place)
-        self._kernels.pick(self._buffers, count, place, drafted=drafted)
-
-    def _finish(self, count: int, flags: int) -> None:
-        if flags & DRY:
-            self._kernels.extend(self._buffers, count)
-
     def _replay_logprobs(self, replayed: _Replayed, copy: CopyToHost) -> RowLogprobs:
         """Start those whose records the device has already."""
         replayed.graph.replay()
@@ -366,8 +351,10 @@ class NativeStepSampler:
 
     def _long_logprobs(self, first: int, index: int, target: int, top_n: int, copy: CopyToHost) -> RowLogprobs:
         at = slice(index - first, index - first + 1)
-        asked = [LogprobsAsked(None if target < 0 else target, top_n)]
-        return [index], start_logprobs(self._space.logits[at], asked, self._space.sampled[at].long(), copy)
+        token_id = self._space.sampled[at].long()
+        if target != _AS_SAMPLED:
+            token_id.fill_(target)
+        return [index], start_logprobs(self._space.logits[at], token_id, top_n, copy)
 
     def _send(self, columns: Sequence[Integers] | Integers, where: torch.Tensor) -> None:
         """Send records, a column for each field, to the first lines of a buffer; the host need not wait."""
