@@ -16,6 +16,8 @@ WIRE = (
 )
 # Records that leave as a whole, and why.
 WHOLE = {
+    ("AttendKernel", "norm_bias"): "all fields are macros of a source",
+    ("AttendKernel", "value_norm"): "all fields are macros of a source",
     ("BlockCounts", "cached"): "an audit compares two counts",
     ("ChoiceShape", "selects"): "all fields are macros of a source",
     ("MatvecTiles", "unroll"): "all fields are macros of a source",

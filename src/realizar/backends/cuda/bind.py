@@ -90,15 +90,10 @@ class Binder:
 
     def _kept(self, program: Program, num_blocks: int) -> list[Launch]:
         """Copies of the stream after so many blocks, once all of it is added up, for layers that are to keep it."""
-        return [Launch("hidden state", self._keep(place)) for place in program.kept_after(num_blocks)]
+        return [Launch("hidden state", partial(self._keep, place)) for place in program.kept_after(num_blocks)]
 
-    def _keep(self, place: int) -> Callable[[StepKind], None]:
-        kept, hidden = self._space.kept[place], self._space.hidden
-
-        def run(kind: StepKind) -> None:
-            kept[: kind.tokens].copy_(hidden[: kind.tokens])
-
-        return run
+    def _keep(self, place: int, kind: StepKind) -> None:
+        self._space.kept[place, : kind.tokens].copy_(self._space.hidden[: kind.tokens])
 
     def _block(self, block: Block, before: Branch | None) -> Iterator[Launch]:
         """A block's launches; the branch of the block before it is added to the stream by the first of them."""

@@ -110,7 +110,7 @@ def test_a_table_written_is_what_the_tuning_chooses(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(
             measure,
             "MatmulKernels",
-            lambda _device, tuning=tuning: SimpleNamespace(tuning=tuning, batch_invariant=False),
+            lambda _device, tuning=tuning: SimpleNamespace(tuning=tuning, batch_invariant=False, capability=(9, 0)),
         )
         monkeypatch.setattr(measure, "DeviceMeter", lambda _matmuls, meter=meter: meter)
         path = measure.tune_device(card, [SHAPE], (tokens,), lambda _line: None)
@@ -165,7 +165,11 @@ def test_the_command(
     card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1)
     monkeypatch.setattr(select, "choose_device", lambda _wanted: select.ChosenDevice("cuda"))
     monkeypatch.setattr(device_module, "open_device", lambda _index: card)
-    monkeypatch.setattr(measure, "MatmulKernels", lambda _device: SimpleNamespace(tuning=HOPPER, batch_invariant=False))
+    monkeypatch.setattr(
+        measure,
+        "MatmulKernels",
+        lambda _device: SimpleNamespace(tuning=HOPPER, batch_invariant=False, capability=(9, 0)),
+    )
     monkeypatch.setattr(measure, "DeviceMeter", lambda _matmuls: MadeUpMeter(lambda *_: 0.5))
     assert run_app(app, ["tune", str(model), "--tokens", "8,1"]) == 0
     out, err = capsys.readouterr()

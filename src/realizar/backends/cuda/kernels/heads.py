@@ -3,21 +3,11 @@
 import triton
 import triton.language as tl
 
+from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import round_even
 
 LAYER_NORM = tl.constexpr(2)
 GROUP = tl.constexpr(32)  # values of a cache in int8 that share a scale
-
-
-@triton.jit
-def load_heads(partials, bias, at, columns, mask, splits_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr):
-    """float32 [heads, dims]: the splits summed, plus the bias."""
-    total = tl.load(partials + at + columns, mask=mask, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(partials + at + columns + split * splits_stride, mask=mask, other=0.0)
-    if BIAS:
-        total += tl.load(bias + columns, mask=mask, other=0.0)
-    return total
 
 
 @triton.jit
@@ -47,7 +37,7 @@ def rotated_heads(
     base = head * HEAD + tl.where(is_query, 0, tl.where(is_value, value_at, key_at))
     inside = own & (dims < HEAD)
     at = token * token_stride
-    x = load_heads(partials, bias, at, base + dims, inside, splits_stride, SPLITS, BIAS)
+    x = load_sum(partials, bias, at, base + dims, inside, splits_stride, SPLITS, BIAS)
     half: tl.constexpr = ROTARY // 2
     if INTERLEAVED:
         partner, angle = dims ^ 1, dims // 2
@@ -61,7 +51,7 @@ def rotated_heads(
         value_scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / HEAD + value_eps)[:, None]
     y = x
     if ROTARY > 0:
-        y = load_heads(partials, bias, at, base + partner, rotates, splits_stride, SPLITS, BIAS)
+        y = load_sum(partials, bias, at, base + partner, rotates, splits_stride, SPLITS, BIAS)
     if NORM > 0:
         mean = tl.sum(x, axis=1)[:, None] * (1.0 / HEAD if NORM == LAYER_NORM else 0.0)
         centred = tl.where(inside, x - mean, 0.0)

@@ -8,7 +8,7 @@ import triton.language as tl
 def load_sum(
     partials, bias, token_at, columns, mask, splits_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr
 ):  # fmt: skip
-    """float32 [columns] of one token: the sum of a matmul's splits, plus the bias."""
+    """float32 of one token, in the shape of `columns`: the sum of a matmul's splits, plus the bias."""
     at = partials + token_at + columns
     total = tl.load(at, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):

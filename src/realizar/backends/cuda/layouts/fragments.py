@@ -82,12 +82,8 @@ class FragmentFormat:
 
     @property
     def is_float(self) -> bool:
+        """True for halves: they have no mat-vec, which multiplies codes, and read halves however few the tokens."""
         return self.bits == 16
-
-    @property
-    def has_matvec(self) -> bool:
-        """True if the mat-vec multiplies codes by int8 activations; other formats read halves, however few tokens."""
-        return not self.is_float
 
     @property
     def reads_table(self) -> bool:

@@ -151,9 +151,9 @@ class ExpertMatmuls:
     def pair_tokens(self, matrices: ExpertMatrices) -> int:
         """The most tokens of a step that multiplies pairs, where there are grouped matmuls.
 
-        Matrices without a mat-vec have none for pairs; with `batch_invariant` one kind of matmul does all.
+        Matrices of floats have no mat-vec, and none for pairs; with `batch_invariant` one kind of matmul does all.
         """
-        halves = any(isinstance(stack, PackedExperts) and not stack.format.has_matvec for stack in matrices.stacks)
+        halves = any(isinstance(stack, PackedExperts) and stack.format.is_float for stack in matrices.stacks)
         if halves or (self._matmuls is not None and self._matmuls.batch_invariant):
             return 0
         return most_pair_tokens(matrices.experts.num_experts, matrices.experts.experts_per_token)
@@ -197,7 +197,7 @@ class ExpertMatmuls:
     def _sources(self, matrices: ExpertMatrices) -> Iterator[Source]:
         activation = gated_activation(matrices.experts) if matrices.ends_with_activation else None
         for stack, gated in (*((each, activation) for each in matrices.gate_up), (matrices.down, None)):
-            if isinstance(stack, PackedExperts) and stack.format.has_matvec:
+            if isinstance(stack, PackedExperts) and not stack.format.is_float:
                 for tokens in range(1, PAIR_TOKENS + 2):  # with more than the last they stay the same
                     yield expert_source(*self._key(stack, tokens, matrices.per_token, gated))
         for tokens in range(1, self.residual_tokens(matrices) + 1):
@@ -306,9 +306,8 @@ class ExpertMatmuls:
             *((0, 0) if target is None else target.addresses),
             residual.square_sums.data_ptr(), int(residual.square_sums.shape[1]),
         ]  # fmt: skip
-        dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream
-        kernel = self._matmuls.kernels[expert_sums_source(*key)]
-        kernel.launch((blocks * tokens, 1, 1), tiles.threads, arguments, EXPERT_SUM_SIZES, stream, dependent)
+        grid, dependent = (blocks * tokens, 1, 1), self._matmuls.is_dependent(tokens)
+        self._matmuls.start(expert_sums_source(*key), grid, tiles.threads, arguments, EXPERT_SUM_SIZES, dependent)
 
     def _launch(
         self, stack: PackedExperts, bias: torch.Tensor | None, activation: GatedActivation | None,
@@ -328,8 +327,7 @@ class ExpertMatmuls:
             *(NO_NORM if norm is None else norm.arguments()),
         ]  # fmt: skip
         grid, dependent = (blocks * tokens * pairs.per_token, 1, 1), self._matmuls.is_dependent(tokens)
-        stream, kernel = self._matmuls.stream, self._matmuls.kernels[expert_source(*key)]
-        kernel.launch(grid, tiles.threads, arguments, EXPERT_SIZES, stream, dependent)
+        self._matmuls.start(expert_source(*key), grid, tiles.threads, arguments, EXPERT_SIZES, dependent)
 
 
 def most_pair_tokens(experts: int, per_token: int) -> int:

@@ -142,7 +142,7 @@ class GroupedMatmuls:
         """Share device and tuning with the dense matmuls; sorts add what they find to `experts_read`."""
         self._matmuls, self._tuning = matmuls, matmuls.tuning
         self.lines = self._tuning.grouped_lines(in_order=matmuls.batch_invariant)
-        self._experts_read = experts_read
+        self._experts_read, self._dependent = experts_read, matmuls.capability >= (9, 0)
 
     def step(self, rows: int, per_token: int, shape: ExpertShape, shared: int = 0) -> StepTiles:
         """See `step_tiles`."""
@@ -190,7 +190,8 @@ class GroupedMatmuls:
         addresses = [each.data_ptr() for each in (chosen, buffers.slots, buffers.work, buffers.starts)]
         counts = 0 if self._experts_read is None else self._experts_read.address(int(step.shared > 0))
         arguments = [*addresses, counts, step.pairs, step.tokens]
-        self._start(route_source(experts), (1, 1, 1), route_warps(experts) * 32, arguments, _SORT_SIZES)
+        source, threads = route_source(experts), route_warps(experts) * 32
+        self._matmuls.start(source, (1, 1, 1), threads, arguments, _SORT_SIZES, self._dependent)
 
     def launch_gated(
         self, stack: PackedExperts, x: ActivationBuffer, per_token: int, step: StepTiles, buffers: GroupedBuffers,
@@ -219,7 +220,7 @@ class GroupedMatmuls:
         addresses = [each.data_ptr() for each in (x.values, buffers.laid, buffers.slots, buffers.work)]
         grid = step.count, -(-config.chunks // LAID_CHUNKS), 1
         arguments = [*addresses, config.chunks, per_token, x.values.shape[3] * 8]
-        self._start(lay_source(step.tokens), grid, step.tokens * 8, arguments, _LAY_SIZES)
+        self._matmuls.start(lay_source(step.tokens), grid, step.tokens * 8, arguments, _LAY_SIZES, self._dependent)
 
     def launch_pairs(
         self, stack: PackedExperts, x: ActivationBuffer | None, per_token: int, step: StepTiles,
@@ -252,14 +253,8 @@ class GroupedMatmuls:
         sizes = [stack.stride, stack.out_features, stack.format.chunks(stack.in_features), share, block]
         arguments = [*stack.addresses, _address(bias), out.data_ptr(), _address(weights), *lists, *sizes]
         blocks = min(step.count * config.tiles.items(stack.out_features), config.tiles.blocks * self._tuning.processors)
-        self._start(config.source, (blocks, 1, 1), config.tiles.threads, arguments, _SIZES)
-
-    def _start(
-        self, source: Source, grid: tuple[int, int, int], threads: int, arguments: list[int], sizes: str,
-    ) -> None:  # fmt: skip
-        dependent = self._matmuls.capability >= (9, 0)
-        kernel = self._matmuls.kernels[source]
-        kernel.launch(grid, threads, arguments, sizes, self._matmuls.stream, dependent)
+        grid, threads = (blocks, 1, 1), config.tiles.threads
+        self._matmuls.start(config.source, grid, threads, arguments, _SIZES, self._dependent)
 
 
 def _measured(lines: Sequence[ExpertLine], step: StepTiles, shape: ExpertShape, gated: bool) -> ExpertTiles | None:

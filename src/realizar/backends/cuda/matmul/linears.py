@@ -204,11 +204,6 @@ class MergedLinear:
         """True if all matrices are packed: one launch of a CUDA matmul reads the input, unless the FP8 copy does."""
         return len(self.packed) == len(self.segments)
 
-    @property
-    def reads_halves(self) -> bool:
-        """True if one of the packed matrices has no mat-vec: then all of them read halves."""
-        return any(not matrix.format.has_matvec for matrix in self.packed)
-
     def applies_norm_scale(self, kind: StepKind) -> bool:
         """True if `launch` applies a folded norm scale in a step of this kind."""
         return self.all_packed and self._copy_for(kind) is None
@@ -220,7 +215,8 @@ class MergedLinear:
         matrix = segment.matrix
         if isinstance(matrix, PackedMatrix):
             assert self._matmuls is not None
-            return self._matmuls.activation_format(kind.tokens, self.reads_halves)
+            has_floats = any(each.format.is_float for each in self.packed)  # then all of them read halves
+            return self._matmuls.activation_format(kind.tokens, has_floats)
         return _FLOAT_FORMATS[matrix.dtype] if isinstance(matrix, torch.Tensor) else InputFormat("f16")
 
 
@@ -302,7 +298,7 @@ def route_gated(
 
     With `batch_invariant` it has one for every number of tokens or for none.
     """
-    activation_format = matmuls.activation_format(tokens, not matrix.format.has_matvec)
+    activation_format = matmuls.activation_format(tokens, matrix.format.is_float)
     if not matrix.interleaved or not matmuls.has_epilogues:
         return None
     if matmuls.batch_invariant and not is_gated(matmuls.tuning, matrix.out_features, matrix.in_features, matrix.format):
@@ -330,12 +326,12 @@ def launch_gated(
         KernelError: the kernel can't be compiled, loaded or launched.
     """
     assert activations.format == target.format
-    kernel, tiles = matmuls.kernels[matmul_source((matrix.format,), config.tiles, config.epilogue)], config.tiles
+    source, tiles = matmul_source((matrix.format,), config.tiles, config.epilogue), config.tiles
     out, out_scales = target.addresses
     shape = shape_arguments(activations, tokens, matrix, 1, 0, 0)
     arguments = [*matrix.arguments(out, 0), *shape, out_scales]
     grid, sizes = tiles.grid(matrix.out_features, 1, -(-tokens // tiles.tokens)), MATRIX_SIZES + SHAPE_SIZES + "p"
-    kernel.launch(grid, tiles.threads, arguments, sizes, matmuls.stream, config.dependent)
+    matmuls.start(source, grid, tiles.threads, arguments, sizes, config.dependent)
 
 
 class Merger:
@@ -376,4 +372,4 @@ class Merger:
         if not all(isinstance(matrix, PackedMatrix) for matrix in down):
             return None
         packed = (matrix for matrix in (*self._weights.groups[key], *down) if isinstance(matrix, PackedMatrix))
-        return feed_forward.activation if len({matrix.format.has_matvec for matrix in packed}) <= 1 else None
+        return feed_forward.activation if len({matrix.format.is_float for matrix in packed}) <= 1 else None

@@ -39,12 +39,13 @@ from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.fixed_order import fixed_tiling
 from realizar.backends.cuda.matmul.inputs import NO_NORM, ActivationBuffer, InputFormat, make_buffer
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Tiling, load_tuning
-from realizar.backends.cuda.native.compiler import architecture, compile_source
+from realizar.backends.cuda.native.compiler import Source, architecture, compile_source
 from realizar.backends.cuda.native.launcher import Kernel, LoadedKernels
 from realizar.backends.cuda.native.sources import Epilogue, Tiles, activations_source, matmul_source
 from realizar.backends.cuda.weights.pack import PackedMatrix
 
 WeightFormats: TypeAlias = tuple[FragmentFormat, ...]
+_DEPENDENT_TOKENS = 512  # of a step, up to which programmatic dependent launch pays
 MATRIX_SIZES, SHAPE_SIZES = "ppppii", "pp" + "piff" + "iiiii"  # of parameters, in `matmul_source`'s order
 
 
@@ -101,7 +102,7 @@ class MatmulKernels:
         return self.tuning.wgmma or self.batch_invariant
 
     def activation_format(self, tokens: int, halves: bool = False) -> InputFormat:
-        """The activation format that a matmul of `tokens` reads; `halves`: some of its matrices have no mat-vec."""
+        """The activation format that a matmul of `tokens` reads; `halves`: some of its matrices are of floats."""
         if not self.batch_invariant and not halves and tokens <= self.tuning.int8_tokens:
             return InputFormat("int8")
         return InputFormat("half", self.tuning.block_tokens(tokens))
@@ -111,7 +112,7 @@ class MatmulKernels:
 
     def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> MatmulConfig:
         """Choose for segments of one merged output: all run as the largest does, with its splits."""
-        activation_format = self.activation_format(tokens, any(not matrix.format.has_matvec for matrix in matrices))
+        activation_format = self.activation_format(tokens, any(matrix.format.is_float for matrix in matrices))
         largest = max(matrices, key=lambda matrix: matrix.out_features)
         weight_formats = tuple(matrix.format for matrix in matrices)
         out_features = sum(matrix.out_features for matrix in matrices)
@@ -122,7 +123,7 @@ class MatmulKernels:
 
     def is_dependent(self, tokens: int) -> bool:
         """True if matmuls of `tokens` are launched with programmatic stream serialisation."""
-        return self.capability >= (9, 0) and self.tuning.dependent(tokens)
+        return self.capability >= (9, 0) and tokens <= _DEPENDENT_TOKENS
 
     def _choose(
         self, tokens: int, activation_format: InputFormat, matrix: PackedMatrix, out_features: int,
@@ -182,7 +183,7 @@ class MatmulKernels:
         the rest and errors see `launch`.
         """
         weight_formats = tuple(matrix.format for matrix in matrices)
-        kernel, tiles = self.kernels[matmul_source(weight_formats, config.tiles, None)], config.tiles
+        source, tiles = matmul_source(weight_formats, config.tiles, None), config.tiles
         token_blocks = 1 if config.format.kind == "int8" else -(-tokens // tiles.tokens)
         arguments: list[int | float] = []
         blocks = column = 0
@@ -194,12 +195,16 @@ class MatmulKernels:
             blocks, column = blocks + grid[0], column + matrix.out_features
         strides = partials.stride(1), partials.stride(0)
         arguments += shape_arguments(activations, tokens, matrices[0], config.splits, *strides)
-        handle, sizes = self.stream, MATRIX_SIZES * len(matrices) + SHAPE_SIZES
-        kernel.launch((blocks, *grid[1:]), tiles.threads, arguments, sizes, handle, config.dependent)
+        sizes = MATRIX_SIZES * len(matrices) + SHAPE_SIZES
+        self.start(source, (blocks, *grid[1:]), tiles.threads, arguments, sizes, config.dependent)
 
-    @property
-    def stream(self) -> int:
-        return int(torch.cuda.current_stream(self.device).cuda_stream)
+    def start(
+        self, source: Source, grid: tuple[int, int, int], threads: int, arguments: Sequence[float], sizes: str,
+        dependent: bool,
+    ) -> None:  # fmt: skip
+        """Start a kernel on torch's current stream; arguments as of `Kernel.launch`, KernelError as of `launch`."""
+        stream = int(torch.cuda.current_stream(self.device).cuda_stream)
+        self.kernels[source].launch(grid, threads, arguments, sizes, stream, dependent)
 
     def written(self, x: torch.Tensor, input_format: InputFormat) -> ActivationBuffer:
         """float32 [tokens, cols] in a format of these matmuls, new memory: what the backend's own kernels must equal.
@@ -215,7 +220,8 @@ class MatmulKernels:
             name, blocks, threads = "to_half", len(made.scales), 256
             arguments.append(input_format.block_tokens)
         kernel = Kernel(compile_source(activations_source(), self.arch), name, 0)
-        kernel.launch((blocks, 1, 1), threads, arguments, "ppp" + "i" * (len(arguments) - 3), self.stream, False)
+        stream, sizes = int(torch.cuda.current_stream(self.device).cuda_stream), "ppp" + "i" * (len(arguments) - 3)
+        kernel.launch((blocks, 1, 1), threads, arguments, sizes, stream, False)
         return made
 
 

@@ -75,7 +75,7 @@ def launch_residual(
     KernelError where the kernel can't be compiled, loaded or launched.
     """
     assert activations.norm is None
-    kernel, tiles = matmuls.kernels[matmul_source((matrix.format,), config.tiles, config.epilogue)], config.tiles
+    source, tiles = matmul_source((matrix.format,), config.tiles, config.epilogue), config.tiles
     target, norm_weight, bias = residual.target, residual.norm_weight, residual.bias
     codes, terms = target.addresses if target is not None else (0, 0)
     arguments = [
@@ -84,4 +84,4 @@ def launch_residual(
         codes, terms, residual.square_sums.data_ptr(), int(residual.square_sums.shape[1]),
     ]  # fmt: skip
     grid, sizes = tiles.grid(matrix.out_features, 1, 1), MATRIX_SIZES + SHAPE_SIZES + _STREAM_SIZES
-    kernel.launch(grid, tiles.threads, arguments, sizes, matmuls.stream, config.dependent)
+    matmuls.start(source, grid, tiles.threads, arguments, sizes, config.dependent)

@@ -142,8 +142,7 @@ class RouterKernels:
                 *(each.data_ptr() for each in written), *numbers,
             ]  # fmt: skip
             grid = -(-key.rows // warps), tokens, 1
-        dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream
-        self._matmuls.kernels[source].launch(grid, warps * 32, arguments, sizes, stream, dependent)
+        self._matmuls.start(source, grid, warps * 32, arguments, sizes, self._matmuls.is_dependent(tokens))
 
 
 @cache

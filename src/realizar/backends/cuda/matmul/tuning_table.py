@@ -156,10 +156,6 @@ class DeviceTuning:
         """Rows of a block of `half` activations."""
         return next((size for size in BLOCK_TOKENS if tokens <= size), BLOCK_TOKENS[-1])
 
-    def dependent(self, tokens: int) -> bool:
-        """True if programmatic dependent launch pays."""
-        return tokens <= 512
-
     def few_tokens(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> Tiling:
         """The mat-vec's tiling. A table's line counts for its own number of tokens, if it keeps columns whole."""
         line = self._nearest(tokens, out_features, cols, {"matvec"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from realizar.backends.cuda.native.compiler import Source, read
+from realizar.backends.cuda.native.sources import Defines, define, of_fields
 
 _ELEMENTS, _FORMS = ("bf16", "f16", "int8"), ("f32", "int8", "half")  # numbered as in attend.cu
 _FILES = "primitives.cu", "bulk.cu", "attend_heads.cu", "attend_results.cu", "attend.cu"
@@ -72,16 +73,6 @@ class AttendKernel:
     def source(self) -> Source:
         shape = f"{self.element}_head{self.head}_group{self.group}_{self.out}{self.block_tokens}"
         name = f"attend_{shape}_warps{self.warps}_{self.resident}_{self.stages}_{self.least}_{self.runs}"
-        values = {
-            "NAME": name, "HEAD": self.head, "GROUP": self.group, "SPLITS": self.splits, "BIAS": int(self.bias),
-            "NORM": self.norm, "NORM_BIAS": int(self.norm_bias), "ROTARY": self.rotary,
-            "INTERLEAVED": int(self.interleaved), "ELEMENT": _ELEMENTS.index(self.element),
-            "BLOCK_SIZE": self.block_size, "FORM": _FORMS.index(self.out),
-            "BLOCK_TOKENS": self.block_tokens, "WARPS": self.warps,
-            "RESIDENT": self.resident, "STAGES": self.stages,
-            "RUNS": self.runs, "BULK": int(self.bulk), "STAGE_BYTES": self.stage_bytes,
-            "LEAST": self.least, "CAP": int(self.cap), "VALUE_NORM": int(self.value_norm),
-            "GROWTH": int(self.growth), "STORED": int(self.stored),
-        }  # fmt: skip
-        defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
-        return Source(name, defines + "".join(map(read, _FILES)))
+        own: Defines = {"NAME": name, "ELEMENT": _ELEMENTS.index(self.element), "FORM": _FORMS.index(self.out)}
+        values = of_fields(self) | own | {"STAGE_BYTES": self.stage_bytes}
+        return Source(name, define(values) + "".join(map(read, _FILES)))

@@ -179,7 +179,7 @@ class Segments:
             self._save(there)
         except KernelError as error:
             self._bring_back(there, error)
-            self._forget_host()
+            self.close()
             raise
         self._asleep = there
         return size
@@ -198,11 +198,15 @@ class Segments:
 
     def close(self) -> None:
         """Give the host's memory back; segments are freed by `free`."""
-        self._forget_host()
+        host, self._host = self._host, None
+        if host is not None:
+            with suppress(KernelError):
+                self._driver.synchronize()
+            host.close()
 
     def _prepare_host(self, size: int) -> None:
         if self._host is not None and self._host.size_bytes != size:
-            self._forget_host()
+            self.close()
         if self._host is None and size:
             self._host = HostMemory(self._driver, size, self._chunk_bytes)
 
@@ -215,7 +219,8 @@ class Segments:
         for each in segments:
             if not each.keeps:
                 continue
-            for part in self._host_memory().parts(offset, each.size_bytes):
+            assert self._host is not None  # where anything is kept
+            for part in self._host.parts(offset, each.size_bytes):
                 self._driver.copy_to_host(part.address, each.address + part.start, part.size_bytes)
             offset += each.size_bytes
             on_the_way.append((each, self._driver.mark()))
@@ -241,7 +246,8 @@ class Segments:
                 if not each.keeps:
                     self._driver.zero(each.address, each.size_bytes)
                     continue
-                for part in self._host_memory().parts(start, each.size_bytes):
+                assert self._host is not None
+                for part in self._host.parts(start, each.size_bytes):
                     self._driver.copy_to_device(each.address + part.start, part.address, part.size_bytes)
             self._driver.synchronize()
         except BaseException:
@@ -258,18 +264,6 @@ class Segments:
             self._restore(segments)
         except KernelError as second:
             raise DeviceLostError(f"weights are lost: {error}, and then {second}") from second
-
-    def _host_memory(self) -> HostMemory:
-        if self._host is None:
-            raise RuntimeError("no memory of the host holds the contents")
-        return self._host
-
-    def _forget_host(self) -> None:
-        host, self._host = self._host, None
-        if host is not None:
-            with suppress(KernelError):
-                self._driver.synchronize()
-            host.close()
 
     def _unmap(self, segment: Segment) -> None:
         handle, segment.handle = segment.handle, None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -259,19 +260,14 @@ class ExpertLoader:
         parts = [self._sources(linear) for linear in plan.linears]
         shared = [self._tensors.matrix(linear.weight) for linear in plan.shared]
         sources = [source for part in (*parts, shared) for source in part]
-        check_finite(sources)
-        made: Stack
-        if not plan.is_packed and not plan.layout.is_float:
-            made = stack_plain([pack_plain(source, self._device) for source in sources])
-        else:
+        with reading(sources, self._progress):
+            if not plan.is_packed and not plan.layout.is_float:
+                return stack_plain([pack_plain(source, self._device) for source in sources])
             made = plan.reserve(self._device)
             if isinstance(made, PackedExperts):
                 self._pack(made, list(zip(*parts, strict=True)), shared)
             else:
                 self._copy(made, sources)
-        for source in sources:
-            source.release(0, source.out_features)
-            self._progress(source.size_bytes)
         return made
 
     def _sources(self, linear: ExpertLinear) -> list[MatrixSource]:
@@ -302,6 +298,16 @@ class ExpertLoader:
 
 
 _CHECKED_BYTES = 4 << 20  # of a matrix, by one thread at a time
+
+
+@contextmanager
+def reading(sources: Sequence[MatrixSource], progress: Callable[[int], None]) -> Iterator[None]:
+    """A context before which matrices are checked as of `check_finite`, and after which they are released."""
+    check_finite(sources)
+    yield
+    for source in sources:
+        source.release(0, source.out_features)
+        progress(source.size_bytes)
 
 
 def check_finite(sources: Iterable[MatrixSource]) -> None:

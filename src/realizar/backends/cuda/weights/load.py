@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import translate
-from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertMatrices, ExpertsPlan, check_finite, matrix_bytes
+from realizar.backends.cuda.weights.experts import (
+    ExpertLoader,
+    ExpertMatrices,
+    ExpertsPlan,
+    check_finite,
+    matrix_bytes,
+    reading,
+)
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import FLOAT_TYPES, Packer, Reserver, memory_bytes
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain
@@ -100,7 +107,8 @@ class Weights:
         for linears in groups:
             key = tuple(linear.weight for linear in linears)
             if key not in self.groups:
-                with self._reading(key, progress), naming(*key):
+                sources = [self._tensors.matrix(name) for name in key] if self._reads else []
+                with reading(sources, progress), naming(*key):
                     self._make_store(key[0])
                     self.groups[key] = tuple(self._pack_group(linears, self._stores.get(key[0])))
         if self._reads:
@@ -110,16 +118,6 @@ class Weights:
             with naming(*(linear.weight for linear in experts.expert_linears())):
                 self.experts[experts.up.weight] = loader.load(experts, plan)
         self._packer = None
-
-    @contextmanager
-    def _reading(self, names: Iterable[TensorName], progress: Callable[[int], None]) -> Iterator[None]:
-        """A context before which matrices are looked at for what is not finite, and after which they are released."""
-        sources = [self._tensors.matrix(name) for name in names] if self._reads else []
-        check_finite(sources)
-        yield
-        for source in sources:
-            source.release(0, source.out_features)
-            progress(source.size_bytes)
 
     def _load_tables(self, progress: Callable[[int], None]) -> None:
         embedding, inputs = self._spec.embedding, self._spec.layer_inputs
@@ -133,8 +131,9 @@ class Weights:
             with naming(embedding):
                 self.embedding = self._pack_plain(source)
         if inputs is not None:
-            with self._reading([inputs.table], progress), naming(inputs.table):
-                self.layer_table = self._pack_plain(self._tensors.matrix(inputs.table))
+            source = self._tensors.matrix(inputs.table)
+            with reading([source], progress), naming(inputs.table):
+                self.layer_table = self._pack_plain(source)
 
     def vector(self, name: TensorName, offset: float = 0.0, scale: float = 1.0) -> torch.Tensor:
         """float32 [elements] of a vector, plus `offset`, times `scale`."""
