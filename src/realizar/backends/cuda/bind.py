@@ -18,7 +18,7 @@ from realizar.backends.cuda.norms import Branch, Consumer, NormBinder
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
-from realizar.backends.parts import block_name, inputs_part, join_part
+from realizar.backends.parts import inputs_part, join_part
 from realizar.backends.program import (
     AttentionBlock,
     Block,
@@ -32,17 +32,7 @@ from realizar.backends.program import (
     ShortConvolutionBlock,
     Tail,
 )
-from realizar.errors import UnsupportedModelError
 from realizar.models.spec import ModelSpec
-
-_Bound = (
-    AttentionBlock
-    | SharedAttentionBlock
-    | ShortConvolutionBlock
-    | GatedDeltaNetBlock
-    | FeedForwardBlock
-    | InputGateBlock
-)
 
 
 class Binder:
@@ -100,8 +90,6 @@ class Binder:
         if isinstance(block, ExpertsBlock):
             yield from self._experts.bind(block, before, self._next_consumer(block.join))
             return
-        if not isinstance(block, _Bound):
-            raise UnsupportedModelError(f"layer {block.layer}: the CUDA backend has no kernels for {block_name(block)}")
         assert block.join.linear is not None
         inputs, output = self._merger.merge(block.inputs.linears), self._merger.merge((block.join.linear,))
         buffers = self._space.activations

@@ -12,22 +12,5 @@ SUPPORTED = Supported(
     frozenset({Attention, SharedAttention, GatedDeltaNet, ShortConvolution}),
     frozenset({FeedForward, Experts}),
     frozenset({FullCache, WindowCache, StateCache}),
-    frozenset(
-        {
-            Feature.QUERY_GROWTH,
-            Feature.ROUTER_BIAS,
-            Feature.SIGMOID_ROUTER,
-            Feature.SELECTION_BIAS,
-            Feature.EXPERT_BIASES,
-            Feature.CLAMPED_EXPERTS,
-            Feature.EXPERT_GROUPS,
-            Feature.SHARED_EXPERT,
-            Feature.VALUE_NORM,
-            Feature.OUTPUT_GATE,
-            Feature.INPUT_GATE,
-            Feature.OUTPUT_SCALE,
-            Feature.EXPERT_SCALES,
-            Feature.EXPERT_NORMS,
-        }
-    ),
+    frozenset(Feature) - {Feature.UNGATED_EXPERTS, Feature.WIDE_DELTA_NET},
 )

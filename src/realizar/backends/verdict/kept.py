@@ -7,13 +7,12 @@ import logging
 import os
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import msgspec
 
+from realizar.backends import cuda
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.verdict.judge import Verdict
 from realizar.errors import HubError
@@ -62,19 +61,13 @@ def _driver() -> str:
 def _kernels() -> str:
     """A hash of the GPU backend's sources, and the versions of what compiles them."""
     made = hashlib.sha256(" ".join(map(_version, _PACKAGES)).encode())
-    for text in _sources(resources.files("realizar.backends.cuda")):
-        made.update(text)
+    for path in _sources():
+        made.update(path.read_bytes())
     return made.hexdigest()
 
 
-def _sources(folder: Traversable) -> list[bytes]:
-    found = []
-    for each in sorted(folder.iterdir(), key=lambda each: each.name):
-        if each.is_dir():
-            found += _sources(each)
-        elif each.name.endswith((".py", ".cu", ".json")):
-            found.append(each.read_bytes())
-    return found
+def _sources() -> list[Path]:
+    return sorted(path for path in Path(cuda.__file__).parent.rglob("*") if path.suffix in (".py", ".cu", ".json"))
 
 
 def _version(package: str) -> str:

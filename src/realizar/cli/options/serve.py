@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -111,7 +111,6 @@ class ServerOptions:
                 f"--traces-endpoint must be an HTTP address, not {self.traces_endpoint!r}", "traces_endpoint"
             )
         self._check_proxies()
-        certificate, key = self._tls()
         if not 1 <= self.api_processes <= MAX_API_PROCESSES:
             raise InvalidRequestError(
                 f"--api-processes must be between 1 and {MAX_API_PROCESSES}, not {self.api_processes}", "api_processes"
@@ -120,29 +119,20 @@ class ServerOptions:
         from realizar.server.settings import ServerSettings
 
         keys = {} if self.api_key_file is None else read_keys(self.api_key_file)
+        # Options of the same name have a setting's value.
+        same = {each.name for each in fields(ServerSettings)} & {each.name for each in fields(self)}
         return ServerSettings(
             api_keys=tuple(keys),
             key_weights=tuple(keys.values()),
-            cache_sharing=self.cache_sharing,
             cors_origins=self.cors_origin,
             allowed_hosts=self._hosts(),
-            embeddings=self.embeddings,
-            allow_request_templates=self.allow_request_templates,
             ignore_unknown_fields=self.unknown_fields == "ignore",
-            allow_request_priority=self.allow_request_priority,
-            allow_cache_clearing=self.allow_cache_clearing,
-            allow_request_keep_alive=self.allow_request_keep_alive,
-            tls_certificate=certificate,
-            tls_key=key,
             trusted_proxies=self.trusted_proxy,
-            open_metrics=self.open_metrics,
             web_page=not self.no_web_page,
-            max_body_bytes=self.max_body_bytes,
             request_memory_bytes=self.request_memory,
-            max_connections=self.max_connections,
             max_stored_responses=self.stored_responses,
             stored_response_bytes=self.stored_response_memory,
-            traces_endpoint=self.traces_endpoint,
+            **{name: getattr(self, name) for name in same} | self._tls(),
         )
 
     def _check_proxies(self) -> None:
@@ -154,17 +144,17 @@ class ServerOptions:
                     f"--trusted-proxy must be an address or a network such as 10.0.0.0/8: {error}", "trusted_proxy"
                 ) from error
 
-    def _tls(self) -> tuple[str, str] | tuple[None, None]:
-        """The files of certificate and key, which belong together."""
+    def _tls(self) -> dict[str, str]:
+        """The settings of certificate and key, which belong together."""
         if self.tls_cert is None:
             if self.tls_key is not None:
                 raise InvalidRequestError("--tls-key needs --tls-cert", "tls_key")
-            return None, None
+            return {}
         from realizar.server.http.tls import tls_context
 
         key = self.tls_key or self.tls_cert
         tls_context(self.tls_cert, key)
-        return str(self.tls_cert.absolute()), str(key.absolute())
+        return {"tls_certificate": str(self.tls_cert.absolute()), "tls_key": str(key.absolute())}
 
     def _hosts(self) -> tuple[str, ...]:
         """Allowed host names. Empty allows all: the server is reachable from other machines and no name is given."""

@@ -107,11 +107,10 @@ class ExpertsInput:
 
     def applies_norm_scale(self, kind: StepKind) -> bool:
         """True if the norm's scale is left to the mat-vec."""
-        folds = self.folds and self.is_routed(kind) and not self.is_grouped(kind)
-        return folds and (self.shared is None or self._shared_folds(self.shared, kind))
-
-    def _shared_folds(self, shared: MergedLinear, kind: StepKind) -> bool:
-        return shared.applies_norm_scale(kind) and shared.input_formats(kind) == (INTEGERS,)
+        if not self.folds or not self.is_routed(kind) or self.is_grouped(kind):
+            return False
+        shared = self.shared
+        return shared is None or (shared.applies_norm_scale(kind) and shared.input_formats(kind) == (INTEGERS,))
 
 
 @dataclass(frozen=True, slots=True)
