@@ -12,9 +12,7 @@ import torch
 from realizar.backends.cuda.device_errors import CaptureError, translate
 from realizar.errors import DeviceLostError
 
-_failed: list[
-    torch.cuda.CUDAGraph
-] = []  # torch's allocator of pinned memory goes on to ask them, and has no end to that
+_failed: list[torch.cuda.CUDAGraph] = []  # torch's allocator of pinned memory goes on to ask them, without end
 
 
 @cache

@@ -132,7 +132,8 @@ def translate(error: Exception) -> RealizarError | None:
     text = str(error)
     if isinstance(error, RuntimeError | AssertionError) and any(part in text for part in _TOOLCHAIN):
         return KernelError(f"a Triton kernel does not compile here: {_first_line(error)}")
-    if not _is_of_the_device(error):
+    is_of_torch = isinstance(error, RuntimeError) and _has(text, _OF_THE_DEVICE)
+    if not is_of_torch and not isinstance(error, torch.AcceleratorError):
         return None
     if (known := _known(error)) is not None:
         return known
@@ -161,13 +162,6 @@ def _known(error: Exception) -> RealizarError | None:
 
 def _lost(error: Exception) -> DeviceLostError:
     return DeviceLostError(f"the GPU's context is lost: {_first_line(error)}")
-
-
-def _is_of_the_device(error: Exception) -> bool:
-    accelerator_error = getattr(torch, "AcceleratorError", None)
-    if accelerator_error is not None and isinstance(error, accelerator_error):
-        return True
-    return isinstance(error, RuntimeError) and _has(str(error), _OF_THE_DEVICE)
 
 
 def _no_memory(error: Exception) -> CapacityError:

@@ -257,19 +257,13 @@ def tune_command(
     shapes, mixtures = model_shapes(spec, checkpoint), tuned_experts(spec, checkpoint)
     if not shapes and not mixtures:
         raise UnsupportedModelError(f"{model} has no quantised matmuls, so there is nothing to tune")
-    shown = _Progress()
-    path = tune_device(open_device(device.index), shapes, counts or TOKEN_COUNTS, shown.measured, mixtures)
-    count = len(shapes) + len(mixtures)
-    print(f"{shown.count} configurations were measured for {count} shapes; the fastest are saved in {path}")
+    works: list[str] = []
 
-
-class _Progress:
-    def __init__(self) -> None:
-        self.count = 0
-        self._last = ""
-
-    def measured(self, line: Line | ExpertLine) -> None:
-        self.count += 1
-        if line.work != self._last:
-            self._last = line.work
+    def measured(line: Line | ExpertLine) -> None:
+        if works[-1:] != [line.work]:
             print(line.work, file=sys.stderr, flush=True)
+        works.append(line.work)
+
+    path = tune_device(open_device(device.index), shapes, counts or TOKEN_COUNTS, measured, mixtures)
+    count = len(shapes) + len(mixtures)
+    print(f"{len(works)} configurations were measured for {count} shapes; the fastest are saved in {path}")

@@ -104,13 +104,10 @@ def perplexity_command(
 
 def windows(num_tokens: int, size: int) -> Iterator[tuple[int, int]]:
     """Starts of windows that overlap by half, each with its first scored position. Positions but 0 are scored once."""
-    start, first = 0, 1
-    while True:
-        yield start, first
-        first = start + size
-        if first >= num_tokens:
-            return
-        start += size - size // 2
+    yield 0, 1
+    step = size - size // 2
+    for start in range(step, num_tokens - size + step, step):
+        yield start, start - step + size
 
 
 def summary(losses: Sequence[float]) -> tuple[float, float]:
