@@ -90,8 +90,7 @@ def test_lengths_follow_the_trace(lengths: Quantiles, mean: float) -> None:
     for share, length in lengths.points[1:]:
         assert np.percentile(drawn, 100 * share) == pytest.approx(length, rel=0.06)
     assert drawn.min() >= 1
-    assert drawn.mean() == pytest.approx(lengths.mean, rel=0.02)
-    assert lengths.mean == pytest.approx(mean, rel=0.08), "the study's own mean, which the percentiles do not use"
+    assert drawn.mean() == pytest.approx(mean, rel=0.09), "the study's own mean, which the percentiles do not use"
 
 
 def test_requests_fit_into_the_context() -> None:

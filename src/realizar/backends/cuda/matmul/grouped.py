@@ -129,11 +129,6 @@ class GroupedBuffers:
         laid = max((step.places for step in steps if _lays(own, step, shape, wgmma)), default=0)
         self.laid = torch.zeros(laid * padded_cols(shape.hidden), dtype=torch.float16, device=device)
 
-    @property
-    def size_bytes(self) -> int:
-        each = self.slots, self.work, self.starts, self.gated, self.laid
-        return sum(tensor.numel() * tensor.element_size() for tensor in each)
-
 
 class GroupedMatmuls:
     """Chooses, compiles and launches one device's, by its measured `lines`. Used by one thread, in one context."""
