@@ -89,7 +89,7 @@ def _watch_cuda(runner: BackendRunner[Any], notes: Notes) -> Iterator[None]:
         None if part.router.bias is None else model.weights.vector_values(part.router.bias) for _, part in mixtures
     ]
     # The kernels that choose by themselves add biases to the scores that they keep.
-    has_kernel = graphs._device.has_matmuls and not runner.config.batch_invariant
+    has_kernel = graphs._device.runs("matmuls") and not runner.config.batch_invariant
     most = (MANY_TOKENS if graphs._device.has_dependent_launch else ROUTED_TOKENS) if has_kernel else 0
 
     def noting(launch: Any) -> Any:

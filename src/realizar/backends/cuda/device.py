@@ -69,10 +69,6 @@ class DeviceProfile:
             return True
         return self.is_gpu and torch.version.hip is None and self.capability >= (8, 0)
 
-    @property
-    def has_matmuls(self) -> bool:
-        return self.runs("matmuls")
-
     def runs(self, family: Family) -> bool:
         return self.has_cuda_kernels and family not in self.without
 

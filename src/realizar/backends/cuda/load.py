@@ -199,7 +199,7 @@ def _load_parts(
 ) -> _Parts:
     program = build_program(spec, config.hidden_layers)
     kernels = None
-    if device.has_matmuls:
+    if device.runs("matmuls"):
         kernels = MatmulKernels(device.torch_device, config.batch_invariant, device.without)
     packs_floats = kernels is not None and kernels.packs_floats
     weights = Weights(spec, program, checkpoint, device, packs_floats, stacks_shared(config))
@@ -340,7 +340,7 @@ def describe_card(device: DeviceProfile, compute: str, kv_dtype: str) -> str:
 
 
 def describe_refused(device: DeviceProfile) -> Iterator[str]:
-    if not device.has_matmuls:
+    if not device.runs("matmuls"):
         yield "no CUDA C++ matmuls on this device: Triton multiplies"
     for family in sorted(device.without):
         yield f"without the kernels of {family}: {SLOWER[family]}"

@@ -68,7 +68,7 @@ def scaled_matmul(
 
 def check_device(device: DeviceProfile) -> None:
     """Raise InvalidRequestError for a GPU without FP8."""
-    if not device.has_matmuls or device.capability < LEAST_CAPABILITY:
+    if not device.runs("matmuls") or device.capability < LEAST_CAPABILITY:
         major, minor = device.capability
         raise InvalidRequestError(
             f"fp8_copies needs an NVIDIA GPU of compute capability {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or"

@@ -77,7 +77,7 @@ class Weights:
         self.stacked: set[TensorName] = set()
         self._plans: list[tuple[Experts, ExpertsPlan]] = []
         for _, experts in spec.mixtures():
-            plan = ExpertsPlan.of(experts, self._tensors, packs=device.has_matmuls, stacks_shared=stacks_shared)
+            plan = ExpertsPlan.of(experts, self._tensors, packs=device.runs("matmuls"), stacks_shared=stacks_shared)
             self._plans.append((experts, plan))
             self.stacked.update(linear.weight for linear in plan.joined)
             shared = experts.shared
@@ -101,7 +101,7 @@ class Weights:
         """
         if self._reads:
             self._tensors.check_vectors()
-        if self._device.has_matmuls:
+        if self._device.runs("matmuls"):
             on, repacks = self._device.torch_device, "repack" not in self._device.without
             self._packer = Packer(on, repacks=repacks) if self._reads else Reserver(on)
         for linears in groups:

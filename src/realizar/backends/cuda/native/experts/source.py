@@ -10,6 +10,7 @@ from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import Source, read
 from realizar.backends.cuda.native.sources import (
     Defines,
+    Epilogue,
     GatedActivation,
     MatvecTiles,
     define,
@@ -38,11 +39,7 @@ def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation:
     pair. None writes float32 sums, with biases unless those are null, times the pair's factor unless factors are null.
     """
     name = f"expert_matvec_{format_name(weight_format)}{f'_{activation}' if activation else ''}"
-    parts = [define(tiles.defines() | epilogue_defines(activation)), read("primitives.cu")]
-    parts.extend(read(file) for file in epilogue_files("matvec", activation))
-    parts.append(define(format_defines(weight_format)))
-    parts.extend(map(read, ("weights.cu", "matvec.cu", "experts/pairs.cu", "experts/matvec.cu")))
-    return _with_entry(name, parts, tiles)
+    return _matvec(name, weight_format, tiles, activation, {}, "experts/matvec.cu")
 
 
 EXPERT_SUM_SIZES = "ppppppppppp" + "iiii" + "fppppi"
@@ -60,14 +57,16 @@ def expert_sums_source(weight_format: FragmentFormat, tiles: MatvecTiles, per_to
     """
     name = f"expert_sums_{format_name(weight_format)}_{per_token}"
     pairs: Defines = {"PAIRS": per_token, "PAIR_PARTS": tiles.parts // per_token}
-    parts = [define(tiles.defines() | epilogue_defines("residual") | pairs), read("primitives.cu")]
-    parts.extend(map(read, epilogue_files("matvec", "residual")))
+    return _matvec(name, weight_format, tiles, "residual", pairs, "experts/matvec_sums.cu")
+
+
+def _matvec(
+    name: str, weight_format: FragmentFormat, tiles: MatvecTiles, epilogue: Epilogue | None, own: Defines, file: str
+) -> Source:
+    parts = [define(tiles.defines() | epilogue_defines(epilogue) | own), read("primitives.cu")]
+    parts.extend(map(read, epilogue_files("matvec", epilogue)))
     parts.append(define(format_defines(weight_format)))
-    parts.extend(map(read, ("weights.cu", "matvec.cu", "experts/pairs.cu", "experts/matvec_sums.cu")))
-    return _with_entry(name, parts, tiles)
-
-
-def _with_entry(name: str, parts: Sequence[str], tiles: MatvecTiles) -> Source:
+    parts.extend(map(read, ("weights.cu", "matvec.cu", "experts/pairs.cu", file)))
     entry = f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})\n'
     return Source(name, "".join(parts).replace("KERNEL_ENTRY", f"{entry}{name}"))
 
