@@ -28,14 +28,13 @@ class Drafter(Protocol):
     """Proposes drafts for a batch of sequences at once.
 
     Each draft is verified with the row's own sampler, so that a drafter changes how many steps a text takes and never
-    its tokens. The backend has room for `speculative_tokens` drafts of a sequence, at least 1 where there is a drafter:
-    drafts beyond it are dropped, as are those from the first one on that is no id of the vocabulary. The drafter finds
-    what it needs of a sequence by `sequence_id`, `row` and `token_ids`, and keeps its own state under `sequence_id`.
+    its tokens. Drafts beyond `speculative_tokens` are dropped, as are those from the first one on that is no id of the
+    vocabulary. The drafter finds what it needs of a sequence by `sequence_id`, `row` and `token_ids`, and keeps its own
+    state under `sequence_id`.
 
     Attributes:
-        awaits_results: drafts follow from token ids that the host must know, so that a step's results are awaited
-            before the next step. False lets steps stay in flight; a sequence then has drafts only where its last token
-            is known.
+        awaits_results: a step's results are awaited before the next step, since drafts follow from ids that the host
+            must know. False lets steps stay in flight; only sequences whose last token is known have drafts then.
     """
 
     awaits_results: bool
@@ -43,7 +42,7 @@ class Drafter(Protocol):
     def propose(self, sequences: ListOf[Sequence]) -> list[tuple[int, ...]]:
         """Drafts of each sequence, at most `max_drafts` of it; called once after a step's results were taken in.
 
-        Every sequence has a known last token, which is the only one left to compute.
+        Only the last token of each is left to compute, and known.
         """
 
     def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
@@ -54,10 +53,7 @@ class Drafter(Protocol):
 
 
 class PromptLookup:
-    """Drafts are the tokens that followed the last tokens where they stood in the sequence before.
-
-    Of `shortest` to `longest` last tokens, the longest run that stood before is taken.
-    """
+    """Drafts are the tokens that followed the last `shortest` to `longest` tokens where they stood before."""
 
     def __init__(self, most_tokens: int, longest: int, shortest: int) -> None:
         self.awaits_results = True
@@ -127,11 +123,10 @@ class Drafting:
     InvalidRequestError if there is a drafter, and room for no draft.
 
     Args:
-        drafter: goes before the backend, whose drafts are taken where it has none. None drafts nothing.
-        forced: gives up to so many next tokens of a row that its grammar forces. They go before the drafter's: they are
-            right in any case, and are verified all the same.
-        most_drafts: drafts of a sequence that the backend has room for.
-        most_proposed: drafts that the backend itself proposes, as its `Capacity` has it.
+        drafter: goes before the backend, whose drafts are taken where it has none.
+        most_drafts: of a sequence that the backend has room for. most_proposed: that it proposes itself.
+        forced: up to so many next tokens of a row that its grammar forces. They go before the drafter's, and are
+            verified all the same.
     """
 
     def __init__(

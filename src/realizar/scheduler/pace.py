@@ -37,12 +37,10 @@ class Policy:
     """The rules by which a step's token budget is filled.
 
     Attributes:
-        first: `decode` keeps running streams at their pace; `prefill` reads every prompt that fits before any
-            decode, so that the two phases are apart (benchmarks).
+        first: `decode` keeps running streams at their pace; `prefill` reads all prompts that fit before any decode.
         stretch: times as long as a step of decodes alone that a step may take when prompts are read beside them;
             infinite where only throughput counts.
-        least_step_s: seconds that such a step may take in any case: a fast device would otherwise read prompts in
-            small chunks, to keep a pace that nobody can read.
+        least_step_s: seconds that such a step may take in any case: nobody can read a fast device's pace.
     """
 
     first: Literal["decode", "prefill"] = "decode"
@@ -75,8 +73,7 @@ class Pace:
     Args:
         stretch, least_s: as in `Policy`; an infinite stretch bounds nothing.
         tile_tokens: tokens that the device's matmuls take at once.
-        sizes: numbers of tokens, ascending, to which the device pads a step with prompts, so that fewer take no less
-            time; none where only tiles count.
+        sizes: numbers of tokens, ascending, to which the device pads a step with prompts; none where tiles count.
     """
 
     def __init__(self, stretch: float, tile_tokens: int, least_s: float = 0.0, sizes: Sequence[int] = ()) -> None:
@@ -100,11 +97,9 @@ class Pace:
         A step without decodes may have 2,048, and more where that takes no more than 50 ms.
 
         Args:
-            position: tokens before them; of the prompt that is farthest, where there are several.
-            equal: the decodes of a step of which all clients have as many each, where some have more: the step is
-                measured by that one.
-            is_much: the tokens are of clients who have read more than their share, beside decodes of others; they make
-                such a step half as long again.
+            position: tokens before them, in the prompt that is farthest.
+            equal: the decodes of a step of which all clients have as many each, by which the step is measured.
+            is_much: clients who have read more than their share beside decodes of others make it half as long again.
         """
         if math.isinf(self._stretch):
             return None
@@ -141,8 +136,7 @@ class Pace:
     def most_decodes(self, equal: int, wanted: int, *, leaves_room: bool) -> int:
         """Decodes of those wanted that a step may have, where clients with as many each would have `equal`.
 
-        It is to take at most half as long again as a step of those, or a quarter, if it is to leave room for prompts.
-        One of them alone is measured now and then.
+        It takes at most half as long again as a step of those, which is measured now and then; a quarter with prompts.
         """
         if wanted <= equal or math.isinf(self._stretch):
             return wanted
@@ -192,10 +186,7 @@ class Pace:
                 self._learn_token(decode.seconds, num_prompt_tokens, seconds, _distance(position))
 
     def _learn_token(self, decode_s: float, num_tokens: int, seconds: float, distance: int) -> None:
-        """Attribute the time beyond the expected one to prompt tokens, by their share of the expected time.
-
-        Otherwise a slow moment of the machine, divided by two tokens, would make tokens look ten times as slow.
-        """
+        """Attribute the time beyond the expected one to prompt tokens, by their share of it: a moment may be slow."""
         token_s = self._token_s(distance)
         if token_s is None:
             token_s = max(seconds - decode_s, 0.1 * seconds) / num_tokens

@@ -115,10 +115,7 @@ class StepLimit:
         self.is_short = False
 
     def failed(self, num_steps: int, num_rows: int, num_tokens: int) -> bool:
-        """Halve the limits after one of the steps in flight did not fit; False if it was alone and can't be smaller.
-
-        `num_rows` and `num_tokens` are of the largest.
-        """
+        """Halve those of the largest step, after one in flight did not fit; False if it is alone, and the smallest."""
         self._num_fitting = 0
         if num_steps == 1 and num_rows <= 1 and num_tokens <= _LEAST_TOKENS:
             return False

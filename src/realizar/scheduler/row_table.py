@@ -24,10 +24,7 @@ Column = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The tokens that rows gained. All are [rows].
-
-    `stopped`: the last of them is a stop id, and late enough to be one. `full`: no further token is wanted.
-    """
+    """The tokens that rows gained, all [rows]: whether the last is a stop id that counts, and no other is wanted."""
 
     counts: NDArray[np.intp]
     stopped: NDArray[np.bool_]
@@ -127,8 +124,7 @@ class RowTable:
     def advance(self, rows: Rows, counts: Column | None = None, num_drafts: Column | None = None) -> StepRows:
         """Schedule the next tokens of rows, and the one sampled after them; from now on they count as computed.
 
-        `counts`, int32 [rows], includes drafts, the last ones of a row. It and `num_drafts`, int32 [rows], are None
-        where each row decodes: it computes its last token without drafts.
+        `counts` of tokens include drafts, the last ones of a row. Without them each row decodes, without drafts.
         """
         computed = self.num_computed[rows]
         if counts is None or num_drafts is None:
@@ -209,10 +205,7 @@ class RowTable:
 
 
 class RowPool:
-    """Hands out the backend's rows, 0 .. num_rows - 1, smallest first at the start.
-
-    A row is not used again while a submitted step still names it.
-    """
+    """Hands out the backend's rows, the smallest first at the start, none while a submitted step still names it."""
 
     def __init__(self, num_rows: int) -> None:
         self._free = list(range(num_rows - 1, -1, -1))
@@ -259,10 +252,7 @@ class RowPool:
         return released
 
     def audit(self, owned: Iterable[int]) -> None:
-        """Prove that every row is free, owned by an open sequence, draining or released, and only one of these.
-
-        It raises RuntimeError if one is lost or in two states, or steps are counted wrongly.
-        """
+        """Prove that each row is free, `owned`, draining or released, and steps are counted rightly. RuntimeError."""
         rows = sorted([*self._free, *owned, *self._draining, *self._released])
         if rows != list(range(len(self._steps))):
             raise RuntimeError(f"rows {rows} are free, owned, draining or released, of {len(self._steps)}")

@@ -350,7 +350,7 @@ class Scheduler:
     def _schedule_prompts(self, prompts: ListOf[Sequence], readers: Collection[str], plan: Plan) -> None:
         """Schedule chunks of running prompts, then those of waiting sequences, and then what remains of the budget.
 
-        Where several clients, the `readers`, have prompts, each has its share first, and then whoever has more to read.
+        Several `readers`, clients with prompts, have their shares first.
         """
         weights = {name: self._open.clients[name].weight for name in readers}
         for shares in (weights, None) if len(readers) > 1 else (None,):

@@ -50,13 +50,10 @@ class EngineCore:
     Args:
         backend: loaded; shut down by `close`.
         config: what the backend was loaded with; the backend's own capacity bounds it.
-        new_grammars: makes what compiles and follows grammars over the model's vocabulary, when the first is asked for;
-            without it structured output is refused. Closed by `close`.
+        new_grammars: as `new_service` of `RowGrammars`; what it makes is closed by `close`.
         drafter: proposes drafts; None looks them up in the sequences themselves, where `config` asks for any.
 
     Attributes:
-        spec, config: as given.
-        capacity: the backend's.
         cache, scheduler, grammars: for what callers ask of them; only the engine changes them.
 
     Raises:
@@ -131,10 +128,9 @@ class EngineCore:
         """Queue a request. Waits for its grammar to be compiled, unless `acquire_grammar` has returned True for it.
 
         Raises:
-            InvalidRequestError, ContextLengthError, CapacityError: it can't run; the engine goes on.
+            InvalidRequestError, ContextLengthError, CapacityError: it can't run.
             RequestFailedError: so too, but for a fault that may be the machine's.
-            QueueFullError: the queue is full.
-            EngineDeadError: the engine stopped.
+            QueueFullError: the queue is full. EngineDeadError: the engine stopped.
         """
         self._check_alive()
         _check_embeddings(request, self.spec.hidden_size)
@@ -158,9 +154,8 @@ class EngineCore:
     def step(self) -> StepDeltas:
         """Run one step. Returns what choices gained.
 
-        Whatever one row raises ends its request with an error. Where memory does not suffice for the step, smaller ones
-        take its place, and a request ends with an error where it does not fit alone. Where one of its kernels fails,
-        all its requests end so. The engine goes on.
+        Whatever one row raises ends its request with an error. A step without enough memory gives way to smaller ones,
+        and a request that does not fit alone ends. Where a kernel fails, all requests of the step end.
 
         Raises:
             EngineDeadError: the backend failed; so does every later call, and every open request is lost.
@@ -231,7 +226,7 @@ class EngineCore:
     def _step(self) -> None:
         """Schedule a step and submit it behind the one in flight, then take in those that the next one must wait for.
 
-        A submitted step waits for the masks of its grammars until the next is submitted, or its results are read.
+        A step waits for the masks of its grammars until the next is submitted, or its results are read.
         """
         self._close_rows()
         batch = self._open_rows(self.scheduler.schedule())
@@ -249,7 +244,7 @@ class EngineCore:
     def _open_rows(self, batch: ScheduledBatch) -> ScheduledBatch:
         """Open the step's new rows. Returns the step, which wants no results of rows that can't be opened.
 
-        Their tokens are computed all the same, since the cache counts on them; their requests end once it is submitted.
+        The cache counts on their tokens, so that their requests end once it is submitted.
         """
         failed: set[int] = set()
         for opened in batch.opened:
@@ -305,10 +300,7 @@ class EngineCore:
                 following.sample()  # or the device would wait for it until the next step is submitted
 
     def _give_up(self, batch: ScheduledBatch, error: CapacityError | StepError) -> None:
-        """Give up all steps in flight, and `batch`: a later one may go on from results that are missing.
-
-        Smaller steps take the place of those that did not fit into memory.
-        """
+        """Give up all steps in flight, and `batch`: a later one may go on from results that are missing."""
         lost = []
         for each, step in self._in_flight:
             lost.append(each)

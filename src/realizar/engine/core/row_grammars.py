@@ -34,9 +34,7 @@ _MOST_S = 0.25  # for the rows of a step that are all late: meanwhile nobody is 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asking:
-    """The rows of a step that sample within grammars, all [rows]: their `index` in the step, row `numbers`, `slots` in
-    the shared memory, and numbers of drafts.
-    """
+    """The rows of a step that sample within grammars, all [rows]; `slots` are in the shared memory."""
 
     step: StepRows
     index: NDArray[np.intp]
@@ -52,8 +50,7 @@ class Patience:
     """Weighs what waiting costs all rows of a step against what it costs the late ones to be deferred.
 
     A row that is deferred loses a step, and a moment of waiting costs each row that moment. So a step waits for the
-    late rows' share of its time: waiting costs at most twice what the better choice would have. Where all rows are
-    late, only requests that come or leave are to be served.
+    late rows' share of its time, which costs at most twice what the better choice would have.
     """
 
     def __init__(self) -> None:
@@ -61,10 +58,7 @@ class Patience:
         self._last_s: float | None = None
 
     def note(self, now_s: float, *, is_idle: bool = False) -> None:
-        """A step has its masks at `now_s`, on any steady clock.
-
-        Where `is_idle`, it goes on without any: how long it took says nothing about the others.
-        """
+        """A step has its masks at `now_s`, on any steady clock; or, `is_idle`, goes on without any."""
         if self._last_s is not None and not is_idle:
             self._step_s += _STEP_WEIGHT * (min(now_s - self._last_s, _LONGEST_S) - self._step_s)
         self._last_s = now_s
@@ -105,18 +99,15 @@ class RowGrammars:
     def prepare(self, request: Request) -> None:
         """Compile a request's grammar, if it has one that is not compiled; waits for it, which may take a second.
 
-        Raises:
-            InvalidRequestError: it is malformed, not supported, impossible, or the model can't follow one.
-            RequestFailedError: its process failed, which may be the machine's fault.
-            QueueFullError: there is no room for it now.
+        It raises InvalidRequestError without a vocabulary, and what `GrammarService.prepare` does.
         """
         if request.sampling.structured is not None:
             self._made_service().prepare(request.sampling.structured, request.client.name)
 
     def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
-        """Compile a request's grammar in the background; `on_done` is called with the result on another thread.
+        """As `prepare`, in the background; `on_done` is called with the result on another thread.
 
-        It returns a callback for when the request waits no more, and raises what `prepare` does.
+        It returns a callback, which any thread may call, for when the request waits no more.
         """
         structured = request.sampling.structured
         if structured is None:
@@ -183,11 +174,9 @@ class RowGrammars:
     def give(self, step: Step, failing: dict[int, RowError], *, waits: bool = True) -> frozenset[int] | None:
         """Set the masks on their step, as soon as all are there or waiting longer for some costs more than it gives.
 
-        Without `waits`, they are set only if all are there by now.
-
-        Returns:
-            The numbers of rows that sample nothing: those whose masks are late, and those that can't go on, whose
-            errors go to `failing` by the number of their sequence. None: no mask was set now.
+        Without `waits`, they are set only if all are there by now. Returns the rows that sample nothing: those whose
+        masks are late, and those that can't go on, whose errors go to `failing` by the number of their sequence. None:
+        no mask was set now.
         """
         asking = self._asking
         if self._is_given or asking is None:
@@ -248,8 +237,8 @@ class RowGrammars:
 
         It is for drafts alone: without them, masks of such tokens need no request (`PrefetchedMasks`).
         """
-        slot = int(self._slots[row])
-        return () if slot == _NO_SLOT else self._made_service().rows.certain_ids(slot, most)
+        found = self._rows.get(row)
+        return () if found is None else self._made_service().rows.certain_ids(found.slot, most)
 
     def drop(self) -> None:
         """Forget the step that masks are asked for: it is lost. The masks are those of its rows' next tokens still."""
