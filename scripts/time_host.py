@@ -43,7 +43,7 @@ from realizar.models.spec import ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
-from realizar.scheduler.sequence import Sequence
+from realizar.scheduler.row_table import Sequence
 from realizar.stop_rule import StopRule
 
 PROMPT, STEPS, TILE = 128, 128, 64

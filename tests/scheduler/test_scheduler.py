@@ -178,7 +178,7 @@ def test_an_answer_for_another_row_is_refused() -> None:
     scheduler = make_scheduler()
     scheduler.add(request("a", 3))
     batch = scheduler.schedule()
-    with pytest.raises(RuntimeError, match="answered for row 3 in place of row 0"):
+    with pytest.raises(RuntimeError, match=r"answered for rows \[3\], not \[0\]"):
         updated(scheduler, batch, step_output([RowOutput(3, (1,))]))
 
 

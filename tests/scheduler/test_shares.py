@@ -17,7 +17,7 @@ from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.request import Client
 from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
-from realizar.scheduler.sequence import Sequence
+from realizar.scheduler.row_table import Sequence
 from scheduler.timed_runs import Run, ids
 
 HONEST = tuple(Client(f"honest {number}") for number in range(4))

@@ -2,8 +2,8 @@
 
 Read in this order:
 
-1. `row_table.py`, `sequence.py`: the columns in which all sequences that have a row keep how far they have come, the
-   rule that ends an output among them; and `Sequence`, one choice of a request.
+1. `row_table.py`: the columns in which all sequences that have a row keep how far they have come, the rule that ends an
+   output among them; and `Sequence`, one choice of a request.
 2. `scheduler.py`: `Scheduler` schedules a step and takes in its results. Its docstring has the rules.
 3. `plan.py`, `pace.py`: the step that is being composed, its size while the device is short of memory, and its prompt
    tokens beside decodes.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
-from realizar.scheduler.sequence import Sequence
+from realizar.scheduler.row_table import Sequence
 
 _BYTES = 4  # of a token id
 _LOG = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import NO_SNAPSHOTS, FinishReason, RowError, SnapshotUse, TokenLogprobs
-from realizar.scheduler.sequence import Sequence
+from realizar.scheduler.row_table import Sequence
 from realizar.step_deltas import ChoiceEnd, ChoiceSnapshots, ChoiceStart, RequestFailure, StepDeltas, StepLogprobs
 
 _Entries: TypeAlias = tuple[int, ListOf[TokenLogprobs]]  # with the choice's number

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.request import Client, Request
-from realizar.scheduler.row_table import RowPool, Rows, RowTable
-from realizar.scheduler.sequence import Sequence
+from realizar.scheduler.row_table import RowPool, Rows, RowTable, Sequence
 
 _FEW = 64  # clients that are remembered in any case
 _MOST_READ = 64.0  # steps that a client may read prompts beside decodes of others, beyond its share

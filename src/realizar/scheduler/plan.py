@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from realizar.batch import OpenedRow
-from realizar.scheduler.row_table import Column, Rows
-from realizar.scheduler.sequence import Sequence
+from realizar.scheduler.row_table import Column, Rows, Sequence
 
 _LEAST_TOKENS = 16  # a step of one sequence is not cut below this: its request fails
 _STEPS_TO_GROW = 64  # steps in a row that must have fitted before larger ones are tried
@@ -57,7 +56,7 @@ class Plan:
     def add_decodes(self, rows: Rows, num_drafts: Column | None) -> None:
         """Schedule the last token of each row, and drafts, before any other."""
         self.decodes, self.num_drafts = rows, num_drafts
-        self.budget -= len(rows) + (0 if num_drafts is None else int(num_drafts.sum()))
+        self.budget -= self.num_tokens
 
     def share(self, weights: Mapping[str, int] | None) -> None:
         """Share the budget out among the prompts of clients, by weight; None lets any prompt have what remains."""

@@ -13,7 +13,6 @@ prompts, fill a block or end.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import time
@@ -36,8 +35,7 @@ from realizar.scheduler.growing_deltas import GrowingDeltas
 from realizar.scheduler.open_sequences import OpenSequences, ReadSteps
 from realizar.scheduler.pace import Pace, Policy
 from realizar.scheduler.plan import Plan, StepLimit
-from realizar.scheduler.row_table import Rows, RowTable
-from realizar.scheduler.sequence import Sequence
+from realizar.scheduler.row_table import Rows, RowTable, Sequence
 from realizar.scheduler.state_copies import StateCopies
 from realizar.step_deltas import StepDeltas
 
@@ -512,7 +510,8 @@ class Scheduler:
 
     def _update_rows(self, step: StepRows, output: StepOutput) -> None:
         """Take in the results of a step's rows. What one row raises, or has for an error, ends its request alone."""
-        _check_rows(step, output)
+        if not np.array_equal(step.numbers, output.numbers):
+            raise RuntimeError(f"the backend answered for rows {output.numbers.tolist()}, not {step.numbers.tolist()}")
         table, rows, is_open = self._table, step.numbers, self._table.are_open(step)
         if output.errors:
             for index, error in output.errors.items():
@@ -609,10 +608,3 @@ class Scheduler:
         self._drafting.forget(sequence)
         self._deltas.close(sequence)
         self._open.remove(sequence)
-
-
-def _check_rows(rows: StepRows, output: StepOutput) -> None:
-    if not np.array_equal(rows.numbers, output.numbers):
-        pairs = itertools.zip_longest(rows.numbers.tolist(), output.numbers.tolist())
-        row, answered = next((row, answered) for row, answered in pairs if row != answered)
-        raise RuntimeError(f"the backend answered for row {answered} in place of row {row}")

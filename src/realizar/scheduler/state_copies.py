@@ -20,7 +20,7 @@ from realizar.scheduler.growing_deltas import GrowingDeltas
 from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.plan import Plan
-from realizar.scheduler.sequence import Sequence
+from realizar.scheduler.row_table import Sequence
 
 MOST_OF_A_REQUEST = 16
 """Snapshots that one request may take, also where there is memory for many more."""

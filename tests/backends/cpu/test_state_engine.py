@@ -21,7 +21,7 @@ from realizar.errors import CapacityError, StepError
 from realizar.outputs import TokenLogprobs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
-from realizar.scheduler.sequence import Sequence as Scheduled
+from realizar.scheduler.row_table import Sequence as Scheduled
 from resolving import new_core, resolved
 from scripted_backend import VOCAB_SIZE
 from step_inputs import TokenOutput, stepped

@@ -13,7 +13,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import InvalidRequestError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.sequence import Sequence as Scheduled
+from realizar.scheduler.row_table import Sequence as Scheduled
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, expected_tokens, make_spec
 from step_inputs import stepped

@@ -28,8 +28,8 @@ from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import DraftLookup
+from realizar.scheduler.row_table import Sequence as ScheduledSequence
 from realizar.scheduler.scheduler import Scheduler
-from realizar.scheduler.sequence import Sequence as ScheduledSequence
 from resolving import EngineClient, new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 from step_inputs import RowOutput, ScheduledRow, TokenOutput, stepped

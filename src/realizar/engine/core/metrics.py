@@ -65,9 +65,7 @@ class EngineStats:
         return EngineStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
-_MOMENTARY = frozenset(
-    {
-        *("num_running", "num_waiting", "num_used_blocks", "num_blocks", "kv_cache_bytes", "resident_bytes"),
-        *("num_snapshots", "num_host_snapshots", "device_memory_used_bytes", "device_memory_total_bytes"),
-    }
+_MOMENTARY = (
+    *("num_running", "num_waiting", "num_used_blocks", "num_blocks", "kv_cache_bytes", "resident_bytes"),
+    *("num_snapshots", "num_host_snapshots", "device_memory_used_bytes", "device_memory_total_bytes"),
 )
