@@ -118,8 +118,9 @@ class SnapshotTiers:
 
     def take_uses(self) -> dict[int, SnapshotUse]:
         """What rows used since the last call, by row."""
-        uses, self._uses = self._uses, defaultdict(Counter)
-        return {row: SnapshotUse(**counts) for row, counts in uses.items()}
+        uses = {row: SnapshotUse(**counts) for row, counts in self._uses.items()}
+        self._uses.clear()
+        return uses
 
     def drop(self, key: bytes) -> None:
         """Let the snapshot with this key be found no more; unknown keys pass."""

@@ -230,11 +230,11 @@ class Scheduler:
         if np.count_nonzero(are_decodes) < len(running):
             decoding = running[are_decodes]
             prompts = self._open.of_rows(running[(remaining > 0) & ~are_decodes])
-        equal, readers = None, set[str]()  # clients who have a prompt that runs, or anything that waits
+        equal, is_much, readers = None, False, set[str]()
         if self._is_shared:
             equal = self._open.num_equal_rows
-            readers = {each.request.client.name for each in prompts} | self._open.waiting.keys()
-        is_much = self._read_steps.is_much(readers)
+            readers = self._open.waiting.keys() | {each.request.client.name for each in prompts}
+            is_much = self._read_steps.is_much(readers)
         if self._policy.first == "prefill":
             self._schedule_prompts(prompts, readers, plan)
             if not plan.num_rows:
@@ -350,6 +350,8 @@ class Scheduler:
 
         Several `readers`, clients with prompts, have their shares first.
         """
+        if not prompts and not self._open.waiting:
+            return  # in nearly every step
         weights = {name: self._open.clients[name].weight for name in readers}
         for shares in (weights, None) if len(readers) > 1 else (None,):
             plan.share(shares)
