@@ -156,7 +156,7 @@ def run(
             done, ready_s = in_flight.popleft()
             load.now_s = max(load.now_s, ready_s)
             sampled = np.where(done.columns.samples, 7, NOT_SAMPLED).astype(np.int32)
-            scheduler.update(done, StepOutput(done.columns.numbers, sampled[:, None]))
+            scheduler.update(done, StepOutput(sampled[:, None]))
             deltas = scheduler.take_deltas()
             names |= {start.number: start.request_id for start in deltas.starts}
             ended = {end.number for end in deltas.ends}

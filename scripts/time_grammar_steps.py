@@ -122,7 +122,7 @@ class ImaginedStep:
         if left_s > 0:
             time.sleep(left_s)
         assert self._sampled is not None
-        return StepOutput(self._step.columns.numbers, self._sampled[:, None])
+        return StepOutput(self._sampled[:, None])
 
 
 class ImaginedDevice:

@@ -165,7 +165,7 @@ class ScriptedStep:
             open_row.sampling.structured is not None and row.row not in self._masks
         )  # deferred, or a lost step's
         if not row.sample or lacks_mask:
-            return RowOutput(row.row, (), queried=queried, pooled=pooled)
+            return RowOutput((), queried=queried, pooled=pooled)
         require(row.row not in self._deferred, "a row with masks is deferred")
         stops = open_row.sampling.stop_token_ids
         sampled: list[int] = []
@@ -182,10 +182,10 @@ class ScriptedStep:
                 break
         wanted = open_row.sampling.logprobs
         if wanted is None:
-            return RowOutput(row.row, tuple(sampled), queried=queried)
+            return RowOutput(tuple(sampled), queried=queried)
         states = states[len(states) - row.num_drafts - 1 :]
         logprobs = tuple(logprobs_of(state, token_id, wanted) for state, token_id in zip(states, sampled, strict=False))
-        return RowOutput(row.row, tuple(sampled), logprobs, queried)
+        return RowOutput(tuple(sampled), logprobs, queried)
 
 
 class OpenRow:

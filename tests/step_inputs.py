@@ -63,7 +63,6 @@ class ScheduledRow:
 class RowOutput:
     """One row's results; `StepOutput` says what the fields mean."""
 
-    row: int
     token_ids: tuple[int, ...]
     logprobs: Sequence[TokenLogprobs] = ()
     queried: Sequence[TokenLogprobs] = ()
@@ -115,7 +114,6 @@ def step_output(rows: Iterable[RowOutput]) -> StepOutput:
     for index, row in enumerate(outputs):
         sampled[index, : len(row.token_ids)] = row.token_ids
     return StepOutput(
-        np.array([row.row for row in outputs], np.intp),
         sampled,
         logprobs={index: row.logprobs for index, row in enumerate(outputs) if row.logprobs},
         queried={index: row.queried for index, row in enumerate(outputs) if row.queried},
@@ -128,14 +126,13 @@ def results_of(output: StepOutput) -> tuple[RowOutput, ...]:
     """The results of a step's rows."""
     return tuple(
         RowOutput(
-            row=int(output.numbers[index]),
             token_ids=tuple(output.sampled[index, : output.num_sampled[index]].tolist()),
             logprobs=output.logprobs.get(index, ()),
             queried=output.queried.get(index, ()),
             pooled=output.pooled.get(index),
             error=output.errors.get(index),
         )
-        for index in range(len(output.numbers))
+        for index in range(len(output.sampled))
     )
 
 

@@ -71,7 +71,7 @@ def simulate(num_snapshots: int, on_host: int, block_tokens: int, users: int, re
 
 def _answered(batch: ScheduledBatch) -> StepOutput:
     sampled = np.where(batch.columns.samples, np.int32(5), np.int32(NOT_SAMPLED))
-    return StepOutput(batch.columns.numbers, sampled[:, None])
+    return StepOutput(sampled[:, None])
 
 
 def main() -> int:

@@ -227,7 +227,6 @@ class StepOutput:
     """A step's results: its rows in the order of the input, and by a row's index what not every row has.
 
     Attributes:
-        numbers: intp [rows], the number of each row.
         sampled: int32 [rows, 1 + drafts], the sampled tokens of each row, accepted drafts among them; as wide as the
             row with the most drafts needs. NOT_SAMPLED follows a row's last one, and stands for all of a row with an
             error. None follows one of the row's `stop_token_ids`.
@@ -241,7 +240,6 @@ class StepOutput:
             a row's last draft; at most the row's lookahead. None where it proposes nothing.
     """
 
-    numbers: NDArray[np.intp]
     sampled: NDArray[np.int32]
     logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
     queried: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)

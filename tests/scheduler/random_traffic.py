@@ -187,14 +187,14 @@ class Traffic:
     def _output(self, row: ScheduledRow) -> RowOutput:
         rng = self.rng
         if rng.random() < 0.003:
-            return RowOutput(row.row, (), error=RowError("bad"))
+            return RowOutput((), error=RowError("bad"))
         queried = (LOGPROBS,) * len(row.logprob_queries)
         if not row.sample:
-            return RowOutput(row.row, (), queried=queried)
+            return RowOutput((), queried=queried)
         sampled: list[int] = []
         for draft in (*row.draft_ids, None):
             sampled.append(rng.randrange(IDS) if draft is None or rng.random() < 0.4 else draft)
             if sampled[-1] != draft:
                 break
         logprobs = (LOGPROBS,) * len(sampled) if self.kind == "mixed" and row.sequence_id % 3 == 0 else ()
-        return RowOutput(row.row, tuple(sampled), logprobs, queried)
+        return RowOutput(tuple(sampled), logprobs, queried)

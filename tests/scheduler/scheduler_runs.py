@@ -83,7 +83,7 @@ def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, bool]]:
 
 def answer(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = 50) -> list[TokenOutput]:
     """Every row that is sampled chooses `token_id`."""
-    rows = [RowOutput(row.row, (token_id,) if row.sample else ()) for row in rows_of(batch)]
+    rows = [RowOutput((token_id,) if row.sample else ()) for row in rows_of(batch)]
     return updated(scheduler, batch, step_output(rows))
 
 

@@ -61,7 +61,7 @@ def test_right_drafts_count_as_computed_and_wrong_ones_do_not() -> None:
     answer(scheduler, scheduler.schedule(), 6)
     batch = scheduler.schedule()
     assert [(row.token_ids, row.draft_ids) for row in rows_of(batch)] == [((6, 7, 8, 5), (7, 8, 5))]
-    (output,) = updated(scheduler, batch, step_output([RowOutput(0, (7, 9))]))
+    (output,) = updated(scheduler, batch, step_output([RowOutput((7, 9))]))
     assert output.token_ids == (7, 9)
     batch = scheduler.schedule()  # 9 is new: nothing stood after it
     assert [(row.num_computed_tokens, row.token_ids) for row in rows_of(batch)] == [(7, (9,))]
@@ -76,7 +76,7 @@ def test_a_stop_or_the_end_within_accepted_drafts_ends_the_row() -> None:
         answer(scheduler, scheduler.schedule(), 6)
         batch = scheduler.schedule()
         assert len(rows_of(batch)[0].draft_ids) == min(3, most - 2)  # a sampled token follows the last draft
-        made = RowOutput(0, (7, 8, 5, 1)[: len(rows_of(batch)[0].draft_ids) + 1])
+        made = RowOutput((7, 8, 5, 1)[: len(rows_of(batch)[0].draft_ids) + 1])
         (output,) = updated(scheduler, batch, step_output([made]))
         assert (output.token_ids, output.finish_reason) == wanted
         assert not scheduler.has_work
@@ -107,7 +107,7 @@ def test_a_row_with_drafts_on_their_way_waits_for_them() -> None:
     drafted = scheduler.schedule()
     assert rows_of(drafted)[0].draft_ids == (1, 2)
     assert rows_of(scheduler.schedule()) == ()
-    updated(scheduler, drafted, step_output([RowOutput(0, (1, 2, 1))]))
+    updated(scheduler, drafted, step_output([RowOutput((1, 2, 1))]))
     assert rows_of(scheduler.schedule())[0].num_computed_tokens == 8
 
 
@@ -127,12 +127,12 @@ def test_rows_that_sample_have_blocks_for_the_backends_drafts_if_any_are_free() 
     batch = scheduler.schedule()
     assert [(row.num_context_tokens, row.lookahead) for row in rows_of(batch)] == [(3, 4), (1, 1)]
     drafts = np.array([[5, 6, 7, NOT_SAMPLED], [NOT_SAMPLED] * 4], np.int32)
-    output = step_output([RowOutput(row.row, (9,)) for row in rows_of(batch)])
+    output = step_output([RowOutput((9,)) for row in rows_of(batch)])
     updated(scheduler, batch, replace(output, drafts=drafts))
     batch = scheduler.schedule()
     assert [(row.token_ids, row.draft_ids) for row in rows_of(batch)] == [((9, 5, 6, 7), (5, 6, 7)), ((9,), ())]
     assert scheduler.counts.num_preemptions == 0
-    updated(scheduler, batch, step_output([RowOutput(row.row, (5, 8)[: row.num_tokens]) for row in rows_of(batch)]))
+    updated(scheduler, batch, step_output([RowOutput((5, 8)[: row.num_tokens]) for row in rows_of(batch)]))
     assert (scheduler.counts.draft_tokens, scheduler.counts.accepted_tokens) == (3, 1)
     scheduler.audit()
 

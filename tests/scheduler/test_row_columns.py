@@ -53,7 +53,7 @@ def test_columns_and_rows_say_the_same() -> None:
 
 
 def test_results_as_columns_and_by_row() -> None:
-    rows = (RowOutput(4, (9,)), RowOutput(2, ()), RowOutput(3, (1, 2)), RowOutput(0, (), pooled=np.ones(2, np.float32)))
+    rows = (RowOutput((9,)), RowOutput(()), RowOutput((1, 2)), RowOutput((), pooled=np.ones(2, np.float32)))
     output = step_output(rows)
     assert output.sampled.tolist() == [[9, -1], [-1, -1], [1, 2], [-1, -1]]
     assert output.num_sampled.tolist() == [1, 0, 2, 0]
@@ -104,7 +104,7 @@ def test_log_probabilities_of_a_step_reach_their_rows() -> None:
     batch = scheduler.schedule()
     columns = LogprobColumns.of([TokenLogprobs(50, -0.5, 1, ((50, -0.5),)), TokenLogprobs(51, -1.5, 2, ((50, -0.5),))])
     first, last = columns.apart()
-    output = StepOutput(batch.columns.numbers, np.array([[50], [52], [51]], np.int32), {0: first, 2: last})
+    output = StepOutput(np.array([[50], [52], [51]], np.int32), {0: first, 2: last})
     found = {each.request_id: each for each in updated(scheduler, batch, output)}
     assert [found[name].token_ids for name in "abc"] == [(50,), (52,), (51,)]
     assert [list(found[name].logprobs) for name in "abc"] == [list(first), [], list(last)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from realizar.batch import FROM_PREVIOUS_STEP
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
@@ -174,18 +172,10 @@ def test_times_are_those_of_the_clock() -> None:
     assert (second.scheduled_s, second.produced_s) == (1.0, 5.0)
 
 
-def test_an_answer_for_another_row_is_refused() -> None:
-    scheduler = make_scheduler()
-    scheduler.add(request("a", 3))
-    batch = scheduler.schedule()
-    with pytest.raises(RuntimeError, match=r"answered for rows \[3\], not \[0\]"):
-        updated(scheduler, batch, step_output([RowOutput(3, (1,))]))
-
-
 def test_accepted_drafts_end_at_the_stop() -> None:
     """A row may gain several tokens in a step; what follows a stop is dropped."""
     scheduler = make_scheduler()
     scheduler.add(request("a", 3, stop=(9,)))
     batch = scheduler.schedule()
-    (output,) = updated(scheduler, batch, step_output([RowOutput(0, (7, 9, 8))]))
+    (output,) = updated(scheduler, batch, step_output([RowOutput((7, 9, 8))]))
     assert (output.token_ids, output.finish_reason) == ((7, 9), "stop")

@@ -56,7 +56,7 @@ class Run:
     def step(self) -> tuple[ScheduledRow, ...]:
         batch = self.scheduler.schedule()
         self.now_s += self._seconds(batch)
-        results = step_output([RowOutput(row.row, (7,) if row.sample else ()) for row in rows_of(batch)])
+        results = step_output([RowOutput((7,) if row.sample else ()) for row in rows_of(batch)])
         for output in updated(self.scheduler, batch, results):
             self.tokens_s[output.request_id].append(self.now_s)
         self.scheduler.take_closed_rows()

@@ -266,10 +266,7 @@ class Scheduler:
         return self._deltas.ended.get(number) if sequence is None else sequence.request.request_id
 
     def update(self, batch: ScheduledBatch, output: StepOutput) -> None:
-        """Take in a step's results, in the order of the batch's rows, then have drafts proposed for its sequences.
-
-        It raises RuntimeError if the results are those of other rows.
-        """
+        """Take in a step's results, in the order of the batch's rows, then have drafts proposed for its sequences."""
         now = self._deltas.now_s = self._clock()
         self._limit.fitted()
         decodes = batch.num_decode_tokens
@@ -512,8 +509,6 @@ class Scheduler:
 
     def _update_rows(self, step: StepRows, output: StepOutput) -> None:
         """Take in the results of a step's rows. What one row raises, or has for an error, ends its request alone."""
-        if not np.array_equal(step.numbers, output.numbers):
-            raise RuntimeError(f"the backend answered for rows {output.numbers.tolist()}, not {step.numbers.tolist()}")
         table, rows, is_open = self._table, step.numbers, self._table.are_open(step)
         if output.errors:
             for index, error in output.errors.items():

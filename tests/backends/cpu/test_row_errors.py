@@ -52,7 +52,7 @@ def run(runner: Runner, samplings: dict[int, SamplingParams], **middle: Any) -> 
 def expect(runner: Runner, error: RowError, sampling: SamplingParams = SAMPLINGS[1], **middle: Any) -> None:
     """Row 1 fails so between two others, which get what they get without it."""
     first, failed, last = run(runner, {**SAMPLINGS, 1: sampling}, **middle)
-    assert failed == RowOutput(1, (), error=error)
+    assert failed == RowOutput((), error=error)
     assert (first, last) == run(runner, {0: SAMPLINGS[0], 2: SAMPLINGS[2]})
 
 

@@ -83,7 +83,7 @@ def same(found: Sequence[RowOutput], alone: Sequence[RowOutput]) -> None:
         assert tuple(found) == tuple(alone)
         return
     for got, wanted in zip(found, alone, strict=True):
-        assert (got.row, got.token_ids, got.error) == (wanted.row, wanted.token_ids, None)
+        assert (got.token_ids, got.error) == (wanted.token_ids, None)
         logprobs = [each.logprob for each in wanted.logprobs]
         assert [each.logprob for each in got.logprobs] == pytest.approx(logprobs, abs=0.05)
 
@@ -97,7 +97,7 @@ def expect(
 ) -> None:
     """Row 1 fails between two others, which get what they get alone."""
     first, failed, last = run(runner, {**SAMPLINGS, 1: sampling}, **middle)
-    assert failed == RowOutput(1, (), error=error)
+    assert failed == RowOutput((), error=error)
     same((first, last), alone)
 
 
@@ -147,7 +147,7 @@ def test_logits_that_are_not_finite(
         first, failed, last = run(runner, {**SAMPLINGS, 1: sampling}, **middle)
     reason = "no token can be sampled: the model gave a logit that is not finite"
     query = "the model's logits are not usable: their maximum is not finite"
-    assert failed == RowOutput(1, (), error=RowError(query if wants == "query" else reason))
+    assert failed == RowOutput((), error=RowError(query if wants == "query" else reason))
     same((first, last), alone)
 
 
@@ -197,4 +197,4 @@ def two_steps(runner: GPURunner, samplings: dict[int, SamplingParams]) -> list[R
     found = results_of(backend.submit(step_input(inputs, (slots,), (tables,))).result())
     for row in rows:
         backend.close(row)
-    return [output for output in found if output.row != 1]
+    return [output for row, output in zip(rows, found, strict=True) if row != 1]

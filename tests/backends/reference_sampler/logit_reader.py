@@ -77,8 +77,8 @@ class LogitReader:
     def output(self, pooled: NDArray[np.float32] | None = None) -> RowOutput:
         """All that was read, or the error."""
         if self.error is not None:
-            return RowOutput(self.row.row, (), error=self.error)
-        return RowOutput(self.row.row, tuple(self.token_ids), tuple(self._logprobs), tuple(self._queried), pooled)
+            return RowOutput((), error=self.error)
+        return RowOutput(tuple(self.token_ids), tuple(self._logprobs), tuple(self._queried), pooled)
 
     def _goes_on(self) -> bool:
         """True if every draft so far was sampled, and none ended the row's output."""

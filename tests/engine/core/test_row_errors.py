@@ -61,7 +61,7 @@ class RowsFail(ScriptedBackend):
             if row.sample and self.error is not None and BAD in self.rows[row.row].tokens:
                 self.results += 1
                 if self.results >= self.at:
-                    return RowOutput(row.row, (), error=self.error)
+                    return RowOutput((), error=self.error)
             return output
 
         step._row_output = row_output  # type: ignore[method-assign]

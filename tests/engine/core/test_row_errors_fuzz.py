@@ -46,7 +46,7 @@ class RandomFaults(ScriptedBackend):
         def row_output(row: ScheduledRow, states: list[int]) -> RowOutput:
             output = honest(row, states)
             fails = row.sample and self.rows[row.row].tokens[0] == FAILS and self.rng.random() < 0.3
-            return RowOutput(row.row, (), error=RowError("failed")) if fails else output
+            return RowOutput((), error=RowError("failed")) if fails else output
 
         step._row_output = row_output  # type: ignore[method-assign]
         return step

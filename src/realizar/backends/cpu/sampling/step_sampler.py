@@ -135,7 +135,7 @@ class StepSampler:
         columns = self._columns
         have_logprobs = (self._rows.logprobs[columns.numbers] >= 0) & self.wants_logprobs
         if self._all_decoded:
-            return StepOutput(columns.numbers, self.sampled, self.single_logprobs(have_logprobs.nonzero()[0]))
+            return StepOutput(self.sampled, self.single_logprobs(have_logprobs.nonzero()[0]))
         faulty = self._step.owners[self._step.faults != record.NO_FAULT]
         errors = {index: error for index in {*faulty.tolist()} if (error := self.error(index)) is not None}
         pooled: dict[int, NDArray[np.float32]] = {}
@@ -151,7 +151,7 @@ class StepSampler:
         logprobs |= self.single_logprobs((have_logprobs & (self.made == 1)).nonzero()[0])
         logprobs |= {index: self.logprobs(index) for index in (have_logprobs & (self.made > 1)).nonzero()[0].tolist()}
         queried = {index: self.queried(index) for index in columns.logprob_queries if index not in errors}
-        return StepOutput(columns.numbers, self.sampled, logprobs, queried, pooled, errors)
+        return StepOutput(self.sampled, logprobs, queried, pooled, errors)
 
     @property
     def wants_logprobs(self) -> bool:

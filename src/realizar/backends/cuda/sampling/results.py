@@ -79,7 +79,7 @@ class PendingResult:
                 queried |= {index: asked} if asked else {}
         sampled[list(errors)] = NOT_SAMPLED
         self.release()
-        return StepOutput(columns.numbers, sampled, logprobs, queried, pooled, errors)
+        return StepOutput(sampled, logprobs, queried, pooled, errors)
 
     def _standing(self, step: CUDAStep) -> tuple[NDArray[np.int32], dict[int, int]]:
         columns, made = step.forward_input.columns, self.sampled.numpy()
