@@ -48,6 +48,8 @@ NAMES = {
     "may_be_held": ("", "may_be_deferred"),
     "holds_grammar": ("", "acquire_grammar"),
     "SnapshotPlaces": ("", "SnapshotPositions"),
+    "mask_places": ("", "mask_indices"),
+    "ModelFiles": ("backends/", "ModelSource"),
     "rows_between": ("quantization/", "slice_out_features"),
     "columns_between": ("quantization/", "slice_columns"),
 }
