@@ -85,7 +85,7 @@ def kernels(capability: tuple[int, int], part: str, *, all_of_them: bool) -> Ite
 
 
 def matmuls(part: str, tuning: DeviceTuning, weight_format: FragmentFormat) -> Iterator[Needed]:
-    if part == "mat-vec" and not weight_format.is_float:
+    if part == "mat-vec" and weight_format.has_matvec:
         for tokens in (1, 2):
             tiles: Tiles = tuning.few_tokens(tokens, 4096, 4096, weight_format).tiles
             yield of_matmul(weight_format, tiles)
@@ -104,7 +104,7 @@ def matmuls(part: str, tuning: DeviceTuning, weight_format: FragmentFormat) -> I
             grouped = grouped_tiles(tokens, weight_format, gated_too, tuning.wgmma, tuning.shared_bytes)
             source = grouped_source(weight_format, grouped, not grouped.laid, "silu" if gated_too else None, 12)
             yield Needed(source, grouped.threads, grouped.shared_bytes(weight_format, gated_too))
-    elif part == "experts" and not weight_format.is_float:
+    elif part == "experts" and weight_format.has_matvec:
         tiles = MatvecTiles(1, 2, 4, 2, 3)
         yield Needed(expert_source(weight_format, tiles, "silu"), tiles.threads)
         sums = MatvecTiles(1, 1, 24, 2, 1)

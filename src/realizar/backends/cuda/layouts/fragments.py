@@ -82,8 +82,13 @@ class FragmentFormat:
 
     @property
     def is_float(self) -> bool:
-        """True for halves: they have no mat-vec, which multiplies codes, and read halves however few the tokens."""
+        """True for halves as they are, without scales."""
         return self.bits == 16
+
+    @property
+    def has_matvec(self) -> bool:
+        """True if the mat-vec, which multiplies codes, reads it: others read halves however few the tokens."""
+        return not self.is_float
 
     @property
     def reads_table(self) -> bool:

@@ -152,7 +152,7 @@ class ExpertMatmuls:
 
         Matrices of floats have no mat-vec, and none for pairs; with `batch_invariant` one kind of matmul does all.
         """
-        halves = any(isinstance(stack, PackedExperts) and stack.format.is_float for stack in matrices.stacks)
+        halves = any(isinstance(stack, PackedExperts) and not stack.format.has_matvec for stack in matrices.stacks)
         if halves or (self._matmuls is not None and self._matmuls.batch_invariant):
             return 0
         return most_pair_tokens(matrices.experts.num_experts, matrices.experts.experts_per_token)
@@ -196,7 +196,7 @@ class ExpertMatmuls:
     def _sources(self, matrices: ExpertMatrices) -> Iterator[Source]:
         activation = gated_activation(matrices.experts) if matrices.ends_with_activation else None
         for stack, gated in (*((each, activation) for each in matrices.gate_up), (matrices.down, None)):
-            if isinstance(stack, PackedExperts) and not stack.format.is_float:
+            if isinstance(stack, PackedExperts) and stack.format.has_matvec:
                 for tokens in range(1, PAIR_TOKENS + 2):  # with more than the last they stay the same
                     yield expert_source(*self._key(stack, tokens, matrices.per_token, gated))
         for tokens in range(1, self.residual_tokens(matrices) + 1):

@@ -102,7 +102,7 @@ class MatmulKernels:
         return self.tuning.wgmma or self.batch_invariant
 
     def activation_format(self, tokens: int, halves: bool = False) -> InputFormat:
-        """The activation format that a matmul of `tokens` reads; `halves`: some of its matrices are of floats."""
+        """The activation format that a matmul of `tokens` reads; `halves`: some of its matrices have no mat-vec."""
         if not self.batch_invariant and not halves and tokens <= self.tuning.int8_tokens:
             return InputFormat("int8")
         return InputFormat("half", self.tuning.block_tokens(tokens))
@@ -112,7 +112,7 @@ class MatmulKernels:
 
     def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> MatmulConfig:
         """Choose for segments of one merged output: all run as the largest does, with its splits."""
-        activation_format = self.activation_format(tokens, any(matrix.format.is_float for matrix in matrices))
+        activation_format = self.activation_format(tokens, any(not matrix.format.has_matvec for matrix in matrices))
         largest = max(matrices, key=lambda matrix: matrix.out_features)
         weight_formats = tuple(matrix.format for matrix in matrices)
         out_features = sum(matrix.out_features for matrix in matrices)
