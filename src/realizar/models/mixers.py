@@ -25,6 +25,7 @@ class SharedAttention:
     window: int | None = None
     soft_cap: float | None = None
     q_norm: Norm | None = None
+    cache_kind: ClassVar[None] = None  # it keeps nothing of its own
 
     # What `Attention` may have, and this has not.
     k_norm: ClassVar[None] = None
@@ -33,7 +34,6 @@ class SharedAttention:
     query_growth: ClassVar[None] = None
     v_norm_eps: ClassVar[None] = None
     gate: ClassVar[None] = None
-    cache_kind: ClassVar[None] = None  # it keeps nothing of its own
 
     def linears(self) -> tuple[Linear, ...]:
         return self.q, self.o

@@ -8,10 +8,8 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.file_json import read_json_object
 from realizar.request import Pooling
 
-_GGUF_KINDS: dict[Any, Pooling] = {
-    1: "mean",
-    3: "last",
-}  # values of `<architecture>.pooling_type`; 0, 2 and 4 are not supported
+# Of the values of `<architecture>.pooling_type` 0, 2 and 4 are not supported.
+_GGUF_KINDS: dict[Any, Pooling] = {1: "mean", 3: "last"}
 _FOLDER_KEYS: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
 _MAX_BYTES = 1 << 16
 
@@ -22,8 +20,7 @@ def default_pooling(checkpoint: Checkpoint) -> Pooling | None:
     Raises CheckpointError where that file is not strict JSON.
     """
     if checkpoint.format == "gguf":
-        architecture = checkpoint.metadata.get("general.architecture")
-        return _GGUF_KINDS.get(checkpoint.metadata.get(f"{architecture}.pooling_type"))
+        return _GGUF_KINDS.get(checkpoint.metadata.get(f"{checkpoint.architecture}.pooling_type"))
     path = checkpoint.path / "1_Pooling" / "config.json"
     if not path.is_file():
         return None

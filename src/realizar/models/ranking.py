@@ -53,7 +53,8 @@ def ranking_tensors(checkpoint: Checkpoint) -> frozenset[str]:
     if names[0] not in found:
         return frozenset()
     if checkpoint.format == "gguf":
-        return found if _gguf_pooling(checkpoint) == _GGUF_POOLING else frozenset()
+        pooling = checkpoint.metadata.get(f"{checkpoint.architecture}.pooling_type")
+        return found if pooling == _GGUF_POOLING else frozenset()
     rows = checkpoint.tensors[names[0]].shape[0]
     return found if is_classifier(checkpoint) and rows == 1 else frozenset()
 
@@ -94,11 +95,6 @@ def _read(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
 
 
 def _relevant(checkpoint: Checkpoint, count: int) -> int:
-    architecture = checkpoint.metadata.get("general.architecture")
-    labels = checkpoint.metadata.get(f"{architecture}.classifier.output_labels")
+    labels = checkpoint.metadata.get(f"{checkpoint.architecture}.classifier.output_labels")
     listed = list(labels)[:count] if isinstance(labels, list | tuple) else []
     return listed.index(_POSITIVE) if _POSITIVE in listed else 0
-
-
-def _gguf_pooling(checkpoint: Checkpoint) -> object:
-    return checkpoint.metadata.get(f"{checkpoint.metadata.get('general.architecture')}.pooling_type")

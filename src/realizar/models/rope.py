@@ -7,7 +7,6 @@ All values are computed in float32, in the order of operations of Hugging Face's
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,38 +46,31 @@ def llama3_frequencies(
     return np.where(is_long | is_short, scaled, blended)
 
 
-@dataclass(frozen=True, slots=True)
-class Yarn:
-    """Parameters of YaRN (https://arxiv.org/abs/2309.00071).
+def yarn_frequencies(
+    base: float, size: int, factor: float, original_context: int, beta_fast: float, beta_slow: float, truncate: bool
+) -> Frequencies:
+    """YaRN (https://arxiv.org/abs/2309.00071): fast dimensions keep their frequency, slow ones are divided by `factor`.
 
-    Attributes:
+    Args:
         beta_fast, beta_slow: rotations within the original context at which the ramp ends and begins.
         truncate: the ramp's ends are rounded outwards to whole dimensions.
     """
 
-    factor: float
-    original_context: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
+    def dimension(rotations: float) -> float:
+        return size * math.log(original_context / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    def frequencies(self, base: float, size: int) -> Frequencies:
-        """float32 [size / 2]: fast dimensions keep their frequency, slow ones are divided by `factor`."""
-        low, high = self._dimension(base, size, self.beta_fast), self._dimension(base, size, self.beta_slow)
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, size - 1)
-        if low == high:
-            high += 0.001
-        ramp = (np.arange(size // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
-        keep = np.float32(1) - np.clip(ramp, np.float32(0), np.float32(1))
-        powers = _powers(base, size)
-        divided = np.float32(1) / (np.float32(self.factor) * powers)
-        frequencies: Frequencies = divided * (np.float32(1) - keep) + np.float32(1) / powers * keep
-        return frequencies
-
-    def _dimension(self, base: float, size: int, rotations: float) -> float:
-        return size * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(base))
+    low, high = dimension(beta_fast), dimension(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    if low == high:
+        high += 0.001
+    ramp = (np.arange(size // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    keep = np.float32(1) - np.clip(ramp, np.float32(0), np.float32(1))
+    powers = _powers(base, size)
+    divided = np.float32(1) / (np.float32(factor) * powers)
+    frequencies: Frequencies = divided * (np.float32(1) - keep) + np.float32(1) / powers * keep
+    return frequencies
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
@@ -86,9 +78,7 @@ def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def divided_frequencies(
-    base: float, size: int, divisors: NDArray[np.float32], factor: float = 1.0
-) -> Frequencies:  # fmt: skip
+def divided_frequencies(base: float, size: int, divisors: NDArray[np.float32], factor: float = 1.0) -> Frequencies:
     """Each frequency divided by its own divisor, [size / 2], and by `factor`: longrope, and `rope_freqs` of GGUF files.
 
     Products beyond float32 are infinite: such a dimension does not rotate.

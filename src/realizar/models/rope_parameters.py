@@ -16,13 +16,13 @@ from realizar.models.hyper_parameters import MIN_NUMBER, HyperParameters
 from realizar.models.parts import QueryGrowth, Rope
 from realizar.models.rope import (
     Frequencies,
-    Yarn,
     divided_frequencies,
     linear_frequencies,
     llama3_frequencies,
     longrope_magnitude,
     plain_frequencies,
     proportional_frequencies,
+    yarn_frequencies,
     yarn_magnitude,
 )
 
@@ -51,7 +51,7 @@ def read_rope(
         layer_type: the entry of `rope_parameters`, if these differ between kinds of layers.
         has_axes: the configuration may name the rope of three axes, which for text is plain.
         default_partial: the part of a head that is rotated where a configuration does not say.
-        yarn_truncate: `Yarn.truncate` in the GGUF format, which has no key for it.
+        yarn_truncate: `truncate` of `yarn_frequencies` in the GGUF format, which has no key for it.
 
     Raises:
         CheckpointError: a parameter is missing or out of range.
@@ -137,7 +137,7 @@ def _read_gguf(
         if divisors is not None:
             raise UnsupportedModelError(f"{hparams.path}: tensor 'rope_freqs.weight': unsupported together with YaRN")
         yarn_factor = hparams.number("rope.scaling.factor", None, high=MAX_FACTOR)
-        frequencies = _gguf_yarn(hparams, yarn_factor, original, yarn_truncate).frequencies(base, size)
+        frequencies = yarn_frequencies(base, size, yarn_factor, original, *_gguf_betas(hparams), yarn_truncate)
         total = hparams.optional_number("rope.scaling.yarn_attn_factor", None)
         return make_rope(frequencies, pairing, magnitude * (total or _gguf_yarn_magnitude(hparams, yarn_factor)))
     if kind not in ("", "none", "linear"):
@@ -148,14 +148,14 @@ def _read_gguf(
     return make_rope(linear_frequencies(base, size, linear), pairing, magnitude)
 
 
-def _gguf_yarn(hparams: HyperParameters, factor: float, original: int, truncate: bool) -> Yarn:
+def _gguf_betas(hparams: HyperParameters) -> tuple[float, float]:
     if hparams.number("rope.scaling.yarn_ext_factor", None, default=1.0) != 1.0:
         raise hparams.unsupported(
             "rope.scaling.yarn_ext_factor", None, hparams.raw("rope.scaling.yarn_ext_factor", None)
         )
     fast = hparams.number("rope.scaling.yarn_beta_fast", None, default=32.0)
     slow = hparams.number("rope.scaling.yarn_beta_slow", None, default=1.0)
-    return Yarn(factor, original, fast, slow, truncate)
+    return fast, slow
 
 
 def _gguf_yarn_magnitude(hparams: HyperParameters, factor: float) -> float:
@@ -172,13 +172,9 @@ def _factor_tensor(hparams: HyperParameters, name: str, count: int) -> NDArray[n
         found = f"{tensor.type_name} {tensor.shape}"
         raise CheckpointError(tensor.path, f"tensor '{name}'", f"expected {count} F32 values, found {found}")
     values = np.frombuffer(tensor.data.tobytes(), dtype="<f4")
-    reason = f"a divisor is not a number of at least {MIN_NUMBER:g}"
-    return _checked_divisors(values, CheckpointError(tensor.path, f"tensor '{name}'", reason))
-
-
-def _checked_divisors(values: NDArray[np.float32], error: CheckpointError) -> NDArray[np.float32]:
     if not (np.isfinite(values).all() and (values >= MIN_NUMBER).all()):
-        raise error
+        reason = f"a divisor is not a number of at least {MIN_NUMBER:g}"
+        raise CheckpointError(tensor.path, f"tensor '{name}'", reason)
     return values
 
 
@@ -223,20 +219,15 @@ def _config_llama3(rope: HyperParameters, base: float, size: int, original: int)
 
 def _config_yarn(rope: HyperParameters, base: float, size: int, original: int, sizes: Dimensions) -> Rope:
     factor = rope.number(None, "factor", default=sizes.trained_context_length / original, high=MAX_FACTOR)
-    yarn = Yarn(
-        factor,
-        original,
-        rope.optional_number(None, "beta_fast") or 32.0,
-        rope.optional_number(None, "beta_slow") or 1.0,
-        rope.boolean(None, "truncate", default=True),
-    )
+    fast, slow = rope.optional_number(None, "beta_fast") or 32.0, rope.optional_number(None, "beta_slow") or 1.0
+    truncate = rope.boolean(None, "truncate", default=True)
     magnitude = rope.optional_number(None, "attention_factor")
     scale, scale_all = rope.optional_number(None, "mscale"), rope.optional_number(None, "mscale_all_dim")
     if magnitude is None:
         magnitude = yarn_magnitude(factor)
         if scale and scale_all:
             magnitude = yarn_magnitude(factor, scale) / yarn_magnitude(factor, scale_all)
-    return make_rope(yarn.frequencies(base, size), "neox", magnitude)
+    return make_rope(yarn_frequencies(base, size, factor, original, fast, slow, truncate), "neox", magnitude)
 
 
 def _config_longrope(rope: HyperParameters, base: float, size: int, original: int, sizes: Dimensions) -> Rope:

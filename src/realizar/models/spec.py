@@ -152,8 +152,7 @@ class Experts:
 
     def linears(self) -> tuple[Linear, ...]:
         """The matrices that every token is multiplied with."""
-        gate = () if self.shared_gate is None else (self.shared_gate,)
-        return (self.router, *gate, *(() if self.shared is None else self.shared.linears()))
+        return (*self.scorers(), *(() if self.shared is None else self.shared.linears()))
 
     def scorers(self) -> tuple[Linear, ...]:
         """The router, and the gate of the shared expert where there is one: few out_features, which weigh outputs."""
