@@ -22,7 +22,7 @@ from realizar.backends.cpu.instruction_set import index_of as set_index
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.linear import LINEAR, make_linear
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.pack import PackedMatrix, pack
+from realizar.backends.cpu.weights.pack import PackedMatrix, allocate, fill
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.block_source import block_source
 from realizar.quantization.random_blocks import random_blocks
@@ -75,7 +75,9 @@ def main() -> int:
     instructions = select(given.instruction_set)
     for weight_type in given.types:
         data = random_blocks(weight_type, SIZE, SIZE, np.random.default_rng(1), 0.02)
-        matrix = pack(block_source(weight_type, data, SIZE, SIZE), instructions.lanes)
+        source = block_source(weight_type, data, SIZE, SIZE)
+        matrix = allocate(source.layout, SIZE, SIZE, instructions.lanes)
+        fill(matrix, source, instructions.lanes)
         assert isinstance(matrix, PackedMatrix)
         seconds = best_seconds(matrix, instructions.name, given.tokens)
         speed = SIZE * SIZE * given.tokens / seconds / 1e9

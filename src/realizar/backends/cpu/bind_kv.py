@@ -86,16 +86,16 @@ class AttentionBinder:
         return BoundOperation("rope", self.kernels.rotate(self.kv.dtype), ROTATE.pack({**fields, **of_keys}))
 
     def _attend_record(self, attention: Attention | SharedAttention, layer: int) -> NDArray[np.int64]:
-        sinks, gate = (attention.sinks, attention.gate) if isinstance(attention, Attention) else (None, None)
         buffers, tables = self.workspace.buffers, self.workspace.block_tables[self.kv.group_of(layer)]
-        gates = {"gate": 0, "gate_stride": 0} if gate is None else buffers["attention gate"].fields("gate")
+        gates = {"gate": 0, "gate_stride": 0} if attention.gate is None else buffers["attention gate"].fields("gate")
         attended = buffers["attended"]
         return self.workspace.record(
             ATTEND, **buffers["query"].fields("query"), num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads, head_size=attention.head_size, scale=float(attention.scale),
             window=attention.window or 0, soft_cap=float(attention.soft_cap or 0.0),
-            sinks=self.weights.vector_at(sinks), cache=self.kv.address_of(layer), **self.kv.layouts[layer].fields(),
-            rows=address(self.workspace.rows), block_table=address(tables), table_stride=int(tables.strides[0]),
+            sinks=self.weights.vector_at(attention.sinks), cache=self.kv.address_of(layer),
+            **self.kv.layouts[layer].fields(), rows=address(self.workspace.rows), block_table=address(tables),
+            table_stride=int(tables.strides[0]),
             scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), **attended.fields("out"),
             partial=address(self.partial), **gates,
             **written_records(attended.records if self.weights.is_packed(attention.o) else None),

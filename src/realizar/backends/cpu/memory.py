@@ -29,38 +29,36 @@ def view(address: int, count: int, dtype: Any) -> Any:
     return carray(_pointer(address), (count,), dtype)
 
 
-def _reader(kind: Any, stored: Any, stride: int) -> Any:
-    """An intrinsic that reads element `index` of an array; `stored` is its type in memory, integers with a sign."""
+def _elements(kind: Any, stored: Any, stride: int) -> tuple[Any, Any]:
+    """Intrinsics that read and write element `index` of an array; `stored` is its type in memory, integers signed."""
+
+    def place(builder: Any, address: Any, index: Any) -> Any:
+        at = builder.add(address, builder.mul(index, ir.Constant(_I64, stride)))
+        return builder.inttoptr(at, stored.as_pointer())
 
     def read(typing_context: Any, address: Any, index: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            at = builder.add(arguments[0], builder.mul(arguments[1], ir.Constant(_I64, stride)))
-            value = builder.load(builder.inttoptr(at, stored.as_pointer()))
+            value = builder.load(place(builder, *arguments))
             return builder.sext(value, _I64) if stored == _I32 else value
 
         return kind(types.int64, types.int64), codegen
 
-    return intrinsic(read)
-
-
-def _writer(kind: Any, stored: Any, stride: int) -> Any:
     def write(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            at = builder.add(arguments[0], builder.mul(arguments[1], ir.Constant(_I64, stride)))
-            value = builder.trunc(arguments[2], _I32) if stored == _I32 else arguments[2]
-            builder.store(value, builder.inttoptr(at, stored.as_pointer()))
+            *at, value = arguments
+            builder.store(builder.trunc(value, _I32) if stored == _I32 else value, place(builder, *at))
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, kind), codegen
 
-    return intrinsic(write)
+    return intrinsic(read), intrinsic(write)
 
 
 # Elements of arrays: many times quicker to compile than a view. An int32 is an int64 once it is read.
-read_i64, write_i64 = _reader(types.int64, _I64, 8), _writer(types.int64, _I64, 8)
-read_i32, write_i32 = _reader(types.int64, _I32, 4), _writer(types.int64, _I32, 4)
-read_f32, write_f32 = _reader(types.float32, ir.FloatType(), 4), _writer(types.float32, ir.FloatType(), 4)
-read_f64, write_f64 = _reader(types.float64, ir.DoubleType(), 8), _writer(types.float64, ir.DoubleType(), 8)
+read_i64, write_i64 = _elements(types.int64, _I64, 8)
+read_i32, write_i32 = _elements(types.int64, _I32, 4)
+read_f32, write_f32 = _elements(types.float32, ir.FloatType(), 4)
+read_f64, write_f64 = _elements(types.float64, ir.DoubleType(), 8)
 
 
 # Plain loops: slice assignment is many times slower here.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.cpu.packed import pack
 from realizar.backends.cpu import activation_layout as layout
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.formats import WeightFormat, format_number
@@ -16,7 +17,7 @@ from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_feature
 from realizar.backends.cpu.instruction_set import index_of as isa_index
 from realizar.backends.cpu.kernels.linear import LINEAR, make_linear
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.pack import PackedMatrix, pack
+from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.random_blocks import random_blocks
 from realizar.quantization.source import MatrixSource

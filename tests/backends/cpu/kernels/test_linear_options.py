@@ -19,11 +19,12 @@ from backends.cpu.kernels.linear_harness import (
     random_activations,
     run_linear,
 )
+from backends.cpu.packed import pack
 from realizar.backends.cpu.codegen.float_tile import FLOAT_TYPES
 from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR, make_float_linear
 from realizar.backends.cpu.kernels.quantize import quantize_group
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.pack import FloatMatrix, pack
+from realizar.backends.cpu.weights.pack import FloatMatrix
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.block_source import block_source
 from realizar.quantization.layout import FloatType

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from backends.cpu.kernels.linear_harness import HOST_SETS, check_matmul, random_activations
+from backends.cpu.packed import pack
 from backends.grouped_source import exact_weights, grouped_layout, grouped_model, grouped_source
 from cpu_runs import Runner
 from random_models import Recipe, random_tokens
 from realizar.backends.cpu.plan import plan_memory
 from realizar.backends.cpu.weights import pack as packing
 from realizar.backends.cpu.weights.load import EmbeddingRows
-from realizar.backends.cpu.weights.pack import pack
 from realizar.config import EngineConfig
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.quantization.source import random_source

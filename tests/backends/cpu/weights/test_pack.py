@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from backends.cpu.kernels.linear_harness import filled_blocks
+from backends.cpu.packed import pack
 from realizar.backends.cpu.codegen.formats import KEPT_LAYOUTS, format_at, format_number, packed_format
 from realizar.backends.cpu.weights import pack as packing
-from realizar.backends.cpu.weights.pack import allocate, no_bytes, pack
+from realizar.backends.cpu.weights.pack import allocate, no_bytes
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
 from realizar.quantization.block_source import BlockSource, block_source

@@ -154,20 +154,11 @@ def _table(layout: WeightLayout) -> NDArray[np.uint8] | None:
     return np.tile((book.load().astype(np.int16) + 128).astype(np.uint8), 4)
 
 
-def pack(
-    source: MatrixSource, lanes: int, pool: Executor | None = None, packed: Callable[[int, int], None] | None = None
-) -> Matrix:
-    """Pack a matrix; codes equal what its `Planes` hold. Arguments and errors as in `fill` and `allocate`."""
-    matrix = allocate(source.layout, source.out_features, source.in_features, lanes)
-    fill(matrix, source, lanes, pool, packed)
-    return matrix
-
-
 def fill(
     matrix: Matrix, source: MatrixSource, lanes: int, pool: Executor | None = None,
     packed: Callable[[int, int], None] | None = None,
 ) -> None:  # fmt: skip
-    """Pack a matrix into one of zeros, of the format of its layout.
+    """Pack a matrix into one of zeros, of the format of its layout; codes equal what its `Planes` hold.
 
     Args:
         pool: threads to spread tiles over; the calling thread alone if None.
