@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby, zip_longest
 from pathlib import Path
 
 from realizar.backends.cgroup import read_text
@@ -74,28 +75,21 @@ def places_on_cores(cores: Sequence[Core], num_replicas: int) -> tuple[Place, ..
     Cores that are left over stay free for the process that answers requests. Where there are fewer cores than replicas,
     each replica gets one, which it shares.
     """
-    nodes: dict[int, list[Core]] = {}
-    for core in sorted(cores, key=lambda core: (core.node, core.socket, core.cpus)):
-        nodes.setdefault(core.node, []).append(core)
+    ordered = sorted(cores, key=lambda core: (core.node, core.socket, core.cpus))
     if num_replicas > len(cores):
-        ordered = [core for node in nodes.values() for core in node]
         return tuple(Place((ordered[number % len(ordered)],), is_shared=True) for number in range(num_replicas))
     share = len(cores) // num_replicas
-    rooms = [node[start : start + share] for node in nodes.values() for start in range(0, len(node) - share + 1, share)]
+    nodes = [list(node) for _, node in groupby(ordered, key=lambda core: core.node)]
+    rooms = [node[start : start + share] for node in nodes for start in range(0, len(node) - share + 1, share)]
     if len(rooms) < num_replicas:  # one side has not room enough for its replicas: some lie across
-        ordered = [core for node in nodes.values() for core in node]
         rooms = [ordered[start : start + share] for start in range(0, num_replicas * share, share)]
     return tuple(Place(tuple(room)) for room in _spread(rooms, num_replicas))
 
 
 def _spread(rooms: Sequence[Sequence[Core]], count: int) -> list[Sequence[Core]]:
     """`count` of the rooms, from each side of the machine equally many, in the order of sides."""
-    by_node: dict[int, list[Sequence[Core]]] = {}
-    for room in rooms:
-        by_node.setdefault(room[0].node, []).append(room)
-    taken: list[Sequence[Core]] = []
-    for turn in range(len(rooms)):
-        taken += [listed[turn] for listed in by_node.values() if turn < len(listed)]
+    by_node = [list(there) for _, there in groupby(rooms, key=lambda room: room[0].node)]
+    taken = [room for turn in zip_longest(*by_node) for room in turn if room is not None]
     return sorted(taken[:count], key=lambda room: (room[0].node, room[0].cpus))
 
 

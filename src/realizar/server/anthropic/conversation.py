@@ -97,10 +97,8 @@ def _wishes(request: CountTokensRequest, structured: StructuredOutput | None) ->
 
 
 def _structured(request: CountTokensRequest) -> StructuredOutput | None:
-    config = request.output_config
-    if config is None or config.format is None:
-        return None
-    return StructuredOutput("json_schema", json.dumps(config.format.schema))
+    form = None if request.output_config is None else request.output_config.format
+    return None if form is None else StructuredOutput("json_schema", json.dumps(form.schema))
 
 
 def _variables(request: CountTokensRequest) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from realizar.errors import ContextLengthError
@@ -60,12 +60,12 @@ class ChatPlan:
 
     token_ids: tuple[int, ...]
     sampling: SamplingParams
-    tools: ToolPlan
     answer_format: AnswerFormat
-    prompt_end: str
-    priority: int
-    cache_salt: str | None
     names: Mapping[str, str]
+    tools: ToolPlan = field(default_factory=ToolPlan)
+    prompt_end: str = ""
+    priority: int = 0
+    cache_salt: str | None = None
     reports_progress: bool = False
     content_only: bool = False
     cut_by_context: bool = False
@@ -344,11 +344,7 @@ def plan_text(
     return ChatPlan(
         token_ids=prompt.token_ids,
         sampling=sampling,
-        tools=ToolPlan(),
         answer_format=find_format(None),
-        prompt_end="",
-        priority=0,
-        cache_salt=None,
         names={"prompt": "prompt", "structured": names.get("structured", "structured")},
         cut_by_context=cut,
         rows=_rows(api, sampling.logprobs),

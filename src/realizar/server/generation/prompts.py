@@ -121,21 +121,14 @@ def check_fits(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> 
     A text with more characters than the limit times the longest token is refused without tokenizing. Of other texts,
     growing prefixes are tokenized until the limit is passed.
     """
+    limit = f"so the prompt is too long: this model's maximum context length is {max_tokens} tokens"
     if len(text) > (max_tokens + _SLACK_TOKENS) * tokenizer.longest_token:
-        raise ContextLengthError(
-            f"{param} has {len(text)} characters, so the prompt is too long: this model's maximum context length is "
-            f"{max_tokens} tokens",
-            param,
-        )
+        raise ContextLengthError(f"{param} has {len(text)} characters, {limit}", param)
     size = 2 * max_tokens + _SLACK_TOKENS
     while size < len(text):
         count = len(tokenizer.encode(text[:size], add_special=False))
         if count > max_tokens + _SLACK_TOKENS:
-            raise ContextLengthError(
-                f"{param} has more than {count} tokens, so the prompt is too long: this model's maximum context length "
-                f"is {max_tokens} tokens",
-                param,
-            )
+            raise ContextLengthError(f"{param} has more than {count} tokens, {limit}", param)
         size *= _GROWTH
 
 

@@ -95,12 +95,9 @@ def check_listed_ids(sampling: SamplingParams, num_prompts: int) -> None:
     for name in ("stop_token_ids", "logit_bias"):
         size = len(getattr(sampling, name) or ())
         if size * num_prompts > MAX_LISTED_IDS:
-            raise refused(
-                f"{name} has {size} entries for each of {num_prompts} prompts; at most {MAX_LISTED_IDS // num_prompts} "
-                "are allowed with so many prompts",
-                name,
-                "array_too_long",
-            )
+            allowed = f"at most {MAX_LISTED_IDS // num_prompts} are allowed with so many prompts"
+            message = f"{name} has {size} entries for each of {num_prompts} prompts; {allowed}"
+            raise refused(message, name, "array_too_long")
 
 
 def check_top(value: int | None, param: str) -> int | None:
@@ -131,10 +128,8 @@ def check_priority(priority: int | None, *, allowed: bool) -> int:
             f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, not {priority}", "priority", "invalid_value"
         )
     if priority and not allowed:
-        raise unsupported(
-            "priority",
-            "is turned off: it would let a client overtake others (--allow-request-priority turns it on)",
-        )
+        reason = "is turned off: it would let a client overtake others (--allow-request-priority turns it on)"
+        raise unsupported("priority", reason)
     return priority or 0
 
 
@@ -149,24 +144,17 @@ def _stops(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def _bias_id(key: str, tokenizer: Tokenizer) -> int:
     token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else -1
-    if (
-        str(token_id) != key or not 0 <= token_id < tokenizer.vocab_size
-    ):  # refuses "07", which would be a second name of 7
-        raise refused(
-            f"logit_bias names {key[:40]!a}, which is not a token id from 0 to {tokenizer.vocab_size - 1}",
-            "logit_bias",
-            "invalid_value",
-        )
+    if str(token_id) != key or not 0 <= token_id < tokenizer.vocab_size:  # "07" would be a second name of 7
+        message = f"logit_bias names {key[:40]!a}, which is not a token id from 0 to {tokenizer.vocab_size - 1}"
+        raise refused(message, "logit_bias", "invalid_value")
     return token_id
 
 
 def _breaker_ids(breakers: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
     """The last token of each string when it follows a letter, as in a sentence."""
     if len(breakers) > MAX_DRY_BREAKERS or any(not 0 < len(text) <= MAX_STOP_CHARACTERS for text in breakers):
-        raise refused(
-            f"dry_sequence_breakers takes {MAX_DRY_BREAKERS} strings of 1 to {MAX_STOP_CHARACTERS} characters",
-            "dry_sequence_breakers",
-            "invalid_value",
-        )
+        param = "dry_sequence_breakers"
+        message = f"{param} takes {MAX_DRY_BREAKERS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
+        raise refused(message, param, "invalid_value")
     ids = {tokenizer.encode(f"a{text}", add_special=False, parse_special=False)[-1] for text in breakers}
     return tuple(sorted(ids))

@@ -187,11 +187,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._num_headers += 1
         self._count(len(name) + len(value) + _HEADER_COST)
         if self._num_headers > self.settings.max_headers:
-            self._fail(
-                ApiError(
-                    431, f"the request has more than {self.settings.max_headers} headers", code="headers_too_large"
-                )
-            )
+            message = f"the request has more than {self.settings.max_headers} headers"
+            self._fail(ApiError(431, message, code="headers_too_large"))
         if self._in_headers:
             super().on_header(name, value)  # otherwise a trailer, which must not look like a checked header
 
@@ -199,9 +196,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._progress = True
         self._stop_timer()
         if self._owed > _MAX_PIPELINED:
-            self._fail(
-                ApiError(400, f"the connection has more than {_MAX_PIPELINED} unanswered requests", code="pipelined")
-            )
+            message = f"the connection has more than {_MAX_PIPELINED} unanswered requests"
+            self._fail(ApiError(400, message, code="pipelined"))
         hosts = sum(name == b"host" for name, _ in self.headers)
         is_old = self.parser.get_http_version() < _CHUNKS_SINCE
         if hosts > 1 or (hosts == 0 and not is_old):
@@ -338,9 +334,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         return self._discarding or self.transport.is_closing()
 
     def _too_large(self) -> ApiError:
-        return ApiError(
-            431, f"the headers are over their limit of {self.settings.max_header_bytes} bytes", code="headers_too_large"
-        )
+        message = f"the headers are over their limit of {self.settings.max_header_bytes} bytes"
+        return ApiError(431, message, code="headers_too_large")
 
     def _headers_too_slow(self) -> None:
         self._timer = None

@@ -61,12 +61,8 @@ def completes(prompt: object, max_tokens: int | None) -> Need:
 
 
 def no_template() -> ApiError:
-    return ApiError(
-        400,
-        "the model has no chat template, so it can't chat: it may be a base model; use /v1/completions",
-        param="messages",
-        code="no_chat_template",
-    )
+    text = "the model has no chat template, so it can't chat: it may be a base model; use /v1/completions"
+    return refused(text, "messages", "no_chat_template")
 
 
 def no_ranker(name: str) -> ApiError:
@@ -81,11 +77,8 @@ def embedding_pooling(name: str, own: Pooling | None, settings: ServerSettings) 
     """
     pooling = settings.embeddings or own
     if pooling is None:
-        raise refused(
-            f"The model {name} was not made for embeddings; the option --embeddings serves them anyway",
-            "model",
-            "embeddings_not_supported",
-        )
+        text = f"The model {name} was not made for embeddings; the option --embeddings serves them anyway"
+        raise refused(text, "model", "embeddings_not_supported")
     return pooling
 
 

@@ -11,7 +11,7 @@ import msgspec
 from realizar.server.api import new_id
 from realizar.server.generation.answer import AnswerDelta, AnswerPart, AnswerParts, FinishReason
 from realizar.server.responses.reasoning import sealed
-from realizar.server.responses.tools import text_of
+from realizar.server.responses.tools import ResponseTools, text_of
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -33,14 +33,11 @@ class ItemForm:
     Attributes:
         as_summary: reasoning is a summary.
         is_sealed: reasoning is also given in `encrypted_content`.
-        namespaces: the namespace and the name of functions that have one, by the names that the model writes.
-        custom: names of tools whose input is text.
     """
 
-    as_summary: bool = False
-    is_sealed: bool = False
-    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    custom: frozenset[str] = frozenset()
+    tools: ResponseTools
+    as_summary: bool
+    is_sealed: bool
 
 
 @dataclass(slots=True)
@@ -57,7 +54,7 @@ class Item:
     def of(cls, part: AnswerPart, form: ItemForm) -> Item:
         kind: ItemKind
         if part.call is not None:
-            kind = "custom_tool_call" if part.call.name in form.custom else "function_call"
+            kind = "custom_tool_call" if part.call.name in form.tools.custom else "function_call"
         else:
             kind = "message" if part.kind == "content" else "reasoning"
         return cls(part, form, kind, new_id(PREFIXES[kind]))
@@ -79,7 +76,7 @@ class Item:
             if self.form.is_sealed:
                 item["encrypted_content"] = None if text is None else sealed(text)
             return item
-        namespace, name = self.form.namespaces.get(self.part.call.name or "", (None, self.part.call.name))
+        namespace, name = self.form.tools.namespaces.get(self.part.call.name or "", (None, self.part.call.name))
         written = "input" if self.kind == "custom_tool_call" else "arguments"
         item = {**base, "call_id": self.part.call.id, "name": name, written: text or ""}
         return item if namespace is None else {**item, "namespace": namespace}

@@ -113,12 +113,7 @@ async def _create_response(request: Request) -> Response:
     run, keep = ChatRun(api, plan, new_id("resp_"), lease_of(request), counts_reasoning=True), None
     if store is not None and record.store is not False:
         keep = functools.partial(keep_response, store, record, run.id, owner_of(request), lease_of(request).client.name)
-    form = ItemForm(
-        as_summary=shows_summary(record),
-        is_sealed=includes(record, ENCRYPTED),
-        namespaces=tools.namespaces,
-        custom=tools.custom,
-    )
+    form = ItemForm(tools=tools, as_summary=shows_summary(record), is_sealed=includes(record, ENCRYPTED))
     encoder = _ResponseEncoder(run, _head(run, record, tools, stored=keep is not None), OutputItems(form), keep)
     return await run.answer(request, encoder, stream=record.stream)
 
