@@ -87,13 +87,10 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type in ("int", "float") and not value > 0 and field.name != "max_stored_responses":
-                raise InvalidRequestError(f"{field.name} must be above 0, not {value}", field.name)
-        if self.max_stored_responses < 0:
-            raise InvalidRequestError(
-                f"max_stored_responses must be at least 0, not {self.max_stored_responses}", "max_stored_responses"
-            )
+            value, may_be_0 = getattr(self, field.name), field.name == "max_stored_responses"
+            if field.type in ("int", "float") and not (value > 0 or (may_be_0 and value == 0)):
+                bound = "at least" if may_be_0 else "above"
+                raise InvalidRequestError(f"{field.name} must be {bound} 0, not {value}", field.name)
         if any(not key or key != key.strip() or not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise InvalidRequestError("an API key must be printable ASCII without spaces around it", "api_keys")
         if self.key_weights and len(self.key_weights) != len(self.api_keys):

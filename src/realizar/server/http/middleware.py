@@ -330,12 +330,8 @@ class KeyRing:
     def fault(self, scope: Scope) -> ApiError | None:
         if self.opens(offered_key(scope["headers"])):
             return None
-        return ApiError(
-            401,
-            "the request needs a valid API key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
-            code="invalid_api_key",
-            headers={"www-authenticate": "Bearer"},
-        )
+        message = "the request needs a valid API key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+        return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def _digest(value: bytes) -> bytes:

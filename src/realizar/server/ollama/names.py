@@ -39,9 +39,8 @@ def find_model(models: Models, name: str) -> tuple[str, ModelStatus]:
     for each in exact or [each for each in served if shown_name(each[0]) in wanted]:
         return each
     there = ", ".join(ascii(shown_name(status.names[0])) for status in listed[:_SHOWN_MODELS])
-    raise ApiError(
-        404, f"model {name[:200]!a} not found: this server has {there}", param="model", code="model_not_found"
-    )
+    message = f"model {name[:200]!a} not found: this server has {there}"
+    raise ApiError(404, message, param="model", code="model_not_found")
 
 
 async def model_for(

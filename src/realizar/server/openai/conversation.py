@@ -112,11 +112,8 @@ def _checked_part(path: str, part: Any) -> dict[str, Any]:
     _require(isinstance(part, dict), path, "must be an object")
     kind = part.get("type")
     if kind in _MEDIA:
-        raise refused(
-            f"{path}: parts of type '{kind}' are not supported: the model reads text only",
-            f"{path}.type",
-            "unsupported_content",
-        )
+        message = f"{path}: parts of type '{kind}' are not supported: the model reads text only"
+        raise refused(message, f"{path}.type", "unsupported_content")
     _require(kind == "text", f"{path}.type", "must be 'text'")
     _require(isinstance(part.get("text"), str), f"{path}.text", "must be text")
     check_fields(path, part, ("type", "text", "prompt_cache_breakpoint", "cache_control"), _KINDS, "invalid_value")

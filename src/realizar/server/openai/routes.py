@@ -284,11 +284,8 @@ def _pairs(record: ScoreRequest) -> list[tuple[str, str]]:
     if len(firsts) == 1:
         return [(firsts[0], each) for each in seconds]
     if len(firsts) != len(seconds):
-        raise refused(
-            f"text_1 holds {len(firsts)} texts and text_2 {len(seconds)}: they must be as many, or text_1 only one",
-            "text_1",
-            "invalid_value",
-        )
+        counts = f"text_1 holds {len(firsts)} texts and text_2 {len(seconds)}"
+        raise refused(f"{counts}: they must be as many, or text_1 only one", "text_1", "invalid_value")
     return list(zip(firsts, seconds, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Messages between the main process and an API process, beside the engine's own. msgspec and the nouns.
+"""Messages between the main process and an API process, beside the engine's own.
 
 An API process sends the commands that it would send to an engine, and gets the engine's events that concern it. It may
 ask to `clear_cache`, and for the `exposition`: the metrics of the whole server, as bytes in Prometheus' text format. It
@@ -11,23 +11,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from realizar.engine.process.messages import (
-    Abort,
-    Accepted,
-    Add,
-    Ask,
-    EngineBlocked,
-    EngineLost,
-    Loading,
-    Outputs,
-    Ping,
-    Pong,
-    PromptRead,
-    Ready,
-    Refused,
-    Reply,
-    RequestsLost,
-)
+from realizar.engine.frontend.shared_engine import OwnedEvent, StateEvent
+from realizar.engine.process.messages import Abort, Add, Ask, Ping, Pong, Reply
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 from realizar.server.metrics import MetricSamples
@@ -65,23 +50,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Close all connections when their answers are complete, and end."""
 
 
-ToProcess: TypeAlias = (
-    Start
-    | Loading
-    | Ready
-    | Accepted
-    | Refused
-    | RequestsLost
-    | PromptRead
-    | Outputs
-    | EngineLost
-    | EngineBlocked
-    | Drain
-    | Stop
-    | Ask
-    | Reply[bytes]
-    | Ping
-)
+ToProcess: TypeAlias = Start | StateEvent | OwnedEvent | Drain | Stop | Ask | Reply[bytes] | Ping
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):

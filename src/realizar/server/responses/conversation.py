@@ -160,11 +160,8 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
         raise refused(f"metadata has {len(metadata)} keys; at most {_MAX_METADATA} are allowed", "metadata")
     for key, value in metadata.items():
         if len(key) > _MAX_METADATA_KEY or len(value) > _MAX_METADATA_VALUE:
-            raise refused(
-                f"metadata may have keys of {_MAX_METADATA_KEY} and values of {_MAX_METADATA_VALUE} characters at most",
-                "metadata",
-                "string_too_long",
-            )
+            sizes = f"keys of {_MAX_METADATA_KEY} and values of {_MAX_METADATA_VALUE} characters"
+            raise refused(f"metadata may have {sizes} at most", "metadata", "string_too_long")
 
 
 # Items of a request's `input`, converted to the messages that chat templates take.

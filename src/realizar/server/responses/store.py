@@ -90,8 +90,7 @@ class ResponseStore:
         """The response of an id. Raises ApiError: 404; there is none for this client."""
         found = self._responses.get(response_id)
         if found is None or found.owner != owner:
-            shown = ascii(response_id[:100])
-            raise ApiError(404, f"Response with id {shown} not found.", param="response_id", code="response_not_found")
+            raise _not_found(response_id)
         return found
 
     def delete(self, response_id: str, owner: str) -> None:
@@ -127,16 +126,18 @@ class ResponseStore:
             stored = self._responses.get(next_id)
             if stored is None or stored.owner != owner:
                 reason = "not found" if next_id == response_id else f"not whole: {next_id} is not there any more"
-                raise refused(
-                    f"Previous response with id {response_id[:100]!a} {reason}.",
-                    "previous_response_id",
-                    "previous_response_not_found",
-                )
+                message = f"Previous response with id {response_id[:100]!a} {reason}."
+                raise refused(message, "previous_response_id", "previous_response_not_found")
             found.append(stored)
             next_id = stored.previous
         for stored in found:  # the first one last, so that it is dropped after those that need it
             self._responses.move_to_end(stored.id)
         return found[::-1]
+
+
+def _not_found(response_id: str, reason: str = "") -> ApiError:
+    message = f"Response with id {response_id[:100]!a} not found{reason}."
+    return ApiError(404, message, param="response_id", code="response_not_found")
 
 
 # Items of kept responses: read for a request that goes on from them, and listed.
@@ -247,13 +248,7 @@ async def cancel_response(request: Request) -> Response:
 def _found(request: Request) -> tuple[ResponseStore, StoredResponse]:
     store, response_id = store_of(request), request.path_params["response_id"]
     if store is None:
-        raise ApiError(
-            404,
-            f"Response with id {response_id[:100]!a} not found: the server keeps no responses "
-            "(--stored-responses turns it on).",
-            param="response_id",
-            code="response_not_found",
-        )
+        raise _not_found(response_id, ": the server keeps no responses (--stored-responses turns it on)")
     return store, store.find(response_id, owner_of(request))
 
 
