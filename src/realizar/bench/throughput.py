@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from realizar.backends.base import Capacity
 from realizar.backends.load_progress import LoadProgress
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
@@ -112,7 +111,7 @@ def _measure_batch(core: EngineCore, batch: int, work: Work, log: Callable[[str]
         run = measure(core, batch=batch, prompt_tokens=work.prompt_tokens, gen_tokens=work.gen_tokens, seed=repeat)
         runs.append(run)
     decode = _spread([run.decode_tokens_per_s for run in runs])
-    capacity: Capacity = core.capacity
+    capacity = core.capacity
     return BatchResult(
         batch=batch,
         prefill_tokens_per_s=_spread([run.prefill_tokens_per_s for run in runs]),

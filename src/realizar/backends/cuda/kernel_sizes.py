@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.native.chunks.source import chunk_rows
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.models.mixers import SharedAttention
@@ -40,13 +41,13 @@ def whole_width(cols: int) -> WidthCut:
 
 def width_in_blocks(cols: int) -> WidthCut:
     """Several programs per token; every block starts at a multiple of 256 columns."""
-    return WidthCut(256, -(-_padded(cols) // 256), 2)
+    return WidthCut(256, -(-padded_cols(cols) // 256), 2)
 
 
 def norm_blocks(cols: int) -> WidthCut:
     """The cut of the residual stream, the same for any number of tokens: a token's bits must not depend on it."""
     block = 256 if cols <= 2048 else 512
-    return WidthCut(block, -(-_padded(cols) // block), block // 128)
+    return WidthCut(block, -(-padded_cols(cols) // block), block // 128)
 
 
 def norm_square_parts(cols: int) -> int:
@@ -56,11 +57,7 @@ def norm_square_parts(cols: int) -> int:
 
 def activation_blocks(cols: int, tokens: int) -> WidthCut:
     """The cut of the widest activations: larger blocks where there are many tokens."""
-    return width_in_blocks(cols) if tokens < 16 else WidthCut(1024, -(-_padded(cols) // 1024), 4)
-
-
-def _padded(cols: int) -> int:
-    return -(-cols // 64) * 64
+    return width_in_blocks(cols) if tokens < 16 else WidthCut(1024, -(-padded_cols(cols) // 1024), 4)
 
 
 def padded_head(attention: Attention | SharedAttention) -> int:

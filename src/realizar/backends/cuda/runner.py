@@ -218,10 +218,6 @@ class CUDABackend:
         return cached_tokens_read(launch.attention, step) * self.model.kv.token_bytes(launch.attention)
 
     @property
-    def spec(self) -> ModelSpec:
-        return self.model.spec
-
-    @property
     def device(self) -> DeviceProfile:
         assert self._device is not None
         return self._device

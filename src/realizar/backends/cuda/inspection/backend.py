@@ -29,7 +29,7 @@ class InspectedCUDABackend(CUDABackend):
         return read_limit(self)
 
     def stage_values(self, step: ForwardInput) -> list[StageValues]:
-        return read_values(self, self.spec, step)
+        return read_values(self, self.model.spec, step)
 
 
 def read_values(backend: CUDABackend, spec: ModelSpec, step: ForwardInput) -> list[StageValues]:

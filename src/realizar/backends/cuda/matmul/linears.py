@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -52,12 +52,6 @@ Buffers: TypeAlias = Callable[[InputFormat, int], ActivationBuffer]
 """The buffer of a format and a number of columns: of `ActivationBuffers`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    matrix: Matrix
-    column: int
-
-
 class MergedLinear:
     """Matrices side by side, in the order of their columns.
 
@@ -70,7 +64,7 @@ class MergedLinear:
         batch_invariant: whether a token's sums have one order, whatever the number of tokens.
 
     Attributes:
-        packed: the packed matrices among all.
+        matrices: in the order of their columns. packed: the packed ones among them.
         copy: of all matrices, in FP8, for steps of many tokens; None where there is none.
     """
 
@@ -83,24 +77,22 @@ class MergedLinear:
         self._activation, self._adds_residual, self._fixed = activation, adds_residual, batch_invariant
         self._routes: dict[int, MatmulConfig] = {}
         self.copy: FP8Copy | None = None
-        self.segments: list[Segment] = []
-        self.width = 0
-        for matrix in matrices:
-            self.segments.append(Segment(matrix, self.width))
-            self.width += int(matrix.shape[0]) if isinstance(matrix, torch.Tensor) else matrix.out_features
+        self.matrices = tuple(matrices)
+        rows = (int(each.shape[0]) if isinstance(each, torch.Tensor) else each.out_features for each in matrices)
+        *self._columns, self.width = accumulate(rows, initial=0)
         self.packed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
         first = matrices[0]
         self.cols = int(first.shape[1]) if isinstance(first, torch.Tensor) else first.in_features
 
     @property
     def weight_bytes(self) -> int:
-        return sum(matrix_bytes(segment.matrix) for segment in self.segments)
+        return sum(map(matrix_bytes, self.matrices))
 
     def input_formats(self, kind: StepKind) -> tuple[InputFormat, ...]:
         """Formats that the input must be written in; one, unless kinds of matrices are mixed."""
         if self._copy_for(kind) is not None:
             return (FP8_INPUT,)
-        return tuple(dict.fromkeys(self._input_format(segment, kind) for segment in self.segments))
+        return tuple(dict.fromkeys(self._input_format(matrix, kind) for matrix in self.matrices))
 
     def splits(self, kind: StepKind) -> int:
         """Partial sums of the output; where kinds of matrices are mixed, unpacked ones fill the first alone."""
@@ -108,7 +100,7 @@ class MergedLinear:
             return 1
         if (config := self.route(kind)) is not None:
             return config.splits
-        if any(isinstance(segment.matrix, torch.Tensor) for segment in self.segments):
+        if any(isinstance(matrix, torch.Tensor) for matrix in self.matrices):
             return 1
         tiles = -(-self.width // _OUT_FEATURES) * (1 if self._fixed else -(-kind.tokens // _token_tile(kind.tokens)))
         blocks = self.cols // _COLUMNS
@@ -126,13 +118,13 @@ class MergedLinear:
     def _epilogue_route(self, tokens: int, matmuls: MatmulKernels) -> MatmulConfig | None:
         if self._activation is not None:
             return route_gated(matmuls, tokens, self.packed[0], self._activation)
-        adds = self._adds_residual and len(self.segments) == 1
+        adds = self._adds_residual and len(self.matrices) == 1
         return route_residual(matmuls, tokens, self.packed[0]) if adds else None
 
     @property
     def interleaved(self) -> bool:
         """True if columns of gate and up alternate, 64 of each, as in `PackedMatrix`."""
-        first = self.segments[0].matrix
+        first = self.matrices[0]
         return isinstance(first, PackedMatrix) and first.interleaved
 
     def is_gated(self, kind: StepKind) -> bool:
@@ -168,19 +160,19 @@ class MergedLinear:
         splits = self.splits(kind) if config is None else 1
         if config is not None:
             partials[1:].zero_()
-        for segment in self.segments:
-            source, matrix = inputs(self._input_format(segment, kind), self.cols), segment.matrix
+        for matrix, column in zip(self.matrices, self._columns, strict=True):
+            source = inputs(self._input_format(matrix, kind), self.cols)
             if isinstance(matrix, PackedMatrix):
                 assert self._matmuls is not None
                 assert config is not None
-                self._matmuls.launch(matrix, source, partials, tokens, config, column=segment.column)
+                self._matmuls.launch(matrix, source, partials, tokens, config, column=column)
             elif isinstance(matrix, PlainMatrix):
                 tile = _MOST_TOKENS if self._fixed else _token_tile(tokens)
-                _multiply_plain(matrix, source, partials, tokens, segment.column, splits, tile, self._device)
+                _multiply_plain(matrix, source, partials, tokens, column, splits, tile, self._device)
             elif self._fixed:
-                _multiply_in_order(matrix, source, partials[0, :tokens, segment.column :])
+                _multiply_in_order(matrix, source, partials[0, :tokens, column:])
             else:
-                _multiply_floats(matrix, source, partials, tokens, segment.column)
+                _multiply_floats(matrix, source, partials, tokens, column)
 
     def launch_gated(
         self, kind: StepKind, inputs: Buffers, target: ActivationBuffer, norm: FoldedNorm | None = None
@@ -202,7 +194,7 @@ class MergedLinear:
     @property
     def all_packed(self) -> bool:
         """True if all matrices are packed: one launch of a CUDA matmul reads the input, unless the FP8 copy does."""
-        return len(self.packed) == len(self.segments)
+        return len(self.packed) == len(self.matrices)
 
     def applies_norm_scale(self, kind: StepKind) -> bool:
         """True if `launch` applies a folded norm scale in a step of this kind."""
@@ -211,8 +203,7 @@ class MergedLinear:
     def _copy_for(self, kind: StepKind) -> FP8Copy | None:
         return self.copy if kind.tokens >= LEAST_TOKENS else None
 
-    def _input_format(self, segment: Segment, kind: StepKind) -> InputFormat:
-        matrix = segment.matrix
+    def _input_format(self, matrix: Matrix, kind: StepKind) -> InputFormat:
         if isinstance(matrix, PackedMatrix):
             assert self._matmuls is not None
             halves = any(not each.format.has_matvec for each in self.packed)  # then all of them read halves
@@ -227,7 +218,7 @@ def copy_to_fp8(
 
     `copied` gets the fraction done.
     """
-    sizes = {one: copied_bytes([segment.matrix for segment in one.segments]) for one in linears}
+    sizes = {one: copied_bytes(one.matrices) for one in linears}
     wanted = [one for one, size in sizes.items() if size]
     prepare_copying(matmuls, [matrix for one in wanted for matrix in one.packed])
     for done, linear in enumerate(wanted):

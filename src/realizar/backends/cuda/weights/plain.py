@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realizar.backends.cuda.layouts.fragments import PLANES
 from realizar.backends.cuda.weights.store import Store
 from realizar.errors import UnsupportedModelError
 from realizar.quantization.planes import Planes
 from realizar.quantization.source import MatrixSource
 
 _WEIGHTS_AT_ONCE = 4 << 20
-_WIDTHS = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def pack_plain(source: MatrixSource, device: torch.device) -> PlainMatrix:
     Raises UnsupportedModelError where its codes have a width that kernels do not read.
     """
     layout, out_features, cols = source.layout, source.out_features, source.in_features
-    if layout.vector_size == 1 and layout.bits not in _WIDTHS:
+    if layout.vector_size == 1 and layout.bits not in PLANES:
         raise UnsupportedModelError(
             f"weights in the layout {layout.name} do not run on CUDA: codes have {layout.bits} bits"
         )
@@ -98,7 +98,7 @@ def stack_plain(matrices: Sequence[PlainMatrix]) -> PlainMatrix:
 def _arrays(planes: Planes) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
     layout, vector = planes.layout, planes.layout.vector_size
     book = layout.codebook
-    low, high = (16, 0) if vector > 1 else _WIDTHS[layout.bits]
+    low, high = (16, 0) if vector > 1 else (*PLANES[layout.bits], 0)[:2]
     return {
         "low": planes.codes.astype(np.int16) if vector > 1 else _bits(planes.codes & ((1 << low) - 1), low),
         "high": _bits(planes.codes >> low, high) if high else None,
