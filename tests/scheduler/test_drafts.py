@@ -45,13 +45,11 @@ def test_fewer_are_proposed_while_they_are_wrong() -> None:
     lookup = DraftLookup(8, 2, 1)
     text = np.array([1, 2] * 5, np.int32)
     assert len(lookup.propose(text, 20)) == 8
-    lookup.verified(8, 3)
+    lookup.verified(3)
     assert len(lookup.propose(text, 20)) == 6
-    lookup.verified(6, 0)
+    lookup.verified(0)
     assert len(lookup.propose(text, 20)) == 1
-    lookup.verified(1, 1)
-    assert len(lookup.propose(text, 20)) == 2
-    lookup.verified(0, 0)
+    lookup.verified(1)
     assert len(lookup.propose(text, 20)) == 2
 
 

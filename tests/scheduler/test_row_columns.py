@@ -70,11 +70,11 @@ def test_any_number_of_stop_ids() -> None:
         sampling = SamplingParams(stop_token_ids=tuple(stops), min_tokens=2**53 if row == 3 else 0)
         table.open(row, row, ids, replace(request("", 2, max_tokens=7), sampling=sampling))
     for token_id, stopped in ((5, [False, True, True, False]), (21, [False, False, True, False])):
-        added = table.append_tokens(np.arange(4), np.full((4, 1), token_id, np.int32))
-        assert added.stopped.tolist() == stopped
+        _, found, _ = table.append_tokens(np.arange(4), np.full((4, 1), token_id, np.int32))
+        assert found.tolist() == stopped
     assert table.token_ids[:, :4].tolist() == [[1, 2, 5, 21]] * 4
     table.close(2)
-    assert not table.append_tokens(np.array([0, 2]), np.full((2, 1), 5, np.int32)).stopped.any()
+    assert not table.append_tokens(np.array([0, 2]), np.full((2, 1), 5, np.int32))[1].any()
 
 
 def test_tokens_after_drafts_are_appended_up_to_the_end() -> None:
@@ -85,10 +85,10 @@ def test_tokens_after_drafts_are_appended_up_to_the_end() -> None:
         table.open(row, row, ids, replace(request("", 3, max_tokens=2 if row == 3 else 9), sampling=sampling))
     table.num_pending[:] = 1
     sampled = np.array([[9, 9, 6], [5, -1, -1], [9, 9, 6], [5, 9, 6]], np.int32)
-    added = table.append_tokens(np.array([2, 1, 3]), sampled[[2, 1, 3]])
-    assert added.counts.tolist() == [2, 1, 2]
-    assert added.stopped.tolist() == [True, False, True]
-    assert added.full.tolist() == [False, False, True]
+    counts, stopped, full = table.append_tokens(np.array([2, 1, 3]), sampled[[2, 1, 3]])
+    assert counts.tolist() == [2, 1, 2]
+    assert stopped.tolist() == [True, False, True]
+    assert full.tolist() == [False, False, True]
     assert table.num_known.tolist() == [3, 4, 5, 5]
     assert table.token_ids[1:, 3:6].tolist() == [[5, 0, 0], [9, 9, 0], [5, 9, 0]]
     assert table.num_pending.tolist() == [1, 0, 0, 0]

@@ -107,10 +107,7 @@ class KeyLog:
 
 
 def changes_of(blocks: KeyLog, ends: KeyLog | None) -> CacheChanges | None:
-    """The changes of a cache since the last call; None where nothing changed.
-
-    `blocks` can be found; a sequence can go on after the keys of `ends`, or after any block where that is None.
-    """
+    """The changes of blocks that can be found, and of those after which a sequence can go on, if not any; or None."""
     if not (blocks or ends):
         return None
     complete = blocks.is_complete

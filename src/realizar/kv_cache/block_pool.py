@@ -81,10 +81,7 @@ class BlockPool:
             self._ref_counts[block] += 1
 
     def free(self, blocks: Iterable[int], *, useless: bool = False) -> None:
-        """Drop a reference to each block; at 0, a block with a key is cached and any other is free.
-
-        Blocks that are `useless` in the cache are given up before all others, the last of them first.
-        """
+        """Drop a reference to each block; at 0, one with a key is cached, and a `useless` one is given up first."""
         for block in blocks:
             if self._ref_counts[block] == 0:
                 raise RuntimeError(f"{self._kind} {block} is freed twice")

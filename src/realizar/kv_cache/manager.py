@@ -294,10 +294,7 @@ class GroupBlocks:
         return self.blocks_for(num_tokens, max_step_tokens) - in_use + growing <= self.pool.num_available
 
     def runs(self, keys: Sequence[bytes]) -> list[int]:
-        """The number of consecutive cached blocks just before each block j, 0 <= j <= len(keys).
-
-        Without a window the list ends at the first block that is missing.
-        """
+        """The number of cached blocks just before each block; without a window only up to the first that is missing."""
         runs = [0]
         for key in keys:
             is_cached = self.pool.find(key) is not None

@@ -94,9 +94,8 @@ class SnapshotTiers:
             self._moves["fetched"].append((row, snapshot))
 
     def keep(self, row: int, key: bytes) -> None:
-        """Name memory on the device for what a row fetches, unless it is there or none can be given up.
-
-        All rows of the step have their snapshots by now: what they name is not given up.
+        """Name memory on the device for what a row fetches, unless it is there or none can be given up; after all rows
+        of the step have been restored, so that what they name is not given up.
         """
         if self._device.find(key) is None:
             self._allocate("kept", row, key, self._host.clients[key])

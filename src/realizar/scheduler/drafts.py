@@ -40,10 +40,7 @@ class Drafter(Protocol):
     awaits_results: bool
 
     def propose(self, sequences: ListOf[Sequence]) -> list[tuple[int, ...]]:
-        """Drafts of each sequence, at most `max_drafts` of it; called once after a step's results were taken in.
-
-        Only the last token of each is left to compute, and known.
-        """
+        """Up to `max_drafts` drafts of each sequence, of which only the last token is left to compute, and known."""
 
     def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Take in that `num_drafts` drafts of a sequence were verified and the first `num_accepted` accepted."""
@@ -63,7 +60,7 @@ class PromptLookup:
         return [self._lookups[each.sequence_id].propose(each.token_ids, each.max_drafts) for each in sequences]
 
     def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        self._lookups[sequence.sequence_id].verified(num_drafts, num_accepted)
+        self._lookups[sequence.sequence_id].verified(num_accepted)
 
     def forget(self, sequence_id: int) -> None:
         self._lookups.pop(sequence_id, None)
@@ -98,10 +95,9 @@ class DraftLookup:
         period = len(token_ids) - place
         return tuple([int(token_ids[place + index % period]) for index in range(most_tokens)])
 
-    def verified(self, num_drafts: int, num_accepted: int) -> None:
+    def verified(self, num_accepted: int) -> None:
         """Take in how many drafts were right: up to twice as many are proposed next time, and at least one."""
-        if num_drafts:
-            self._allowed = min(self._most_tokens, max(1, 2 * num_accepted))
+        self._allowed = min(self._most_tokens, max(1, 2 * num_accepted))
 
     def _after_last_match(self, num_tokens: int) -> int | None:
         """Index of the token after the latest earlier place of the longest run of last tokens that has one."""

@@ -276,9 +276,8 @@ class OpenSequences:
         return len(self.clients) > 1 and self.clients[client].num_rows >= self.share(client)
 
     def waiting_in_turn(self, passed_over: Container[str] = ()) -> Iterator[Sequence]:
-        """Those that wait now, in their order, the ones of clients who have their share of rows behind all others.
-
-        A client who comes to be `passed_over` meanwhile has no further one: many that can't start cost a step nothing.
+        """Those that wait now, in their order, the ones of clients who have their share of rows behind all others; no
+        further one of a client who comes to be `passed_over` meanwhile.
         """
 
         def not_passed_over(sequence: Sequence) -> bool:
@@ -290,10 +289,8 @@ class OpenSequences:
             yield from heapq.merge(*(queues[name] for name in names), key=order)
 
     def last_of_most(self, *, loses_nothing: bool = False) -> Sequence | None:
-        """The last running sequence of the client that has most rows beyond its share, if that is a row or more.
-
-        With `loses_nothing` it is one that can start again without a loss: without a sampler's state, prompt
-        log-probabilities or a mean.
+        """The last running sequence of the client that has most rows beyond its share, if that is a row or more; with
+        `loses_nothing`, one that can start again without the loss of a sampler's state, prompt scores or a mean.
         """
         beyond = {name: each.num_rows - self.share(name) for name, each in self.clients.items()}
         most = max(beyond, key=beyond.__getitem__, default="")

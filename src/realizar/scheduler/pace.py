@@ -94,8 +94,6 @@ class Pace:
     ) -> int | None:
         """Prompt tokens that the next step may read beside `num_decode_tokens` of decodes; None is no limit.
 
-        A step without decodes may have 2,048, and more where that takes no more than 50 ms.
-
         Args:
             position: tokens before them, in the prompt that is farthest.
             equal: the decodes of a step of which all clients have as many each, by which the step is measured.

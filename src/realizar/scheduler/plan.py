@@ -46,11 +46,8 @@ class Plan:
         return len(self.decodes) + len(self.prompts)
 
     @property
-    def is_full(self) -> bool:
-        return self.budget == 0 or self.num_rows == self._max_rows
-
-    @property
-    def most_decodes(self) -> int:
+    def num_free(self) -> int:
+        """Rows of one token that there is room for yet."""
         return min(self.budget, self._max_rows - self.num_rows)
 
     def add_decodes(self, rows: Rows, num_drafts: Column | None) -> None:

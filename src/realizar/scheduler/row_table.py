@@ -7,7 +7,7 @@ same numbers for one. `RowPool` hands out the rows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +22,6 @@ _NOBODY = -1  # in place of the number of a sequence
 
 Rows = NDArray[np.intp]
 Column = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """The tokens that rows gained, all [rows]: whether the last is a stop id that counts, and no other is wanted."""
-
-    counts: NDArray[np.intp]
-    stopped: NDArray[np.bool_]
-    full: NDArray[np.bool_]
 
 
 class RowTable:
@@ -178,10 +169,13 @@ class RowTable:
         computed[rows] -= 1
         return self._with_given(replace(step, token_ids=token_ids, num_computed_tokens=computed))
 
-    def append_tokens(self, rows: Rows, sampled: NDArray[np.int32]) -> Appended:
+    def append_tokens(
+        self, rows: Rows, sampled: NDArray[np.int32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_], NDArray[np.bool_]]:
         """Append to each row its sampled tokens up to the one that ends it: the rule by which outputs end.
 
-        `sampled` is int32 [rows, 1 + drafts], at least one token of each row, NOT_SAMPLED after its last.
+        `sampled` is int32 [rows, 1 + drafts], at least one token of each row, NOT_SAMPLED after its last. Returns, all
+        [rows]: how many were appended, whether the last is a stop id that counts, whether no further one is wanted.
         """
         known, width = self.num_known[rows], sampled.shape[1]
         positions: Column = np.add(known[:, None], np.arange(width, dtype=np.int32))
@@ -198,7 +192,7 @@ class RowTable:
             stopped, is_full = stops[last], full[last]
         self.num_known[rows] = known + counts
         self.num_pending[rows] -= 1
-        return Appended(counts, stopped, is_full)
+        return counts, stopped, is_full
 
     def settle_drafts(self, rows: Rows, num_computed: NDArray[np.integer]) -> None:
         """Drafts of these rows are in flight no more; so many tokens of each, [rows], stay computed."""
@@ -279,10 +273,7 @@ class Sequence:
 
     @property
     def most_cached_tokens(self) -> int:
-        """Tokens that may come from cached blocks: at least the last one is always computed.
-
-        A mean needs the computation of every prompt token, log-probabilities that of tokens not scored yet.
-        """
+        """Tokens that may come from cached blocks: not the last one, any that a mean needs, or that is to be scored."""
         if self.request.pooling == "mean":
             return 0
         scored = self.choice == 0 and self.request.sampling.prompt_logprobs is not None

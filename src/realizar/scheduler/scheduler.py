@@ -116,10 +116,8 @@ class Scheduler:
         )
 
     def awaits(self, batch: ScheduledBatch) -> bool:
-        """True if a submitted step must be done before the next is scheduled.
-
-        Each is while memory is short, to know which one fails, and one after which drafts follow from ids that the host
-        must know.
+        """True if a submitted step must be done before the next is scheduled: while memory is short, to know which one
+        fails, and where drafts follow from ids that the host must know.
         """
         if self._limit.is_short or not self._drafting.awaits_results:
             return self._limit.is_short
@@ -131,9 +129,8 @@ class Scheduler:
 
         Raises:
             InvalidRequestError: an empty prompt, an id in use, or a pooled request that is to generate.
-            ContextLengthError: prompt and output exceed the context.
+            ContextLengthError: prompt and output exceed the context. QueueFullError: the queue is full.
             CapacityError: the KV cache could not hold it even alone.
-            QueueFullError: the queue is full.
         """
         self._check_request(request)
         self._check_queue()
@@ -207,10 +204,7 @@ class Scheduler:
         self._table.defer(step.columns, np.isin(step.columns.numbers, list(rows)) & self._table.are_open(step.columns))
 
     def computed_again(self, step: ScheduledBatch, rows: Collection[int]) -> ScheduledBatch:
-        """A step that was scheduled before rows were deferred, in which they compute their last token again.
-
-        Those that were preempted start again anyway.
-        """
+        """A step that was scheduled before rows were deferred, in which they compute their last token again."""
         numbers = step.columns.numbers
         again = np.isin(numbers, list(rows)) & self._table.is_running[numbers]
         return replace(step, columns=self._table.computed_again(step.columns, again)) if again.any() else step
@@ -266,7 +260,7 @@ class Scheduler:
         return self._deltas.ended.get(number) if sequence is None else sequence.request.request_id
 
     def update(self, batch: ScheduledBatch, output: StepOutput) -> None:
-        """Take in a step's results, in the order of the batch's rows, then have drafts proposed for its sequences."""
+        """Take in a step's results, then have drafts proposed for its sequences."""
         now = self._deltas.now_s = self._clock()
         self._limit.fitted()
         decodes = batch.num_decode_tokens
@@ -324,8 +318,8 @@ class Scheduler:
 
     def _schedule_decodes(self, rows: Rows, plan: Plan) -> None:
         """Schedule the last token of each row, and drafts after it as far as all rows have their token."""
-        if len(rows) > plan.most_decodes:
-            rows = rows[: plan.most_decodes]
+        if len(rows) > plan.num_free:
+            rows = rows[: plan.num_free]
         table, num_drafts, wanted = self._table, None, 1
         if np.count_nonzero(proposed := table.num_proposed[rows]):
             before = np.cumsum(proposed) - proposed
@@ -343,17 +337,14 @@ class Scheduler:
         plan.add_decodes(rows, num_drafts)
 
     def _schedule_prompts(self, prompts: ListOf[Sequence], readers: Collection[str], plan: Plan) -> None:
-        """Schedule chunks of running prompts, then those of waiting sequences, and then what remains of the budget.
-
-        Several `readers`, clients with prompts, have their shares first.
-        """
+        """Schedule chunks of running prompts, then waiting ones, then what remains; `readers` have shares first."""
         if not prompts and not self._open.waiting:
             return  # in nearly every step
         weights = {name: self._open.clients[name].weight for name in readers}
         for shares in (weights, None) if len(readers) > 1 else (None,):
             plan.share(shares)
             for sequence in prompts:
-                if plan.is_full:
+                if not plan.num_free:
                     break
                 if sequence.running and sequence not in plan.prompts:
                     self._take_chunk(sequence, plan)
@@ -366,10 +357,7 @@ class Scheduler:
             plan.add(sequence, count)
 
     def _allocate(self, row: int, wanted: int, plan: Plan) -> int:
-        """Own blocks for up to `wanted` next tokens of a row; returns their number, 0 if its sequence was preempted.
-
-        Others are preempted for the first token.
-        """
+        """Own blocks for up to `wanted` next tokens of a row; others are preempted for the first one, or it is: 0."""
         while self._table.is_running[row]:
             if count := self._cache.allocate(row, self._table.num_computed.item(row), wanted):
                 return count
@@ -388,7 +376,7 @@ class Scheduler:
         passed_over, held_back = set[str](), set[str]()  # clients, and requests whose choices wait for the first one
         for sequence in self._open.waiting_in_turn(passed_over):
             name, request_id = sequence.request.client.name, sequence.request.request_id
-            if plan.is_full or sequence.num_pending or not (self._rows.num_free or self._open.num_preempted):
+            if not plan.num_free or sequence.num_pending or not (self._rows.num_free or self._open.num_preempted):
                 return
             if not plan.room_for(sequence) or (plan.takes_turns and self._open.has_share(name)):
                 passed_over.add(name)
@@ -518,20 +506,20 @@ class Scheduler:
         samples = is_open & step.samples & (output.sampled[:, 0] != NOT_SAMPLED)  # else deferred, or in a prompt
         at = samples.nonzero()[0]
         numbers, sampled = rows[at], output.sampled[at]
-        added = table.append_tokens(numbers, sampled)
+        counts, stopped, full = table.append_tokens(numbers, sampled)
         if not step.only_decodes:
             self._settle_drafts(step, at, output)
-        kept = np.arange(sampled.shape[1]) < added.counts[:, None]
-        self._deltas.add_tokens(np.repeat(step.sequence_ids[at], added.counts), sampled[kept])
+        kept = np.arange(sampled.shape[1]) < counts[:, None]
+        self._deltas.add_tokens(np.repeat(step.sequence_ids[at], counts), sampled[kept])
         if output.logprobs or output.queried:
-            self._add_logprobs(step, output, dict(zip(at.tolist(), added.counts.tolist(), strict=True)), is_open)
-        need_care = added.stopped | added.full
+            self._add_logprobs(step, output, dict(zip(at.tolist(), counts.tolist(), strict=True)), is_open)
+        need_care = stopped | full
         if self._cache.prefix_cache:
             need_care |= self._cache.have_new_blocks(numbers, table.num_known[numbers], table.num_computed[numbers])
         if len(at) == len(rows) and not np.count_nonzero(need_care):
             return  # nearly every step
-        reasons: dict[int, FinishReason] = dict.fromkeys(at[added.full].tolist(), "length")
-        reasons |= dict.fromkeys(at[added.stopped].tolist(), "stop")
+        reasons: dict[int, FinishReason] = dict.fromkeys(at[full].tolist(), "length")
+        reasons |= dict.fromkeys(at[stopped].tolist(), "stop")
         if len(at) < len(rows):  # the last tokens of prompts after which nothing is wanted
             are_read = is_open & ~table.samples[rows] & (step.num_context_tokens == table.most_tokens[rows] - 1)
             reasons |= dict.fromkeys(are_read.nonzero()[0].tolist(), "length")
@@ -572,8 +560,7 @@ class Scheduler:
 
     def _register(self, sequence: Sequence) -> None:
         if sequence.running:
-            computed = sequence.num_computed_tokens
-            self._cache.register(sequence.own_row, sequence.keys, sequence.token_ids, computed)
+            self._cache.register(sequence.own_row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
 
     def _forget(self, steps: Collection[ScheduledBatch]) -> None:
         """Steps in flight gave nothing: blocks and snapshots of theirs are not to be found."""

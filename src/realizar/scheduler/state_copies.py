@@ -31,11 +31,10 @@ _CUTS_OF_A_STEP = 8
 class SnapshotPositions:
     """Chooses positions, all of them ends of blocks. Without room for snapshots there are none.
 
-    A request takes a quarter of the snapshots at most, so that one long prompt leaves those of others. A step ends at
-    every position, and a step costs at least a pass through the weights: positions of messages keep an eighth of a full
-    step's tokens apart, and from the snapshot that the prompt starts from, so that a few short turns share one and the
-    next turn computes some of them again. Between messages there is a position after each full step's tokens, where
-    chunks would end anyway, or so many that a prompt as long as the context has enough of them.
+    A request takes a quarter of the snapshots at most. A step ends at every position, and costs at least a pass through
+    the weights: positions of messages keep an eighth of a full step's tokens apart, and from the snapshot that the
+    prompt starts from, so that a few short turns share one. Between messages there is a position after each full step's
+    tokens, where chunks would end anyway, or so many that a prompt as long as the context has enough of them.
     """
 
     def __init__(self, num_snapshots: int, block_size: int, context_length: int, max_step_tokens: int) -> None:

@@ -139,10 +139,7 @@ class EngineCore:
         self.scheduler.add(request)
 
     def acquire_grammar(self, request: Request) -> bool:
-        """True if the request has no grammar, or one that is compiled, which is then kept for the request.
-
-        InvalidRequestError, RequestFailedError: the grammar was refused. EngineDeadError: the engine stopped.
-        """
+        """As `RowGrammars.acquire`. EngineDeadError: the engine stopped."""
         self._check_alive()
         self._close_rows()  # those of requests that have ended keep grammars whose room this one may need
         return self.grammars.acquire(request, self.scheduler.is_open)
@@ -155,10 +152,8 @@ class EngineCore:
         """Run one step. Returns what choices gained.
 
         Whatever one row raises ends its request with an error. A step without enough memory gives way to smaller ones,
-        and a request that does not fit alone ends. Where a kernel fails, all requests of the step end.
-
-        Raises:
-            EngineDeadError: the backend failed; so does every later call, and every open request is lost.
+        and a request that does not fit alone ends. Where a kernel fails, all requests of the step end. EngineDeadError:
+        the backend failed; so does every later call, and every open request is lost.
         """
         self._check_alive()
         try:
@@ -183,9 +178,8 @@ class EngineCore:
     def sleep(self) -> Transfer:
         """Give the device's memory back; the prefix cache loses what it holds.
 
-        Raises:
-            UnsupportedModelError: the model can't sleep. EngineUnavailableError: a request is open, or it is asleep.
-            CapacityError, KernelError: the host's memory does not suffice. The model is awake as before.
+        UnsupportedModelError: the model can't sleep. EngineUnavailableError: a request is open, or it is asleep.
+        CapacityError, KernelError: the host's memory does not suffice. The model is awake as before.
         """
         self._check_alive()
         self._close_rows()
@@ -200,9 +194,8 @@ class EngineCore:
     def wake(self) -> Transfer:
         """Take the device's memory again.
 
-        Raises:
-            UnsupportedModelError: the model can't sleep. EngineUnavailableError: it is not asleep.
-            CapacityError, KernelError: the device's memory does not suffice. The model is asleep as before.
+        UnsupportedModelError: the model can't sleep. EngineUnavailableError: it is not asleep. CapacityError,
+        KernelError: the device's memory does not suffice. The model is asleep as before.
         """
         backend = self._sleeping()
         if not self._is_asleep:
@@ -242,9 +235,8 @@ class EngineCore:
         self._close_rows()
 
     def _open_rows(self, batch: ScheduledBatch) -> ScheduledBatch:
-        """Open the step's new rows. Returns the step, which wants no results of rows that can't be opened.
-
-        The cache counts on their tokens, so that their requests end once it is submitted.
+        """Open the step's new rows. Returns the step, which wants no results of rows that can't be opened: the cache
+        counts on their tokens, so that their requests end once it is submitted.
         """
         failed: set[int] = set()
         for opened in batch.opened:

@@ -61,8 +61,7 @@ class EngineStats:
         return replace(self.added(earlier), **{name: getattr(self, name) for name in _MOMENTARY})
 
     def added(self, other: EngineStats) -> EngineStats:
-        names = [field.name for field in fields(self)]
-        return EngineStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return EngineStats(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
 
 _MOMENTARY = (

@@ -42,9 +42,6 @@ class _Asking:
     slots: NDArray[np.intp]
     num_drafts: NDArray[np.int32]
 
-    def __len__(self) -> int:
-        return len(self.index)
-
 
 class Patience:
     """Weighs what waiting costs all rows of a step against what it costs the late ones to be deferred.
@@ -97,17 +94,13 @@ class RowGrammars:
             _LOG.info("structured output is not available: %s", error)
 
     def prepare(self, request: Request) -> None:
-        """Compile a request's grammar, if it has one that is not compiled; waits for it, which may take a second.
-
-        It raises InvalidRequestError without a vocabulary, and what `GrammarService.prepare` does.
-        """
+        """As `GrammarService.prepare`, of a request that may have no grammar. InvalidRequestError: no vocabulary."""
         if request.sampling.structured is not None:
             self._made_service().prepare(request.sampling.structured, request.client.name)
 
     def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
-        """As `prepare`, in the background; `on_done` is called with the result on another thread.
-
-        It returns a callback, which any thread may call, for when the request waits no more.
+        """As `prepare`, in the background; `on_done` is called with the result on another thread. Returns a callback,
+        which any thread may call, for when the request waits no more.
         """
         structured = request.sampling.structured
         if structured is None:
@@ -117,9 +110,9 @@ class RowGrammars:
         return lambda: service.cancel(ticket)
 
     def acquire(self, request: Request, is_open: Callable[[str], bool]) -> bool:
-        """Keep a request's grammar for as long as the request is open; False if it is not compiled yet.
+        """Keep a request's grammar, if it has one, while the request is open; False if it is not compiled yet.
 
-        It raises InvalidRequestError or RequestFailedError if the grammar was refused.
+        InvalidRequestError, RequestFailedError: the grammar was refused.
         """
         structured = request.sampling.structured
         if structured is None:
@@ -212,7 +205,7 @@ class RowGrammars:
 
     def _late(self, asking: _Asking, masks: MaskRequests, *, waits: bool) -> NDArray[np.bool_]:
         """bool [rows], those whose masks are not there, and with `waits` not awaited any longer."""
-        started_s, late = time.monotonic(), np.zeros(len(asking), np.bool_)
+        started_s, late = time.monotonic(), np.zeros(len(asking.slots), np.bool_)
         try:
             masks.wait(0)
             while (late := ~masks.are_done(asking.slots)).any():
@@ -233,10 +226,7 @@ class RowGrammars:
             self._made_service().rows.fail(self._rows[number], reason, "engine")
 
     def certain_ids(self, row: int, most: int) -> tuple[int, ...]:
-        """The next tokens of a row that its grammar forces, `most` at the most, as far as they are known by now.
-
-        It is for drafts alone: without them, masks of such tokens need no request (`PrefetchedMasks`).
-        """
+        """Up to `most` next tokens of a row that its grammar forces, as far as they are known, to be drafts."""
         found = self._rows.get(row)
         return () if found is None else self._made_service().rows.certain_ids(found.slot, most)
 
