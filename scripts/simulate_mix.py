@@ -24,7 +24,6 @@ from realizar.backends.cuda.shapes import padded_tokens, token_counts
 from realizar.batch import NOT_SAMPLED, ScheduledBatch, StepOutput
 from realizar.bench.serve.dialects import REALIZAR
 from realizar.bench.serve.workload import Lengths, PlannedRequest, Workload, draw_request
-from realizar.cache_kinds import FullCache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
@@ -126,7 +125,7 @@ def run(
 ) -> tuple[list[int], list[float]]:
     """Put the load on a scheduler. Returns the tokens of each step, and the seconds of those of both sorts."""
     cache = KVCacheManager(
-        (FullCache(),), [1_000_000], block_size=BLOCK, num_rows=max_running, context_length=CONTEXT,
+        (None,), [1_000_000], block_size=BLOCK, num_rows=max_running, context_length=CONTEXT,
         max_step_tokens=MOST_TOKENS, prefix_cache=True,
     )  # fmt: skip
     policy = Policy()

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import Backend
 from realizar.batch import LogprobQuery
-from realizar.cache_kinds import attention_window
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.models.spec import ModelSpec
@@ -72,10 +71,10 @@ class BackendRunner(ABC, Generic[B]):
         """
         count = -(-len(token_ids) // self.config.block_size)
         blocks = []
-        for group, available in zip(self.spec.block_groups(), self.capacity.num_blocks, strict=True):
+        for group, available in zip(self.spec.cache_groups(), self.capacity.num_blocks, strict=True):
             own = np.arange(first, first + count, dtype=np.int32)
             if first + count > available:
-                if first or attention_window(group.kind) is None:
+                if first or group.window is None:
                     raise ValueError(f"{first + count} blocks of {available}")
                 own %= available
             blocks.append(own if rng is None else rng.permutation(own).astype(np.int32))

@@ -16,7 +16,6 @@ import sys
 import numpy as np
 
 from realizar.batch import NOT_SAMPLED, ScheduledBatch, StepOutput
-from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams
@@ -31,7 +30,7 @@ def simulate(num_snapshots: int, on_host: int, block_tokens: int, users: int, re
     """The share of prompt tokens that is computed, and the snapshots that were fetched and dropped."""
     rng = random.Random(7)
     cache = KVCacheManager(
-        [attention_cache(None)], [block_tokens // _BLOCK], block_size=_BLOCK, num_rows=16, context_length=_CONTEXT,
+        [None], [block_tokens // _BLOCK], block_size=_BLOCK, num_rows=16, context_length=_CONTEXT,
         max_step_tokens=_STEP, has_state=True, num_snapshots=num_snapshots, num_host_snapshots=on_host,
     )  # fmt: skip
     cache.least_fetched_tokens = 36

@@ -1,4 +1,4 @@
-"""A backend refuses, by name and layer, kinds of parts and caches that it does not run."""
+"""A backend refuses, by name and layer, kinds of parts that it does not run."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ import pytest
 
 from hybrid_spec import hybrid_spec
 from realizar.backends.supported import Feature, Supported
-from realizar.cache_kinds import FullCache, StateCache, WindowCache
 from realizar.errors import UnsupportedModelError
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.mixers import ShortConvolution
 from realizar.models.parts import Norm
 from realizar.models.spec import Attention, Experts, FeedForward, Layer
 
-DENSE = Supported(
-    "the test backend", frozenset({Attention}), frozenset({FeedForward}), frozenset({FullCache, WindowCache})
-)
+DENSE = Supported("the test backend", frozenset({Attention}), frozenset({FeedForward}))
 ALL = Supported(
     "the test backend",
     frozenset({Attention, ShortConvolution}),
     frozenset({FeedForward, Experts}),
-    frozenset({FullCache, WindowCache, StateCache}),
 )
 
 
@@ -40,14 +36,6 @@ def test_what_a_backend_runs_passes() -> None:
         (
             replace(DENSE, feed_forwards=ALL.feed_forwards),
             r"^hybrid: layer 2 has a short convolution, which the test backend does not run$",
-        ),
-        (
-            replace(ALL, caches=frozenset({FullCache, WindowCache})),
-            r"^hybrid: layer 2 has a cache of a state of fixed size, which the test backend does not keep$",
-        ),
-        (
-            replace(ALL, caches=frozenset({FullCache, StateCache})),
-            r"layer 1 has a cache of keys and values of a window of tokens, which",
         ),
     ],
 )

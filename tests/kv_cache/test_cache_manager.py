@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from realizar.cache_kinds import FullCache, LatentCache, StateCache, attention_cache
-from realizar.errors import UnsupportedModelError
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
@@ -19,7 +17,7 @@ def make_manager(
     windows: tuple[int | None, ...] = (None,), num_blocks: int = 10, block_size: int = 4, max_step_tokens: int = 8
 ) -> KVCacheManager:
     return KVCacheManager(
-        [attention_cache(window) for window in windows],
+        windows,
         [num_blocks] * len(windows),
         block_size=block_size,
         num_rows=4,
@@ -245,16 +243,10 @@ def test_admission_counts_cached_blocks_as_room_and_shared_ones_as_there() -> No
 
 def test_without_a_prefix_cache_nothing_is_kept() -> None:
     manager = KVCacheManager(
-        [FullCache()], [6], block_size=4, num_rows=2, context_length=24, max_step_tokens=8, prefix_cache=False
+        [None], [6], block_size=4, num_rows=2, context_length=24, max_step_tokens=8, prefix_cache=False
     )
     keys, history = BlockKeys(4, None), np.arange(16, dtype=np.int32)
     fill(manager, 0, keys, history, 8)
     assert manager.find_prefix(keys, history, 15).num_tokens == 0
     manager.free(0)
     assert manager.counts == (BlockCounts(free=6, used=0, total=6),)
-
-
-def test_a_group_that_keeps_no_keys_and_values_is_refused() -> None:
-    for kind, name in ((StateCache(), "a state of fixed size"), (LatentCache(), "latent vectors of all tokens")):
-        with pytest.raises(UnsupportedModelError, match=f"blocks of keys and values, and not {name}"):
-            KVCacheManager([kind], [4], block_size=4, num_rows=1, context_length=16, max_step_tokens=8)

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.block_keys import KEY_BYTES, BlockKeys, CacheChanges
 from realizar.kv_cache.manager import KVCacheManager
 
@@ -43,7 +42,7 @@ def _cut(keys: Iterable[bytes]) -> set[bytes]:
 
 def _manager(windows: tuple[int | None, ...], *, has_state: bool, num_host_snapshots: int) -> KVCacheManager:
     return KVCacheManager(
-        [attention_cache(window) for window in windows],
+        windows,
         [14] * len(windows),
         block_size=BLOCK,
         num_rows=3,
@@ -108,7 +107,7 @@ def test_reports_put_together_are_what_the_cache_holds(
 
 def test_without_a_prefix_cache_nothing_is_reported() -> None:
     manager = KVCacheManager(
-        [attention_cache(None)], [14], block_size=BLOCK, num_rows=1, context_length=40, max_step_tokens=8,
+        [None], [14], block_size=BLOCK, num_rows=1, context_length=40, max_step_tokens=8,
         prefix_cache=False,
     )  # fmt: skip
     manager.watch_keys()

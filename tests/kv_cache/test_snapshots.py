@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from realizar.batch import NO_MOVES
-from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.manager import GroupBlocks, KVCacheManager
 from realizar.kv_cache.snapshot_tiers import GivenUp, SnapshotPool
@@ -177,9 +176,8 @@ TestPool.settings = settings(max_examples=60, stateful_step_count=40)
 def manager(
     windows: tuple[int | None, ...] = (None,), num_blocks: int = 20, num_snapshots: int = 4, **options: int
 ) -> KVCacheManager:
-    kinds = [attention_cache(window) for window in windows]
     return KVCacheManager(
-        kinds, [num_blocks] * len(kinds), block_size=4, num_rows=3, context_length=64, max_step_tokens=16,
+        windows, [num_blocks] * len(windows), block_size=4, num_rows=3, context_length=64, max_step_tokens=16,
         has_state=True, num_snapshots=num_snapshots, **options,
     )  # fmt: skip
 

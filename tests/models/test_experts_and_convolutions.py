@@ -17,7 +17,6 @@ from realizar.backends.program import (
     build_program,
 )
 from realizar.backends.weight_tensors import WeightTensors
-from realizar.cache_kinds import FullCache, StateCache
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError
@@ -282,7 +281,8 @@ def test_lfm2_is_the_same_from_both_formats() -> None:
     assert in_gguf.layers == in_folder.layers
     assert in_gguf.final_norm == in_folder.final_norm
     assert _kinds(in_gguf) == [ShortConvolution, Attention]
-    assert in_gguf.cache_groups() == (CacheGroup(StateCache(), (0,)), CacheGroup(FullCache(), (1,)))
+    assert in_gguf.state_layers() == (0,)
+    assert in_gguf.cache_groups() == (CacheGroup(None, (1,)),)
     assert in_gguf.tensors["model.norm.weight"].name == "token_embd_norm.weight"
     assert in_folder.tensors["model.norm.weight"].name == "model.embedding_norm.weight"
     assert in_folder.tensors["model.layers.1.mlp.up_proj.weight"].name == "model.layers.1.feed_forward.w3.weight"

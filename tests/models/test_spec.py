@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from hybrid_spec import hybrid_spec
-from realizar.cache_kinds import FullCache, StateCache, WindowCache
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError
@@ -20,14 +19,9 @@ from realizar.models.tensor_source import TensorSource
 PATH = Path("experts.safetensors")
 
 
-def test_cache_groups_have_the_kinds_of_their_layers_mixers() -> None:
-    """Layer 4 has no mixer and is in no group."""
-    assert hybrid_spec().cache_groups() == (
-        CacheGroup(FullCache(), (0, 3)),
-        CacheGroup(WindowCache(5), (1,)),
-        CacheGroup(StateCache(), (2,)),
-    )
-    assert hybrid_spec().block_groups() == (CacheGroup(FullCache(), (0, 3)), CacheGroup(WindowCache(5), (1,)))
+def test_cache_groups_have_the_layers_that_keep_the_same_tokens() -> None:
+    """Layer 2 keeps a state, and layer 4 has no mixer."""
+    assert hybrid_spec().cache_groups() == (CacheGroup(None, (0, 3)), CacheGroup(5, (1,)))
     assert hybrid_spec().state_layers() == (2,)
 
 

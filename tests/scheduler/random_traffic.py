@@ -6,7 +6,6 @@ import random
 from collections import deque
 
 from realizar.batch import FROM_PREVIOUS_STEP, ScheduledBatch
-from realizar.cache_kinds import attention_cache
 from realizar.errors import CapacityError, QueueFullError
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import RowError, TokenLogprobs
@@ -37,7 +36,7 @@ class Traffic:
         drafts = rng.choice([0, 0, 0, 2])
         self.now = 0.0
         self.cache = KVCacheManager(
-            [attention_cache(window) for window in windows],
+            windows,
             [rng.choice([12, 16, 30])] * len(windows),
             block_size=rng.choice([2, 4]),
             num_rows=rows,

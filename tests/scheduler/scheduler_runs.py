@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from realizar.batch import ScheduledBatch
-from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
@@ -39,7 +38,7 @@ def make_scheduler(
 ) -> Scheduler:
     """Blocks of 2 tokens; drafts follow the last 1 to 3 tokens, beside `proposed` of the backend."""
     cache = KVCacheManager(
-        [attention_cache(window) for window in windows],
+        windows,
         [num_blocks] * len(windows),
         block_size=2,
         num_rows=max_running,

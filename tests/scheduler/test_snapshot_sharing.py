@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from realizar.batch import NO_MOVES, ScheduledBatch
-from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import RowError
 from realizar.request import Request
@@ -55,7 +54,7 @@ def test_chunks_end_where_snapshots_are_taken() -> None:
 def test_snapshots_within_a_message_are_taken_where_chunks_end(token_s: float, ends: tuple[int, ...]) -> None:
     """A step may have 4,096 tokens, and half as many where the measured speed gives it no more."""
     cache = KVCacheManager(
-        [attention_cache(None)], [400], block_size=16, num_rows=1, context_length=6000, max_step_tokens=4096,
+        [None], [400], block_size=16, num_rows=1, context_length=6000, max_step_tokens=4096,
         has_state=True, num_snapshots=64,
     )  # fmt: skip
     pace = Pace(4.0, 64)
@@ -160,7 +159,7 @@ def test_a_lost_step_leaves_no_snapshot() -> None:
 def test_what_was_read_before_a_clear_is_found_by_nobody() -> None:
     """A prompt that was half read leaves nothing that a later one could start from, and nobody waits for it."""
     cache = KVCacheManager(
-        [attention_cache(None)], [100], block_size=2, num_rows=3, context_length=100, max_step_tokens=16,
+        [None], [100], block_size=2, num_rows=3, context_length=100, max_step_tokens=16,
         has_state=True, num_snapshots=16,
     )  # fmt: skip
     scheduler = Scheduler(cache)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from realizar.batch import ScheduledBatch
-from realizar.cache_kinds import FullCache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import NO_CLIENT, Client, Request
 from realizar.sampling_params import SamplingParams
@@ -29,7 +28,7 @@ class Run:
     ) -> None:
         self._seconds = seconds
         cache = KVCacheManager(
-            (FullCache(),),
+            (None,),
             [2000],
             block_size=16,
             num_rows=rows,

@@ -28,8 +28,8 @@ class ForwardInput:
     Attributes:
         columns: the rows in the order of their tokens.
         positions: int32 [tokens].
-        slot_mapping: per cache group of blocks int32 [tokens], block * block_size + offset in it.
-        block_tables: per cache group of blocks int32 [rows, blocks], entry j holding positions j * block_size and on;
+        slot_mapping: per cache group int32 [tokens], block * block_size + offset in it.
+        block_tables: per cache group int32 [rows, blocks], entry j holding positions j * block_size and on;
             entries of blocks that are out of a window are never read.
         state_moves: copies of states that the step makes.
     """
@@ -46,7 +46,7 @@ class Capacity:
     """The capacity of a loaded backend.
 
     Attributes:
-        num_blocks: per cache group of blocks (`ModelSpec.block_groups`); block 0 is usable.
+        num_blocks: per cache group (`ModelSpec.cache_groups`); block 0 is usable.
         max_rows, max_step_tokens: in one step.
         context_length: tokens per request.
         weight_bytes: packed weights. weight_bytes_per_token: read for one token at batch 1.

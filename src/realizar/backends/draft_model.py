@@ -17,7 +17,6 @@ from realizar.backends.base import Backend, Capacity, ForwardInput, ModelSource,
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import NOTHING_BESIDE, Beside, ResolvedConfig
 from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, StepOutput, StepRows
-from realizar.cache_kinds import attention_window
 from realizar.errors import DeviceLostError, InvalidRequestError, UnsupportedModelError
 from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams
@@ -59,13 +58,12 @@ def shared_groups(drafter: ModelSpec, spec: ModelSpec) -> list[int]:
 
     Raises UnsupportedModelError where the main model has no layers that keep as many tokens.
     """
-    kinds = [group.kind for group in spec.block_groups()]
-    for group in drafter.block_groups():
-        if group.kind not in kinds:
-            window = attention_window(group.kind)
-            kept = "all tokens" if window is None else f"a window of {window} tokens"
+    windows = [group.window for group in spec.cache_groups()]
+    for group in drafter.cache_groups():
+        if group.window not in windows:
+            kept = "all tokens" if group.window is None else f"a window of {group.window} tokens"
             raise UnsupportedModelError(f"the drafter has layers that keep {kept}, and the model has none")
-    return [kinds.index(group.kind) for group in drafter.block_groups()]
+    return [windows.index(group.window) for group in drafter.cache_groups()]
 
 
 def drafter_config(config: ResolvedConfig, num_blocks: tuple[int, ...] | None = None) -> ResolvedConfig:
@@ -82,7 +80,7 @@ def drafter_config(config: ResolvedConfig, num_blocks: tuple[int, ...] | None = 
 
 def drafter_bytes(plan: MemoryPlan, block_bytes: Sequence[int], drafter: ModelSpec, spec: ModelSpec) -> Beside:
     """What a drafter takes beside the main model; `plan` and `block_bytes` are of the drafter alone."""
-    added = [0] * len(spec.block_groups())
+    added = [0] * len(spec.cache_groups())
     for group, size in zip(shared_groups(drafter, spec), block_bytes, strict=True):
         added[group] += size
     return Beside(plan.needed_bytes + plan.reserved_bytes, tuple(added))

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 from realizar.backends.machine import free_memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.cache_kinds import attention_window
 from realizar.errors import CapacityError
 from realizar.models.spec import CacheGroup
 from realizar.sizes import format_bytes
@@ -26,16 +25,12 @@ _FEWEST_ON_HOST = 4  # fewer are not worth what a load measures for them
 
 
 def blocks_per_request(groups: Iterable[CacheGroup], config: ResolvedConfig) -> list[int]:
-    """Blocks of each cache group for a request of the whole context: at most a window, where there is one, and a step.
-
-    Raises UnsupportedModelError where a group keeps no keys and values.
-    """
+    """Blocks of each cache group for a request of the whole context: of a window those that it and a step take."""
     size, counts = config.block_size, []
     for group in groups:
         tokens = config.context_length
-        window = attention_window(group.kind)
-        if window is not None:
-            tokens = min(tokens, window + config.max_step_tokens + size)
+        if group.window is not None:
+            tokens = min(tokens, group.window + config.max_step_tokens + size)
         counts.append(-(-tokens // size) + 1)
     return counts
 

@@ -1,4 +1,4 @@
-"""Each backend names the kinds of layers and caches that it runs, and refuses others. Standard library."""
+"""Each backend names the kinds of layers that it runs, and refuses others. Standard library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from realizar.cache_kinds import CacheKind, kind_name
 from realizar.errors import UnsupportedModelError
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.spec import AnyFeedForward, Attention, Experts, FeedForward, Layer, Mixer, ModelSpec
@@ -51,7 +50,6 @@ class Supported:
     backend: str
     mixers: frozenset[type[Mixer]]
     feed_forwards: frozenset[type[AnyFeedForward]]
-    caches: frozenset[type[CacheKind]]
     features: frozenset[Feature] = frozenset()
 
     def check(self, spec: ModelSpec) -> None:
@@ -74,10 +72,6 @@ class Supported:
             for feature in _features(layer):
                 if feature not in self.features:
                     unknown.setdefault(f"{feature.value}, which {self.backend} does not run", []).append(index)
-        for group in spec.cache_groups():
-            if type(group.kind) not in self.caches:
-                reason = f"a cache of {kind_name(group.kind)}, which {self.backend} does not keep"
-                unknown.setdefault(reason, []).extend(group.layers)
         for reason, layers in unknown.items():
             raise UnsupportedModelError(f"{spec.architecture}: {_listed(layers)} {reason}")
         if not spec.attentions():

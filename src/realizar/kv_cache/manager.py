@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.cache_kinds import CacheKind, attention_window
 from realizar.kv_cache.block_keys import BlockKeys, CacheChanges, KeyLog, changes_of
 from realizar.kv_cache.block_pool import BlockCounts, BlockPool
 from realizar.kv_cache.snapshot_tiers import SnapshotTiers
@@ -42,7 +41,7 @@ class KVCacheManager:
     """Owns the blocks of all cache groups.
 
     Args:
-        kinds, num_blocks: per cache group.
+        windows, num_blocks: per cache group (`CacheGroup`).
         num_rows: rows that may hold blocks at once, `context_length` tokens each.
         max_step_tokens: tokens of one row in one step.
         prefix_cache: blocks are found by their contents, also after the sequence that computed them has ended.
@@ -59,7 +58,7 @@ class KVCacheManager:
 
     def __init__(
         self,
-        kinds: Sequence[CacheKind],
+        windows: Sequence[int | None],
         num_blocks: Sequence[int],
         *,
         block_size: int,
@@ -84,8 +83,8 @@ class KVCacheManager:
         self._watched: tuple[KeyLog, KeyLog | None] | None = None  # of blocks, and of those that a sequence can follow
         max_blocks = -(-context_length // block_size)
         self._groups = tuple(
-            GroupBlocks(kind, BlockPool(count, on_evict, moves_keys=has_state), block_size, num_rows, max_blocks)
-            for kind, count in zip(kinds, num_blocks, strict=True)
+            GroupBlocks(window, BlockPool(count, on_evict, moves_keys=has_state), block_size, num_rows, max_blocks)
+            for window, count in zip(windows, num_blocks, strict=True)
         )
 
     @property
@@ -257,9 +256,8 @@ class GroupBlocks:
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
     """
 
-    def __init__(self, kind: CacheKind, pool: BlockPool, block_size: int, num_rows: int, max_blocks: int) -> None:
-        self.window = attention_window(kind)
-        self.pool, self.block_size = pool, block_size
+    def __init__(self, window: int | None, pool: BlockPool, block_size: int, num_rows: int, max_blocks: int) -> None:
+        self.window, self.pool, self.block_size = window, pool, block_size
         self.tables: NDArray[np.int32] = np.zeros((num_rows, max_blocks), np.int32)
         self.first = [0] * num_rows
         self.end = [0] * num_rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from realizar.cache_kinds import CacheKind, StateCache
 from realizar.models.parts import Linear, Norm, Rope
 from realizar.models.tensor_source import TensorName
 
@@ -25,7 +24,6 @@ class SharedAttention:
     window: int | None = None
     soft_cap: float | None = None
     q_norm: Norm | None = None
-    cache_kind: ClassVar[None] = None  # it keeps nothing of its own
 
     # What `Attention` may have, and this has not.
     k_norm: ClassVar[None] = None
@@ -61,7 +59,6 @@ class ShortConvolution:
     kernel: TensorName
     out_proj: Linear
     bias: TensorName | None = None
-    cache_kind: ClassVar[CacheKind] = StateCache()
 
     def linears(self) -> tuple[Linear, ...]:
         return self.in_proj, self.out_proj
@@ -117,7 +114,6 @@ class GatedDeltaNet:
     out: Linear
     rate_is_log: bool = False
     tiled: bool = False
-    cache_kind: ClassVar[CacheKind] = StateCache()
 
     @property
     def channels(self) -> int:

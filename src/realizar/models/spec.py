@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
-from realizar.cache_kinds import CacheKind, StateCache, attention_cache
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
@@ -59,11 +58,6 @@ class Attention:
     query_growth: QueryGrowth | None = None
     v_norm_eps: float | None = None
     gate: Linear | None = None
-
-    @property
-    def cache_kind(self) -> CacheKind:
-        """Kind of the cache group that a layer with this mixer belongs to."""
-        return attention_cache(self.window)
 
     @property
     def is_k_also_v(self) -> bool:
@@ -222,9 +216,12 @@ def _vectors(part: Any) -> Iterator[TensorName]:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that keep the same tokens of a sequence, and so share block tables."""
+    """Layers that keep keys and values of the same tokens of a sequence, and so share block tables.
 
-    kind: CacheKind
+    These are the last `window` tokens; older ones are never read again. None keeps all.
+    """
+
+    window: int | None
     layers: tuple[int, ...]
 
 
@@ -306,19 +303,13 @@ class ModelSpec:
         return (*first, *(name for layer in self.layers for name in layer.vectors()), *_vectors(self.final_norm))
 
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """Groups in order of first appearance; layers without a mixer, or with another layer's keys, are in none."""
-        layers: dict[CacheKind, list[int]] = {}
-        for index, layer in enumerate(self.layers):
-            kind = None if layer.mixer is None else layer.mixer.cache_kind
-            if kind is not None:
-                layers.setdefault(kind, []).append(index)
-        return tuple(CacheGroup(kind, tuple(members)) for kind, members in layers.items())
-
-    def block_groups(self) -> tuple[CacheGroup, ...]:
-        """The cache groups that have blocks and block tables: those of keys and values."""
-        return tuple(group for group in self.cache_groups() if not isinstance(group.kind, StateCache))
+        """Cache groups in order of first appearance; layers without keys and values of their own are in none."""
+        layers: dict[int | None, list[int]] = {}
+        for index, mixer in self.attentions():
+            layers.setdefault(mixer.window, []).append(index)
+        return tuple(CacheGroup(window, tuple(members)) for window, members in layers.items())
 
     def state_layers(self) -> tuple[int, ...]:
-        return tuple(
-            layer for group in self.cache_groups() if isinstance(group.kind, StateCache) for layer in group.layers
-        )
+        """Layers that keep a state of fixed size of each sequence, which every token overwrites."""
+        stateful = ShortConvolution | GatedDeltaNet
+        return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer.mixer, stateful))

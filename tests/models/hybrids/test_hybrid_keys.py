@@ -11,13 +11,12 @@ import pytest
 from handmade_checkpoint import HEADS, HIDDEN, LAYERS, config_checkpoint, gguf_checkpoint, stored
 from models.hybrids.hybrid_keys import CONFIGS, GGUF
 from realizar.backends.weight_tensors import WeightTensors
-from realizar.cache_kinds import FullCache, StateCache
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.mixers import GatedDeltaNet
 from realizar.models.registry import build_spec
-from realizar.models.spec import Attention, ModelSpec
+from realizar.models.spec import Attention, CacheGroup, ModelSpec
 
 SIZE = HIDDEN // HEADS
 LINEAR = "model.layers.0.linear_attn"
@@ -83,7 +82,8 @@ def test_parts_of_both_formats(bare: Any) -> None:
     assert attention.gate is not None
     gate = spec.tensors[attention.gate.weight]
     assert (gate.first_out_feature, gate.step, gate.run, gate.last_out_feature) == (SIZE, 2 * SIZE, SIZE, 2 * HIDDEN)
-    assert [group.kind for group in spec.cache_groups()] == [StateCache(), FullCache()]
+    assert spec.state_layers() == (0,)
+    assert spec.cache_groups() == (CacheGroup(None, (1,)),)
 
 
 def test_parts_of_each_key_head_that_follow_each_other() -> None:

@@ -1,9 +1,8 @@
-"""The kinds of layers and caches that the CPU backend runs."""
+"""The kinds of layers that the CPU backend runs."""
 
 from __future__ import annotations
 
 from realizar.backends.supported import Feature, Supported
-from realizar.cache_kinds import FullCache, StateCache, WindowCache
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.spec import Attention, Experts, FeedForward
 
@@ -11,6 +10,5 @@ SUPPORTED = Supported(
     "the CPU backend",
     frozenset({Attention, SharedAttention, ShortConvolution, GatedDeltaNet}),
     frozenset({FeedForward, Experts}),
-    frozenset({FullCache, WindowCache, StateCache}),
     frozenset(Feature),  # all that there are
 )

@@ -184,7 +184,7 @@ class Workspace:
         nets = [mixer for layer in spec.layers if isinstance(mixer := layer.mixer, GatedDeltaNet)]
         stride = max((delta_scratch_bytes(net.key_size, net.value_size) for net in nets), default=0) // 64 * 64 + 64
         self.delta_scratch = aligned_zeros((config.threads, stride), np.uint8)
-        groups = len(spec.block_groups())
+        groups = len(spec.cache_groups())
         self.step = aligned_zeros(8, np.int64)
         self.rows = aligned_zeros((max_rows, ROW_FIELDS), np.int64)
         self.selected = aligned_zeros(max_selected, np.int32)

@@ -89,7 +89,7 @@ def step_sizes(spec: ModelSpec, config: ResolvedConfig, tile_tokens: int) -> Ste
         rows=config.max_running,
         selected=max(config.max_running * (1 + config.speculative_tokens), 32),
         tiles=config.max_running + tokens // tile_tokens + 1,
-        groups=len(spec.block_groups()),
+        groups=len(spec.cache_groups()),
         blocks=config.max_blocks,
         tile_tokens=tile_tokens,
         recurrences=bool(spec.state_layers()),

@@ -79,7 +79,7 @@ class EngineCore:
         self._failing: dict[int, RowError] = {}  # sequences that end once what was scheduled of them is submitted
         self._death: str | None = None
         self.cache = KVCacheManager(
-            [group.kind for group in spec.block_groups()],
+            [group.window for group in spec.cache_groups()],
             capacity.num_blocks,
             block_size=capacity.block_size,
             num_rows=max_running,

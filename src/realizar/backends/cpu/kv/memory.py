@@ -52,7 +52,7 @@ class KVSizes:
             layer: KVLayout(attention.num_kv_heads, attention.head_size, config.block_size, self.dtype)
             for layer, attention in spec.attentions()
         }
-        self.groups = spec.block_groups()
+        self.groups = spec.cache_groups()
         self.blocks_per_request = blocks_per_request(self.groups, config)
         own = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in self.groups]
         self.block_bytes = config.beside.added_to(own)

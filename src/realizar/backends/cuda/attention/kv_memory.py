@@ -79,7 +79,7 @@ class KVMemory:
         self.dtype = config.kv_dtype
         self.block_size = size
         self.num_snapshots = self.num_host_snapshots = self.snapshot_bytes = 0
-        groups = spec.block_groups()
+        groups = spec.cache_groups()
         self._group = {layer: index for index, group in enumerate(groups) for layer in group.layers}
         per_request = blocks_per_request(groups, config)
         attentions = dict(spec.attentions())
