@@ -10,7 +10,7 @@ import pytest
 
 from realizar.cli.channel_text import ChannelText
 from realizar.cli.commands.chat import ChatSession, ContextWindow
-from realizar.outputs import ChoiceDelta
+from realizar.engine.frontend.outputs import ChoiceDelta
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.parsers.choose import find_format
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.async_stream import AsyncStream, Embedding
+from realizar.engine.frontend.outputs import ChoiceDelta, CompletionOutput, RequestOutput, Timings
 from realizar.errors import EngineDeadError, EngineUnavailableError, RealizarError
-from realizar.outputs import ChoiceDelta, CompletionOutput, RequestOutput, Timings, TokenLogprobs
+from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.server.served_model import ServedModel
 from realizar.tokenizer.tokenizer import Tokenizer

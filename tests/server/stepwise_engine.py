@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass, replace
 
 from realizar.engine.frontend.async_stream import AsyncStream
-from realizar.outputs import ChoiceDelta, CompletionOutput, RequestOutput, Timings, TokenLogprobs
+from realizar.engine.frontend.outputs import ChoiceDelta, CompletionOutput, RequestOutput, Timings
+from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.stop_checker import StopChecker
 from server.scripted_engine import ByteTokenizer, ScriptedEngine

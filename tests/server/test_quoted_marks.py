@@ -13,7 +13,7 @@ import pytest
 
 from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.engine.frontend.growing_choice import GrowingChoice
-from realizar.outputs import CompletionOutput, RequestOutput, Timings
+from realizar.engine.frontend.outputs import CompletionOutput, RequestOutput, Timings
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings

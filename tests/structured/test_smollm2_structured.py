@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from realizar import LLM, SamplingParams
+from realizar.engine.frontend.outputs import RequestOutput
 from realizar.errors import InvalidRequestError
-from realizar.outputs import RequestOutput
 from realizar.sampling_params import StructuredOutput
 from resolving import core_of
 from structured.schemas import HANDMADE

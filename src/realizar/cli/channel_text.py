@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta
 
 if TYPE_CHECKING:
-    from realizar.outputs import ChoiceDelta
+    from realizar.engine.frontend.outputs import ChoiceDelta
     from realizar.tokenizer.parsers.choose import AnswerFormat
 
 _THOUGHT, _THOUGHT_END = "<think>\n", "\n</think>\n\n"

@@ -17,6 +17,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.frontend.async_link import ThreadLink
 from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.outputs import RequestOutput
 from realizar.engine.frontend.prompt_progress import PromptProgress, wanted_progress
 from realizar.engine.llm_options import with_options
 from realizar.engine.llm_prompts import Conversation, Prompt, PromptReader, Samplings, Tools, unit_vectors
@@ -24,7 +25,7 @@ from realizar.engine.llm_requests import ModelRequests
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.errors import EngineDeadError, EngineUnavailableError
 from realizar.hub.progress import Progress, ignore_progress
-from realizar.outputs import RequestOutput, TokenLogprobs
+from realizar.outputs import TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.tokenizer import Tokenizer

@@ -20,6 +20,7 @@ from realizar.config import EngineConfig
 from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.frontend.async_link import InlineLink
 from realizar.engine.frontend.engine_thread import EngineThread, RequestStream
+from realizar.engine.frontend.outputs import RequestOutput
 from realizar.engine.frontend.prompt_progress import PromptProgress, wanted_progress
 from realizar.engine.llm_options import with_options
 from realizar.engine.llm_prompts import Conversation, Prompt, PromptReader, PromptTokens, Samplings, Tools, unit_vectors
@@ -27,7 +28,7 @@ from realizar.engine.llm_requests import ModelRequests
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.models.spec import ModelSpec
-from realizar.outputs import RequestOutput, TokenLogprobs
+from realizar.outputs import TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy

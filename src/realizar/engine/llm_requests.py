@@ -8,11 +8,11 @@ from typing import Any
 
 from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.outputs import RequestOutput
 from realizar.engine.frontend.prompt_progress import ProgressReporter, PromptProgress
 from realizar.engine.frontend.tasks import Changes
 from realizar.engine.llm_prompts import PromptReader, PromptTokens, Samplings
 from realizar.errors import QueueFullError
-from realizar.outputs import RequestOutput
 from realizar.sampling_params import SamplingParams
 
 

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from realizar.engine.core.metrics import EngineStats
-from realizar.outputs import RequestOutput
+from realizar.engine.frontend.outputs import RequestOutput
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

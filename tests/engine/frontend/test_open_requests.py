@@ -12,10 +12,11 @@ import pytest
 from number_text import NumberText
 from realizar.engine.frontend.async_stream import AsyncStream
 from realizar.engine.frontend.open_requests import OpenRequests
+from realizar.engine.frontend.outputs import ChoiceDelta
 from realizar.engine.process.messages import Abort, Add
 from realizar.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from realizar.logprob_columns import LogprobColumns
-from realizar.outputs import ChoiceDelta, RowError, TokenLogprobs
+from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, RequestFailure, StepDeltas, StepLogprobs

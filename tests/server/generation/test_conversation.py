@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from realizar.engine.frontend.outputs import ChoiceDelta
 from realizar.errors import ContextLengthError, InvalidRequestError
-from realizar.outputs import ChoiceDelta
 from realizar.request import Client
 from realizar.sampling_params import StructuredOutput
 from realizar.server.api import Api, make_api

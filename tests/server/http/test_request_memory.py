@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 
 from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.outputs import ChoiceDelta, RequestOutput, Timings
 from realizar.errors import ContextLengthError
-from realizar.outputs import ChoiceDelta, RequestOutput, Timings
 from realizar.request import Client
 from realizar.server.api import make_api
 from realizar.server.errors import ApiError

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from realizar.engine.frontend.async_stream import AsyncStream
-from realizar.outputs import CompletionOutput, RequestOutput, SnapshotUse, Timings
+from realizar.engine.frontend.outputs import CompletionOutput, RequestOutput, Timings
+from realizar.outputs import SnapshotUse
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings

@@ -30,8 +30,8 @@ from realizar.strict_json import StrictJSONError, is_too_large, parse_strictly
 
 if TYPE_CHECKING:
     from realizar.cli.terminal.line_editor import LineEditor
+    from realizar.engine.frontend.outputs import RequestOutput
     from realizar.engine.llm import LLM
-    from realizar.outputs import RequestOutput
 
 Message = dict[str, str]
 

@@ -28,7 +28,7 @@ from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 
 if TYPE_CHECKING:
-    from realizar.outputs import RequestOutput
+    from realizar.engine.frontend.outputs import RequestOutput
 
 
 def run_command(

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
+from realizar.engine.frontend.outputs import ChoiceDelta, RequestOutput
 from realizar.errors import RealizarError
-from realizar.outputs import NO_SNAPSHOTS, ChoiceDelta, RequestOutput, SnapshotUse
+from realizar.outputs import NO_SNAPSHOTS, SnapshotUse
 
 TakeDelta: TypeAlias = Callable[[], ChoiceDelta | None]
 """All that a choice gained since the last call; None if its request has failed."""

@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.frontend.async_link import closed_error
 from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.outputs import ChoiceDelta, RequestOutput
 from realizar.errors import EngineDeadError, RealizarError
-from realizar.outputs import ChoiceDelta, RequestOutput
 
 _T = TypeVar("_T")
 _FORKED = "the engine runs in the process that this one was forked from; make a new LLM here"

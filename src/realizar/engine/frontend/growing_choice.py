@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from realizar.engine.frontend.async_stream import TakeDelta
+from realizar.engine.frontend.outputs import ChoiceDelta, CompletionOutput
 from realizar.logprob_columns import LogprobColumns, StepEntry
-from realizar.outputs import NO_SNAPSHOTS, ChoiceDelta, CompletionOutput, FinishReason, SnapshotUse
+from realizar.outputs import NO_SNAPSHOTS, FinishReason, SnapshotUse
 
 
 class GrowingText(Protocol):

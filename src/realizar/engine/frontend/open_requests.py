@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from realizar.engine.frontend.async_stream import AsyncStream, TakeDelta
 from realizar.engine.frontend.growing_choice import GrowingChoice, GrowingLogprobs, GrowingText
 from realizar.engine.frontend.open_table import OpenTable
+from realizar.engine.frontend.outputs import ChoiceDelta, RequestOutput, Timings
 from realizar.engine.frontend.places import Places
 from realizar.engine.frontend.suspects import Suspects
 from realizar.engine.process.messages import Abort, Add, PromptRead, RequestsLost, restore_error
 from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError, StepMemoryError
-from realizar.outputs import ChoiceDelta, RequestOutput, RowError, SnapshotUse, Timings
+from realizar.outputs import RowError, SnapshotUse
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas, StepLogprobs

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from realizar.outputs import ChoiceDelta
+from realizar.engine.frontend.outputs import ChoiceDelta
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
 FinishReason = Literal["stop", "length", "tool_calls"]

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, suppress
 from typing import Any
 
+from realizar.engine.frontend.outputs import ChoiceDelta
 from realizar.errors import RealizarError
-from realizar.outputs import ChoiceDelta
 from realizar.server.api import Api
 from realizar.server.errors import renaming
 from realizar.server.generation.answer import AnswerDelta, FinishReason

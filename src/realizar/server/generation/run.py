@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.engine.frontend.async_stream import AsyncStream
+from realizar.engine.frontend.outputs import ChoiceDelta, RequestOutput
 from realizar.engine.process.messages import EngineInfo
-from realizar.outputs import ChoiceDelta, RequestOutput, SnapshotUse
+from realizar.outputs import SnapshotUse
 from realizar.server.api import Api
 from realizar.server.errors import ApiError, to_api_error
 from realizar.server.http.disconnects import unless_disconnected

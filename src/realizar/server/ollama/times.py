@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from realizar.outputs import RequestOutput
+from realizar.engine.frontend.outputs import RequestOutput
 from realizar.server.errors import refused
 
 _NS = 1_000_000_000

@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.engine.frontend.async_stream import AsyncStream
-from realizar.outputs import ChoiceDelta, RequestOutput, TokenLogprobs
+from realizar.engine.frontend.outputs import ChoiceDelta, RequestOutput
+from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, new_id
 from realizar.server.errors import refused, renaming, unsupported
