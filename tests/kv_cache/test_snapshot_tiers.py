@@ -91,13 +91,15 @@ def test_without_memory_on_the_device_there_is_none_on_the_host() -> None:
     assert not SnapshotTiers(0, 4).has_host
 
 
-@pytest.mark.parametrize("fault", ["device", "host", "count"])
+@pytest.mark.parametrize("fault", ["device", "host", "count", "client"])
 def test_the_audit_finds(fault: str) -> None:
     tiers = SnapshotTiers(1, 1)
     take(tiers, b"a")
     take(tiers, b"b")
     if fault == "count":
         tiers._counts["dropped"] += 1
+    elif fault == "client":
+        tiers._clients.clear()
     with pytest.raises(RuntimeError, match="snapshot"):
         tiers.audit(lambda key: (key, fault) not in ((b"b", "device"), (b"a", "host")))
 

@@ -104,13 +104,3 @@ class KeyLog:
         changes, self._changes, self.is_complete = self._changes or {}, {}, False
         added = b"".join([key for key, is_there in changes.items() if is_there])
         return added, b"".join([key for key, is_there in changes.items() if not is_there])
-
-
-def changes_of(blocks: KeyLog, ends: KeyLog | None) -> CacheChanges | None:
-    """The changes of blocks that can be found, and of those after which a sequence can go on, if not any; or None."""
-    if not (blocks or ends):
-        return None
-    complete = blocks.is_complete
-    added, removed = blocks.take()
-    ends_added, ends_removed = (None, b"") if ends is None else ends.take()
-    return CacheChanges(added, removed, ends_added, ends_removed, complete)

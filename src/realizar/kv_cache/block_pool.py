@@ -36,7 +36,7 @@ class BlockPool:
     """
 
     def __init__(
-        self, num_blocks: int, on_evict: Callable[[bytes], None] | None = None, *, moves_keys: bool = False,
+        self, num_blocks: int, on_evict: Callable[[bytes], None] = lambda _key: None, *, moves_keys: bool = False,
         kind: str = "KV block",
     ) -> None:  # fmt: skip
         self.num_blocks, self._on_evict, self._moves_keys, self._kind = num_blocks, on_evict, moves_keys, kind
@@ -66,7 +66,9 @@ class BlockPool:
         blocks = []
         for _ in range(count):
             if not self._free:
-                self._evict()
+                key = next(self.cached_keys())
+                self.drop(key)
+                self._on_evict(key)
             blocks.append(self._free.pop())
             self._ref_counts[blocks[-1]] = 1
         return blocks
@@ -148,9 +150,3 @@ class BlockPool:
         if not self._cached.keys() <= self._keys.keys() or self._keys.keys() & self._free:
             raise RuntimeError(f"a cached {self._kind} has no key, or a free one has one")
         return self.counts
-
-    def _evict(self) -> None:
-        key = next(self.cached_keys())
-        self.drop(key)
-        if self._on_evict is not None:
-            self._on_evict(key)

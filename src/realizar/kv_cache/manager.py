@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.kv_cache.block_keys import BlockKeys, CacheChanges, KeyLog, changes_of
+from realizar.kv_cache.block_keys import BlockKeys, CacheChanges, KeyLog
 from realizar.kv_cache.block_pool import BlockCounts, BlockPool
 from realizar.kv_cache.snapshot_tiers import SnapshotTiers
 
@@ -76,15 +76,15 @@ class KVCacheManager:
         self.has_state = has_state
         self.snapshots = SnapshotTiers(num_snapshots if has_state and prefix_cache else 0, num_host_snapshots)
         self.least_fetched_tokens = 1
-        on_evict = self.snapshots.drop if has_state else None
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row, or _NEVER
         self._keys: list[Sequence[bytes]] = [()] * num_rows  # of each row's full blocks
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
         self._watched: tuple[KeyLog, KeyLog | None] | None = None  # of blocks, and of those that a sequence can follow
         max_blocks = -(-context_length // block_size)
+        pools = [BlockPool(count, self.snapshots.drop, moves_keys=has_state) for count in num_blocks]
         self._groups = tuple(
-            GroupBlocks(window, BlockPool(count, on_evict, moves_keys=has_state), block_size, num_rows, max_blocks)
-            for window, count in zip(windows, num_blocks, strict=True)
+            GroupBlocks(window, pool, block_size, num_rows, max_blocks)
+            for window, pool in zip(windows, pools, strict=True)
         )
 
     @property
@@ -189,7 +189,12 @@ class KVCacheManager:
 
     def take_key_changes(self) -> CacheChanges | None:
         """The changes since the last call, at first all keys; None where nothing changed."""
-        return None if self._watched is None else changes_of(*self._watched)
+        if self._watched is None or not any(self._watched):
+            return None
+        blocks, ends = self._watched
+        complete = blocks.is_complete
+        ends_added, ends_removed = (None, b"") if ends is None else ends.take()
+        return CacheChanges(*blocks.take(), ends_added, ends_removed, complete)
 
     def take_snapshot(
         self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int, client: str = ""

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from realizar.batch import NO_MOVES, StateMoves
 from realizar.kv_cache.block_keys import KeyLog
-from realizar.kv_cache.block_pool import BlockCounts, BlockPool
+from realizar.kv_cache.block_pool import BlockPool
 from realizar.outputs import SnapshotUse
 
 
@@ -51,8 +51,9 @@ class SnapshotTiers:
     """
 
     def __init__(self, num_snapshots: int, num_host_snapshots: int = 0) -> None:
-        self._device = SnapshotPool(num_snapshots)
-        self._host = SnapshotPool(num_host_snapshots if num_snapshots else 0)
+        self._clients: dict[bytes, str] = {}  # for whom each was taken
+        self._device = SnapshotPool(num_snapshots, self._clients)
+        self._host = SnapshotPool(num_host_snapshots if num_snapshots else 0, self._clients)
         self._counts: Counter[str] = Counter()
         self._uses: dict[int, Counter[str]] = defaultdict(Counter)  # by row
         self._moves: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by the fields of `StateMoves`
@@ -98,7 +99,7 @@ class SnapshotTiers:
         of the step have been restored, so that what they name is not given up.
         """
         if self._device.find(key) is None:
-            self._allocate("kept", row, key, self._host.clients[key])
+            self._allocate("kept", row, key, self._clients[key])
 
     def take(self, row: int, key: bytes, client: str = "") -> None:
         """Name memory for a new snapshot of a row, written after the step and found from now on.
@@ -142,6 +143,8 @@ class SnapshotTiers:
         """Audit both memories; each snapshot has its block, and nothing that was taken is lost uncounted."""
         self._device.audit()
         self._host.audit()
+        if self._clients.keys() != self.keys:
+            raise RuntimeError("a snapshot has no client, or a client none")
         if not all(map(has_block, self.keys)):
             raise RuntimeError("a snapshot is kept without the block that it follows")
         taken, found, dropped = self._counts["taken"], len(self.keys), self._counts["dropped"]
@@ -155,18 +158,18 @@ class SnapshotTiers:
         if snapshot is None:
             return False
         self._moves[move].append((row, snapshot))
-        if given_up is not None and (host_snapshot := self._store(*given_up)) is not None:
+        if given_up is not None and (host_snapshot := self._store(given_up)) is not None:
             self._moves["stored"].append((snapshot, host_snapshot))
         return True
 
-    def _store(self, key: bytes, client: str) -> int | None:
+    def _store(self, key: bytes) -> int | None:
         """Name memory of the host for a snapshot that was given up; None if it is there, or has to be dropped."""
         if (known := self._host.use(key)) is not None:
             self._host.free([known])  # it is the most recently used one now
             return None
-        host_snapshot, lost = self._host.take(key, client)
-        if lost is not None and self._device.find(lost.key) is None:
-            self._lose(lost.key)
+        host_snapshot, lost = self._host.take(key, self._clients[key])
+        if lost is not None and self._device.find(lost) is None:
+            self._lose(lost)
         if host_snapshot is None:
             self._lose(key)
         else:
@@ -174,6 +177,7 @@ class SnapshotTiers:
         return host_snapshot
 
     def _lose(self, key: bytes) -> None:
+        del self._clients[key]
         self._count("dropped", self.row)
         self.log.note(key, is_there=False)
 
@@ -183,27 +187,17 @@ class SnapshotTiers:
             self._uses[row][what] += 1
 
 
-class GivenUp(NamedTuple):
-    """A snapshot that was dropped for another: its key, and the client that it was taken for."""
-
-    key: bytes
-    client: str
-
-
 class SnapshotPool(BlockPool):
     """Snapshots of one memory. Each step in flight that names one has a reference to it.
 
     When none is free, one that no step names is dropped: the least recently used one of a client that has more than
     half of them, or would then, and otherwise of all. So many long prompts of one client leave the others at least
-    half, of which nobody has a part for good.
-
-    Attributes:
-        clients: for whom each was taken, by key.
+    half, of which nobody has a part for good. `clients` has for whom those of all memories were taken, by key.
     """
 
-    def __init__(self, num_snapshots: int) -> None:
+    def __init__(self, num_snapshots: int, clients: dict[bytes, str]) -> None:
         super().__init__(num_snapshots, kind="snapshot")
-        self.clients: dict[bytes, str] = {}
+        self._clients = clients
 
     def use(self, key: bytes) -> int | None:
         """Name a snapshot in the step that is being scheduled; None if there is none with this key."""
@@ -212,10 +206,10 @@ class SnapshotPool(BlockPool):
             self.share([snapshot])
         return snapshot
 
-    def take(self, key: bytes, client: str = "") -> tuple[int | None, GivenUp | None]:
+    def take(self, key: bytes, client: str = "") -> tuple[int | None, bytes | None]:
         """Name memory for a new snapshot in the step that is being scheduled, from which on it is found.
 
-        None if there is one with this key, or steps in flight name all of them; and the one that was dropped for it.
+        None if there is one with this key, or steps in flight name all; and the key of the one that was dropped for it.
         """
         if self.find(key) is not None:
             return None, None
@@ -224,30 +218,20 @@ class SnapshotPool(BlockPool):
             given_up = self._oldest(self._greedy(client)) or self._oldest(None)
             if given_up is None:
                 return None, None
-            self.drop(given_up.key)
+            self.drop(given_up)
         (snapshot,) = self.allocate(1)
         self.register(snapshot, key)
-        self.clients[key] = client
+        self._clients[key] = client
         return snapshot, given_up
-
-    def drop(self, key: bytes) -> None:
-        super().drop(key)
-        self.clients.pop(key, None)
-
-    def audit(self) -> BlockCounts:
-        if self.clients.keys() != self.keys:
-            raise RuntimeError("a snapshot has no client, or a client none")
-        return super().audit()
 
     def _greedy(self, client: str) -> str | None:
         """The client that has more than half of all snapshots, or would with one more for `client`."""
         half = self.num_blocks / 2
-        counts = Counter(self.clients.values())
+        counts = Counter(self._clients[key] for key in self.keys)
         if counts[client] + 1 > half:
             return client
         return next((other for other, count in counts.most_common(1) if count > half), None)
 
-    def _oldest(self, client: str | None) -> GivenUp | None:
+    def _oldest(self, client: str | None) -> bytes | None:
         """The least recently used snapshot of a client, or of all, that no step in flight names."""
-        keys = (key for key in self.cached_keys() if client in (None, self.clients[key]))
-        return next((GivenUp(key, self.clients[key]) for key in keys), None)
+        return next((key for key in self.cached_keys() if client in (None, self._clients[key])), None)

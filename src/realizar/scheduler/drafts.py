@@ -16,7 +16,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
 from realizar.scheduler.row_table import Sequence
 
@@ -64,12 +63,6 @@ class PromptLookup:
 
     def forget(self, sequence_id: int) -> None:
         self._lookups.pop(sequence_id, None)
-
-
-def prompt_lookup(config: EngineConfig) -> PromptLookup | None:
-    if not config.speculative_tokens:
-        return None
-    return PromptLookup(config.speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min)
 
 
 class DraftLookup:

@@ -175,14 +175,10 @@ class OpenSequences:
         numbers = self._table.sequence_ids[rows].tolist()
         return [sequence for number in numbers if (sequence := self._sequences.get(number)) is not None]
 
-    def about_to_compute(self, end: int) -> list[Sequence]:
-        """Running sequences whose first `end` tokens are known and not all computed."""
-        rows = self.running_rows
-        return self.of_rows(rows[(self._table.num_computed[rows] < end) & (end <= self._table.num_known[rows])])
-
     @property
     def num_queued_requests(self) -> int:
-        return len({sequence.request.request_id for sequence in self._all_waiting() if sequence.row is None})
+        waiting = itertools.chain.from_iterable(self.waiting.values())
+        return len({sequence.request.request_id for sequence in waiting if sequence.row is None})
 
     @property
     def num_waiting(self) -> int:
@@ -192,9 +188,6 @@ class OpenSequences:
     def num_preempted(self) -> int:
         """Sequences that wait and have a row."""
         return sum(client.num_rows for client in self.clients.values()) - len(self.running)
-
-    def _all_waiting(self) -> Iterator[Sequence]:
-        return itertools.chain.from_iterable(self.waiting.values())
 
     def add(self, request: Request) -> Collection[Sequence]:
         """Queue every choice of a request, or none if one of them can't be made. Returns their sequences."""
@@ -250,10 +243,8 @@ class OpenSequences:
     def remove(self, sequence: Sequence) -> None:
         request = sequence.request
         if sequence.running:
-            self.running.remove(sequence)
-            self._running_rows = None
-        else:
-            self._wait_no_more(sequence)
+            self.stop(sequence)
+        self._wait_no_more(sequence)
         self.take_row(sequence)
         if sequence.scheduled_s is None:
             self._turns.give_up(request.client)
@@ -327,7 +318,7 @@ class OpenSequences:
 
     def audit(self) -> None:
         """Prove that every sequence is in the list and in the row where it belongs. RuntimeError: one is not."""
-        sequences, waiting = self._sequences.values(), list(self._all_waiting())
+        sequences, waiting = self._sequences.values(), list(itertools.chain.from_iterable(self.waiting.values()))
         if not all(each.running for each in self.running) or any(each.running for each in waiting):
             raise RuntimeError("a sequence is in the wrong list")
         for listed in (self.running, *self.waiting.values()):

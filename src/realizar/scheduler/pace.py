@@ -54,6 +54,7 @@ class _Estimate:
 
     seconds: float
     step: int
+    num_decodes: int = 0  # of the last sample
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=3))
 
     def take_in(self, sample: float, step: int, up: float, down: float) -> None:
@@ -82,7 +83,6 @@ class Pace:
         self._num_probes = 0
         self._last_chunk = tile_tokens
         self._decode: dict[int, _Estimate] = {}
-        self._decode_sizes: dict[int, int] = {}  # the number of decodes measured last of each group
         self._num_shared_steps = 0
         self._submitted_s: deque[float] = deque()  # of steps in flight
         self._ended_s = -math.inf
@@ -144,8 +144,8 @@ class Pace:
             return equal
         stretch = (1.0 + _SHARED_STRETCH) / 2 if leaves_room else _SHARED_STRETCH
         count, count_s, most_s = 0, 0.0, stretch * alone.seconds
-        for bucket, size in sorted(self._decode_sizes.items()):
-            seconds = self._decode[bucket].seconds
+        for _, known in sorted(self._decode.items()):
+            seconds, size = known.seconds, known.num_decodes
             if seconds > most_s:
                 share = (most_s - count_s) / (seconds - count_s)
                 return min(max(int(count + share * (size - count)), equal), wanted)
@@ -169,13 +169,13 @@ class Pace:
         self._num_probes = 0
         if num_prompt_tokens == 0:
             bucket = _bucket(num_decode_tokens)
-            self._decode_sizes[bucket] = num_decode_tokens
             known = self._decode.setdefault(bucket, _Estimate(seconds, self._num_steps))
+            known.num_decodes = num_decode_tokens
             known.take_in_middle(seconds, self._num_steps, _DECODE_UP, _DECODE_DOWN)
         elif num_decode_tokens == 0:
-            if self._token_alone is None:
-                self._token_alone = _Estimate(seconds / num_prompt_tokens, self._num_steps)
-            self._token_alone.take_in(seconds / num_prompt_tokens, self._num_steps, _TOKEN_UP, _TOKEN_DOWN)
+            sample = seconds / num_prompt_tokens
+            self._token_alone = self._token_alone or _Estimate(sample, self._num_steps)
+            self._token_alone.take_in(sample, self._num_steps, _TOKEN_UP, _TOKEN_DOWN)
         else:
             self._num_steps += 1
             self._last_chunk = num_prompt_tokens

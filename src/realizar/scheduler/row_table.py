@@ -108,12 +108,6 @@ class RowTable:
         found: NDArray[np.bool_] = self.are_open(step) & self.is_running[rows] & waits & room
         return found
 
-    def propose(self, row: int, drafts: tuple[int, ...]) -> None:
-        """Let drafts follow a row's known tokens, all of which but the last are computed."""
-        known = self.num_known.item(row)
-        self.token_ids[row, known : known + len(drafts)] = drafts
-        self.num_proposed[row] = len(drafts)
-
     def advance(self, rows: Rows, counts: Column | None = None, num_drafts: Column | None = None) -> StepRows:
         """Schedule the next tokens of rows, and the one sampled after them; from now on they count as computed.
 
@@ -288,7 +282,9 @@ class Sequence:
 
     def propose(self, drafts: tuple[int, ...]) -> None:
         """Let drafts follow its last token, which is known and alone to compute."""
-        self._table.propose(self.own_row, drafts)
+        row, known = self.own_row, len(self.token_ids)
+        self._table.token_ids[row, known : known + len(drafts)] = drafts
+        self._table.num_proposed[row] = len(drafts)
 
     def take_queries(self, count: int) -> tuple[LogprobQuery, ...]:
         """Prompt positions to score among the next `count` tokens; not asked for again after preemption."""
@@ -321,7 +317,6 @@ class RowPool:
     def __init__(self, num_rows: int) -> None:
         self._free = list(range(num_rows - 1, -1, -1))
         self._steps = np.zeros(num_rows, np.int32)  # that name each row
-        self._draining: set[int] = set()  # released, and named by a step
         self._released: list[int] = []
 
     @property
@@ -331,7 +326,7 @@ class RowPool:
     @property
     def num_released(self) -> int:
         """Rows that will be free when steps are done, or the backend has closed them."""
-        return len(self._draining) + len(self._released)
+        return len(self._released)
 
     def take(self) -> int:
         """The caller has checked `num_free`."""
@@ -344,28 +339,22 @@ class RowPool:
     def finished(self, rows: Rows) -> None:
         """Note that a step with these rows, all different, is done, or was given up."""
         self._steps[rows] -= 1
-        if self._draining:
-            done = [row for row in rows.tolist() if row in self._draining and not self._steps[row]]
-            self._draining.difference_update(done)
-            self._released += done
 
     def release(self, row: int) -> None:
         """Give up a row whose sequence has ended or left it."""
-        if self._steps[row]:
-            self._draining.add(row)
-        else:
-            self._released.append(row)
+        self._released.append(row)
 
     def take_released(self) -> list[int]:
         """The released rows that no step names, to be closed in the backend; from now on they are free."""
-        released, self._released = self._released, []
-        self._free.extend(reversed(released))
-        return released
+        closed = [row for row in self._released if not self._steps[row]]
+        self._released = [row for row in self._released if self._steps[row]]
+        self._free.extend(reversed(closed))
+        return closed
 
     def audit(self, owned: Iterable[int]) -> None:
-        """Prove that each row is free, `owned`, draining or released, and steps are counted rightly. RuntimeError."""
-        rows = sorted([*self._free, *owned, *self._draining, *self._released])
+        """Prove that each row is free, `owned` or released, and steps are counted rightly. RuntimeError."""
+        rows = sorted([*self._free, *owned, *self._released])
         if rows != list(range(len(self._steps))):
-            raise RuntimeError(f"rows {rows} are free, owned, draining or released, of {len(self._steps)}")
-        if (self._steps < 0).any() or self._steps[[*self._free, *self._released]].any():
+            raise RuntimeError(f"rows {rows} are free, owned or released, of {len(self._steps)}")
+        if (self._steps < 0).any() or self._steps[self._free].any():
             raise RuntimeError("a row has ended more steps than it was in, or is free within one")

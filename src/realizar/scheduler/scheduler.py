@@ -436,7 +436,9 @@ class Scheduler:
                 (other, at) for other in self._open.running for at in other.snapshot_positions if found < at <= most
             ]
         else:
-            ends = [(other, found + size) for other in self._open.about_to_compute(found + size)]
+            rows, end = self._open.running_rows, found + size
+            about_to = (self._table.num_computed[rows] < end) & (end <= self._table.num_known[rows])
+            ends = [(other, end) for other in self._open.of_rows(rows[about_to])]
         indices = [(other, end // size - 1) for other, end in ends if cache.lets_find(other.own_row)]
         return any(other.keys.of(other.token_ids)[index] == own[index] for other, index in indices)
 

@@ -19,7 +19,7 @@ from realizar.errors import QueueFullError
 from realizar.outputs import TokenLogprobs
 from realizar.request import Client, Pooling, Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.drafts import prompt_lookup
+from realizar.scheduler.drafts import PromptLookup
 from resolving import new_core
 from scripted_backend import ScriptedBackend, choose, history_states, logprobs_of, make_spec, pooled_of
 from step_inputs import TokenOutput, stepped
@@ -128,7 +128,7 @@ def run(
         max_running=6, max_step_tokens=14, max_queued=8, speculative_tokens=drafts,
         prompt_lookup_min=3 if proposes else 1,
     )  # fmt: skip
-    drafter = prompt_lookup(config)
+    drafter = PromptLookup(drafts, config.prompt_lookup_max, config.prompt_lookup_min) if drafts else None
     if drafter is not None:
         drafter.awaits_results = steps_in_flight == 1  # with two in flight, too, where the engine would wait
     core = new_core(backend, make_spec(windows), config, steps_in_flight=steps_in_flight, drafter=drafter)

@@ -10,15 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from realizar.backends.base import (
-    Backend,
-    CountsExperts,
-    DeviceMemory,
-    ForwardInput,
-    Sleeps,
-    Step,
-    Transfer,
-)
+from realizar.backends.base import Backend, CountsExperts, DeviceMemory, ForwardInput, Sleeps, Step, Transfer
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import ScheduledBatch
 from realizar.engine.core.row_grammars import RowGrammars
@@ -35,7 +27,7 @@ from realizar.kv_cache.manager import KVCacheManager
 from realizar.models.spec import ModelSpec
 from realizar.outputs import RowError
 from realizar.request import Request
-from realizar.scheduler.drafts import Drafter, Drafting, prompt_lookup
+from realizar.scheduler.drafts import Drafter, Drafting, PromptLookup
 from realizar.scheduler.pace import Pace, Policy
 from realizar.scheduler.scheduler import Scheduler
 from realizar.step_deltas import StepDeltas
@@ -91,19 +83,15 @@ class EngineCore:
             num_host_snapshots=capacity.num_host_snapshots,
         )
         self._is_asleep = False
-        policy = policy or Policy()
+        policy, most_drafts = policy or Policy(), config.speculative_tokens
+        if drafter is None and most_drafts:
+            drafter = PromptLookup(most_drafts, config.prompt_lookup_max, config.prompt_lookup_min)
         self.scheduler = Scheduler(
             self.cache,
             max_queued=config.max_queued,
             policy=policy,
             pace=Pace(policy.stretch, config.tile_tokens, policy.least_step_s, capacity.step_sizes),
-            drafting=Drafting(
-                drafter or prompt_lookup(config),
-                config.speculative_tokens,
-                spec.vocab_size,
-                capacity.num_drafts,
-                self.grammars.certain_ids,
-            ),
+            drafting=Drafting(drafter, most_drafts, spec.vocab_size, capacity.num_drafts, self.grammars.certain_ids),
         )
 
     @property
