@@ -1,25 +1,4 @@
-"""The tree of all errors that a user of realizar can get. Standard library only.
-
-RealizarError
-├── CheckpointError         a malformed file: names the file, the place in it, and the reason
-├── UnsupportedModelError   a well-formed model that this program can't run
-├── TokenizerError          a vocabulary that is missing or can't be reproduced exactly
-├── ChatTemplateError       a template that fails, is refused, or exceeds its bounds
-├── InvalidRequestError     a request whose field is out of range; `param` names the field
-│   └── ContextLengthError  prompt and output do not fit the context
-├── HubError                a model that can't be found or fetched
-│   └── UnknownModelError   no model can have the name, or none has it
-├── CapacityError           not enough memory for what was asked
-│   └── StepMemoryError     a step did not fit into the device's memory: its requests ended, and others may run
-├── KernelError             a device kernel that can't be compiled, loaded or launched
-├── StepError               a kernel failed in a step: its requests ended, and others may run
-├── DeviceLostError         the device's context is unusable: a new process is needed
-│   └── CaptureLostError    it became so while graphs were captured: the new process can go without them
-├── RequestFailedError      the model or the program failed on one request; others go on
-├── QueueFullError          the queue is full; try again after `retry_after_s`
-└── EngineDeadError         the engine stopped; every open request gets this one
-    └── EngineUnavailableError  it is starting, starting again, or draining; try again after `retry_after_s`
-"""
+"""All errors that a user of realizar can get. Standard library only."""
 
 from __future__ import annotations
 
@@ -50,11 +29,11 @@ class TokenizerError(RealizarError):
 
 
 class ChatTemplateError(RealizarError):
-    """A chat template that is missing, fails, or exceeds its bounds of time and memory."""
+    """A chat template that is missing, fails, is refused, or exceeds its bounds of time and memory."""
 
 
 class InvalidRequestError(RealizarError):
-    """An invalid request. `param` is the name of the field at fault, or None."""
+    """A request whose field is out of range. `param` is the name of the field at fault, or None."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -86,7 +65,7 @@ class StepMemoryError(CapacityError):
 
 
 class KernelError(RealizarError):
-    """`kernel` is the name of a CUDA C++ kernel's source; None where the error is no such kernel's."""
+    """A device kernel that can't be compiled, loaded or launched; `kernel` names the source of one in CUDA C++."""
 
     def __init__(self, message: str, kernel: str | None = None) -> None:
         super().__init__(message)
