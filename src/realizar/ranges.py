@@ -11,14 +11,9 @@ from typing import Any
 from realizar.errors import InvalidRequestError
 
 
-def number(
-    default: float | None, low: float, high: float = math.inf, sampler: Any = None, *, above: bool = False
-) -> Any:
-    """A field of numbers from `low`, or from `above` it, to `high`; integers where its type says so.
-
-    `sampler`: what else a field of `SamplingParams` declares.
-    """
-    return field(default=default, metadata={"range": (low, high, above), "sampler": sampler})
+def number(default: float | None, low: float, high: float = math.inf, *, above: bool = False, **metadata: Any) -> Any:
+    """A field of numbers from `low`, or from `above` it, to `high`; integers where its type says so."""
+    return field(default=default, metadata={"range": (low, high, above), **metadata})
 
 
 def check_ranges(record: Any) -> None:

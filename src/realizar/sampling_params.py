@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from realizar.errors import InvalidRequestError
 from realizar.ranges import check_ranges, number
@@ -44,6 +44,11 @@ class Sampler:
     json: str | None = None
     name: str = ""
     kind: type[int | float] = float
+
+
+def _sampler(default: float, low: float, high: float, does: str, *, above: bool = False, **names: Any) -> Any:
+    """A field of `SamplingParams`, with its range and its `Sampler`: what it does, and its names elsewhere."""
+    return number(default, low, high, above=above, sampler=Sampler(does, **names))
 
 
 _INFINITE = 1 << 53
@@ -91,12 +96,8 @@ class SamplingParams:
     Attributes:
         max_tokens: tokens to generate; None is the rest of the context.
         min_tokens: output tokens before which end-of-generation ids and stop strings are not honoured.
-        temperature, top_k (0: off), top_p, min_p, typical_p, top_n_sigma (0: off): truncations.
-        xtc_probability, xtc_threshold: exclude-top-choices.
-        dry_multiplier (0: off), dry_base, dry_allowed_length, dry_penalty_last_n (-1: all): DRY. Sequence breakers
-            are token ids: the caller tokenizes the strings.
-        mirostat: 0 or 2. mirostat_tau, mirostat_eta: target surprise in bits and learning rate.
-        repetition_penalty, presence_penalty, frequency_penalty.
+        temperature, ...: each sampler's field declares what it does.
+        dry_sequence_breakers: token ids: the caller tokenizes the strings.
         logit_bias: token id to a number added to its logit.
         seed: same seed, same text, on the CPU whatever else runs; on a GPU logits depend a little on what else is in a
             step. None draws a fresh one.
@@ -113,85 +114,57 @@ class SamplingParams:
 
     max_tokens: int | None = number(None, 1, _INFINITE)
     min_tokens: int = number(0, 0, _INFINITE)
-    temperature: float = number(
-        1.0, 0, 100,
-        Sampler(
-            "temperature of sampling; 0 is greedy", 0.8, ("--temp",), "openai", ollama="temperature", gguf="temp",
-            json="temperature",
-        ),
+    temperature: float = _sampler(
+        1.0, 0, 100, "temperature of sampling; 0 is greedy", built_in=0.8, options=("--temp",), servers="openai",
+        ollama="temperature", gguf="temp", json="temperature",
     )  # fmt: skip
-    top_k: int = number(
-        0, -1, _INFINITE,
-        Sampler(
-            "keep this number of most probable tokens; 0 is off", 40, servers="vllm", ollama="top_k", gguf="top_k",
-            json="top_k",
-        ),
+    top_k: int = _sampler(
+        0, -1, _INFINITE, "keep this number of most probable tokens; 0 is off", built_in=40, servers="vllm",
+        ollama="top_k", gguf="top_k", json="top_k",
     )  # fmt: skip
-    top_p: float = number(
-        1.0, 0, 1,
-        Sampler(
-            "keep the most probable tokens up to this sum; 1 is off", 0.95, servers="openai", ollama="top_p",
-            gguf="top_p", json="top_p",
-        ),
-        above=True,
+    top_p: float = _sampler(
+        1.0, 0, 1, "keep the most probable tokens up to this sum; 1 is off", above=True, built_in=0.95,
+        servers="openai", ollama="top_p", gguf="top_p", json="top_p",
     )  # fmt: skip
-    min_p: float = number(
-        0.0, 0, 1,
-        Sampler(
-            "drop tokens less probable than this share of the most probable", 0.05, servers="vllm", ollama="min_p",
-            gguf="min_p", json="min_p",
-        ),
+    min_p: float = _sampler(
+        0.0, 0, 1, "drop tokens less probable than this share of the most probable", built_in=0.05, servers="vllm",
+        ollama="min_p", gguf="min_p", json="min_p",
     )  # fmt: skip
-    typical_p: float = number(
-        1.0, 0, 1,
-        Sampler("locally typical sampling; 1 is off", options=("--typical",), ollama="typical_p", json="typical_p"),
-        above=True,
+    typical_p: float = _sampler(
+        1.0, 0, 1, "locally typical sampling; 1 is off", above=True, options=("--typical",), ollama="typical_p",
+        json="typical_p",
     )  # fmt: skip
-    top_n_sigma: float = number(
-        0.0, 0, 1e6, Sampler("keep logits within this number of standard deviations of the largest; 0 is off")
+    top_n_sigma: float = _sampler(
+        0.0, 0, 1e6, "keep logits within this number of standard deviations of the largest; 0 is off"
     )
-    xtc_probability: float = number(
-        0.0, 0, 1, Sampler("probability of removing the top choices of a token", gguf="xtc_probability")
+    xtc_probability: float = _sampler(
+        0.0, 0, 1, "probability of removing the top choices of a token", gguf="xtc_probability"
     )
-    xtc_threshold: float = number(
-        0.1, 0, 1, Sampler("probability from which a token is a top choice", gguf="xtc_threshold")
-    )
-    dry_multiplier: float = number(0.0, 0, 1e6, Sampler("strength of the penalty on repeated sequences; 0 is off"))
-    dry_base: float = number(1.75, 1, 1e6, Sampler("growth of that penalty with the length of a sequence"))
-    dry_allowed_length: int = number(2, 1, _INFINITE, Sampler("longest repeated sequence without a penalty"))
-    dry_penalty_last_n: int = number(
-        -1, -1, _INFINITE, Sampler("number of last tokens to search for repetitions; -1 is all")
-    )
+    xtc_threshold: float = _sampler(0.1, 0, 1, "probability from which a token is a top choice", gguf="xtc_threshold")
+    dry_multiplier: float = _sampler(0.0, 0, 1e6, "strength of the penalty on repeated sequences; 0 is off")
+    dry_base: float = _sampler(1.75, 1, 1e6, "growth of that penalty with the length of a sequence")
+    dry_allowed_length: int = _sampler(2, 1, _INFINITE, "longest repeated sequence without a penalty")
+    dry_penalty_last_n: int = _sampler(-1, -1, _INFINITE, "number of last tokens to search for repetitions; -1 is all")
     dry_sequence_breakers: tuple[int, ...] = ()
-    mirostat: int = number(
-        0, 0, 2,
-        Sampler(
-            "2 keeps the surprise at a target, instead of the truncations above", ollama="mirostat", gguf="mirostat"
-        ),
+    mirostat: int = _sampler(
+        0, 0, 2, "2 keeps the surprise at a target, instead of the truncations above", ollama="mirostat",
+        gguf="mirostat",
     )  # fmt: skip
-    mirostat_tau: float = number(
-        5.0, 0, 1e6, Sampler("target surprise of mirostat, in bits", ollama="mirostat_tau", gguf="mirostat_tau")
+    mirostat_tau: float = _sampler(
+        5.0, 0, 1e6, "target surprise of mirostat, in bits", ollama="mirostat_tau", gguf="mirostat_tau"
     )
-    mirostat_eta: float = number(
-        0.1, 0, 1e6, Sampler("learning rate of mirostat", ollama="mirostat_eta", gguf="mirostat_eta")
+    mirostat_eta: float = _sampler(0.1, 0, 1e6, "learning rate of mirostat", ollama="mirostat_eta", gguf="mirostat_eta")
+    repetition_penalty: float = _sampler(
+        1.0, 0, 1e6, "penalty on tokens of prompt and output; 1 is off", above=True, options=("--repeat-penalty",),
+        servers="vllm", llama_cpp="repeat_penalty", ollama="repeat_penalty", gguf="penalty_repeat",
+        json="repetition_penalty",
+    )  # fmt: skip
+    presence_penalty: float = _sampler(
+        0.0, -2, 2, "penalty on tokens of the output; 0 is off", servers="openai", ollama="presence_penalty"
     )
-    repetition_penalty: float = number(
-        1.0, 0, 1e6,
-        Sampler(
-            "penalty on tokens of prompt and output; 1 is off", options=("--repeat-penalty",), servers="vllm",
-            llama_cpp="repeat_penalty", ollama="repeat_penalty", gguf="penalty_repeat", json="repetition_penalty",
-        ),
-        above=True,
-    )  # fmt: skip
-    presence_penalty: float = number(
-        0.0, -2, 2,
-        Sampler("penalty on tokens of the output; 0 is off", servers="openai", ollama="presence_penalty"),
-    )  # fmt: skip
-    frequency_penalty: float = number(
-        0.0, -2, 2,
-        Sampler(
-            "penalty on tokens of the output, times their count; 0 is off", servers="openai", ollama="frequency_penalty"
-        ),
+    frequency_penalty: float = _sampler(
+        0.0, -2, 2, "penalty on tokens of the output, times their count; 0 is off", servers="openai",
+        ollama="frequency_penalty",
     )  # fmt: skip
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = number(None, -(2**63), 2**64 - 1)
