@@ -44,10 +44,9 @@ def choose_device(wanted: str) -> ChosenDevice:
     """
     if wanted == "cpu":
         return THE_CPU
-    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
     if wanted == "auto":
-        return _choose_any(missing)
-    if missing:
+        return _choose_any()
+    if missing := _missing_packages():
         raise UnsupportedModelError(f"--device cuda needs {' and '.join(missing)}: {how_to_install('cuda')}")
     cards, reason = _find_cards()
     if not cards:
@@ -67,32 +66,13 @@ def choose_device(wanted: str) -> ChosenDevice:
 
 def gpu_facts() -> tuple[list[dict[str, Any]], str | None]:
     """Each GPU that torch lists, for reports; and why there is none, where one would be expected."""
-    if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
-        return [], None
-    cards, reason = _find_cards()
-    if not cards:
-        return [], reason
-    from realizar.backends.cuda.cards import free_memory
-
-    return [
-        {
-            "device": f"cuda:{card.index}",
-            "name": card.name,
-            "compute_capability": "{}.{}".format(*card.capability),
-            "memory_bytes": card.memory_bytes,
-            "free_bytes": free_memory(card.index) if card.fault is None else None,
-            "fault": card.fault,
-            "bus_id": card.bus_id,
-        }
-        for card in cards
-    ], reason
+    cards, reason = ([], None) if _missing_packages() else _find_cards()
+    return [card.facts() for card in cards], reason
 
 
 def choose_planned_device(wanted: str, *, memory_given: bool) -> ChosenDevice:
     """The device of a choice, to plan for: where its memory is given, a GPU need not be there. See `choose_device`."""
-    if wanted == "auto":
-        return choose_device(wanted)
-    if wanted == "cpu" or not memory_given or importlib.util.find_spec("torch") is None:
+    if wanted in ("auto", "cpu") or not memory_given or importlib.util.find_spec("torch") is None:
         return choose_device(wanted)  # or it says what is missing
     return ChosenDevice("cuda")
 
@@ -268,13 +248,17 @@ def plan_load(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -
     return replace(left, free_bytes=plan.free_bytes)
 
 
-def _choose_any(missing: list[str]) -> ChosenDevice:
+def _missing_packages() -> list[str]:
+    return [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+
+
+def _choose_any() -> ChosenDevice:
     """The first GPU that can run a model, else the CPU, with a log line where a GPU is passed over."""
     from realizar.backends.cuda.presence import gpu_listed
 
     if not gpu_listed():
         return THE_CPU
-    if missing:
+    if missing := _missing_packages():
         _LOG.info("a GPU is listed and not used: %s not installed (realizar doctor)", " and ".join(missing))
         return THE_CPU
     cards, reason = _find_cards()

@@ -39,6 +39,18 @@ class Card:
     def label(self) -> str:
         return f"cuda:{self.index}, {self.name}"
 
+    def facts(self) -> dict[str, Any]:
+        """What reports say of it."""
+        return {
+            "device": f"cuda:{self.index}",
+            "name": self.name,
+            "compute_capability": "{}.{}".format(*self.capability),
+            "memory_bytes": self.memory_bytes,
+            "free_bytes": torch.cuda.mem_get_info(self.index)[0] if self.fault is None else None,
+            "fault": self.fault,
+            "bus_id": self.bus_id,
+        }
+
 
 def find_cards() -> tuple[list[Card], str | None]:
     """All GPUs by their number; and where there are none, torch's reason, if it gives one."""
@@ -65,10 +77,6 @@ def _card(index: int) -> Card:
 def _bus_id(found: Any) -> str | None:
     domain, bus, device = (getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device"))
     return None if domain is None or bus is None or device is None else f"{domain:04x}:{bus:02x}:{device:02x}.0"
-
-
-def free_memory(index: int) -> int:
-    return int(torch.cuda.mem_get_info(index)[0])
 
 
 @cache
