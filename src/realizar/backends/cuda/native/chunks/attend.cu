@@ -371,6 +371,8 @@ INLINE void attend_tiles(const Arguments& in, const Tile* shared_tile, u32 full,
   }
 }
 
+// Warpgroups hand one another registers of those that a block is launched with: for more they would wait forever.
+static_assert(CONSUMERS * REGISTERS + PRODUCER_REGISTERS <= (CONSUMERS + 1) * (512 / (CONSUMERS + 1) / 8 * 8));
 extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1)
 NAME(const __grid_constant__ TensorMap queries, const __grid_constant__ TensorMap keys,
      const __grid_constant__ TensorMap values, const int* tile_rows, const int* tile_firsts, const int* starts,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from realizar.backends.cuda.native.compiler import Source, read
 
 _TYPES = {"bf16": ("bf16.bf16", "cvt.rn.bf16x2.f32"), "f16": ("f16.f16", "cvt.rn.f16x2.f32")}
-_REGISTERS = {1: (0, 0), 2: (232, 40), 3: (160, 32)}  # of a thread of a consumer and of the producer: 64 K together
+_REGISTERS = {1: (0, 0), 2: (232, 40), 3: (160, 32)}  # of a thread of a consumer and of the producer
 _SHARED_BYTES, _MOST_SLOTS = 224 << 10, 8
 _FILES = "primitives.cu", "bulk.cu", "chunks/attend.cu"
 
