@@ -32,8 +32,8 @@ def test_what_leaves_the_device_goes_to_the_host() -> None:
     assert take(tiers, b"a") == StateMoves(taken=((0, 0),))
     assert take(tiers, b"b") == StateMoves(taken=((0, 0),), stored=((0, 0),))
     assert take(tiers, b"c") == StateMoves(taken=((0, 0),), stored=((0, 1),))
-    assert [tiers.find(key) for key in (b"a", b"b", b"c")] == [None, None, 0]
-    assert [tiers.find_on_host(key) for key in (b"a", b"b", b"c")] == [0, 1, None]
+    assert [tiers.device.find(key) for key in (b"a", b"b", b"c")] == [None, None, 0]
+    assert [tiers.host.find(key) for key in (b"a", b"b", b"c")] == [0, 1, None]
     assert take(tiers, b"d").stored == ((0, 0),)  # the oldest leaves the host for good
     assert not tiers.has(b"a")
     assert tiers.counts == SnapshotCounts(1, 1, 4, 0, 1, 2, 2, 3, 0)
@@ -53,9 +53,9 @@ def test_a_fetched_snapshot_stays_on_the_host() -> None:
     tiers.keep(4, b"a")
     assert done(tiers) == StateMoves(fetched=((3, 0), (4, 0)), kept=((3, 0),), stored=((0, 1),))
     assert tiers.take_uses() == {row: SnapshotUse(restored=1, fetched=1) for row in (3, 4)}
-    assert [(tiers.find(key), tiers.find_on_host(key)) for key in (b"a", b"b")] == [(0, 0), (None, 1)]
+    assert [(tiers.device.find(key), tiers.host.find(key)) for key in (b"a", b"b")] == [(0, 0), (None, 1)]
     assert take(tiers, b"c") == StateMoves(taken=((0, 0),))
-    assert tiers.find_on_host(b"a") == 0
+    assert tiers.host.find(b"a") == 0
     counts = tiers.counts
     assert (counts.taken, counts.restored, counts.fetched, counts.stored, counts.dropped) == (3, 2, 2, 2, 0)
 
@@ -88,7 +88,7 @@ def test_a_snapshot_that_is_dropped_or_forgotten_is_in_neither_memory() -> None:
 
 
 def test_without_memory_on_the_device_there_is_none_on_the_host() -> None:
-    assert not SnapshotTiers(0, 4).has_host
+    assert SnapshotTiers(0, 4).host.num_blocks == 0
 
 
 @pytest.mark.parametrize("fault", ["device", "host", "count", "client"])
@@ -196,7 +196,7 @@ def test_a_prefix_ends_where_a_snapshot_on_the_host_saves_enough() -> None:
         assert (prefix.num_tokens, prefix.num_matched_tokens) == (wanted, most // 4 * 4)
         assert (prefix.snapshot is None) is (on_host is None)
         if prefix.snapshot is not None:
-            assert (cache.snapshots.find(prefix.snapshot) is None) is on_host
+            assert (cache.snapshots.device.find(prefix.snapshot) is None) is on_host
     cache.audit()
 
 

@@ -51,25 +51,13 @@ class KVCacheManager:
     Attributes:
         snapshots: of states.
         least_fetched_tokens: tokens that are sooner fetched than computed; a host snapshot that saves fewer is left.
-
-    Raises:
-        UnsupportedModelError: a group keeps no keys and values.
     """
 
     def __init__(
-        self,
-        windows: Sequence[int | None],
-        num_blocks: Sequence[int],
-        *,
-        block_size: int,
-        num_rows: int,
-        context_length: int,
-        max_step_tokens: int,
-        prefix_cache: bool = True,
-        has_state: bool = False,
-        num_snapshots: int = 0,
-        num_host_snapshots: int = 0,
-    ) -> None:
+        self, windows: Sequence[int | None], num_blocks: Sequence[int], *, block_size: int, num_rows: int,
+        context_length: int, max_step_tokens: int, prefix_cache: bool = True, has_state: bool = False,
+        num_snapshots: int = 0, num_host_snapshots: int = 0,
+    ) -> None:  # fmt: skip
         self.block_size, self.num_rows = block_size, num_rows
         self.context_length, self.max_step_tokens = context_length, max_step_tokens
         self.prefix_cache = prefix_cache and (num_snapshots > 0 or not has_state)
@@ -79,7 +67,7 @@ class KVCacheManager:
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row, or _NEVER
         self._keys: list[Sequence[bytes]] = [()] * num_rows  # of each row's full blocks
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
-        self._watched: tuple[KeyLog, KeyLog | None] | None = None  # of blocks, and of those that a sequence can follow
+        self._watched: list[KeyLog] = []  # of blocks, and of those that a sequence can follow, if not any
         max_blocks = -(-context_length // block_size)
         pools = [BlockPool(count, self.snapshots.drop, moves_keys=has_state) for count in num_blocks]
         self._groups = tuple(
@@ -118,12 +106,12 @@ class KVCacheManager:
     def _last_snapshot(self, keys: Sequence[bytes], runs: Sequence[Sequence[int]]) -> int:
         """Blocks before the last snapshot that a sequence can go on from; one on the host is to save enough tokens."""
         tiers, ends = self.snapshots, range(len(keys), 0, -1)
-        end = self._first_usable(runs, (at for at in ends if tiers.find(keys[at - 1]) is not None))
-        if not tiers.has_host:
+        end = self._first_usable(runs, (at for at in ends if tiers.device.find(keys[at - 1]) is not None))
+        if not tiers.host.num_blocks:
             return end
         least = max(-(-self.least_fetched_tokens // self.block_size), 1)
         later_ends = range(len(keys), end + least - 1, -1)
-        later = self._first_usable(runs, (at for at in later_ends if tiers.find_on_host(keys[at - 1]) is not None))
+        later = self._first_usable(runs, (at for at in later_ends if tiers.host.find(keys[at - 1]) is not None))
         return later or end
 
     def _first_usable(self, runs: Sequence[Sequence[int]], ends: Iterable[int]) -> int:
@@ -180,20 +168,20 @@ class KVCacheManager:
             return
         whole = [group.pool for group in self._groups if group.window is None]
         windows = [group.pool for group in self._groups if group.window is not None]
-        blocks, *_ = whole or windows
-        ends = self.snapshots if self.has_state else windows[0] if whole and windows else None
-        for each in (blocks, ends):
-            if each is not None:
-                each.log.begin(each.keys)
-        self._watched = blocks.log, None if ends is None else ends.log
+        watched: list[BlockPool | SnapshotTiers] = [(whole or windows)[0]]
+        if self.has_state or (whole and windows):
+            watched.append(self.snapshots if self.has_state else windows[0])
+        for each in watched:
+            each.log.begin(each.keys)
+        self._watched = [each.log for each in watched]
 
     def take_key_changes(self) -> CacheChanges | None:
         """The changes since the last call, at first all keys; None where nothing changed."""
-        if self._watched is None or not any(self._watched):
+        if not any(self._watched):
             return None
-        blocks, ends = self._watched
+        blocks, *ends = self._watched
         complete = blocks.is_complete
-        ends_added, ends_removed = (None, b"") if ends is None else ends.take()
+        ends_added, ends_removed = ends[0].take() if ends else (None, b"")
         return CacheChanges(*blocks.take(), ends_added, ends_removed, complete)
 
     def take_snapshot(

@@ -47,13 +47,13 @@ class SnapshotTiers:
 
     It gathers the copies of the step that is being scheduled, and what each row's tokens cost and gave meanwhile. `row`
     is that for which something is dropped; None is nobody. `log` notes the keys that snapshots can be found by, in
-    either memory.
+    either memory; `device` and `host` are the two.
     """
 
     def __init__(self, num_snapshots: int, num_host_snapshots: int = 0) -> None:
         self._clients: dict[bytes, str] = {}  # for whom each was taken
-        self._device = SnapshotPool(num_snapshots, self._clients)
-        self._host = SnapshotPool(num_host_snapshots if num_snapshots else 0, self._clients)
+        self.device = SnapshotPool(num_snapshots, self._clients)
+        self.host = SnapshotPool(num_host_snapshots if num_snapshots else 0, self._clients)
         self._counts: Counter[str] = Counter()
         self._uses: dict[int, Counter[str]] = defaultdict(Counter)  # by row
         self._moves: dict[str, list[tuple[int, int]]] = defaultdict(list)  # by the fields of `StateMoves`
@@ -62,35 +62,25 @@ class SnapshotTiers:
 
     @property
     def counts(self) -> SnapshotCounts:
-        device, host = self._device, self._host
+        device, host = self.device, self.host
         return SnapshotCounts(
             total=device.num_blocks, kept=len(device.keys), host_total=host.num_blocks, host_kept=len(host.keys),
             **self._counts,
         )  # fmt: skip
 
     @property
-    def has_host(self) -> bool:
-        return self._host.num_blocks > 0
-
-    @property
     def keys(self) -> Collection[bytes]:
-        return {*self._device.keys, *self._host.keys}
-
-    def find(self, key: bytes) -> int | None:
-        return self._device.find(key)
-
-    def find_on_host(self, key: bytes) -> int | None:
-        return self._host.find(key)
+        return {*self.device.keys, *self.host.keys}
 
     def has(self, key: bytes) -> bool:
-        return self.find(key) is not None or self.find_on_host(key) is not None
+        return self.device.find(key) is not None or self.host.find(key) is not None
 
     def restore(self, row: int, key: bytes) -> None:
         """Let a row start from a snapshot in the step that is being scheduled, before any other is taken in it."""
         self._count("restored", row)
-        if (snapshot := self._device.use(key)) is not None:
+        if (snapshot := self.device.use(key)) is not None:
             self._moves["restored"].append((row, snapshot))
-        elif (snapshot := self._host.use(key)) is not None:
+        elif (snapshot := self.host.use(key)) is not None:
             self._count("fetched", row)
             self._moves["fetched"].append((row, snapshot))
 
@@ -98,7 +88,7 @@ class SnapshotTiers:
         """Name memory on the device for what a row fetches, unless it is there or none can be given up; after all rows
         of the step have been restored, so that what they name is not given up.
         """
-        if self._device.find(key) is None:
+        if self.device.find(key) is None:
             self._allocate("kept", row, key, self._clients[key])
 
     def take(self, row: int, key: bytes, client: str = "") -> None:
@@ -125,8 +115,8 @@ class SnapshotTiers:
     def drop(self, key: bytes) -> None:
         """Let the snapshot with this key be found no more; unknown keys pass."""
         if self.has(key):
-            self._device.drop(key)
-            self._host.drop(key)
+            self.device.drop(key)
+            self.host.drop(key)
             self._lose(key)
 
     def forget(self) -> None:
@@ -136,13 +126,13 @@ class SnapshotTiers:
 
     def finished(self, moves: StateMoves) -> None:
         """Note that a step with these moves is done, or was given up."""
-        self._device.free(snapshot for _, snapshot in (*moves.restored, *moves.kept, *moves.taken))
-        self._host.free(snapshot for _, snapshot in (*moves.fetched, *moves.stored))
+        self.device.free(snapshot for _, snapshot in (*moves.restored, *moves.kept, *moves.taken))
+        self.host.free(snapshot for _, snapshot in (*moves.fetched, *moves.stored))
 
     def audit(self, has_block: Callable[[bytes], bool]) -> None:
         """Audit both memories; each snapshot has its block, and nothing that was taken is lost uncounted."""
-        self._device.audit()
-        self._host.audit()
+        self.device.audit()
+        self.host.audit()
         if self._clients.keys() != self.keys:
             raise RuntimeError("a snapshot has no client, or a client none")
         if not all(map(has_block, self.keys)):
@@ -154,7 +144,7 @@ class SnapshotTiers:
     def _allocate(self, move: str, row: int, key: bytes, client: str) -> bool:
         """Name memory on the device for a row's state; what it held before may go to the host."""
         self.row = row
-        snapshot, given_up = self._device.take(key, client)
+        snapshot, given_up = self.device.take(key, client)
         if snapshot is None:
             return False
         self._moves[move].append((row, snapshot))
@@ -164,11 +154,11 @@ class SnapshotTiers:
 
     def _store(self, key: bytes) -> int | None:
         """Name memory of the host for a snapshot that was given up; None if it is there, or has to be dropped."""
-        if (known := self._host.use(key)) is not None:
-            self._host.free([known])  # it is the most recently used one now
+        if (known := self.host.use(key)) is not None:
+            self.host.free([known])  # it is the most recently used one now
             return None
-        host_snapshot, lost = self._host.take(key, self._clients[key])
-        if lost is not None and self._device.find(lost) is None:
+        host_snapshot, lost = self.host.take(key, self._clients[key])
+        if lost is not None and self.device.find(lost) is None:
             self._lose(lost)
         if host_snapshot is None:
             self._lose(key)

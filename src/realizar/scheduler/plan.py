@@ -66,10 +66,6 @@ class Plan:
         left = self.budget if self._left is None else self._left.get(sequence.request.client.name, 0)
         return max(min(self.budget, left), 0)
 
-    def most_of(self, sequence: Sequence) -> int:
-        """Tokens that a prompt may take while others wait: half of what there is for it, so that none waits long."""
-        return min(sequence.num_chunk_tokens, -(-self.room_for(sequence) // 2))
-
     def start_prompts(self, most_tokens: Callable[[int], int | None], position: int) -> None:
         """Bound the tokens of prompts, now that all decodes are in, by `most_tokens` of the farthest one's position."""
         self._num_decode_tokens, self._most_prompt_tokens = self.num_tokens, most_tokens

@@ -148,13 +148,6 @@ class RowTable:
                     found.append((at, values[max(start - first, 0) : end - first]))
         return replace(step, embeddings=tuple(found)) if found else step
 
-    def defer(self, step: StepRows, deferred: NDArray[np.bool_]) -> None:
-        """Take back that some open rows of a submitted step, bool [rows], sample a token after it."""
-        rows = step.numbers[deferred]
-        self.num_pending[rows] -= 1
-        self.num_drafts[rows] = 0
-        self.num_computed[rows] -= (1 + step.num_drafts[deferred]) * self.is_running[rows]
-
     def computed_again(self, step: StepRows, rows: NDArray[np.bool_]) -> StepRows:
         """The step, in which some decodes, bool [rows], compute the last known token of their row."""
         numbers, firsts = step.numbers[rows], step.starts[:-1][rows]
@@ -188,14 +181,9 @@ class RowTable:
         self.num_pending[rows] -= 1
         return counts, stopped, is_full
 
-    def settle_drafts(self, rows: Rows, num_computed: NDArray[np.integer]) -> None:
-        """Drafts of these rows are in flight no more; so many tokens of each, [rows], stay computed."""
-        self.num_drafts[rows] = 0
-        self.num_computed[rows] = num_computed
-
 
 class Sequence:
-    """Tokens of one choice of a request while it is in the scheduler, and how far they have come.
+    """One choice of a request while it is in the scheduler; its numbers are those of its row, see `RowTable`.
 
     Attributes:
         sequence_id: never used twice.
@@ -246,12 +234,10 @@ class Sequence:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens in the KV cache once every submitted step is done, drafts in flight included."""
         return 0 if self.row is None else self._table.num_computed.item(self.row)
 
     @property
     def num_pending(self) -> int:
-        """Sampled tokens of submitted steps that are not known yet, drafts apart."""
         return 0 if self.row is None else self._table.num_pending.item(self.row)
 
     @property

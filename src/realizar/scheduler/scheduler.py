@@ -43,13 +43,13 @@ _LOG = logging.getLogger(__name__)
 _LEAST_WAIT_S, _MOST_WAIT_S = 1.0, 60.0  # that a client is told while the queue is full
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SchedulerCounts:
     """Sequences by state now, and counts since the start, all in `EngineStats`; each choice of a request is one."""
 
-    num_running: int
-    num_waiting: int
-    num_preemptions: int
+    num_running: int = 0
+    num_waiting: int = 0
+    num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     draft_tokens: int = 0
@@ -92,7 +92,7 @@ class Scheduler:
         self._read_steps = ReadSteps()
         self._deltas = GrowingDeltas()
         self._copies = StateCopies(cache, self._open, self._deltas, self._pace)
-        self._preemptions = self._queries = self._hits = 0
+        self._counts = SchedulerCounts()
 
     @property
     def has_work(self) -> bool:
@@ -105,15 +105,9 @@ class Scheduler:
 
     @property
     def counts(self) -> SchedulerCounts:
-        return SchedulerCounts(
-            num_running=len(self._open.running),
-            num_waiting=self._open.num_waiting,
-            num_preemptions=self._preemptions,
-            prefix_cache_queries=self._queries,
-            prefix_cache_hits=self._hits,
-            draft_tokens=self._drafting.num_drafts,
-            accepted_tokens=self._drafting.num_accepted,
-        )
+        counts = replace(self._counts, num_running=len(self._open.running), num_waiting=self._open.num_waiting)
+        counts.draft_tokens, counts.accepted_tokens = self._drafting.num_drafts, self._drafting.num_accepted
+        return counts
 
     def awaits(self, batch: ScheduledBatch) -> bool:
         """True if a submitted step must be done before the next is scheduled: while memory is short, to know which one
@@ -201,7 +195,12 @@ class Scheduler:
         that this token sees (`kv_cache/manager.py`). Without it a step would wait for its slowest grammar. Rows whose
         sequences have ended pass.
         """
-        self._table.defer(step.columns, np.isin(step.columns.numbers, list(rows)) & self._table.are_open(step.columns))
+        table, columns = self._table, step.columns
+        deferred = np.isin(columns.numbers, list(rows)) & table.are_open(columns)
+        numbers = columns.numbers[deferred]
+        table.num_pending[numbers] -= 1
+        table.num_drafts[numbers] = 0
+        table.num_computed[numbers] -= (1 + columns.num_drafts[deferred]) * table.is_running[numbers]
 
     def computed_again(self, step: ScheduledBatch, rows: Collection[int]) -> ScheduledBatch:
         """A step that was scheduled before rows were deferred, in which they compute their last token again."""
@@ -325,13 +324,13 @@ class Scheduler:
             before = np.cumsum(proposed) - proposed
             num_drafts = np.clip(plan.budget - len(rows) - before, 0, proposed).astype(np.int32)
             wanted = num_drafts + 1
-        preemptions = self._preemptions
+        preemptions = self._counts.num_preemptions
         lack_blocks = self._cache.num_steady(rows, table.num_computed[rows]) < wanted
         for index in lack_blocks.nonzero()[0].tolist():
             count = self._allocate(int(rows[index]), 1 if num_drafts is None else 1 + int(num_drafts[index]), plan)
             if num_drafts is not None:
                 num_drafts[index] = max(count - 1, 0)
-        if self._preemptions > preemptions:
+        if self._counts.num_preemptions > preemptions:
             stay = table.is_running[rows]
             rows, num_drafts = rows[stay], None if num_drafts is None else num_drafts[stay]
         plan.add_decodes(rows, num_drafts)
@@ -352,7 +351,8 @@ class Scheduler:
             self._fill_up(plan)
 
     def _take_chunk(self, sequence: Sequence, plan: Plan) -> None:
-        wanted = plan.most_of(sequence)
+        """Schedule up to half of what there is for a prompt, so that no other waits long."""
+        wanted = min(sequence.num_chunk_tokens, -(-plan.room_for(sequence) // 2))
         if wanted and (count := self._allocate(sequence.own_row, wanted, plan)):
             plan.add(sequence, count)
 
@@ -456,8 +456,8 @@ class Scheduler:
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = self._clock()
                 sequence.num_cached_tokens = num_cached_tokens
-                self._queries += sequence.request.num_prompt_tokens
-                self._hits += num_cached_tokens
+                self._counts.prefix_cache_queries += sequence.request.num_prompt_tokens
+                self._counts.prefix_cache_hits += num_cached_tokens
             plan.opened.append(sequence.opened())
         return sequence.own_row
 
@@ -555,10 +555,10 @@ class Scheduler:
         drafted = at[step.num_drafts[at] > 0]
         if not len(drafted):
             return
-        num_sampled = output.num_sampled[drafted]
-        self._table.settle_drafts(step.numbers[drafted], step.num_computed_tokens[drafted] + num_sampled)
-        sequences = self._open.of_rows(step.numbers[drafted])
-        self._drafting.verified(sequences, step.num_drafts[drafted].tolist(), (num_sampled - 1).tolist())
+        rows, num_sampled = step.numbers[drafted], output.num_sampled[drafted]
+        self._table.num_drafts[rows] = 0
+        self._table.num_computed[rows] = step.num_computed_tokens[drafted] + num_sampled
+        self._drafting.verified(self._open.of_rows(rows), step.num_drafts[drafted].tolist(), (num_sampled - 1).tolist())
 
     def _register(self, sequence: Sequence) -> None:
         if sequence.running:
@@ -580,7 +580,7 @@ class Scheduler:
         self._cache.free(row)
         self._table.num_computed[row] = self._table.num_proposed[row] = 0
         self._open.stop(sequence)
-        self._preemptions += 1
+        self._counts.num_preemptions += 1
 
     def _restart(self, sequence: Sequence) -> None:
         """A sequence waits again as if it had not run, but for what it has put out."""

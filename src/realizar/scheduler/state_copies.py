@@ -72,18 +72,15 @@ class SnapshotPositions:
         wanted = [*([last] if ends or is_shared else ()), parted, *ends[:1]]
         least = prefix.num_tokens + self._gap if prefix.num_tokens else 1
         fixed = [position for position in dict.fromkeys(wanted) if position >= least][: self._most]
-        interval = self._interval(step_tokens)
+        step = self._max_step_tokens
+        if step_tokens is not None and step_tokens < step:
+            step = 1 << max(step_tokens.bit_length() - 1, 0)
+        interval = self._up(max(self._least_interval, step))
         between = range(interval, end, interval)
         gap = self._gap
         while len(positions := _spread(fixed, (ends, between), prefix.num_tokens, gap)) > self._most:
             gap *= 2
         return tuple(positions)
-
-    def _interval(self, step_tokens: int | None) -> int:
-        step = self._max_step_tokens
-        if step_tokens is not None and step_tokens < step:
-            step = 1 << max(step_tokens.bit_length() - 1, 0)
-        return self._up(max(self._least_interval, step))
 
     def _up(self, num_tokens: int) -> int:
         return -(-max(num_tokens, 1) // self._size) * self._size
