@@ -73,6 +73,7 @@ class Quantiles:
     `points` are (share of all requests, length), both rising; the first share is 0 and its length the shortest.
     """
 
+    source: str
     points: tuple[tuple[float, int], ...]
 
     def draw(self, rng: random.Random) -> int:
@@ -88,11 +89,12 @@ class Quantiles:
 
 LengthSource: TypeAlias = Lengths | Quantiles
 
-# BurstGPT's GPT-4 conversations, percentiles 50, 80, 95 and 99 as in table 1 of Llumnix (OSDI 2024). BurstGPT (arXiv
-# 2401.17644) is a trace of requests to Azure's OpenAI service. The study gives means of 830 and 271 tokens; even
-# between the percentiles, with 1 as the shortest, they are 883 and 288.
-TRACE_PROMPTS = Quantiles(((0.0, 1), (0.5, 582), (0.8, 1427), (0.95, 2345), (0.99, 3549)))
-TRACE_ANSWERS = Quantiles(((0.0, 1), (0.5, 243), (0.8, 434), (0.95, 669), (0.99, 964)))
+_STUDY = "BurstGPT's GPT-4 conversations, percentiles 50, 80, 95 and 99 as in table 1 of Llumnix (OSDI 2024)"
+
+# BurstGPT (arXiv 2401.17644) is a trace of requests to Azure's OpenAI service. The study gives means of 830 and 271
+# tokens; even between the percentiles, with 1 as the shortest, they are 883 and 288.
+TRACE_PROMPTS = Quantiles(_STUDY, ((0.0, 1), (0.5, 582), (0.8, 1427), (0.95, 2345), (0.99, 3549)))
+TRACE_ANSWERS = Quantiles(_STUDY, ((0.0, 1), (0.5, 243), (0.8, 434), (0.95, 669), (0.99, 964)))
 
 
 @dataclass(frozen=True, slots=True)
