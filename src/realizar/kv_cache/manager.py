@@ -111,8 +111,7 @@ class KVCacheManager:
             return end
         least = max(-(-self.least_fetched_tokens // self.block_size), 1)
         later_ends = range(len(keys), end + least - 1, -1)
-        later = self._first_usable(runs, (at for at in later_ends if tiers.host.find(keys[at - 1]) is not None))
-        return later or end
+        return self._first_usable(runs, (at for at in later_ends if tiers.host.find(keys[at - 1]) is not None)) or end
 
     def _first_usable(self, runs: Sequence[Sequence[int]], ends: Iterable[int]) -> int:
         """The first of `ends` after which all blocks that the next token sees are cached, or 0; `runs` by group."""

@@ -108,8 +108,7 @@ class DraftLookup:
 class Drafting:
     """Owns the drafter. A drafter that raises is not asked again: texts are the same without drafts.
 
-    `num_drafts` and `num_accepted` count tokens verified so far, and those that were right. It raises
-    InvalidRequestError if there is a drafter, and room for no draft.
+    InvalidRequestError: there is a drafter, and room for no draft.
 
     Args:
         drafter: goes before the backend, whose drafts are taken where it has none.
@@ -128,7 +127,6 @@ class Drafting:
         self._drafter, self._most_drafts, self._vocab_size = drafter, most_drafts, vocab_size
         self._forced = forced
         self.most_proposed = min(most_proposed, most_drafts)
-        self.num_drafts = self.num_accepted = 0
         self._of_drafter: set[int] = set()  # ids of sequences whose drafts the drafter has proposed
 
     @property
@@ -162,8 +160,6 @@ class Drafting:
             sequence.propose(self._usable(sequence, drafts))
 
     def verified(self, sequences: Iterable[Sequence], num_drafts: ListOf[int], num_accepted: ListOf[int]) -> None:
-        self.num_drafts += sum(num_drafts)
-        self.num_accepted += sum(num_accepted)
         if self._drafter is not None:
             with self._faults():
                 for sequence, drafts, accepted in zip(sequences, num_drafts, num_accepted, strict=True):

@@ -333,11 +333,10 @@ class OpenSequences:
         if self.running_rows.tolist() != [sequence.row for sequence in self.running]:
             raise RuntimeError("the rows of running sequences are not those of the list")
         in_rows = {each.row: each for each in sequences if each.row is not None}
-        if [in_rows[row].sequence_id if row in in_rows else -1 for row in range(len(self._table.sequence_ids))] != (
-            self._table.sequence_ids.tolist()
-        ):
+        numbers = {row: number for row, number in enumerate(self._table.sequence_ids.tolist()) if number >= 0}
+        if numbers != {row: each.sequence_id for row, each in in_rows.items()}:
             raise RuntimeError("a row is not that of its sequence")
-        self.rows.audit(each.row for each in sequences if each.row is not None)
+        self.rows.audit(in_rows)
         num_open = Counter(each.request.client.name for each in sequences)
         num_rows = Counter(each.request.client.name for each in in_rows.values())
         if {name: (client.num_open, client.num_rows) for name, client in self.clients.items()} != {

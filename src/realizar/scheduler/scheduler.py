@@ -69,15 +69,9 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        cache: KVCacheManager,
-        *,
-        max_queued: int | None = None,
-        policy: Policy | None = None,
-        pace: Pace | None = None,
-        drafting: Drafting | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+        self, cache: KVCacheManager, *, max_queued: int | None = None, policy: Policy | None = None,
+        pace: Pace | None = None, drafting: Drafting | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._cache = cache
         self._limit = StepLimit(cache.num_rows, cache.max_step_tokens)
         self._max_queued = max_queued
@@ -105,16 +99,14 @@ class Scheduler:
 
     @property
     def counts(self) -> SchedulerCounts:
-        counts = replace(self._counts, num_running=len(self._open.running), num_waiting=self._open.num_waiting)
-        counts.draft_tokens, counts.accepted_tokens = self._drafting.num_drafts, self._drafting.num_accepted
-        return counts
+        return replace(self._counts, num_running=len(self._open.running), num_waiting=self._open.num_waiting)
 
     def awaits(self, batch: ScheduledBatch) -> bool:
-        """True if a submitted step must be done before the next is scheduled: while memory is short, to know which one
-        fails, and where drafts follow from ids that the host must know.
-        """
-        if self._limit.is_short or not self._drafting.awaits_results:
-            return self._limit.is_short
+        """True if a submitted step must be done before the next is scheduled."""
+        if self._limit.is_short:
+            return True  # to know which one fails
+        if not self._drafting.awaits_results:
+            return False
         rows = batch.columns.numbers[self._table.are_open(batch.columns)]
         return bool((self._table.num_remaining(rows) <= 1).any())
 
@@ -558,7 +550,10 @@ class Scheduler:
         rows, num_sampled = step.numbers[drafted], output.num_sampled[drafted]
         self._table.num_drafts[rows] = 0
         self._table.num_computed[rows] = step.num_computed_tokens[drafted] + num_sampled
-        self._drafting.verified(self._open.of_rows(rows), step.num_drafts[drafted].tolist(), (num_sampled - 1).tolist())
+        num_drafts, num_accepted = step.num_drafts[drafted].tolist(), (num_sampled - 1).tolist()
+        self._counts.draft_tokens += sum(num_drafts)
+        self._counts.accepted_tokens += sum(num_accepted)
+        self._drafting.verified(self._open.of_rows(rows), num_drafts, num_accepted)
 
     def _register(self, sequence: Sequence) -> None:
         if sequence.running:

@@ -45,14 +45,9 @@ class SnapshotPositions:
         self._least_interval = -(-context_length // max(self._most, 1))
 
     def of_prompt(
-        self,
-        num_tokens: int,
-        marks: Iterable[int],
-        prefix: Prefix,
-        *,
-        is_shared: bool = False,
+        self, num_tokens: int, marks: Iterable[int], prefix: Prefix, *, is_shared: bool = False,
         step_tokens: int | None = None,
-    ) -> tuple[int, ...]:
+    ) -> tuple[int, ...]:  # fmt: skip
         """Numbers of tokens, ascending, after each of which a snapshot is to be taken.
 
         Args:
@@ -116,12 +111,9 @@ class StateCopies:
         if prefix.snapshot is not None:
             plan.restored[sequence] = prefix.snapshot
         request = sequence.request
+        is_shared, step_tokens = request.sampling.n > 1, self._pace.prompt_tokens(0)
         positions = self._positions.of_prompt(
-            request.num_prompt_tokens,
-            request.prompt_marks,
-            prefix,
-            is_shared=request.sampling.n > 1,
-            step_tokens=self._pace.prompt_tokens(0),
+            request.num_prompt_tokens, request.prompt_marks, prefix, is_shared=is_shared, step_tokens=step_tokens
         )
         keys = sequence.keys.of(sequence.token_ids) if positions else ()
         sequence.snapshot_positions = tuple(

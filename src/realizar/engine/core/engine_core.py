@@ -53,15 +53,9 @@ class EngineCore:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        spec: ModelSpec,
-        config: ResolvedConfig,
-        *,
-        policy: Policy | None = None,
-        new_grammars: Callable[[], GrammarService] | None = None,
-        drafter: Drafter | None = None,
-    ) -> None:
+        self, backend: Backend, spec: ModelSpec, config: ResolvedConfig, *, policy: Policy | None = None,
+        new_grammars: Callable[[], GrammarService] | None = None, drafter: Drafter | None = None,
+    ) -> None:  # fmt: skip
         capacity = backend.capacity()
         max_running = min(config.max_running, capacity.max_rows)
         max_step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)

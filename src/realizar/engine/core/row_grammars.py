@@ -126,10 +126,8 @@ class RowGrammars:
         structured = opened.sampling.structured
         if structured is not None:
             output = opened.history[opened.num_prompt_tokens :]
-            self._rows[opened.row] = row = self._made_service().open_row(
-                structured, output, opened.sampling.structured_begun
-            )
-            self._slots[opened.row] = row.slot
+            row = self._made_service().open_row(structured, output, opened.sampling.structured_begun)
+            self._rows[opened.row], self._slots[opened.row] = row, row.slot
 
     def close(self, row: int) -> None:
         found = self._rows.pop(row, None)
