@@ -34,9 +34,9 @@ def _expressions() -> Iterator[str]:
 
 def test_dashboard_and_alerts_name_metrics_that_a_server_has(server: RunningServer) -> None:
     body = {"model": server.model.name, "prompt": "a", "max_tokens": 2}
-    assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
-    assert httpx.get(f"{server.url}/nowhere").status_code == 404
-    text = httpx.get(f"{server.url}/metrics").text
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert httpx.get(f"{server.url}/nowhere", timeout=60).status_code == 404
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
     present = set(re.findall(r"^([\w:]+)(?:{| )", text, re.MULTILINE))
     present |= {f"realizar:{stem}" for stem, _, _ in _GAUGES_OF_A_GPU}
     of_several = {f"{each.name}_total" if each.kind == "counter" else each.name for each in shelf_samples(())}

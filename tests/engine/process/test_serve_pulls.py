@@ -39,4 +39,4 @@ def test_a_client_pulls_asks_and_finds_it_again(tiny: Path, tmp_path: Path, monk
             assert client.generate(NAME, "Once", options={"num_predict": 3}).eval_count == 3
         with serving("--allow-pull", *OPTIONS) as server:
             url = server.wait_ready()
-            assert [each["id"] for each in httpx.get(f"{url}/v1/models").json()["data"]] == ["user/tiny"]
+            assert [each["id"] for each in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]] == ["user/tiny"]

@@ -76,7 +76,8 @@ def test_the_openai_client_finds_the_same_api(hosts: TwoHosts) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
     wait_until(lambda: sum(stats.generation_tokens > 0 for stats in hosts.engines()) == 2, "both engines had requests")
     wait_until(
-        lambda: len(ServerState.parse(httpx.get(f"{hosts.url}/metrics").text).replicas) == 2, "each has its own figures"
+        lambda: len(ServerState.parse(httpx.get(f"{hosts.url}/metrics", timeout=60).text).replicas) == 2,
+        "each has its own figures",
     )
 
 

@@ -50,7 +50,7 @@ async def subject(port: int) -> str:
 
 def test_answers_and_streams_over_https(tmp_path: Path) -> None:
     async def main() -> None:
-        async with Door(settings(tmp_path)) as door, httpx.AsyncClient(verify=trusting("first")) as client:
+        async with Door(settings(tmp_path)) as door, httpx.AsyncClient(verify=trusting("first"), timeout=60) as client:
             url = f"https://127.0.0.1:{door.port}/v1/chat/completions"
             body = {"messages": [{"role": "user", "content": "hi"}]}
             assert (await client.post(url, json=body)).status_code == 200
