@@ -37,8 +37,7 @@ class EngineConfig:
             kernel of a step, and small steps wait for the host.
         device_check: true compares a GPU with the CPU on small models, where no verdict on its card, driver and kernels
             is kept, and goes without the kernels that it gets wrong. False trusts it.
-        threads: CPU threads, at most 1,024: they wait for each other in loops, and a mistyped number would stop the
-            machine. None takes the physical cores, or fewer if a control group limits the processor's time.
+        threads: CPU threads; None takes the physical cores, or fewer if a control group limits the processor's time.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32.
         context_length: maximum of prompt and output tokens of a request; None takes the model's.
@@ -50,9 +49,8 @@ class EngineConfig:
         kv_cache_bytes: memory for the KV cache; None has room for max_running requests of typical_request_tokens, and
             for 1 to 4 of the whole context, bounded by a share of free memory. On a GPU, None takes the free memory.
         host_snapshot_bytes: memory of the host for snapshots of states that have no room on the device, of a model
-            whose layers have states. It is pinned for a GPU in pieces, as snapshots first need them; on the CPU it is
-            memory of the same kind with a bound of its own. None takes none on the CPU, and for a GPU an eighth of what
-            is free, at most 4 GiB, divided by host_sharers.
+            whose layers have states. None takes none on the CPU, and for a GPU an eighth of what is free, at most
+            4 GiB, divided by host_sharers.
         host_sharers: engines that share the host's memory, each with its part of what host_snapshot_bytes is then.
         typical_request_tokens: expected prompt and output tokens of a request; longer and shorter ones run too.
         expert_used_count: experts that a token goes through in each mixture, which changes answers; None takes the
@@ -69,7 +67,7 @@ class EngineConfig:
             except for ties on a GPU, as above.
     """
 
-    threads: int | None = number(None, 1, 1024)
+    threads: int | None = number(None, 1, 1024)  # they wait in loops: a mistyped number would stop the machine
     kv_cache_dtype: KVCacheDType = "auto"
     context_length: int | None = number(None, 1)
     max_running: int | None = number(None, 1, 65_536)
