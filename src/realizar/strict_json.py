@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any, NoReturn
 
 
@@ -39,13 +40,9 @@ def parse_strictly(text: str) -> Any:
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
-    if len(values) == len(pairs):
-        return values
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise StrictJSONError(f"duplicate key {key[:80]!a}")
-        seen.add(key)
+    if len(values) < len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise StrictJSONError(f"duplicate key {key[:80]!a}")
     return values
 
 

@@ -83,12 +83,9 @@ def host_snapshots_within(
     if config.chosen.kind == "cpu":
         return 0
     useful = int(cached_tokens / _SNAPSHOT_TOKENS)
-    count = min(_default_host_bytes(config.host_sharers) // snapshot_bytes, useful)
+    default_bytes = min(free_memory_bytes() // HOST_SHARE, _MOST_ON_HOST) // config.host_sharers
+    count = min(default_bytes // snapshot_bytes, useful)
     return count if min(count, useful - num_snapshots) >= _FEWEST_ON_HOST else 0
-
-
-def _default_host_bytes(sharers: int) -> int:
-    return min(free_memory_bytes() // HOST_SHARE, _MOST_ON_HOST) // sharers
 
 
 def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) -> None:
