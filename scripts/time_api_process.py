@@ -86,7 +86,7 @@ class MadeUpLink:
 
     async def start(self, listener: LinkListener) -> None:
         self._listener = listener
-        capacity = Capacity(32, (1 << 20,), 1024, 512, 4096, 1, 1, 1, "none", 0.0)
+        capacity = Capacity(32, (1 << 20,), 1, 1, 1, "none", 0.0)
         listener.handle(Ready(EngineInfo("made up", self._vocab_size, 1, 4096, 4096, 1024, capacity, 0, 4096, 1, 16)))
         self._task = asyncio.create_task(self._run())
 

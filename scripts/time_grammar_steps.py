@@ -143,8 +143,8 @@ class ImaginedDevice:
     def capacity(self) -> Capacity:
         length = PROMPT + self._tokens + 1
         return Capacity(
-            block_size=BLOCK, num_blocks=(self._rows * (length + BLOCK) // BLOCK + 1,), max_rows=self._rows,
-            max_step_tokens=2048, context_length=length, weight_bytes=1, weight_bytes_per_token=1, kv_cache_bytes=1,
+            block_size=BLOCK, num_blocks=(self._rows * (length + BLOCK) // BLOCK + 1,),
+            weight_bytes=1, weight_bytes_per_token=1, kv_cache_bytes=1,
             kv_cache_dtype="bf16", load_s=0.0,
         )  # fmt: skip
 

@@ -88,8 +88,7 @@ class AtOnce:
         config, size = self._config, self._config.block_size
         blocks = config.max_running * (PROMPT + STEPS + size) // size + 1
         return Capacity(
-            block_size=size, num_blocks=(blocks,), max_rows=config.max_running, max_step_tokens=config.max_step_tokens,
-            context_length=PROMPT + STEPS + 1, weight_bytes=1, weight_bytes_per_token=1, kv_cache_bytes=1,
+            block_size=size, num_blocks=(blocks,), weight_bytes=1, weight_bytes_per_token=1, kv_cache_bytes=1,
             kv_cache_dtype="bf16", load_s=0.0,
         )  # fmt: skip
 

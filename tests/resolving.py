@@ -21,6 +21,7 @@ from realizar.engine.frontend.growing_choice import GrowingText
 from realizar.engine.llm import LLM
 from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams
+from scripted_backend import ScriptedBackend
 
 
 def resolved(
@@ -41,9 +42,13 @@ def new_core(
     **options: Any,
 ) -> EngineCore:
     """A core around a loaded backend, with as many steps in flight as a test wants."""
-    most = backend.capacity().max_rows
-    rows = most if config.max_running is None else min(config.max_running, most)
-    settled = resolve_config(spec, replace(config, max_running=rows), device, float32_weights=False)
+    if not isinstance(backend, ScriptedBackend):
+        settled = resolve_config(spec, config, device, float32_weights=False)
+    else:
+        rows = min(config.max_running or backend.max_running, backend.max_running)
+        settled = resolve_config(spec, replace(config, max_running=rows), device, float32_weights=False)
+        tokens = min(settled.max_step_tokens, backend.max_step_tokens)
+        settled = replace(settled, max_step_tokens=tokens, context_length=backend.context_length)
     return EngineCore(backend, spec, replace(settled, steps_in_flight=steps_in_flight), **options)
 
 

@@ -224,8 +224,9 @@ class ScriptedBackend:
         num_drafts: int = 0,
     ) -> None:
         self.windows = tuple(windows)
+        self.max_running, self.max_step_tokens, self.context_length = max_rows, max_step_tokens, context_length
         self.limits = Capacity(
-            block_size, tuple(num_blocks), max_rows, max_step_tokens, context_length, 0, 0, 0, "scripted", 0.0,
+            block_size, tuple(num_blocks), 0, 0, 0, "scripted", 0.0,
             num_snapshots=num_snapshots or 0, num_host_snapshots=num_host_snapshots, num_drafts=num_drafts,
         )  # fmt: skip
         self._states = None if num_snapshots is None else ScriptedStates(num_snapshots, block_size, num_host_snapshots)
@@ -257,7 +258,7 @@ class ScriptedBackend:
     def open(self, opened: OpenedRow) -> None:
         row = opened.row
         require(row not in self.rows, f"row {row} is open already")
-        require(0 <= row < self.limits.max_rows, f"there is no row {row}")
+        require(0 <= row < self.max_running, f"there is no row {row}")
         require(0 < opened.num_prompt_tokens <= len(opened.history), "the history is shorter than the prompt")
         self.rows[row] = OpenRow(opened)
 
@@ -322,7 +323,7 @@ class ScriptedBackend:
 
     def _check(self, step: ForwardInput) -> None:
         tokens = len(step.columns.token_ids)
-        require(0 < tokens <= self.limits.max_step_tokens, f"{tokens} tokens in a step")
+        require(0 < tokens <= self.max_step_tokens, f"{tokens} tokens in a step")
         require(len({row.row for row in rows_of(step)}) == len(rows_of(step)), "a row is twice in a step")
         require(
             sum(row.num_tokens for row in rows_of(step)) == tokens == len(step.positions),
@@ -333,7 +334,7 @@ class ScriptedBackend:
 
     def _run_row(self, place: int, row: ScheduledRow, step: ForwardInput) -> list[int]:
         open_row = self.rows[row.row]
-        require(row.num_context_tokens <= self.limits.context_length, "past the context")
+        require(row.num_context_tokens <= self.context_length, "past the context")
         states, token_ids = [], []
         for index in range(row.num_tokens):
             at, position = step.columns.starts[place] + index, row.num_computed_tokens + index

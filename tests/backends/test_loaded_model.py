@@ -57,7 +57,6 @@ def test_shutdown_drops_the_model(make: Callable[[], Any], kind: Any) -> None:
     for _ in range(2):  # it can be loaded again
         backend.load(spec, checkpoint, config)
         capacity = backend.capacity()
-        assert (capacity.context_length, capacity.max_rows, capacity.max_step_tokens) == (64, 2, 32)
         assert capacity.kv_cache_dtype == config.kv_dtype == "f32"
         parts = parts_of(backend.model)
         assert {"weights", "kv"} <= set(parts)

@@ -36,7 +36,7 @@ RECIPE = Recipe(64, 4, 2, weights="Q4_0", windows=(None, 40), parts=("token_norm
 
 
 def capacity(*num_blocks: int) -> Capacity:
-    return Capacity(32, num_blocks, 4, 512, 1024, 0, 0, 0, "f16", 0.0)
+    return Capacity(32, num_blocks, 0, 0, 0, "f16", 0.0)
 
 
 def test_rows_of_a_step_lie_side_by_side() -> None:

@@ -56,7 +56,7 @@ def test_the_largest_context_that_fits_is_loaded_once(checkpoint: Checkpoint, mo
     fixed, request = needed(checkpoint, whole // 2)
     give(monkeypatch, fixed + int(request / 0.4) + 64)
     core = load_fitting_core(checkpoint, CONFIG)
-    assert core.capacity.context_length == whole // 2
+    assert core.config.context_length == whole // 2
     core.close()
     assert loads == [whole // 2]
     give(monkeypatch, 1 << 36)
@@ -88,7 +88,7 @@ def test_half_of_a_plan_that_was_off_is_tried_once(
 
     monkeypatch.setattr(loading, "load_core", short_of_memory)
     core = load_fitting_core(checkpoint, CONFIG)
-    assert core.capacity.context_length == whole // 2
+    assert core.config.context_length == whole // 2
     core.close()
     assert f"{whole} tokens does not fit; {whole // 2} tokens are tried: the GPU is out" in caplog.text
     most = 0

@@ -51,7 +51,7 @@ class PlayedLink:
 
     async def start(self, listener: LinkListener) -> None:
         self.listener = listener
-        capacity = Capacity(BLOCK, (64,), 2, 16, 64, 1, 1, 1, "none", 0.0)
+        capacity = Capacity(BLOCK, (64,), 1, 1, 1, "none", 0.0)
         listener.handle(Ready(EngineInfo("made up", 99, 1, 64, 64, 2, capacity, 0, 1, 1, BLOCK)))
 
     def send(self, command: Command) -> None:

@@ -64,7 +64,7 @@ class Engine:
         self.is_closed = True
 
     def ready(self, max_running: int = 2) -> None:
-        capacity = Capacity(BLOCK, (64,), 2, 16, 64, 100, 1, 1000, "none", 0.0)
+        capacity = Capacity(BLOCK, (64,), 100, 1, 1000, "none", 0.0)
         info = EngineInfo("made up", 99, 1, 4096, 4096, max_running, capacity, 7, 3, 1, BLOCK)
         self.listener.handle(Ready(info))
 

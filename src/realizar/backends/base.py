@@ -43,12 +43,10 @@ class ForwardInput:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The capacity of a loaded backend.
+    """The capacity of a loaded backend, beside what its `ResolvedConfig` says.
 
     Attributes:
         num_blocks: per cache group (`ModelSpec.cache_groups`); block 0 is usable.
-        max_rows, max_step_tokens: in one step.
-        context_length: tokens per request.
         weight_bytes: packed weights. weight_bytes_per_token: read for one token at batch 1.
         kv_cache_bytes: allocated, snapshots on the device included.
         step_sizes: numbers of tokens, ascending, to which a step with prompts is padded; none where none is.
@@ -58,9 +56,6 @@ class Capacity:
 
     block_size: int
     num_blocks: tuple[int, ...]
-    max_rows: int
-    max_step_tokens: int
-    context_length: int
     weight_bytes: int
     weight_bytes_per_token: int
     kv_cache_bytes: int

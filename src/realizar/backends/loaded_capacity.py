@@ -34,9 +34,8 @@ def loaded_capacity(
     """
     per_token = weight_bytes if token_bytes is None else token_bytes
     return Capacity(
-        block_size=config.block_size, num_blocks=kv.num_blocks, max_rows=config.max_running,
-        max_step_tokens=config.max_step_tokens, context_length=config.context_length,
-        weight_bytes=weight_bytes + copy_bytes, weight_bytes_per_token=per_token,
+        block_size=config.block_size, num_blocks=kv.num_blocks, weight_bytes=weight_bytes + copy_bytes,
+        weight_bytes_per_token=per_token,
         kv_cache_bytes=kv.size_bytes + kv.snapshot_bytes, kv_cache_dtype=kv.dtype,
         load_s=load_s, step_sizes=step_sizes, num_snapshots=kv.num_snapshots,
         num_host_snapshots=kv.num_host_snapshots,

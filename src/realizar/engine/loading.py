@@ -164,7 +164,7 @@ def measure_fetching(core: EngineCore, backend: Backend) -> FetchSpeed | None:
         _warn_of_cache(core, backend.snapshot_bytes)
         _warn_of_host(core, backend.snapshot_bytes)
         return None
-    count = min(_MOST_MEASURED_TOKENS, core.capacity.max_step_tokens, core.scheduler.max_request_tokens - 1)
+    count = min(_MOST_MEASURED_TOKENS, core.config.max_step_tokens, core.scheduler.max_request_tokens - 1)
     prompt = tuple(place * 7919 % core.spec.vocab_size for place in range(count))
     reader = EngineCore(backend, core.spec, core.config)
     seconds = min(_read(reader, prompt, salt) for salt in ("first", "second"))  # the first may compile
@@ -183,7 +183,7 @@ def _warn_of_cache(core: EngineCore, snapshot_bytes: int) -> None:
             "prefixes are not cached: a snapshot of the model's states takes %s, and the KV cache has no room for one"
             " beside a request of %d tokens; raise kv_cache_bytes or lower the context length",
             format_bytes(snapshot_bytes),
-            core.capacity.context_length,
+            core.config.context_length,
         )
 
 

@@ -144,7 +144,7 @@ def test_files_without_keys(tmp_path: Path, content: bytes) -> None:
 
 
 def info(context_length: int, max_request_tokens: int) -> EngineInfo:
-    capacity = Capacity(32, (100, 64), 8, 512, context_length, 96_400_000, 1, 3_070_000_000, "f16", 0.52)
+    capacity = Capacity(32, (100, 64), 96_400_000, 1, 3_070_000_000, "f16", 0.52)
     return EngineInfo("llama", 512, 256, context_length, max_request_tokens, 8, capacity, 1, 32, 3, 16)
 
 

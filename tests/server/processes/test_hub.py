@@ -58,7 +58,7 @@ class Link:
 
     async def start(self, listener: LinkListener) -> None:
         self.listener = listener
-        capacity = Capacity(16, (64,), 2, 16, 64, 1, 1, 1, "none", 0.0)
+        capacity = Capacity(16, (64,), 1, 1, 1, "none", 0.0)
         listener.handle(Ready(EngineInfo("made up", 99, 1, 64, 64, 2, capacity, 0, 1, 1, 16)))
 
     def send(self, command: Command) -> None:

@@ -57,20 +57,18 @@ class EngineCore:
         new_grammars: Callable[[], GrammarService] | None = None, drafter: Drafter | None = None,
     ) -> None:  # fmt: skip
         capacity = backend.capacity()
-        max_running = min(config.max_running, capacity.max_rows)
-        max_step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
         self._backend, self.spec, self.config, self.capacity = backend, spec, config, capacity
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
-        self.grammars = RowGrammars(new_grammars, max_running)
+        self.grammars = RowGrammars(new_grammars, config.max_running)
         self._failing: dict[int, RowError] = {}  # sequences that end once what was scheduled of them is submitted
         self._death: str | None = None
         self.cache = KVCacheManager(
             [group.window for group in spec.cache_groups()],
             capacity.num_blocks,
             block_size=capacity.block_size,
-            num_rows=max_running,
-            context_length=capacity.context_length,
-            max_step_tokens=max_step_tokens,
+            num_rows=config.max_running,
+            context_length=config.context_length,
+            max_step_tokens=config.max_step_tokens,
             prefix_cache=config.prefix_cache,
             has_state=bool(spec.state_layers()),
             num_snapshots=capacity.num_snapshots,
