@@ -25,18 +25,12 @@ KEY_BYTES = 16
 
 
 class BlockKeys:
-    """Keys of the full blocks of one growing history.
+    """Keys of the full blocks of one growing history."""
 
-    `context` is what a block's contents or its sharing depend on beside the tokens: the salt.
-    """
-
-    def __init__(
-        self, block_size: int, context: str | None, embeddings: Sequence[PromptEmbeddings] = ()
-    ) -> None:  # fmt: skip
+    def __init__(self, block_size: int, salt: str | None, embeddings: Sequence[PromptEmbeddings] = ()) -> None:
         self._block_size, self._embeddings = block_size, embeddings
-        self._root = hashlib.sha256(
-            b"" if context is None else b"salt " + context.encode("utf-8", "surrogatepass")
-        ).digest()
+        root = b"" if salt is None else b"salt " + salt.encode("utf-8", "surrogatepass")
+        self._root = hashlib.sha256(root).digest()
         self._keys: list[bytes] = []
 
     def of(self, token_ids: NDArray[np.int32]) -> Sequence[bytes]:

@@ -273,9 +273,8 @@ class GroupBlocks:
 
     @property
     def max_tokens(self) -> int:
-        table = self.tables.shape[1]
-        fits = self.blocks_for(table * self.block_size, 1) <= self.pool.num_blocks
-        return (table if fits else self.pool.num_blocks) * self.block_size
+        fits = self._most_held <= self.pool.num_blocks
+        return (self.tables.shape[1] if fits else self.pool.num_blocks) * self.block_size
 
     def has_room(self, num_tokens: int, max_step_tokens: int, prefix: Sequence[int]) -> bool:
         """True if a new sequence that starts with the blocks of `prefix` fits, beside a block for each growing row."""

@@ -27,7 +27,6 @@ class Plan:
     def __init__(self, budget: int, max_rows: int) -> None:
         self.budget, self._max_rows = budget, max_rows
         self._most_prompt_tokens: Callable[[int], int | None] = lambda _position: None
-        self._num_decode_tokens = 0
         self._left: dict[str, int] | None = None  # tokens of each client's prompts, while they are shared out
         self.decodes: Rows = np.zeros(0, np.intp)
         self.num_drafts: Column | None = None
@@ -68,13 +67,13 @@ class Plan:
 
     def start_prompts(self, most_tokens: Callable[[int], int | None], position: int) -> None:
         """Bound the tokens of prompts, now that all decodes are in, by `most_tokens` of the farthest one's position."""
-        self._num_decode_tokens, self._most_prompt_tokens = self.num_tokens, most_tokens
+        self._most_prompt_tokens = most_tokens
         self.limit(position, least=0)
 
     def limit(self, position: int, *, least: int = 1) -> None:
         """Limit the budget for a prompt that goes on after so many tokens: later ones are slower."""
         if (most := self._most_prompt_tokens(position)) is not None:
-            self.budget = min(self.budget, max(most - (self.num_tokens - self._num_decode_tokens), least))
+            self.budget = min(self.budget, max(most - sum(self.prompts.values()), least))
 
     def add(self, sequence: Sequence, count: int) -> None:
         """Schedule `count` tokens of a prompt in all."""

@@ -95,10 +95,7 @@ def _spread(fixed: ListOf[int], others: Iterable[ListOf[int]], start: int, gap: 
 
 
 class StateCopies:
-    """Part of a scheduler. For a model without states, and without a prefix cache, it does nothing.
-
-    `pace` knows how many tokens of prompts a step reads.
-    """
+    """Part of a scheduler. For a model without states, and without a prefix cache, it does nothing."""
 
     def __init__(self, cache: KVCacheManager, open_sequences: OpenSequences, deltas: GrowingDeltas, pace: Pace) -> None:
         self._cache, self._open, self._deltas, self._pace = cache, open_sequences, deltas, pace

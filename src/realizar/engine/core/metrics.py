@@ -15,10 +15,8 @@ class EngineStats:
         kv_cache_bytes: that the KV cache may take. resident_bytes: memory of the engine's process, 0 where not known.
         num_preemptions: choices that gave up their blocks and were recomputed.
         prefix_cache_queries, prefix_cache_hits: prompt tokens looked up, and found computed.
-        num_snapshots: of states, kept on the device now. num_host_snapshots: in the host's memory.
-        snapshots_taken, snapshots_restored, snapshots_dropped: copies of states from rows and to rows, and copies that
-            were given up.
-        snapshots_stored, snapshots_fetched: those of them that were moved to the host's memory, and restored from it.
+        num_snapshots, num_host_snapshots: of states, kept on the device and on the host now.
+        snapshots_taken, and the like: copies of states, as in `SnapshotCounts`.
         draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
         num_steps: steps run. step_s: seconds spent in them.
         prompt_tokens, generation_tokens: tokens read and sampled.
