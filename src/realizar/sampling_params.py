@@ -71,18 +71,17 @@ class StructuredOutput:
     value: str = ""
 
     def __post_init__(self) -> None:
+        value: object = self.value
         if self.kind not in get_args(StructuredKind):
             known = ", ".join(get_args(StructuredKind))
-            raise InvalidRequestError(
-                f"the kind of structured output must be one of {known}, not {self.kind}", "structured"
-            )
-        value: object = self.value
-        if not isinstance(value, str):
-            raise InvalidRequestError(f"the {self.kind} must be given as text, not {value!r}", "structured")
-        if (self.kind == "json_object") != (not value):
-            raise InvalidRequestError(
-                "json_object takes no value" if value else f"the {self.kind} is empty", "structured"
-            )
+            fault = f"the kind of structured output must be one of {known}, not {self.kind}"
+        elif not isinstance(value, str):
+            fault = f"the {self.kind} must be given as text, not {value!r}"
+        elif (self.kind == "json_object") != (not value):
+            fault = "json_object takes no value" if value else f"the {self.kind} is empty"
+        else:
+            return
+        raise InvalidRequestError(fault, "structured")
 
 
 @dataclass(frozen=True, slots=True)
