@@ -98,15 +98,14 @@ def resolve_model(
     if config.device == "auto":
         chosen = _device_for(spec, chosen)
     check_tensors(spec, checkpoint)
-    if config.max_running is None and chosen.kind == "cuda" and spec.state_layers():
+    if chosen.kind == "cuda" and spec.state_layers():
+        from realizar.backends.cuda.device import has_memory_of_host
         from realizar.backends.cuda.recurrences.memory import rows_within
 
-        memory = _free_on_gpu(chosen) if memory_bytes is None else memory_bytes
-        config = replace(config, max_running=rows_within(spec, config, memory - checkpoint.size_bytes))
-    if config.host_snapshot_bytes is None and chosen.kind == "cuda" and spec.state_layers():
-        from realizar.backends.cuda.device import has_memory_of_host
-
-        if has_memory_of_host(chosen.index):
+        if config.max_running is None:
+            memory = _free_on_gpu(chosen) if memory_bytes is None else memory_bytes
+            config = replace(config, max_running=rows_within(spec, config, memory - checkpoint.size_bytes))
+        if config.host_snapshot_bytes is None and has_memory_of_host(chosen.index):
             config = replace(config, host_snapshot_bytes=0)  # nothing is gained by moving them, and the cache takes it
     float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.matrices())
     return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights)
@@ -186,9 +185,7 @@ def _reporting_compilation(progress: LoadProgress | None) -> AbstractContextMana
     """Around the import of a module of the CPU backend: some kernels are compiled with their modules."""
     from realizar.backends.cpu.compile_events import on_compiling
 
-    return on_compiling(
-        lambda: None if progress is None else progress("compiling kernels for this processor, once", 1.0)
-    )
+    return on_compiling(lambda: (progress or no_progress)("compiling kernels for this processor, once", 1.0))
 
 
 def refusal(spec: ModelSpec, kind: Device) -> str | None:
