@@ -32,11 +32,9 @@ def loaded_capacity(
         token_bytes: of the weights that one token reads; None if that is all of them.
         step_sizes: numbers of tokens to which steps with prompts are padded.
     """
-    per_token = weight_bytes if token_bytes is None else token_bytes
     return Capacity(
         block_size=config.block_size, num_blocks=kv.num_blocks, weight_bytes=weight_bytes + copy_bytes,
-        weight_bytes_per_token=per_token,
-        kv_cache_bytes=kv.size_bytes + kv.snapshot_bytes, kv_cache_dtype=kv.dtype,
-        load_s=load_s, step_sizes=step_sizes, num_snapshots=kv.num_snapshots,
-        num_host_snapshots=kv.num_host_snapshots,
+        weight_bytes_per_token=weight_bytes if token_bytes is None else token_bytes,
+        kv_cache_bytes=kv.size_bytes + kv.snapshot_bytes, kv_cache_dtype=kv.dtype, load_s=load_s,
+        step_sizes=step_sizes, num_snapshots=kv.num_snapshots, num_host_snapshots=kv.num_host_snapshots,
     )  # fmt: skip
