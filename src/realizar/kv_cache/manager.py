@@ -355,10 +355,9 @@ class GroupBlocks:
         owned = np.zeros(self.pool.num_blocks, np.int64)
         for row, (first, end) in enumerate(zip(self.first, self.end, strict=True)):
             np.add.at(owned, self.tables[row, first:end], 1)
-        wrong = [block for block in range(len(owned)) if owned[block] != self.pool.ref_count(block)]
-        if wrong:
-            raise RuntimeError(
-                f"block tables hold KV block {wrong[0]} {owned[wrong[0]]} times, "
-                f"and its reference count is {self.pool.ref_count(wrong[0])}"
-            )
+        for block, held in enumerate(owned.tolist()):
+            if held != (count := self.pool.ref_count(block)):
+                raise RuntimeError(
+                    f"block tables hold KV block {block} {held} times, and its reference count is {count}"
+                )
         return counts

@@ -200,7 +200,7 @@ class Sequence:
         self.turn = 0.0
         self.row: int | None = None
         self.num_queried = self.num_cached_tokens = 0
-        self.snapshot_positions: tuple[int, ...] = ()
+        self.snapshot_positions: list[int] = []
         self.snapshots = NO_SNAPSHOTS
         self.scheduled_s: float | None = None
         self._table = table

@@ -113,9 +113,8 @@ class StateCopies:
             request.num_prompt_tokens, request.prompt_marks, prefix, is_shared=is_shared, step_tokens=step_tokens
         )
         keys = sequence.keys.of(sequence.token_ids) if positions else ()
-        sequence.snapshot_positions = tuple(
-            [at for at in positions if not self._cache.snapshots.has(keys[at // self._cache.block_size - 1])]
-        )
+        size, has_snapshot = self._cache.block_size, self._cache.snapshots.has
+        sequence.snapshot_positions = [at for at in positions if not has_snapshot(keys[at // size - 1])]
 
     def of_step(self, plan: Plan) -> StateMoves:
         snapshots = self._cache.snapshots
@@ -125,8 +124,7 @@ class StateCopies:
             snapshots.keep(sequence.own_row, key)
         for sequence in plan.prompts:
             if sequence.snapshot_positions and sequence.snapshot_positions[0] == sequence.num_computed_tokens:
-                position, *later = sequence.snapshot_positions
-                sequence.snapshot_positions = tuple(later)
+                position = sequence.snapshot_positions.pop(0)
                 row, client = sequence.own_row, sequence.request.client.name
                 self._cache.take_snapshot(row, sequence.keys, sequence.token_ids, position, client)
         for row, use in snapshots.take_uses().items():
