@@ -284,16 +284,11 @@ class Sequence:
         return tuple(LogprobQuery(at - start, prompt[at + 1], wanted) for at in range(first, end))
 
     def opened(self) -> OpenedRow:
-        history = self.token_ids.tolist()
-        for run in self.request.embeddings:
+        request, history = self.request, self.token_ids.tolist()
+        for run in request.embeddings:
             history[run.start : run.end] = [GIVEN_EMBEDDING] * run.num_tokens
         return OpenedRow(
-            sequence_id=self.sequence_id,
-            row=self.own_row,
-            sampling=self.request.sampling,
-            history=tuple(history),
-            num_prompt_tokens=self.request.num_prompt_tokens,
-            choice=self.choice,
+            self.sequence_id, self.own_row, request.sampling, tuple(history), request.num_prompt_tokens, self.choice
         )
 
 
