@@ -36,7 +36,7 @@ class BlockPool:
     """
 
     def __init__(
-        self, num_blocks: int, on_evict: Callable[[bytes], None] = lambda _key: None, *, moves_keys: bool = False,
+        self, num_blocks: int, on_evict: Callable[[bytes], None] | None = None, *, moves_keys: bool = False,
         kind: str = "KV block",
     ) -> None:  # fmt: skip
         self.num_blocks, self._on_evict, self._moves_keys, self._kind = num_blocks, on_evict, moves_keys, kind
@@ -68,7 +68,8 @@ class BlockPool:
             if not self._free:
                 key = next(self.cached_keys())
                 self.drop(key)
-                self._on_evict(key)
+                if self._on_evict is not None:
+                    self._on_evict(key)
             blocks.append(self._free.pop())
             self._ref_counts[blocks[-1]] = 1
         return blocks

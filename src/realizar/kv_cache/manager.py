@@ -69,7 +69,8 @@ class KVCacheManager:
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
         self._watched: list[KeyLog] = []  # of blocks, and of those that a sequence can follow, if not any
         max_blocks = -(-context_length // block_size)
-        pools = [BlockPool(count, self.snapshots.drop, moves_keys=has_state) for count in num_blocks]
+        on_evict = self.snapshots.drop if has_state else None
+        pools = [BlockPool(count, on_evict, moves_keys=has_state) for count in num_blocks]
         self._groups = tuple(
             GroupBlocks(window, pool, block_size, num_rows, max_blocks)
             for window, pool in zip(windows, pools, strict=True)

@@ -243,8 +243,10 @@ class OpenSequences:
     def remove(self, sequence: Sequence) -> None:
         request = sequence.request
         if sequence.running:
-            self.stop(sequence)
-        self._wait_no_more(sequence)
+            self.running.remove(sequence)
+            self._running_rows = None
+        else:
+            self._wait_no_more(sequence)
         self.take_row(sequence)
         if sequence.scheduled_s is None:
             self._turns.give_up(request.client)
