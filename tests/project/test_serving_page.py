@@ -11,8 +11,8 @@ import pytest
 from realizar.backends.load_progress import LoadProgress
 from realizar.cli.main import app
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.async_link import ThreadLink
+from realizar.engine.stats import EngineStats
 from realizar.replicas.link import ReplicaLink
 from realizar.server.figures import ServerFigures, own_samples
 from realizar.server.metrics import COUNTERS, GAUGES, Metrics, MetricSamples, exposition_of

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from realizar.backends.base import Capacity
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.frontend.async_link import LinkListener
 from realizar.engine.frontend.shared_engine import NoText
@@ -25,6 +24,7 @@ from realizar.engine.process.messages import (
     Ready,
     Reply,
 )
+from realizar.engine.stats import EngineStats
 from realizar.ray.calls import EngineCalls
 from realizar.ray.reported_keys import RouteWish
 from realizar.ray.serve_link import ServeLink

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from realizar.engine.core.metrics import EngineStats
+from realizar.engine.stats import EngineStats
 from realizar.ray import serve_link
 from realizar.ray.serve_link import EngineFigures
 from realizar.server.metrics import exposition_of

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from realizar.backends.base import Capacity
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.frontend.async_link import LinkListener
 from realizar.engine.frontend.async_stream import AsyncStream
@@ -27,6 +26,7 @@ from realizar.engine.process.messages import (
     Reply,
     record_error,
 )
+from realizar.engine.stats import EngineStats
 from realizar.errors import EngineDeadError, InvalidRequestError
 from realizar.kv_cache.block_keys import KEY_BYTES, BlockKeys, CacheChanges
 from realizar.replicas.link import ReplicaLink

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.async_stream import AsyncStream, Embedding
 from realizar.engine.frontend.outputs import ChoiceDelta, CompletionOutput, RequestOutput, Timings
+from realizar.engine.stats import EngineStats
 from realizar.errors import EngineDeadError, EngineUnavailableError, RealizarError
 from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams

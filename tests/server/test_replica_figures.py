@@ -11,8 +11,8 @@ from realizar.bench.serve.load import LoadRun
 from realizar.bench.serve.report import as_markdown
 from realizar.bench.serve.servers import ServerState, read_state
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.async_link import ThreadLink
+from realizar.engine.stats import EngineStats
 from realizar.replicas.link import ReplicaLink
 from realizar.server.metrics import exposition_of
 from realizar.server.replica_figures import replica_samples

@@ -25,12 +25,12 @@ from realizar.backends.machine import default_threads
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.config import EngineConfig
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.planned_load import PlannedLoad
 from realizar.engine.process.messages import EngineInfo, Load
 from realizar.engine.process.planning import plan_loads
 from realizar.engine.process.supervisor import ProcessLink
+from realizar.engine.stats import EngineStats
 from realizar.models.pooling import default_pooling
 from realizar.ray.calls import EngineCalls
 from realizar.ray.options import Placement, RayOptions, placement_of

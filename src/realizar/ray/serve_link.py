@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.delta_shares import renumbered
 from realizar.engine.frontend.async_link import LinkListener
 from realizar.engine.frontend.open_table import OpenTable
@@ -38,6 +37,7 @@ from realizar.engine.process.messages import (
     RequestsLost,
     record_error,
 )
+from realizar.engine.stats import EngineStats
 from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError, RealizarError
 from realizar.ray.calls import Reports
 from realizar.ray.reported_keys import RouteWish, wish_of

@@ -14,7 +14,6 @@ from dataclasses import replace
 import msgspec
 
 from realizar.checkpoint.model_files import ModelFiles
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.delta_shares import renumbered
 from realizar.engine.frontend.async_link import EngineLink, LinkListener
 from realizar.engine.frontend.open_table import OpenTable
@@ -43,6 +42,7 @@ from realizar.engine.process.messages import (
     record_error,
     restore_error,
 )
+from realizar.engine.stats import EngineStats
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
 from realizar.replicas.places import Place
 from realizar.replicas.planning import PlannedReplica

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from realizar.backends.cgroup import processor_quota
+from realizar.backends.device_choice import choose_device, gpu_facts
 from realizar.backends.machine import allowed_cpus, read_machine
-from realizar.backends.select import choose_device, gpu_facts, resolve_model
+from realizar.backends.select import resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.loading import find_checkpoint

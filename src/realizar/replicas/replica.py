@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.async_link import EngineLink
 from realizar.engine.frontend.questions import Questions
 from realizar.engine.process.messages import Abort, Command, EngineInfo, EngineLost, Event, Reply
+from realizar.engine.stats import EngineStats
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.replicas.routing import ReplicaLoad
 from realizar.request import Request

@@ -14,8 +14,8 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.outputs import RequestOutput
+from realizar.engine.stats import EngineStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from realizar.engine.core.metrics import EngineStats
+from realizar.engine.stats import EngineStats
 from realizar.replicas.link import ReplicaLink
 from realizar.replicas.replica import ReplicaState
 from realizar.server.metrics import MetricSamples, engine_samples

@@ -14,11 +14,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
-from realizar.backends import select  # noqa: E402
+from realizar.backends import device_choice  # noqa: E402
 from realizar.backends.base import DeviceMemory  # noqa: E402
 from realizar.backends.cuda import cards, presence  # noqa: E402
+from realizar.backends.device_choice import choose_device, gpu_facts  # noqa: E402
 from realizar.backends.devices import ChosenDevice  # noqa: E402
-from realizar.backends.select import choose_device, gpu_facts  # noqa: E402
 from realizar.cli.commands.doctor import _gpu_lines  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -50,7 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(cards, "_missing_library", lambda: library)
         monkeypatch.setattr(cards, "_missing_compiler", lambda: compiler)
 
-    select._warn_once.cache_clear()
+    device_choice._warn_once.cache_clear()
     return has
 
 

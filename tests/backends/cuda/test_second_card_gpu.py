@@ -12,7 +12,8 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
 from random_models import Recipe, random_model  # noqa: E402
-from realizar.backends.select import choose_device, make_backend  # noqa: E402
+from realizar.backends.device_choice import choose_device  # noqa: E402
+from realizar.backends.select import make_backend  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.core.engine_core import EngineCore  # noqa: E402
 from realizar.request import Request  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
-from realizar.backends import select  # noqa: E402
+from realizar.backends import device_choice, select  # noqa: E402
 from realizar.backends.cuda import device as device_module  # noqa: E402
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, Family, interpreter_device  # noqa: E402
 from realizar.backends.devices import ChosenDevice  # noqa: E402
@@ -213,7 +213,7 @@ def test_doctor_compares_again(card: Card, monkeypatch: pytest.MonkeyPatch, caps
     kept.keep_verdicts(CARD, {str(MODELS[0]): Verdict("once", frozenset({"repack"}), False)})
     card.wrong, card.shapes = frozenset({"attention"}), ["tiny-delta"]
     monkeypatch.setattr(device_module, "open_device", lambda _index: CARD)
-    monkeypatch.setattr(select, "choose_device", lambda _wanted: ChosenDevice("cuda", 0, "H900"))
+    monkeypatch.setattr(device_choice, "choose_device", lambda _wanted: ChosenDevice("cuda", 0, "H900"))
     facts = doctor._facts(None)
     gpu = {"device": "cuda:0", "name": "H900", "compute_capability": "9.0", "free_bytes": 1, "memory_bytes": 1}
     monkeypatch.setattr(doctor, "_facts", lambda _replicas: {**facts, "gpus": [{**gpu, "fault": None}]})

@@ -17,7 +17,8 @@ if not torch.cuda.is_available():
 from realizar.backends.cuda import cards  # noqa: E402
 from realizar.backends.cuda.device import SLOWER, Family, open_device, refused_family  # noqa: E402
 from realizar.backends.cuda.native import attend_source, launcher, sources  # noqa: E402
-from realizar.backends.select import choose_device, compare_with_cpu, make_backend, resolve_model  # noqa: E402
+from realizar.backends.device_choice import choose_device  # noqa: E402
+from realizar.backends.select import compare_with_cpu, make_backend, resolve_model  # noqa: E402
 from realizar.backends.verdict.compare import difference  # noqa: E402
 from realizar.backends.verdict.judge import AGREES, judge  # noqa: E402
 from realizar.backends.verdict.small_models import SMALL_MODELS, SmallModel  # noqa: E402
@@ -143,11 +144,11 @@ def test_the_answer_of_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_compiler_the_cpu_runs_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from realizar.backends import select
+    from realizar.backends import device_choice
 
     monkeypatch.setenv("CC", "/nowhere/gcc")
     assert cards._missing_compiler() is not None
-    select._warn_once.cache_clear()
+    device_choice._warn_once.cache_clear()
     assert choose_device(EngineConfig().device).kind == "cpu"
     assert "Triton needs a C compiler" in caplog.text
     with pytest.raises(UnsupportedModelError, match="Triton needs a C compiler"):

@@ -10,7 +10,6 @@ import pytest
 
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process import main as process
 from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.main import EngineProcess
@@ -27,6 +26,7 @@ from realizar.engine.process.messages import (
     Reply,
     Shutdown,
 )
+from realizar.engine.stats import EngineStats
 from realizar.ipc.frames import FrameReader
 from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Request

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from realizar.backends.base import Transfer
 from realizar.config import EngineConfig
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Abort,
     Accepted,
@@ -36,6 +35,7 @@ from realizar.engine.process.messages import (
     record_error,
     restore_error,
 )
+from realizar.engine.stats import EngineStats
 from realizar.errors import (
     CapacityError,
     CheckpointError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from realizar.engine.core.metrics import EngineStats
+from realizar.engine.stats import EngineStats
 from server.models.shelf_case import Case, run
 
 

@@ -7,8 +7,8 @@ import re
 import msgspec
 from prometheus_client.exposition import generate_latest
 
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.outputs import CompletionOutput, RequestOutput, Timings
+from realizar.engine.stats import EngineStats
 from realizar.server.metrics import Metrics, MetricSamples, add_samples, exposition_of
 
 

@@ -237,7 +237,8 @@ def tune_command(
 ) -> None:
     """Measure a model's matmuls, experts' too, on this machine's GPU and keep the fastest tiles. Takes some minutes."""
     show_log(verbose)
-    from realizar.backends.select import choose_device, refusal
+    from realizar.backends.device_choice import choose_device
+    from realizar.backends.select import refusal
     from realizar.models.check_tensors import check_tensors
     from realizar.models.registry import build_spec
 

@@ -68,8 +68,8 @@ def doctor_command(*, replicas: _Replicas = None, verbose: Verbose = False, as_j
 def _facts(replicas: int | None) -> dict[str, Any]:
     from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_features, select, supported
     from realizar.backends.cpu.kernel_cache import cache_folder
+    from realizar.backends.device_choice import gpu_facts
     from realizar.backends.machine import read_machine
-    from realizar.backends.select import gpu_facts
     from realizar.hub.cache import folder_bytes, models_dir
 
     machine, features = read_machine(), host_features()
@@ -157,7 +157,8 @@ def _run_random_model(device: str) -> None:
 
 
 def _compare_with_cpu(device: str) -> None:
-    from realizar.backends.select import choose_device, compare_with_cpu
+    from realizar.backends.device_choice import choose_device
+    from realizar.backends.select import compare_with_cpu
 
     difference = compare_with_cpu(choose_device(device))
     if difference is not None:

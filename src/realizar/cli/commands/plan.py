@@ -51,7 +51,8 @@ def plan_command(
 
     Options are those of `realizar serve`. Exit status 1 if nothing fits.
     """
-    from realizar.backends.select import choose_planned_device, plan_memory, resolve_model
+    from realizar.backends.device_choice import choose_planned_device
+    from realizar.backends.select import plan_memory, resolve_model
     from realizar.engine.fetch_speed import known_speed
     from realizar.models.parameters import count_parameters
 

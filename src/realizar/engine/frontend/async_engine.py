@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any, Literal, NoReturn, TypeAlias, Unpack
 
 from realizar.backends.base import Transfer
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.async_link import EngineLink, closed_error
 from realizar.engine.frontend.async_stream import AsyncStream, Embedding
 from realizar.engine.frontend.growing_choice import GrowingText
@@ -32,6 +31,7 @@ from realizar.engine.process.messages import (
     RequestsLost,
     restore_error,
 )
+from realizar.engine.stats import EngineStats
 from realizar.errors import (
     EngineDeadError,
     EngineUnavailableError,

@@ -14,7 +14,6 @@ from typing import TypeAlias
 from realizar.backends.base import Transfer
 from realizar.backends.machine import resident_bytes
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Abort,
     Accepted,
@@ -35,6 +34,7 @@ from realizar.engine.process.messages import (
     WatchKeys,
     record_error,
 )
+from realizar.engine.stats import EngineStats
 from realizar.errors import (
     CapacityError,
     DeviceLostError,

@@ -12,7 +12,7 @@ import msgspec
 from realizar import errors
 from realizar.backends.base import Capacity, Transfer
 from realizar.config import Device, EngineConfig
-from realizar.engine.core.metrics import EngineStats
+from realizar.engine.stats import EngineStats
 from realizar.kv_cache.block_keys import CacheChanges
 from realizar.outputs import PromptProgress
 from realizar.request import Request

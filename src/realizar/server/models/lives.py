@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from realizar.backends.base import Transfer
 from realizar.checkpoint.model_files import ModelFiles
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.tasks import Tasks
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.child import LivenessPolicy
 from realizar.engine.process.messages import Load
 from realizar.engine.process.supervisor import ProcessLink
+from realizar.engine.stats import EngineStats
 from realizar.errors import RealizarError
 from realizar.server.api import Api, make_api
 from realizar.server.metrics import Metrics

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, get_args
 
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.async_engine import EngineState
 from realizar.engine.frontend.async_link import closed_error
 from realizar.engine.process.messages import Loading
+from realizar.engine.stats import EngineStats
 from realizar.errors import QueueFullError, RealizarError
 from realizar.request import Client
 from realizar.server.api import Api

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.frontend.places import Places
 from realizar.engine.planned_load import PlannedLoad
 from realizar.engine.process.child import growing_pause_s
+from realizar.engine.stats import EngineStats
 from realizar.errors import RealizarError
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api

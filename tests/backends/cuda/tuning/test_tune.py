@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from random_models import Recipe, random_model  # noqa: E402
-from realizar.backends import select  # noqa: E402
+from realizar.backends import device_choice  # noqa: E402
 from realizar.backends.cuda import device as device_module  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
@@ -21,6 +21,7 @@ from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Line, load_
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, WgmmaTiles  # noqa: E402
 from realizar.backends.cuda.tuning import measure  # noqa: E402
 from realizar.backends.cuda.tuning.sweep import Shape, candidates, model_shapes, split_counts, sweep  # noqa: E402
+from realizar.backends.devices import ChosenDevice  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.errors import CapacityError, KernelError  # noqa: E402
@@ -163,7 +164,7 @@ def test_the_command(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1)
-    monkeypatch.setattr(select, "choose_device", lambda _wanted: select.ChosenDevice("cuda"))
+    monkeypatch.setattr(device_choice, "choose_device", lambda _wanted: ChosenDevice("cuda"))
     monkeypatch.setattr(device_module, "open_device", lambda _index: card)
     monkeypatch.setattr(
         measure,
@@ -203,7 +204,7 @@ def test_what_no_gpu_runs_is_refused(
     first, second = spec.layers
     assert isinstance(first.feed_forward, Experts)
     ungated = replace(first, feed_forward=replace(first.feed_forward, gate=None))
-    monkeypatch.setattr(select, "choose_device", lambda _wanted: select.ChosenDevice("cuda"))
+    monkeypatch.setattr(device_choice, "choose_device", lambda _wanted: ChosenDevice("cuda"))
     monkeypatch.setattr(registry, "build_spec", lambda _checkpoint: replace(spec, layers=(ungated, second)))
     assert run_app(app, ["tune", str(model)]) == 1
     reason = "random: layer 0 has experts without a gate, which the CUDA backend does not run"

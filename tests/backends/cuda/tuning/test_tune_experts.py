@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.matmul.recorded_launches import matmuls_on  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
-from realizar.backends import select  # noqa: E402
+from realizar.backends import device_choice  # noqa: E402
 from realizar.backends.cuda import device as device_module  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
@@ -42,6 +42,7 @@ from realizar.backends.cuda.tuning.experts import (  # noqa: E402
     tuned_experts,
 )
 from realizar.backends.cuda.weights.experts import PackedExperts  # noqa: E402
+from realizar.backends.devices import ChosenDevice  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.errors import KernelError  # noqa: E402
@@ -255,7 +256,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     path, shape = tmp_path / "tiny-moe.gguf", SHAPES["tiny-moe"]
     generate_gguf("tiny-moe", path, "q4_k_m")
     card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1)
-    monkeypatch.setattr(select, "choose_device", lambda _wanted: select.ChosenDevice("cuda"))
+    monkeypatch.setattr(device_choice, "choose_device", lambda _wanted: ChosenDevice("cuda"))
     monkeypatch.setattr(device_module, "open_device", lambda _index: card)
     monkeypatch.setattr(measure, "MatmulKernels", lambda _device: SimpleNamespace(tuning=HOPPER))
     monkeypatch.setattr(sweep_module, "model_shapes", lambda *_: [])

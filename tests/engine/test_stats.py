@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from realizar.engine.core.metrics import EngineStats
+from realizar.engine.stats import EngineStats
 
 MEMORY = {
     "num_snapshots",
