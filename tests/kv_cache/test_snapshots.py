@@ -321,3 +321,31 @@ def test_few_ends_of_blocks_are_looked_at(windows: tuple[int | None, ...], monke
     prefix = cache.find_prefix(BlockKeys(4, None), other, 40)
     assert (prefix.num_tokens, prefix.num_matched_tokens) == (0, 4)
     assert set(asked) <= {4, 0}
+
+
+def test_a_prefix_that_was_used_just_now_outlives_an_older_one() -> None:
+    """Also where the row that used it ends before it has filled a block of its own."""
+    cache = KVCacheManager(
+        [None], [8], block_size=4, num_rows=2, context_length=32, max_step_tokens=32, has_state=True, num_snapshots=4
+    )
+
+    def run(tokens: np.ndarray, num_tokens: int, snapshot: int = 0) -> int:
+        keys = BlockKeys(4, None)
+        prefix = cache.find_prefix(keys, tokens, len(tokens) - 1)
+        cache.adopt(0, prefix)
+        cache.allocate(0, prefix.num_tokens, num_tokens - prefix.num_tokens)
+        if snapshot:
+            cache.register(0, keys, tokens, len(tokens))
+            cache.take_snapshot(0, keys, tokens, snapshot)
+            cache.snapshots.finished(cache.snapshots.take_moves())
+        cache.free(0)
+        return prefix.num_tokens
+
+    used, older = np.arange(13, dtype=np.int32), np.arange(100, 106, dtype=np.int32)
+    run(used, 13, snapshot=12)
+    run(older, 6, snapshot=4)
+    assert run(used, 14) == 12
+    run(np.arange(200, 220, dtype=np.int32), 20)
+    assert run(used, 13) == 12
+    assert run(older, 6) == 0
+    cache.audit()

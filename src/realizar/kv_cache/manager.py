@@ -215,10 +215,11 @@ class KVCacheManager:
 
     def free(self, row: int) -> None:
         """Release all blocks of the row. Those after the last snapshot are of no use to a model with a state."""
-        keys = self._keys[row]
-        useful = min(int(self._num_registered[row]), len(keys))
-        while self.has_state and useful and not self.snapshots.has(keys[useful - 1]):
-            useful -= 1
+        useful, keys = int(self._num_registered[row]), self._keys[row]
+        if useful == _NEVER:
+            useful = 0  # its blocks have no keys
+        while self.has_state and useful and keys and not self.snapshots.has(keys[useful - 1]):
+            useful -= 1  # without keys there are none but those of the prefix that it started from
         self._num_registered[row] = self._steady_until[row] = 0
         self._keys[row] = ()
         for group in self._groups:
@@ -247,6 +248,7 @@ class GroupBlocks:
     """The blocks that each row holds, for attention that sees all tokens or a window of them.
 
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
+    `num_growing` rows hold blocks, and fewer than they ever may.
     """
 
     def __init__(self, window: int | None, pool: BlockPool, block_size: int, num_rows: int, max_blocks: int) -> None:
@@ -255,6 +257,7 @@ class GroupBlocks:
         self.first = [0] * num_rows
         self.end = [0] * num_rows
         self._most_held = self.blocks_for(max_blocks * block_size, 1)
+        self.num_growing = 0
 
     def first_needed(self, num_computed_tokens: int) -> int:
         """Index of the first block that a token at position `num_computed_tokens`, or a later one, sees."""
@@ -280,8 +283,12 @@ class GroupBlocks:
     def has_room(self, num_tokens: int, max_step_tokens: int, prefix: Sequence[int]) -> bool:
         """True if a new sequence that starts with the blocks of `prefix` fits, beside a block for each growing row."""
         in_use = sum(self.pool.ref_count(block) > 0 for block in prefix)
-        growing = sum(0 < end - first < self._most_held for first, end in zip(self.first, self.end, strict=True))
-        return self.blocks_for(num_tokens, max_step_tokens) - in_use + growing <= self.pool.num_available
+        return self.blocks_for(num_tokens, max_step_tokens) - in_use + self.num_growing <= self.pool.num_available
+
+    def _hold(self, row: int, first: int, end: int) -> None:
+        before, now = self.end[row] - self.first[row], end - first
+        self.num_growing += (0 < now < self._most_held) - (0 < before < self._most_held)
+        self.first[row], self.end[row] = first, end
 
     def runs(self, keys: Sequence[bytes]) -> list[int]:
         """The number of cached blocks just before each block; without a window only up to the first that is missing."""
@@ -301,7 +308,7 @@ class GroupBlocks:
     def adopt(self, row: int, end: int, blocks: Sequence[int]) -> None:
         """Let an empty row share cached blocks that end before index `end`."""
         self.pool.share(blocks)
-        self.first[row], self.end[row] = end - len(blocks), end
+        self._hold(row, end - len(blocks), end)
         self.tables[row, end - len(blocks) : end] = blocks
 
     def register(self, row: int, index: int, key: bytes) -> None:
@@ -322,15 +329,15 @@ class GroupBlocks:
 
     def extend(self, row: int, num_computed_tokens: int, num_tokens: int) -> None:
         """Release the blocks that are out of the window, then own those of the next `num_tokens`."""
-        start, first = self.first[row], min(self._first_kept(num_computed_tokens), self.end[row])
+        start, held = self.first[row], self.end[row]
+        first = max(min(self._first_kept(num_computed_tokens), held), start)
         if first > start:
             self.pool.free(self.tables[row, start:first].tolist())
             self.tables[row, start:first] = 0
-            self.first[row] = first
-        end = -(-(num_computed_tokens + num_tokens) // self.block_size)
-        if end > self.end[row]:
-            self.tables[row, self.end[row] : end] = self.pool.allocate(end - self.end[row])
-            self.end[row] = end
+        end = max(-(-(num_computed_tokens + num_tokens) // self.block_size), held)
+        if end > held:
+            self.tables[row, held:end] = self.pool.allocate(end - held)
+        self._hold(row, first, end)
 
     def steady_until(self, row: int) -> int:
         """The position from which on a decode of the row takes or releases a block."""
@@ -348,11 +355,14 @@ class GroupBlocks:
         self.pool.free(self.tables[row, useful:end].tolist(), useless=True)
         self.pool.free(reversed(self.tables[row, first:useful].tolist()))
         self.tables[row, first:end] = 0
-        self.first[row] = self.end[row] = 0
+        self._hold(row, 0, 0)
 
     def audit(self) -> BlockCounts:
-        """Prove the reference counts and the pool. RuntimeError: one is wrong."""
+        """Prove the reference counts, the pool and `num_growing`. RuntimeError: one is wrong."""
         counts = self.pool.audit()
+        growing = sum(0 < end - first < self._most_held for first, end in zip(self.first, self.end, strict=True))
+        if growing != self.num_growing:
+            raise RuntimeError(f"{growing} rows hold KV blocks and may hold more, not {self.num_growing}")
         owned = np.zeros(self.pool.num_blocks, np.int64)
         for row, (first, end) in enumerate(zip(self.first, self.end, strict=True)):
             np.add.at(owned, self.tables[row, first:end], 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -184,8 +185,9 @@ def read_keys(path: Path) -> dict[str, int]:
     content = read_text(path, _MOST_KEY_CHARACTERS, "api_key_file")
     if len(content) > _MOST_KEY_CHARACTERS:
         raise RealizarError(f"{path} is larger than the {format_bytes(_MOST_KEY_CHARACTERS)} of a key file")
-    if path.stat().st_mode & 0o004:
-        _LOG.warning("every user of this machine may read %s", path)
+    with suppress(OSError):  # it may be gone again
+        if path.stat().st_mode & 0o004:
+            _LOG.warning("every user of this machine may read %s", path)
     keys: dict[str, int] = {}
     for number, line in enumerate(map(str.strip, content.splitlines()), 1):
         if line and not line.startswith("#"):

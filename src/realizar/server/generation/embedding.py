@@ -91,9 +91,15 @@ async def embed_texts(
     """
     pooling = embedding_pooling(api.model.name, api.engine.pooling, api.settings)
     prompts = [prompt.token_ids for prompt in await compute(request, tokenize)]
+    note_prompts(request, api, prompts)
     lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=as_base64)
     name = f"{field}[{{}}]" if len(prompts) > 1 else field
     return await embed_all(request, api, prompts, pooling, new_id(id_prefix), name.format, unit_vector)
+
+
+def note_prompts(request: Request, api: Api, prompts: Sequence[Sequence[int]]) -> None:
+    """Have the request's log line say what is to be embedded, before memory for the answer may be refused."""
+    note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
 
 
 async def embed_all(
@@ -115,7 +121,6 @@ async def embed_all(
     Raises:
         RealizarError: of any prompt; the others are given up. ClientDisconnectedError: the client disconnected.
     """
-    note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
     client, info = lease_of(request).client, api.engine.info
     admission = Admission(info.max_running)
 

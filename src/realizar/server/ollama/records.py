@@ -24,7 +24,7 @@ else:
 
 
 class Options(TableOptions, kw_only=True, forbid_unknown_fields=True):
-    """Options of one request; those of `SAMPLERS` and `_OF_LOADING` are fields too.
+    """Options of one request. Those of how a model is loaded, such as `num_ctx`, have no effect.
 
     Attributes:
         num_predict: tokens to generate; 0, -1 and -2 are the rest of the context.

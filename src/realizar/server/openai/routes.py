@@ -20,7 +20,7 @@ from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import PLAIN_SCHEMA, about, plain_body, refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
 from realizar.server.generation.conversation import text_of
-from realizar.server.generation.embedding import check_dimensions, embed_all, embed_texts, vectors_answer
+from realizar.server.generation.embedding import check_dimensions, embed_all, embed_texts, note_prompts, vectors_answer
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, tokenize_prompts
 from realizar.server.generation.tools import shown_tools
 from realizar.server.http.body import read_record
@@ -231,6 +231,7 @@ async def _score_all(
         message = f"{field} holds {len(pairs)} texts; at most {api.settings.max_prompts} are allowed"
         raise refused(message, field, "array_too_long")
     prompts = await compute(request, lambda stop: _tokenized_pairs(api, ranker, pairs, names, stop))
+    note_prompts(request, api, prompts)
     found = await embed_all(request, api, prompts, "last", new_id("rank-"), names.second, ranker.score)
     return found.kept, usage_of(found)
 
