@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,14 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 @pytest.fixture(autouse=True)
-def no_verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A cache without verdicts, and with the kernels of the user's."""
+def no_verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A cache without verdicts, and with the kernels of the user's; no test finds the sources that another rewrote."""
     from realizar.backends.verdict import kept
 
     monkeypatch.setattr(kept, "user_cache", lambda: tmp_path)
+    sources.matmul_source.cache_clear()
+    yield
+    sources.matmul_source.cache_clear()
 
 
 @pytest.mark.parametrize("model", SMALL_MODELS, ids=str)
