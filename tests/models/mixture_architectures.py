@@ -170,6 +170,7 @@ MIXTURES: dict[str, Case] = {
             **_LONG,
             "head_dim": 32,
             "rotary_dim": 16,
+            "partial_rotary_factor": 0.5,  # the same, by the only name that transformers knew before 5.18
             "num_local_experts": 8,
             "num_experts_per_tok": 3,
         },
