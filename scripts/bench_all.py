@@ -1,12 +1,13 @@
-"""Every figure of speed that this machine can give, of one checkout or of two by turns, beside llama.cpp, in one table.
+"""Every figure of speed that this machine can give, of one checkout or of two by turns, beside its peers, in one table.
 
 A row is a load and one or several figures of it, each in tokens per second. The program of a row is a script or command
 of the checkout itself, so a change of the measuring code belongs to the tree that has it. With --before each row runs
 in both trees by turns, and which one is first changes from round to round. llama.cpp's programs run in the same turns
-where their folder is given; their model is a generated file of the same shape and types.
+where their folder is given, and on a CPU ik_llama.cpp where an interpreter that imports its wheel is; the model of a
+shape is a generated file of the same types.
 
     python scripts/bench_all.py --list
-    python scripts/bench_all.py --rows 'cpu' --llama-programs LLAMA_CPP/build/bin --out figures.json
+    python scripts/bench_all.py --rows '^cpu [sgl]' --llama-programs LLAMA_CPP/build-cpu/bin --ik-python VENV/bin/python
     python scripts/bench_all.py --rows 'llama-8b|mix' --before ../before --rounds 5 --out figures.json
 
 Prints the table as Markdown: medians, their ratios, and the spread of the ratios over the rounds.
@@ -32,12 +33,16 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
+from peers.runs import Workload, run_ik
 
+from realizar.backends.machine import physical_cores
+from realizar.errors import CapacityError
 from realizar.hub.pull import resolve
 from realizar.models.generated.generate import generated_model
+from realizar.models.generated.shapes import SHAPES
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS, BEFORE, PEER = "realizar", "before", "llama.cpp"
+OURS, BEFORE, PEER, IK = "realizar", "before", "llama.cpp", "ik_llama.cpp"
 
 Figures = dict[str, float]
 
@@ -53,6 +58,7 @@ class Row:
         device: "cpu" or "cuda".
         gpus: how many it needs.
         peer: llama.cpp's commands of the same figures, for the folder of its programs; None for none.
+        ik: ik_llama.cpp's figures, for an interpreter that imports it; None for none.
     """
 
     name: str
@@ -61,6 +67,7 @@ class Row:
     device: str = "cuda"
     gpus: int = 1
     peer: Callable[[Path], Iterator[tuple[str, list[str]]]] | None = None
+    ik: Callable[[Path], Figures] | None = None
 
 
 def _bench_figures(out: Path) -> Figures:
@@ -104,14 +111,30 @@ def _mix(name: str, *options: str, device: str = "cuda", gpus: int = 1) -> Row:
 
 
 def _cpu(model: str) -> Row:
-    program = ("-m", "realizar", "bench", model, "--device", "cpu", "--batch", "1", "--json")
-    peer = partial(lambda name, programs: llama_cpp.cpu_commands(programs, resolve(name)), model)
-    return Row(f"cpu {model}", program, _cpu_figures, "cpu", peer=peer)
+    """A row of a pulled model or of a shape, on all physical cores."""
+    options = ["--generate"] if model in SHAPES else []
+    program = ("-m", "realizar", "bench", model, *options, "--device", "cpu", "--batch", "1", "--json")
+    return Row(
+        f"cpu {model}", program, _cpu_figures, "cpu",
+        peer=lambda programs: llama_cpp.cpu_commands(programs, _file_of(model)),
+        ik=lambda python: _ik_figures(python, _file_of(model)),
+    )  # fmt: skip
+
+
+def _file_of(model: str) -> Path:
+    return generated_model(model, lambda _: None) if model in SHAPES else resolve(model)
+
+
+def _ik_figures(python: Path, model: Path) -> Figures:
+    """The better of weights as they are and repacked."""
+    both = [run_ik(python, model, physical_cores(), Workload(), repack=repack) for repack in (False, True)]
+    return {"decode 1": max(one.decode for one in both), "prefill": max(one.prefill for one in both)}
 
 
 ROWS = (
     _cpu("smollm2:135m"),
     _cpu("gemma3:270m"),
+    _cpu("llama-1b"),
     _mix("smollm2:135m, 16 streams", "--model", "smollm2:135m", "--in-flight", "16", "--tokens", "64", "--seconds",
          "6", "--kinds", "greedy,top-p,regex,json-schema,mix", device="cpu"),
     _gpu("llama-8b", "1,2,4,8,12,16,24,32,48,64,96,128,192,256", 2048, peer=True),
@@ -233,9 +256,11 @@ def measure(rows: Sequence[Row], arguments: argparse.Namespace, say: Callable[[s
                 if row.peer is not None and arguments.llama_programs is not None:
                     commands = list(row.peer(arguments.llama_programs.resolve()))
                     turns.append((PEER, partial(_rates, commands)))
+                if row.ik is not None and arguments.ik_python is not None:
+                    turns.append((IK, partial(row.ik, arguments.ik_python.absolute())))
                 for name, turn in turns if number % 2 == 0 else reversed(turns):
                     measured.rounds[name].append(turn())
-        except (RuntimeError, OSError, ValueError) as error:
+        except (RuntimeError, OSError, ValueError, CapacityError) as error:
             say(f"{row.name} failed: {error}")
         every.append(measured)
         say(f"{row.name}: {time.monotonic() - started:.0f} s")
@@ -254,7 +279,7 @@ def _write(path: Path, every: Sequence[Measured]) -> None:
 
 def table(every: Sequence[Measured]) -> str:
     """All figures as Markdown."""
-    columns = [who for who in (PEER, BEFORE, OURS) if any(measured.rounds.get(who) for measured in every)]
+    columns = [who for who in (PEER, IK, BEFORE, OURS) if any(measured.rounds.get(who) for measured in every)]
     heads = ("load", "tokens per second", *columns, *(f"{OURS} / {who}" for who in columns if who != OURS))
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for measured in every:
@@ -269,6 +294,7 @@ def main() -> int:
     parser.add_argument("--before", type=Path, help="another checkout, measured by turns with this one")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--llama-programs", type=Path, help="folder of llama.cpp's llama-bench and llama-batched-bench")
+    parser.add_argument("--ik-python", type=Path, help="an interpreter that imports ik_llama.cpp's wheel")
     parser.add_argument("--out", type=Path, help="file for all figures of all rounds as JSON, written after each row")
     arguments = parser.parse_args()
     gpus = number_of_gpus()
