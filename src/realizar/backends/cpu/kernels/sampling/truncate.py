@@ -46,6 +46,7 @@ from realizar.backends.cpu.memory import (
 
 _SLACK = 1e-9  # by which a bound, found through a logarithm, is lowered, so that rounding loses no id
 _LEAST_REST = 1e-16
+_LIKELY = math.log(6.0)  # with 8 in its place normal logits of standard deviation 1 need a second pass
 _LN2 = math.log(2.0)
 _NO_POOL = -1
 _DRAW_TOKEN, _DRAW_XTC = 0, 1  # numbers of the draws that pick the token, and decide whether XTC acts
@@ -117,9 +118,12 @@ def _truncate(row: Any, logits: Logits, temperature: float, inverse: float, scra
         total = sum_of(scratch.weights, count)
     if top_p < 1.0:
         if count == _NO_POOL:
-            # Ids of weight below (1 - mass) * total / vocab hold less than 1 - mass together: never part of it.
+            # Ids of weight below (1 - mass) * total / vocab hold less than 1 - mass together: never part of it. Those
+            # below some times that weight seldom hold more, so they are left out at first.
             floor = math.log(max(1.0 - top_p, _LEAST_REST) * total / logits.vocab) - _SLACK
-            count = gather(logits, temperature, inverse, floor, scratch)
+            count = gather(logits, temperature, inverse, floor + _LIKELY, scratch)
+            if sum_of(scratch.weights, count) < top_p * total:
+                count = gather(logits, temperature, inverse, floor, scratch)
         count = keep_prefix(top_p * total, count, scratch)
     if count == _NO_POOL and min_p > 0.0:
         count = gather(logits, temperature, inverse, math.log(min_p) - _SLACK, scratch)
