@@ -7,7 +7,7 @@ where their folder is given, and on a CPU ik_llama.cpp where an interpreter that
 shape is a generated file of the same types.
 
     python scripts/bench_all.py --list
-    python scripts/bench_all.py --rows '^cpu [sgl]' --llama-programs LLAMA_CPP/build-cpu/bin --ik-python VENV/bin/python
+    python scripts/bench_all.py --rows '^cpu (sm|g|l)' --llama-programs LLAMA_CPP/build-cpu/bin --ik-python PYTHON
     python scripts/bench_all.py --rows 'llama-8b|mix' --before ../before --rounds 5 --out figures.json
 
 Prints the table as Markdown: medians, their ratios, and the spread of the ratios over the rounds.
