@@ -3,8 +3,8 @@
     python scripts/attention/chunks.py --head 128 --tokens 8192
     python scripts/attention/chunks.py --head 128 --tokens 2048 --past 14336
 
-Each runs for as long as the others in turn, and the order turns too: the card's power limit sets its clock, so what
-follows a lighter kernel is faster. Blocks of the cache lie in a random order.
+With `--int8` the cache has codes and scales. Each runs for as long as the others in turn, and the order turns too: the
+card's power limit sets its clock, so what follows a lighter kernel is faster. Blocks of the cache lie in random order.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from functools import partial
 import torch
 import torch.nn.functional as F  # noqa: N812
 import triton
-import triton.language as tl
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from realizar.backends.cuda.attention.chunks import SIZES, chunk_maps
+from realizar.backends.cuda.attention.chunks import chunk_inputs
+from realizar.backends.cuda.kernel_sizes import TRITON_TYPES
 from realizar.backends.cuda.kernels.attend import attend_chunk
 from realizar.backends.cuda.matmul.inputs import InputFormat, make_buffer
 from realizar.backends.cuda.native.chunks.source import AttendChunkKernel, chunk_rows
@@ -30,14 +30,24 @@ BLOCK, ROUNDS, TURN_MS = 32, 4, 60.0
 
 
 class Inputs:
-    """A row's chunk, queries and cache in bf16; `tables` are the integers of a step, for tiles of so many tokens."""
+    """A row's chunk, queries and cache in bf16, or queries in float16 with codes and scales of a cache in int8.
+
+    `tables` are the integers of a step, for tiles of so many tokens.
+    """
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked, self.heads, self.length = asked, asked.kv_heads * asked.group, asked.past + asked.tokens
         blocks = -(-self.length // BLOCK)
         cache = blocks, asked.kv_heads, BLOCK, asked.head
-        self.keys, self.values = (torch.randn(cache, device="cuda").bfloat16() for _ in range(2))
-        self.query = torch.randn(asked.tokens, self.heads * asked.head, device="cuda").bfloat16()
+        self.kv_dtype, self.dtype = ("int8", torch.float16) if asked.int8 else ("bf16", torch.bfloat16)
+        if asked.int8:
+            of_scales = *cache[:3], -(-asked.head // 32)
+            codes = [torch.randint(-127, 128, cache, device="cuda", dtype=torch.int8) for _ in range(2)]
+            self.cache = *codes, *(torch.rand(of_scales, device="cuda").half() / 64 for _ in range(2))
+        else:
+            none = torch.zeros(1, device="cuda")
+            self.cache = *(torch.randn(cache, device="cuda").bfloat16() for _ in range(2)), none, none
+        self.query = torch.randn(asked.tokens, self.heads * asked.head, device="cuda").to(self.dtype)
         self.table = torch.randperm(blocks, device="cuda").int()
         self.sinks = torch.randn(self.heads, device="cuda")
         self.out = torch.zeros(asked.tokens, self.heads * asked.head, device="cuda")
@@ -58,23 +68,24 @@ class Inputs:
 
 def native(inputs: Inputs) -> Callable[[], None]:
     asked = inputs.asked
-    tokens = chunk_rows(asked.head) // asked.group
+    tokens = chunk_rows(asked.head, inputs.kv_dtype) // asked.group
     kernel = AttendChunkKernel(
-        asked.head, asked.group, tokens, "bf16", BLOCK, asked.window > 0, asked.cap > 0, sinks=asked.sinks
+        asked.head, asked.group, tokens, inputs.kv_dtype, BLOCK, asked.window > 0, asked.cap > 0, sinks=asked.sinks
     )
-    maps = chunk_maps(kernel, inputs.query, inputs.keys, inputs.values, inputs.heads)
+    read = chunk_inputs(kernel, inputs.query, inputs.cache, inputs.heads)
     tables = inputs.tables(tokens)
     halves = make_buffer(InputFormat("half", 128), inputs.out.shape[1], asked.tokens, inputs.out.device)
     written = inputs.out, halves.values, halves.scales
     tensors = [*tables, inputs.sinks, *written, torch.zeros(1, dtype=torch.int32, device="cuda")]
     tiles = len(tables[0])
     numbers = inputs.scale, asked.cap, asked.window, tiles, asked.kv_heads, 0, inputs.out.stride(0), 128, halves.chunks
-    arguments = [*maps, *(each.data_ptr() for each in tensors), *numbers]
+    arguments = [*read, *(each.data_ptr() for each in tensors), *numbers]
     loaded = LoadedKernels("sm_90a")[kernel.source()]
     grid = min(tiles * asked.kv_heads, torch.cuda.get_device_properties(0).multi_processor_count), 1, 1
 
     def run(_kept: object = tensors) -> None:
-        loaded.launch(grid, kernel.threads, arguments, SIZES, torch.cuda.current_stream().cuda_stream, dependent=False)
+        stream = torch.cuda.current_stream().cuda_stream
+        loaded.launch(grid, kernel.threads, arguments, kernel.sizes, stream, dependent=False)
 
     return run
 
@@ -84,12 +95,12 @@ def in_triton(inputs: Inputs) -> Callable[[], None]:
     tokens = (128 if asked.head <= 128 else 64) // asked.group
     tables = inputs.tables(tokens)
     return lambda: attend_chunk[(len(tables[0]), asked.kv_heads)](
-        inputs.query, inputs.keys, inputs.values, none, none, inputs.sinks, inputs.out, *tables, inputs.scale,
+        inputs.query, *inputs.cache, inputs.sinks, inputs.out, *tables, inputs.scale,
         asked.cap or 1.0, inputs.query.stride(0), inputs.out.stride(0), none, none, 1, 1, TABLE_ROWS=1, CACHE_GROUP=0,
         HEADS=inputs.heads, KV_HEADS=asked.kv_heads, HEAD=asked.head, PADDED_HEAD=triton.next_power_of_2(asked.head),
-        BLOCK_SIZE=BLOCK, WINDOW=asked.window, SOFT_CAP=asked.cap > 0, SINKS=asked.sinks, INT8=False,
-        COMPUTE=tl.bfloat16, KEYS=64, QUERIES=triton.next_power_of_2(tokens * asked.group), TOKENS=tokens, PART=0,
-        HALVES=False, DEPENDENT=False, num_warps=8,
+        BLOCK_SIZE=BLOCK, WINDOW=asked.window, SOFT_CAP=asked.cap > 0, SINKS=asked.sinks, INT8=asked.int8,
+        COMPUTE=TRITON_TYPES[inputs.dtype], KEYS=64, QUERIES=triton.next_power_of_2(tokens * asked.group),
+        TOKENS=tokens, PART=0, HALVES=False, DEPENDENT=False, num_warps=8,
     )  # fmt: skip
 
 
@@ -126,10 +137,11 @@ def main() -> int:
     integer("--window", default=0)
     parser.add_argument("--cap", type=float, default=0.0)
     parser.add_argument("--sinks", action="store_true")
+    parser.add_argument("--int8", action="store_true")
     asked = parser.parse_args()
     inputs = Inputs(asked)
     runs = {"Hopper's": native(inputs), "Triton": in_triton(inputs)}
-    if not (asked.past or asked.window or asked.cap or asked.sinks):
+    if not (asked.past or asked.window or asked.cap or asked.sinks or asked.int8):
         runs["cuDNN"] = in_cudnn(inputs)
     counts = {}
     for name, run in runs.items():

@@ -87,11 +87,11 @@ def shared_heads(attention: Attention | SharedAttention) -> int:
 def hopper_rows(attention: Attention | SharedAttention, kv_dtype: str, device: DeviceProfile, fixed: bool) -> int:
     """Queries of a tile of a chunk, at most, where Hopper's kernel attends chunks (`native.chunks.source`).
 
-    0 where Triton does: for other sizes, and where contexts are cut at `fixed` places, so that chunks have the bits of
-    decodes.
+    0 where Triton does: for other sizes and caches in float32, and where contexts are cut at `fixed` places, so that
+    chunks have the bits of decodes.
     """
     hopper = device.capability == (9, 0) and device.runs("attention")
-    rows = chunk_rows(attention.head_size) if hopper and kv_dtype in ("bf16", "f16") else 0
+    rows = chunk_rows(attention.head_size, kv_dtype) if hopper else 0
     return rows if attention.num_heads // attention.num_kv_heads <= rows and not fixed else 0
 
 

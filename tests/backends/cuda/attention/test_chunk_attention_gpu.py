@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
 from backends.cuda.native.compiled import check_overlap  # noqa: E402
-from realizar.backends.cuda.attention.chunks import SIZES, chunk_maps  # noqa: E402
+from realizar.backends.cuda.attention.chunks import chunk_inputs  # noqa: E402
 from realizar.backends.cuda.layouts.activations import half_order  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import InputFormat, make_buffer  # noqa: E402
 from realizar.backends.cuda.native.chunks.source import AttendChunkKernel  # noqa: E402
@@ -25,6 +25,7 @@ from wider import wider  # noqa: E402
 PLAIN = AttendChunkKernel(128, 4, 32, "bf16", 32)
 WIDE = AttendChunkKernel(256, 4, 32, "bf16", 32)
 NARROW = AttendChunkKernel(64, 8, 24, "bf16", 32)
+CODED = AttendChunkKernel(128, 4, 32, "int8", 32)
 SPARE, SCALE = 5, 0.1  # tokens behind the step's, whose results nobody writes
 
 
@@ -69,12 +70,29 @@ CASES = {
     "256-one warpgroup-window-cap": Case(
         AttendChunkKernel(256, 2, 32, "bf16", 16, window=True, cap=True), ((0, 50), (150, 40)), window=99, soft_cap=20.0
     ),
+    "128-int8": Case(CODED, ((0, 1), (0, 2), (5, 31), (100, 33), (0, 128), (700, 65), (31, 1), (0, 129))),
+    "128-int8-window-cap-sinks": Case(
+        replace(CODED, window=True, cap=True, sinks=True), ((0, 300), (500, 60)), window=130, soft_cap=8.0
+    ),
+    "128-int8-large blocks": Case(AttendChunkKernel(128, 1, 64, "int8", 256), ((300, 80), (0, 257)), kv_heads=3),
+    "64-int8-window-sinks": Case(
+        AttendChunkKernel(64, 8, 16, "int8", 32, window=True, sinks=True), ((0, 150), (400, 70)), window=128
+    ),
+    "72-int8": Case(AttendChunkKernel(72, 1, 128, "int8", 32), ((0, 150), (60, 20))),
+    "80-int8-small blocks": Case(AttendChunkKernel(80, 4, 32, "int8", 16), ((0, 150), (200, 20))),
+    "192-int8": Case(AttendChunkKernel(192, 2, 64, "int8", 32), ((0, 100), (60, 20))),
+    "256-int8": Case(replace(WIDE, kv_dtype="int8"), ((0, 70), (200, 40), (63, 2))),
+    "256-int8-one warpgroup-window": Case(
+        AttendChunkKernel(256, 2, 32, "int8", 16, window=True), ((0, 50), (150, 40)), window=99
+    ),
 }  # fmt: skip
+KERNELS = [
+    PLAIN, WIDE, NARROW, CODED, replace(WIDE, tokens=16), replace(PLAIN, window=True, cap=True),
+    replace(CODED, window=True, cap=True), replace(WIDE, kv_dtype="int8"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kernel", wider([PLAIN, WIDE, NARROW, replace(WIDE, tokens=16), replace(PLAIN, window=True, cap=True)], PLAIN)
-)
+@pytest.mark.parametrize("kernel", wider(KERNELS, PLAIN, CODED))
 def test_matmuls_run_beside_the_softmax(
     kernel: AttendChunkKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,9 +109,9 @@ class Twin:
         self.tokens = sum(count for _, count in case.rows)
         self.dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[kernel.element]
         self.query = self._rounded(rng.standard_normal((self.tokens + SPARE, self.heads, kernel.head)))
+        kept = (lambda values: dequantized(*quantized(values))) if kernel.coded else self._rounded
         self.cached = [  # keys and values of each row [2, tokens, KV heads, head]
-            self._rounded(rng.standard_normal((2, past + count, case.kv_heads, kernel.head)))
-            for past, count in case.rows
+            kept(rng.standard_normal((2, past + count, case.kv_heads, kernel.head))) for past, count in case.rows
         ]
         self.sinks = rng.standard_normal(self.heads).astype(np.float32)
         self.starts = np.cumsum([0, *(count for _, count in case.rows)])[:-1]
@@ -107,8 +125,11 @@ class Twin:
     def _rounded(self, values: np.ndarray) -> np.ndarray:
         return torch.tensor(values).to(self.dtype).double().numpy()
 
-    def cache(self, which: int) -> torch.Tensor:
-        """Keys or values in their blocks; no number where no token is, nor in blocks that no token of the step sees."""
+    def cache(self, which: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys or values in their blocks, and scales of int8.
+
+        They are no numbers where no token is, nor in blocks that no token of the step sees.
+        """
         case, size = self.case, self.case.kernel.block_size
         held = np.full((len(self.blocks), case.kv_heads, size, case.kernel.head), np.nan)
         for row, (past, _) in enumerate(case.rows):
@@ -117,7 +138,10 @@ class Twin:
             for at, values in enumerate(self.cached[row][which]):
                 if at >= first // size * size:
                     held[self.table[row, at // size], :, at % size] = values
-        return torch.tensor(held).to("cuda", self.dtype)
+        if not case.kernel.coded:
+            return torch.tensor(held).to("cuda", self.dtype), torch.zeros(0)
+        codes, scales = quantized(held)
+        return torch.tensor(codes, device="cuda"), torch.tensor(scales, device="cuda")
 
     @cached_property
     def expected(self) -> np.ndarray:
@@ -141,6 +165,20 @@ class Twin:
         return np.concatenate(rows)
 
 
+def quantized(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int8 codes like `values`, and float16 scales [..., head / 32]: NaN where one of theirs is no number."""
+    head = values.shape[-1]
+    padded = np.concatenate([values, np.zeros((*values.shape[:-1], -head % 32))], axis=-1)
+    groups = padded.reshape(*values.shape[:-1], -1, 32)
+    scales = (np.abs(groups).max(axis=-1) / 127).astype(np.float16)
+    codes = np.nan_to_num(np.rint(groups / scales[..., None].astype(np.float64)))
+    return codes.reshape(padded.shape)[..., :head].astype(np.int8), scales
+
+
+def dequantized(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    return codes * np.repeat(scales.astype(np.float64), 32, axis=-1)[..., : codes.shape[-1]]
+
+
 def attended(twin: Twin, times: int = 1, block_tokens: int = 0) -> np.ndarray:
     """float32 [tokens + SPARE, heads * head] from the device, the same each time; NaN where nothing was written.
 
@@ -149,8 +187,8 @@ def attended(twin: Twin, times: int = 1, block_tokens: int = 0) -> np.ndarray:
     case, kernel = twin.case, twin.case.kernel
     width = twin.heads * kernel.head
     query = torch.tensor(twin.query).to("cuda", twin.dtype).view(-1, width)
-    keys, values = twin.cache(0), twin.cache(1)
-    maps = chunk_maps(kernel, query, keys, values, twin.heads)
+    (keys, key_scales), (values, value_scales) = twin.cache(0), twin.cache(1)
+    read = chunk_inputs(kernel, query, (keys, values, key_scales, value_scales), twin.heads)
     tiles = [*case.tiles, (-1, 0), (-1, 0)]
     pasts, counts = np.array(case.rows).T
     out, next_tile = torch.full((len(query), width), torch.nan, device="cuda"), ints([0])
@@ -169,8 +207,8 @@ def attended(twin: Twin, times: int = 1, block_tokens: int = 0) -> np.ndarray:
         for filled in (out, halves.values, halves.scales):
             filled.fill_(torch.nan)
         kernels[kernel.source()].launch(
-            (3, 1, 1), kernel.threads, [*maps, *(each.data_ptr() for each in tensors), *addresses, *numbers], SIZES,
-            int(torch.cuda.current_stream().cuda_stream), dependent=False,
+            (3, 1, 1), kernel.threads, [*read, *(each.data_ptr() for each in tensors), *addresses, *numbers],
+            kernel.sizes, int(torch.cuda.current_stream().cuda_stream), dependent=False,
         )  # fmt: skip
         torch.cuda.synchronize()
         assert not next_tile.any()
@@ -196,7 +234,8 @@ def test_attention_of_chunks(name: str) -> None:
     needs_hopper()
     twin = Twin(CASES[name], 3)
     found = attended(twin, times=3)
-    rounded = {"bf16": 3e-3, "f16": 4e-4}[twin.case.kernel.element]  # of weights in that type
+    # Of weights in that type; an int8 cache's keys and values are rounded to it, too.
+    rounded = {"bf16": 3e-3, "f16": 4e-4, "int8": 6e-4}[twin.case.kernel.kv_dtype]
     for start, (_, count) in zip(twin.starts, twin.case.rows, strict=True):
         rows = slice(start, start + count)
         if count == 1:
@@ -223,11 +262,11 @@ def test_results_as_halves(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("window", [0, 150])
-def test_a_tokens_bits_are_its_contexts_alone(window: int) -> None:
+@pytest.mark.parametrize(("form", "window"), [(PLAIN, 0), (PLAIN, 150), (CODED, 0), (CODED, 150)])
+def test_a_tokens_bits_are_its_contexts_alone(form: AttendChunkKernel, window: int) -> None:
     """A prompt in one chunk, and in ragged chunks beside another row."""
     needs_hopper()
-    kernel = replace(PLAIN, window=window > 0)
+    kernel = replace(form, window=window > 0)
     whole = Twin(Case(kernel, ((0, 500),), window=window), 4)
     expected = attended(whole)
     for first, last in [*pairwise((0, 33, 100, 101 + kernel.keys, 500)), (128, 499)]:

@@ -23,23 +23,28 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(
-    ("recipe", "on_hopper", "elsewhere"),
+    ("recipe", "on_hopper", "of_int8", "elsewhere"),
     [
-        (Recipe(64, 8, 2), 48, 32),
-        (Recipe(64, 8, 2, windows=(None,) * 2, full_head_size=128), 16, 16),  # of which one KV head has eight queries
-        (Recipe(80, 6, 2), 42, 42),
-        (Recipe(128, 8, 8), 128, 128),
-        (Recipe(256, 8, 2), 32, 16),
-        (Recipe(256, 8, 8, full_head_size=512), 8, 8),
-        (Recipe(32, 8, 2), 32, 32),
+        (Recipe(64, 8, 2), 48, 32, 32),
+        # One KV head has eight queries.
+        (Recipe(64, 8, 2, windows=(None,) * 2, full_head_size=128), 16, 16, 16),
+        (Recipe(80, 6, 2), 42, 42, 42),
+        (Recipe(128, 8, 8), 128, 128, 128),
+        (Recipe(256, 8, 2), 32, 32, 16),
+        (Recipe(256, 8, 8, full_head_size=512), 8, 8, 8),
+        (Recipe(32, 8, 2), 32, 32, 32),
     ],
 )
-def test_tiles_are_as_large_as_every_layers_kernel_takes(recipe: Recipe, on_hopper: int, elsewhere: int) -> None:
+def test_tiles_are_as_large_as_every_layers_kernel_takes(
+    recipe: Recipe, on_hopper: int, of_int8: int, elsewhere: int
+) -> None:
     spec, _ = random_model(recipe)
     assert tile_tokens(spec, "bf16", HOPPER, fixed=False) == tile_tokens(spec, "f16", HOPPER, fixed=False) == on_hopper
-    for device in OTHERS:
-        assert tile_tokens(spec, "bf16", device, fixed=False) == elsewhere
-    assert tile_tokens(spec, "int8", HOPPER, fixed=False) == tile_tokens(spec, "bf16", HOPPER, fixed=True) == elsewhere
+    assert tile_tokens(spec, "int8", HOPPER, fixed=False) == of_int8
+    for kv_dtype in ("bf16", "int8"):
+        for device in OTHERS:
+            assert tile_tokens(spec, kv_dtype, device, fixed=False) == elsewhere
+        assert tile_tokens(spec, kv_dtype, HOPPER, fixed=True) == elsewhere
 
 
 def test_a_tile_fits_its_layers_kernel() -> None:
@@ -50,11 +55,12 @@ def test_a_tile_fits_its_layers_kernel() -> None:
             spec, _ = random_model(Recipe(*first, windows=(None,)))
             other, _ = random_model(Recipe(*second, windows=(None,)))
             spec = replace(spec, layers=spec.layers + other.layers)
-            tokens = tile_tokens(spec, "bf16", HOPPER, fixed=False)
-            for _, attention in spec.all_attentions():
-                group = attention.num_heads // attention.num_kv_heads
-                rows = hopper_rows(attention, "bf16", HOPPER, fixed=False)
-                assert rows == 0 or tokens * group <= rows
+            for kv_dtype in ("bf16", "int8"):
+                tokens = tile_tokens(spec, kv_dtype, HOPPER, fixed=False)
+                for _, attention in spec.all_attentions():
+                    group = attention.num_heads // attention.num_kv_heads
+                    rows = hopper_rows(attention, kv_dtype, HOPPER, fixed=False)
+                    assert rows == 0 or tokens * group <= rows
                 if rows:
                     kernel = AttendChunkKernel(attention.head_size, group, tokens, "bf16", 32)
                     assert kernel.slots >= 3

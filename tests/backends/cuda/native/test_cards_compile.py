@@ -122,7 +122,7 @@ def attention(capability: tuple[int, int], head: int, element: str) -> Iterator[
     for kind in (StepKind(1, 1, 0), StepKind(1, 1, 0, True), StepKind(64, 64, 0), StepKind(256, 256, 0)):
         kernel = sized(whole, kind, 2, device)
         yield Needed(kernel.source(), 32 * kernel.warps, kernel.shared_bytes)
-    if capability == (9, 0) and element != "int8" and (rows := chunk_rows(head)):
+    if capability == (9, 0) and (rows := chunk_rows(head, element)):
         chunk = AttendChunkKernel(head, 8, rows // 8, element, 32, window=True, cap=True, sinks=True)
         yield Needed(chunk.source(), chunk.threads, chunk.shared_bytes)
 

@@ -20,9 +20,6 @@ from realizar.backends.cuda.native.launcher import LoadedKernels
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import AttentionBlock, SharedAttentionBlock
 
-SIZES = "ttt" + "p" * 12 + "ff" + "i" * 7
-"""Of the kernel's arguments, as `Kernel.launch` takes them."""
-
 
 class ChunkBinder:
     """Chooses and starts the kernel for the tiles of a step, in each layer; rope and the cache are done before it.
@@ -49,17 +46,17 @@ class ChunkBinder:
         )  # fmt: skip
         source = kernel.source()
         self._wanted.append(source)
-        keys, values, *_ = self._arguments.cache(block.cache_layer)
-        maps = chunk_maps(kernel, self._space.query, keys, values, attention.num_heads)
-        return lambda kind: self._start_native(source, kernel.threads, maps, block, consumer, kind)
+        cache = self._arguments.cache(block.cache_layer)
+        read = chunk_inputs(kernel, self._space.query, cache, attention.num_heads)
+        return lambda kind: self._start_native(source, kernel, read, block, consumer, kind)
 
     def prepare(self) -> None:
         """Compile and load the layers' kernels; KernelError where one does not compile, or the device refuses it."""
         self._kernels.prepare(self._wanted)
 
     def _start_native(
-        self, source: Source, threads: int, maps: Sequence[TensorMap], block: AttentionBlock | SharedAttentionBlock,
-        consumer: MergedLinear, kind: StepKind,
+        self, source: Source, kernel: AttendChunkKernel, read: Sequence[TensorMap | int],
+        block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, kind: StepKind,
     ) -> None:  # fmt: skip
         attention, space, arrays = block.attention, self._space, self._space.arrays
         names = "tile_rows", "tile_firsts", "starts", "counts", "contexts", "tables", "header"
@@ -69,7 +66,7 @@ class ChunkBinder:
             ((0, 0), (1, 1)) if target is None else (target.addresses, (target.format.block_tokens, target.chunks))
         )
         arguments = [
-            *maps, *(tensor.data_ptr() for tensor in tensors), *halves, space.next_tile.data_ptr(),
+            *read, *(tensor.data_ptr() for tensor in tensors), *halves, space.next_tile.data_ptr(),
             float(attention.scale), float(attention.soft_cap or 0.0), attention.window or 0, kind.tiles,
             attention.num_kv_heads, self._kv.group_of(block.cache_layer) * arrays.sizes.rows, space.attended.stride(0),
             *order,
@@ -77,7 +74,7 @@ class ChunkBinder:
         blocks = min(kind.tiles * attention.num_kv_heads, self._device.processors)
         stream = int(torch.cuda.current_stream(self._device.torch_device).cuda_stream)
         dependent = space.launching(kind)["DEPENDENT"]
-        self._kernels[source].launch((blocks, 1, 1), threads, arguments, SIZES, stream, dependent)
+        self._kernels[source].launch((blocks, 1, 1), kernel.threads, arguments, kernel.sizes, stream, dependent)
 
     def _start_triton(
         self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, kind: StepKind
@@ -97,22 +94,24 @@ class ChunkBinder:
         )  # fmt: skip
 
 
-def chunk_maps(
-    kernel: AttendChunkKernel, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: int
-) -> tuple[TensorMap, TensorMap, TensorMap]:
-    """Of queries [tokens, heads * head size or more], and of a layer's cache [blocks, KV heads, block size, head size].
+def chunk_inputs(
+    kernel: AttendChunkKernel, query: torch.Tensor, cache: Sequence[torch.Tensor], heads: int
+) -> list[TensorMap | int]:
+    """The kernel's first arguments: of queries [tokens, heads * head size or more], and of a layer's cache.
 
-    A copy of queries has those of a tile, one of keys or values those of a block and a KV head, or as many as fit a
-    place in the ring. Raises KernelError where the driver refuses one.
+    `cache`: keys, values [blocks, KV heads, block size, head size], and the scales of each. A copy of queries has those
+    of a tile, one of keys or values those of a block and a KV head, or as many as fit a place in the ring. Codes and
+    scales of int8 lie side by side as they are copied, so their addresses are enough. Raises KernelError where the
+    driver refuses a map.
     """
     head, row_bytes, element = kernel.head, kernel.head * 2, kernel.element
     queries = TensorMap(
         query.data_ptr(), element, (head, heads, query.shape[0]), (row_bytes, query.stride(0) * 2),
         (64, kernel.group, kernel.tokens),
     )  # fmt: skip
+    keys, values, key_scales, value_scales = cache
+    if kernel.coded:
+        return [queries, *(each.data_ptr() for each in (keys, key_scales, values, value_scales))]
     box = 64, min(kernel.block_size, kernel.keys)
     rows = keys.numel() // head
-    of_keys, of_values = (
-        TensorMap(cache.data_ptr(), element, (head, rows), (row_bytes,), box) for cache in (keys, values)
-    )
-    return queries, of_keys, of_values
+    return [queries, *(TensorMap(each.data_ptr(), element, (head, rows), (row_bytes,), box) for each in (keys, values))]

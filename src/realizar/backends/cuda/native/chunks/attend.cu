@@ -2,21 +2,29 @@
 // for CONSUMERS warpgroups, 64 for each. One warp copies the tile's queries, and keys and values, KEYS at a time, into a
 // ring. Keys are taken from the last to the first, from fixed places on, and those that a row does not see change no bit
 // of it: so its bits depend on its own context alone. Blocks stay and take tile after tile, the longest context first.
+// A cache of codes (CODED) is copied into a ring of its own, from which one more warpgroup makes halves.
 // Defined around it: NAME HEAD GROUP TOKENS BLOCK_SIZE KEYS CONSUMERS SLOTS REGISTERS (of a consumer's thread, or 0)
-// PRODUCER_REGISTERS WINDOWED CAP SINKS TYPE_TEXT CONVERT_TEXT KEYS_TEXT HEAD_TEXT, and for both instructions, SCORE and
-// SUM, _LIST _INPUTS _OPERANDS: the accumulators, the other operands, and the accumulators' bindings.
+// PRODUCER_REGISTERS DECODER_REGISTERS WINDOWED CAP SINKS CODED CODE_SLOTS SUM_WIDTH (dimensions of an instruction) TYPE_TEXT CONVERT_TEXT KEYS_TEXT
+// SUM_TEXT, and for both instructions, SCORE and SUM, _LIST _INPUTS _OPERANDS: the accumulators, the other operands, and the
+// accumulators' bindings.
 
 // Runs of 64 dimensions, 128 bytes, as the copy engine interleaves them; it writes zeros behind a head.
 constexpr int COLUMNS = (HEAD + 63) / 64;
 constexpr int QUERIES = CONSUMERS * 64;
 constexpr int ROWS = BLOCK_SIZE < KEYS ? BLOCK_SIZE : KEYS;  // keys of a copy
-constexpr int COPIES = KEYS / ROWS * COLUMNS;
+constexpr int COPIES = KEYS / ROWS * (CODED ? 1 : COLUMNS);
 constexpr int SLOT_BYTES = KEYS * COLUMNS * 128, QUERY_BYTES = QUERIES * COLUMNS * 128;
+constexpr int SCALES = (HEAD + 31) / 32, SCALES_AT = KEYS * HEAD;  // of a key's codes; behind all codes of a place
+constexpr int CODE_SLOT_BYTES = CODED ? SCALES_AT + KEYS * SCALES * 2 : 0;
+constexpr int WARPGROUPS = CONSUMERS + 1 + CODED, CACHE_ARRIVALS = CODED ? 4 : 1;
 constexpr int NOWHERE = -1024;  // a row before the first: the copy engine writes zeros
 static_assert(COPIES <= 32 && GROUP * TOKENS <= QUERIES && HEAD % 8 == 0);
+static_assert(SUM_WIDTH == HEAD || (SUM_WIDTH % 64 == 0 && HEAD % SUM_WIDTH == 0));
+static_assert(!CODED || ROWS * ((HEAD + 31) / 32) % 8 == 0);  // the copy engine takes runs of 16 bytes
 
 struct __align__(64) TensorMap { char bytes[128]; };
 struct Tile { int own, token, earliest, kv_head, low, high, length; };  // own: tokens; -1 is the end
+struct Span { int from, to; };  // keys of a place that a tile may see; to -1 is the end
 
 INLINE void copy_box(u32 to, const TensorMap* map, int x, int y, u32 barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier) : "memory");
@@ -32,8 +40,8 @@ template <int ADD> INLINE void multiply_keys(float (&c)[KEYS / 2], u64 a, u64 b)
   asm volatile("wgmma.mma_async.sync.aligned.m64n" KEYS_TEXT "k16.f32." TYPE_TEXT " {" SCORE_LIST "}, " SCORE_INPUTS ", 1, 1, 0, 0;" : SCORE_OPERANDS : "l"(a), "l"(b), "n"(ADD));
 }
 // c += a * b; a from registers, b in shared memory, rows of keys
-INLINE void multiply_values(float (&c)[HEAD / 2], const u32* a, u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" HEAD_TEXT "k16.f32." TYPE_TEXT " {" SUM_LIST "}, " SUM_INPUTS ", 1, 1, 1, 1;" : SUM_OPERANDS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+INLINE void multiply_values(float* c, const u32* a, u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" SUM_TEXT "k16.f32." TYPE_TEXT " {" SUM_LIST "}, " SUM_INPUTS ", 1, 1, 1, 1;" : SUM_OPERANDS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 // Nothing that reads or writes these moves across.
 template <int N> INLINE void pin(float (&c)[N]) {
@@ -51,13 +59,21 @@ INLINE u64 descriptor(u32 at, u32 columns_apart) {
   return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(columns_apart >> 4) << 16 | (at & 0x3ffff) >> 4;
 }
 
-struct Place {  // in the ring
+template <int PLACES> struct Place {  // in a ring
   int slot = 0, parity = 0;
-  INLINE void advance() { if (++slot == SLOTS) { slot = 0; parity ^= 1; } }
+  INLINE void advance() { if (++slot == PLACES) { slot = 0; parity ^= 1; } }
 };
 
+// Keys or values of a layer: what maps them; or their codes [blocks, KV heads, block size, head], and scales.
+#if CODED
+struct Cache { const char *codes, *scales; };
+#else
+struct Cache { const TensorMap* map; };
+#endif
+
 struct Arguments {
-  const TensorMap *queries, *keys, *values;
+  const TensorMap* queries;
+  Cache keys, values;
   const int *tile_rows, *tile_firsts, *starts, *counts, *contexts, *tables, *table_stride;
   const float* sinks;
   float* out;
@@ -68,14 +84,21 @@ struct Arguments {
   int window, tiles, kv_heads, first_table, out_stride, block_tokens, chunks;
 };
 
+// What warpgroups hand one another, in shared memory: addresses of barriers and of rings. Of a cache of codes `copied`
+// is the ring of codes, `full` and `empty` are of the ring of halves.
+struct Shared {
+  Tile* tile;
+  Span* spans;
+  u32 full, empty, queries_full, queries_empty, copied_full, copied_empty, ring, queries, copied;
+};
+
 // The producer warp. `next_tile` is 0, and left so.
-INLINE void copy_tiles(const Arguments& in, Tile* shared_tile, u32 full, u32 empty, u32 ring_at, u32 queries_at, int lane) {
-  const u32 queries_full = empty + SLOTS * 8, queries_empty = queries_full + 8;
-  const int part = lane / COLUMNS, column = lane % COLUMNS, stride = load_int(in.table_stride);
+INLINE void copy_tiles(const Arguments& in, const Shared& at, int lane) {
+  const int part = CODED ? lane : lane / COLUMNS;
   int live = 0;
-  for (int at = lane; at - lane < in.tiles; at += 32)
-    live += __popc(__ballot_sync(~0u, at < in.tiles && load_int(in.tile_rows + at) >= 0));
-  Place place;
+  for (int i = lane; i - lane < in.tiles; i += 32)
+    live += __popc(__ballot_sync(~0u, i < in.tiles && load_int(in.tile_rows + i) >= 0));
+  Place<CODED ? CODE_SLOTS : SLOTS> place;
   int queries_parity = 1;
   auto take = [&] { return lane == 0 ? atomicAdd(in.next_tile, 1) : 0; };
   int next = take();
@@ -92,46 +115,129 @@ INLINE void copy_tiles(const Arguments& in, Tile* shared_tile, u32 full, u32 emp
     const int earliest = length - count + offset, last = min(earliest + TOKENS, length);
     const int first = WINDOWED ? max(earliest - in.window + 1, 0) : 0;
     const int low = first / KEYS, high = (last + KEYS - 1) / KEYS;
-    const int* table = in.tables + (long)(in.first_table + row) * stride;
+    const int* table = in.tables + (long)(in.first_table + row) * load_int(in.table_stride);
     auto cache_row = [&](int tile) {  // of this lane's copy
       const int key = tile * KEYS + part * ROWS;
       if (lane >= COPIES || tile < low || key >= length || key + ROWS <= first) return NOWHERE;
       return (load_int(table + key / BLOCK_SIZE) * in.kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE;
     };
-    auto fill = [&](const TensorMap* map, int y) {
-      barrier_wait(empty + place.slot * 8, place.parity ^ 1);
-      const u32 barrier = full + place.slot * 8;
+    auto fill = [&](const Cache& cache, int y, int tile) {
+      barrier_wait(at.copied_empty + place.slot * 8, place.parity ^ 1);
+      const u32 barrier = at.copied_full + place.slot * 8;
+#if CODED
+      const u32 to = at.copied + place.slot * CODE_SLOT_BYTES;
+      const int copies = __popc(__ballot_sync(~0u, y >= 0));
+      if (lane == 0) {
+        at.spans[place.slot] = {first - tile * KEYS, length - tile * KEYS};
+        barrier_expect(barrier, copies * ROWS * (HEAD + SCALES * 2));
+      }
+      __syncwarp();
+      if (y >= 0) {
+        copy_bulk(to + part * ROWS * HEAD, cache.codes + (long)y * HEAD, ROWS * HEAD, barrier);
+        copy_bulk(to + SCALES_AT + part * ROWS * SCALES * 2, cache.scales + (long)y * SCALES * 2, ROWS * SCALES * 2, barrier);
+      }
+#else
       if (lane == 0) barrier_expect(barrier, SLOT_BYTES);
       __syncwarp();
-      if (lane < COPIES) copy_box(ring_at + place.slot * SLOT_BYTES + (column * KEYS + part * ROWS) * 128, map, column * 64, y, barrier);
+      if (lane < COPIES) copy_box(at.copied + place.slot * SLOT_BYTES + (lane % COLUMNS * KEYS + part * ROWS) * 128, cache.map, lane % COLUMNS * 64, y, barrier);
+#endif
       place.advance();
     };
     int y = cache_row(high - 1), ahead = cache_row(high - 2);
-    fill(in.keys, y);
-    barrier_wait(queries_empty, queries_parity);
+    fill(in.keys, y, high - 1);
+    barrier_wait(at.queries_empty, queries_parity);
     queries_parity ^= 1;
     if (lane == 0) {
       const int token = load_int(in.starts + row) + offset;
-      *shared_tile = {min(TOKENS, count - offset), token, earliest, kv_head, low, high, length};
-      barrier_expect(queries_full, COLUMNS * GROUP * TOKENS * 128);
+      *at.tile = {min(TOKENS, count - offset), token, earliest, kv_head, low, high, length};
+      barrier_expect(at.queries_full, COLUMNS * GROUP * TOKENS * 128);
       for (int c = 0; c < COLUMNS; c++)
-        copy_heads(queries_at + c * QUERIES * 128, in.queries, c * 64, kv_head * GROUP, token, queries_full);
+        copy_heads(at.queries + c * QUERIES * 128, in.queries, c * 64, kv_head * GROUP, token, at.queries_full);
     }
+#pragma unroll 1
     for (int tile = high - 2; tile >= low; tile--) {
       const int above = y;
       y = ahead;
       ahead = cache_row(tile - 1);
-      fill(in.keys, y);
-      fill(in.values, above);
+      fill(in.keys, y, tile);
+      fill(in.values, above, tile + 1);
     }
-    fill(in.values, y);
+    fill(in.values, y, low);
   }
-  barrier_wait(queries_empty, queries_parity);
+  barrier_wait(at.queries_empty, queries_parity);
+  if (CODED) barrier_wait(at.copied_empty + place.slot * 8, place.parity ^ 1);
   if (lane == 0) {
-    shared_tile->own = -1;
-    barrier_arrive(queries_full);
+    at.tile->own = -1;
+    barrier_arrive(at.queries_full);
+    if (CODED) {
+      at.spans[place.slot].to = -1;
+      barrier_arrive(at.copied_full + place.slot * 8);
+    }
   }
 }
+
+#if CODED
+// Eight codes times a scale, twice in a word, as halves: rounded once, since the codes' integers are halves too.
+INLINE uint4 decoded(uint2 codes, u32 scale) {
+  uint4 r;
+  const u32 low = codes.x ^ 0x80808080u, high = codes.y ^ 0x80808080u;
+  // A byte below 0x64 is 1,024 more than it; and it is 128 more than the code.
+  r.x = mul2(add2(permute(low, 0x64646464, 0x4140), 0xe480e480u), scale);
+  r.y = mul2(add2(permute(low, 0x64646464, 0x4342), 0xe480e480u), scale);
+  r.z = mul2(add2(permute(high, 0x64646464, 0x4140), 0xe480e480u), scale);
+  r.w = mul2(add2(permute(high, 0x64646464, 0x4342), 0xe480e480u), scale);
+  return r;
+}
+
+// The warpgroup between the rings. A thread has the same eight dimensions of every few keys; keys that the tile does not
+// see, and dimensions behind a head, become zeros.
+INLINE void decode_tiles(const Shared& at) {
+  constexpr int RUNS = HEAD % 128 ? 8 : 16, STEP = 128 / RUNS, AT_ONCE = 4;
+  static_assert(STEP % 8 == 0 && KEYS % (STEP * AT_ONCE) == 0);
+  const int thread = threadIdx.x % 128, own = thread / RUNS, run = thread % RUNS;
+  Place<CODE_SLOTS> from;
+  Place<SLOTS> to;
+  for (;;) {
+    barrier_wait(at.copied_full + from.slot * 8, from.parity);
+    const Span span = at.spans[from.slot];
+    if (span.to < 0) break;
+    barrier_wait(at.empty + to.slot * 8, to.parity ^ 1);
+    const char* codes = ring + (at.copied - at.queries) + from.slot * CODE_SLOT_BYTES;
+    char* halves = ring + (at.ring - at.queries) + to.slot * SLOT_BYTES;
+#pragma unroll
+    for (int r = 0; r < COLUMNS * 8; r += RUNS) {
+      const int dim = (r + run) * 8;
+      if (dim >= (HEAD + 15) / 16 * 16) break;
+      char* written = halves + (dim / 64 * KEYS + own) * 128 + ((dim / 8 ^ own) & 7) * 16;
+      const char* read = codes + own * HEAD + dim;
+      const char* scales = codes + SCALES_AT + (own * SCALES + dim / 32) * 2;
+#pragma unroll
+      for (int first = 0; first < KEYS; first += STEP * AT_ONCE) {
+        uint2 words[AT_ONCE];
+        u32 scale[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+          const int key = first + i * STEP;
+          const bool seen = own + key >= span.from && own + key < span.to && dim < HEAD;
+          words[i] = seen ? *(const uint2*)(read + key * HEAD) : make_uint2(0, 0);
+          scale[i] = seen ? *(const u16*)(scales + key * SCALES * 2) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+          *(uint4*)(written + (first + i * STEP) * 128) = decoded(words[i], permute(scale[i], 0, 0x1010));
+      }
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      barrier_arrive(at.full + to.slot * 8);
+      barrier_arrive(at.copied_empty + from.slot * 8);
+    }
+    from.advance();
+    to.advance();
+  }
+}
+#endif
 
 // What a thread of a consumer has: of two rows, 8 apart, the running softmax, and two neighbouring columns in eight.
 struct Rows {
@@ -268,21 +374,20 @@ INLINE void write_rows(const Arguments& in, const Tile& tile, Rows& rows, float 
 }
 
 // A warpgroup. Warpgroups issue their products in turn: the softmax of one runs beside the products of another.
-INLINE void attend_tiles(const Arguments& in, const Tile* shared_tile, u32 full, u32 empty, u32 ring_at, u32 queries_at) {
+INLINE void attend_tiles(const Arguments& in, const Shared& at) {
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, t = lane % 4;
-  const u32 queries_full = empty + SLOTS * 8, queries_empty = queries_full + 8;
   const int row = group * 64 + warp * 16 + lane / 4;
   const float log2e = 1.4426950408889634f;
   const float factor = CAP ? log2e : in.scale * log2e;
-  const u64 queries = descriptor(queries_at + group * 64 * 128, 0);
-  const u64 keys = descriptor(ring_at, 0), values = descriptor(ring_at, KEYS * 128);
-  Place place;
+  const u64 queries = descriptor(at.queries + group * 64 * 128, 0);
+  const u64 keys = descriptor(at.ring, 0), values = descriptor(at.ring, KEYS * 128);
+  Place<SLOTS> place;
   int queries_parity = 0;
   Rows rows;
   if (CONSUMERS > 1 && group == 0) arrive_some(1, 256);
   for (;; queries_parity ^= 1) {
-    barrier_wait(queries_full, queries_parity);
-    const Tile tile = *shared_tile;
+    barrier_wait(at.queries_full, queries_parity);
+    const Tile tile = *at.tile;
     if (tile.own < 0) break;
     const int last = tile.earliest + tile.own - 1;
     int dirty = tile.length - (tile.high - 1) * KEYS;  // values of the last keys from here on, up to the block's end
@@ -299,17 +404,20 @@ INLINE void attend_tiles(const Arguments& in, const Tile* shared_tile, u32 full,
       end_matmuls();
     };
     auto issue_sums = [&] {
-      barrier_wait(full + place.slot * 8, place.parity);
-      if (dirty < clean) {
-        clear_values(ring_at + place.slot * SLOT_BYTES, dirty, clean, group);
+      barrier_wait(at.full + place.slot * 8, place.parity);
+      if (!CODED && dirty < clean) {
+        clear_values(at.ring + place.slot * SLOT_BYTES, dirty, clean, group);
         dirty = clean;
       }
       begin_matmuls();
 #pragma unroll
-      for (int k = 0; k < KEYS / 16; k++) multiply_values(rows.sums, rows.weights[k], values + (u64)(place.slot * (SLOT_BYTES / 16) + k * 128));
+      for (int k = 0; k < KEYS / 16; k++)
+#pragma unroll
+        for (int d = 0; d < HEAD; d += SUM_WIDTH)
+          multiply_values(rows.sums + d / 2, rows.weights[k], values + (u64)(place.slot * (SLOT_BYTES / 16) + d / 64 * KEYS * 8 + k * 128));
       end_matmuls();
     };
-    auto leave = [&](int slot) { if (lane == 0) barrier_arrive(empty + slot * 8); };
+    auto leave = [&](int slot) { if (lane == 0) barrier_arrive(at.empty + slot * 8); };
     auto weigh_tile = [&](int index, auto masked, float (&kept)[2]) {
       if (CAP) cap_scores(rows.scores, in.scale * 2.f * log2e / in.soft_cap, in.soft_cap);
       const int start = index * KEYS;
@@ -324,17 +432,17 @@ INLINE void attend_tiles(const Arguments& in, const Tile* shared_tile, u32 full,
     rows.top[0] = rows.top[1] = __int_as_float(0xff800000);
     rows.total[0] = rows.total[1] = 0.f;
     float kept[2];
-    barrier_wait(full + place.slot * 8, place.parity);
+    barrier_wait(at.full + place.slot * 8, place.parity);
     issue_scores();
     await_matmuls<0>();
     pin(rows.scores);
     leave(place.slot);
     place.advance();
-    if (tile.high - 1 == tile.low && lane == 0) barrier_arrive(queries_empty);
+    if (tile.high - 1 == tile.low && lane == 0) barrier_arrive(at.queries_empty);
     weigh_tile(tile.high - 1, Index<1>{}, kept);
     round_weights(rows);
     auto step = [&](int index, auto masked) {
-      barrier_wait(full + place.slot * 8, place.parity);
+      barrier_wait(at.full + place.slot * 8, place.parity);
       if (CONSUMERS > 1) sync_some(1 + group, 256);
       issue_scores();
       const int slot = place.slot;
@@ -343,7 +451,7 @@ INLINE void attend_tiles(const Arguments& in, const Tile* shared_tile, u32 full,
       if (CONSUMERS > 1) arrive_some(1 + (group + 1) % CONSUMERS, 256);
       await_matmuls<1>();
       pin(rows.scores);
-      if (index == tile.low && lane == 0) barrier_arrive(queries_empty);
+      if (index == tile.low && lane == 0) barrier_arrive(at.queries_empty);
       weigh_tile(index, masked, kept);
       // Sums are never below zero, but the compiler does not know it: else it would wait for the products first, and
       // make the weights after them.
@@ -372,37 +480,62 @@ INLINE void attend_tiles(const Arguments& in, const Tile* shared_tile, u32 full,
 }
 
 // Warpgroups hand one another registers of those that a block is launched with: for more they would wait forever.
-static_assert(CONSUMERS * REGISTERS + PRODUCER_REGISTERS <= (CONSUMERS + 1) * (512 / (CONSUMERS + 1) / 8 * 8));
-extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1)
-NAME(const __grid_constant__ TensorMap queries, const __grid_constant__ TensorMap keys,
-     const __grid_constant__ TensorMap values, const int* tile_rows, const int* tile_firsts, const int* starts,
-     const int* counts, const int* contexts, const int* tables, const int* table_stride, const float* sinks, float* out,
-     char* halves, float* half_scales, int* next_tile, float scale, float soft_cap, int window, int tiles, int kv_heads,
-     int first_table, int out_stride, int block_tokens, int chunks) {
-  __shared__ __align__(8) u64 barriers[2 * SLOTS + 2];  // of the ring full, then empty; of the queries
+static_assert(CONSUMERS * REGISTERS + PRODUCER_REGISTERS + DECODER_REGISTERS <= WARPGROUPS * (512 / WARPGROUPS / 8 * 8));
+#if CODED
+#define CACHE_PARAMETERS const char* keys, const char* key_scales, const char* values, const char* value_scales
+#else
+#define CACHE_PARAMETERS const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap values
+#endif
+extern "C" __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
+NAME(const __grid_constant__ TensorMap queries, CACHE_PARAMETERS, const int* tile_rows, const int* tile_firsts,
+     const int* starts, const int* counts, const int* contexts, const int* tables, const int* table_stride,
+     const float* sinks, float* out, char* halves, float* half_scales, int* next_tile, float scale, float soft_cap,
+     int window, int tiles, int kv_heads, int first_table, int out_stride, int block_tokens, int chunks) {
+  __shared__ __align__(8) u64 barriers[2 * SLOTS + 2 + 2 * CODE_SLOTS];  // of rings full, then empty; of the queries between
   __shared__ Tile tile;
-  const u32 full = shared_address(barriers), empty = full + SLOTS * 8;
-  const u32 queries_at = shared_address(ring), ring_at = queries_at + QUERY_BYTES;
+  __shared__ Span spans[CODED ? CODE_SLOTS : 1];
+  Shared at;
+  at.tile = &tile;
+  at.spans = spans;
+  at.full = shared_address(barriers), at.empty = at.full + SLOTS * 8;
+  at.queries_full = at.empty + SLOTS * 8, at.queries_empty = at.queries_full + 8;
+  at.queries = shared_address(ring), at.ring = at.queries + QUERY_BYTES;
+  at.copied_full = CODED ? at.queries_empty + 8 : at.full, at.copied_empty = CODED ? at.copied_full + CODE_SLOTS * 8 : at.empty;
+  at.copied = CODED ? at.ring + SLOTS * SLOT_BYTES : at.ring;
   if (threadIdx.x == 0) {
     for (int i = 0; i < SLOTS; i++) {
-      barrier_init(full + i * 8, 1);
-      barrier_init(empty + i * 8, CONSUMERS * 4);
+      barrier_init(at.full + i * 8, CACHE_ARRIVALS);
+      barrier_init(at.empty + i * 8, CONSUMERS * 4);
     }
-    barrier_init(empty + SLOTS * 8, 1);
-    barrier_init(empty + SLOTS * 8 + 8, CONSUMERS * 4);
+    barrier_init(at.queries_full, 1);
+    barrier_init(at.queries_empty, CONSUMERS * 4);
+    for (int i = 0; i < CODE_SLOTS; i++) {
+      barrier_init(at.copied_full + i * 8, 1);
+      barrier_init(at.copied_empty + i * 8, 4);
+    }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
   let_next_start();
   wait_for_previous();
-  const Arguments in{&queries, &keys, &values, tile_rows, tile_firsts, starts, counts, contexts, tables, table_stride,
-                     sinks, out, halves, half_scales, next_tile, scale, soft_cap, window, tiles, kv_heads, first_table,
-                     out_stride, block_tokens, chunks};
+#if CODED
+  const Cache of_keys{keys, key_scales}, of_values{values, value_scales};
+#else
+  const Cache of_keys{&keys}, of_values{&values};
+#endif
+  const Arguments in{&queries, of_keys, of_values, tile_rows, tile_firsts, starts, counts, contexts, tables,
+                     table_stride, sinks, out, halves, half_scales, next_tile, scale, soft_cap, window, tiles, kv_heads,
+                     first_table, out_stride, block_tokens, chunks};
   if (threadIdx.x < 128) {
     if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-    if (threadIdx.x < 32) copy_tiles(in, &tile, full, empty, ring_at, queries_at, threadIdx.x);
+    if (threadIdx.x < 32) copy_tiles(in, at, threadIdx.x);
+#if CODED
+  } else if (threadIdx.x >= (CONSUMERS + 1) * 128) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(DECODER_REGISTERS));
+    decode_tiles(at);
+#endif
   } else {
     if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-    attend_tiles(in, &tile, full, empty, ring_at, queries_at);
+    attend_tiles(in, at);
   }
 }

@@ -7,16 +7,23 @@ from dataclasses import dataclass
 from realizar.backends.cuda.native.compiler import Source, read
 
 _TYPES = {"bf16": ("bf16.bf16", "cvt.rn.bf16x2.f32"), "f16": ("f16.f16", "cvt.rn.f16x2.f32")}
-_REGISTERS = {1: (0, 0), 2: (232, 40), 3: (160, 32)}  # of a thread of a consumer and of the producer
-_SHARED_BYTES, _MOST_SLOTS = 224 << 10, 8
+# Of a thread of a consumer, of the producer, and of what decodes, by consumers.
+_REGISTERS = {1: (0, 0, 0), 2: (232, 40, 0), 3: (160, 32, 0)}
+_CODED_REGISTERS = {1: (240, 48, 48), 2: (208, 48, 48)}
+_SHARED_BYTES, _MOST_SLOTS, _CODE_SLOTS = 224 << 10, 8, 3
 _FILES = "primitives.cu", "bulk.cu", "chunks/attend.cu"
 
 
-def chunk_rows(head: int) -> int:
-    """Queries of a tile, at most; 0 where there is no kernel for a head size. Sums of wider heads leave less room."""
-    if head % 8 or not 64 <= head <= 256:
+def chunk_rows(head: int, kv_dtype: str) -> int:
+    """Queries of a tile, at most; 0 where there is no kernel for a head size or cache.
+
+    Sums of wider heads, and what decodes int8, leave less room.
+    """
+    if kv_dtype == "int8" and head > 128 and head % 64:
         return 0
-    return 192 if head == 64 else 128
+    if head % 8 or not 64 <= head <= 256 or kv_dtype not in ("bf16", "f16", "int8"):
+        return 0
+    return 192 if head == 64 and kv_dtype != "int8" else 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +33,32 @@ class AttendChunkKernel:
     Attributes:
         head: a size that has `chunk_rows`. group: query heads of a KV head.
         tokens: of a tile; `tokens * group` is at most the head's `chunk_rows`.
-        element: of queries and cache: `bf16` or `f16`. block_size: tokens of the cache's blocks, a power of two.
+        kv_dtype: of the cache: `bf16`, `f16` or `int8`. block_size: tokens of its blocks, a power of two.
         window, cap, sinks: the layer has one, caps scores, has sinks.
     """
 
     head: int
     group: int
     tokens: int
-    element: str
+    kv_dtype: str
     block_size: int
     window: bool = False
     cap: bool = False
     sinks: bool = False
+
+    @property
+    def element(self) -> str:
+        """Of queries and products."""
+        return "f16" if self.coded else self.kv_dtype
+
+    @property
+    def coded(self) -> bool:
+        return self.kv_dtype == "int8"
+
+    @property
+    def sizes(self) -> str:
+        """Of the arguments, as `Kernel.launch` takes them."""
+        return ("tpppp" if self.coded else "ttt") + "p" * 12 + "ff" + "i" * 7
 
     @property
     def consumers(self) -> int:
@@ -51,34 +72,53 @@ class AttendChunkKernel:
 
     @property
     def slots(self) -> int:
-        return min(
-            _MOST_SLOTS, (_SHARED_BYTES - self._row_bytes * self.consumers * 64) // (self._row_bytes * self.keys)
-        )
+        """Places of the ring that matrix instructions read."""
+        room = _SHARED_BYTES - self._row_bytes * self.consumers * 64 - self.code_slots * self._code_bytes * self.keys
+        return min(_MOST_SLOTS, room // (self._row_bytes * self.keys))
+
+    @property
+    def code_slots(self) -> int:
+        """Places of the ring of codes."""
+        return _CODE_SLOTS if self.coded else 0
 
     @property
     def _row_bytes(self) -> int:
         return -(-self.head // 64) * 128
 
     @property
+    def _code_bytes(self) -> int:
+        return self.head + 2 * -(-self.head // 32)
+
+    @property
+    def sum_width(self) -> int:
+        """Dimensions of an instruction that adds values: blocks that decode have no registers for wide ones."""
+        if not self.coded or self.head <= 128:
+            return self.head
+        return 64 if self.head % 128 else 128
+
+    @property
     def threads(self) -> int:
-        return (self.consumers + 1) * 128
+        return (self.consumers + 1 + self.coded) * 128
 
     @property
     def shared_bytes(self) -> int:
-        return self._row_bytes * (self.consumers * 64 + self.slots * self.keys)
+        rows = self._row_bytes * (self.consumers * 64 + self.slots * self.keys)
+        return rows + self.code_slots * self._code_bytes * self.keys
 
     def source(self) -> Source:
-        name = f"attend_chunk_{self.element}_head{self.head}_group{self.group}"
+        name = f"attend_chunk_{self.kv_dtype}_head{self.head}_group{self.group}"
         types, convert = _TYPES[self.element]
-        registers, producer = _REGISTERS[self.consumers]
+        registers, producer, decoder = (_CODED_REGISTERS if self.coded else _REGISTERS)[self.consumers]
+        width = self.sum_width
         values = {
             "NAME": name, "HEAD": self.head, "GROUP": self.group, "TOKENS": self.tokens,
             "BLOCK_SIZE": self.block_size, "KEYS": self.keys, "CONSUMERS": self.consumers, "SLOTS": self.slots,
-            "REGISTERS": registers, "PRODUCER_REGISTERS": producer, "WINDOWED": int(self.window), "CAP": int(self.cap),
+            "REGISTERS": registers, "PRODUCER_REGISTERS": producer, "DECODER_REGISTERS": decoder,
+            "CODED": int(self.coded), "CODE_SLOTS": self.code_slots, "WINDOWED": int(self.window), "CAP": int(self.cap),
             "SINKS": int(self.sinks), "TYPE_TEXT": f'"{types}"', "CONVERT_TEXT": f'"{convert}"',
-            "KEYS_TEXT": f'"{self.keys}"', "HEAD_TEXT": f'"{self.head}"',
+            "KEYS_TEXT": f'"{self.keys}"', "SUM_WIDTH": width, "SUM_TEXT": f'"{width}"',
             **_operands("SCORE", self.keys // 2, "%{0}, %{1}, %{2}"),
-            **_operands("SUM", self.head // 2, "{{%{0}, %{1}, %{2}, %{3}}}, %{4}"),
+            **_operands("SUM", width // 2, "{{%{0}, %{1}, %{2}, %{3}}}, %{4}"),
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
         return Source(name, defines + "".join(map(read, _FILES)), self.shared_bytes)
