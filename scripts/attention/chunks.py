@@ -3,8 +3,9 @@
     python scripts/attention/chunks.py --head 128 --tokens 8192
     python scripts/attention/chunks.py --head 128 --tokens 2048 --past 14336
 
-With `--int8` the cache has codes and scales. Each runs for as long as the others in turn, and the order turns too: the
-card's power limit sets its clock, so what follows a lighter kernel is faster. Blocks of the cache lie in random order.
+With `--int8` the cache has codes and scales; with `--whole` Hopper's kernel cuts no context into parts. Each runs for
+as long as the others in turn, and the order turns too: the card's power limit sets its clock, so what follows a lighter
+kernel is faster. Blocks of the cache lie in a random order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from realizar.backends.cuda.attention.chunks import chunk_inputs
-from realizar.backends.cuda.kernel_sizes import TRITON_TYPES
+from realizar.backends.cuda.kernel_sizes import CHUNK_PARTS, TRITON_TYPES
 from realizar.backends.cuda.kernels.attend import attend_chunk
 from realizar.backends.cuda.matmul.inputs import InputFormat, make_buffer
 from realizar.backends.cuda.native.chunks.source import AttendChunkKernel, chunk_rows
@@ -76,31 +77,35 @@ def native(inputs: Inputs) -> Callable[[], None]:
     tables = inputs.tables(tokens)
     halves = make_buffer(InputFormat("half", 128), inputs.out.shape[1], asked.tokens, inputs.out.device)
     written = inputs.out, halves.values, halves.scales
-    tensors = [*tables, inputs.sinks, *written, torch.zeros(1, dtype=torch.int32, device="cuda")]
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    next_tile, arrivals = (torch.zeros(n, dtype=torch.int32, device="cuda") for n in (1, CHUNK_PARTS * kernel.warps))
+    parts = torch.zeros(CHUNK_PARTS * kernel.part_floats, device="cuda")
+    tensors = [*tables, inputs.sinks, *written, next_tile, parts, arrivals]
     tiles = len(tables[0])
-    numbers = inputs.scale, asked.cap, asked.window, tiles, asked.kv_heads, 0, inputs.out.stride(0), 128, halves.chunks
+    own = inputs.scale, asked.cap, asked.window, tiles, asked.kv_heads, 0, inputs.out.stride(0), 128, halves.chunks
+    numbers = *own, 0 if asked.whole else CHUNK_PARTS
     arguments = [*read, *(each.data_ptr() for each in tensors), *numbers]
     loaded = LoadedKernels("sm_90a")[kernel.source()]
-    grid = min(tiles * asked.kv_heads, torch.cuda.get_device_properties(0).multi_processor_count), 1, 1
 
     def run(_kept: object = tensors) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        loaded.launch(grid, kernel.threads, arguments, kernel.sizes, stream, dependent=False)
+        loaded.launch((processors, 1, 1), kernel.threads, arguments, kernel.sizes, stream, dependent=False)
 
     return run
 
 
 def in_triton(inputs: Inputs) -> Callable[[], None]:
     asked, none = inputs.asked, torch.zeros(1, device="cuda")
-    tokens = (128 if asked.head <= 128 else 64) // asked.group
+    tokens, wide = (128 if asked.head <= 128 else 64) // asked.group, asked.head > 256
     tables = inputs.tables(tokens)
     return lambda: attend_chunk[(len(tables[0]), asked.kv_heads)](
         inputs.query, *inputs.cache, inputs.sinks, inputs.out, *tables, inputs.scale,
         asked.cap or 1.0, inputs.query.stride(0), inputs.out.stride(0), none, none, 1, 1, TABLE_ROWS=1, CACHE_GROUP=0,
         HEADS=inputs.heads, KV_HEADS=asked.kv_heads, HEAD=asked.head, PADDED_HEAD=triton.next_power_of_2(asked.head),
         BLOCK_SIZE=BLOCK, WINDOW=asked.window, SOFT_CAP=asked.cap > 0, SINKS=asked.sinks, INT8=asked.int8,
-        COMPUTE=TRITON_TYPES[inputs.dtype], KEYS=64, QUERIES=triton.next_power_of_2(tokens * asked.group),
-        TOKENS=tokens, PART=0, HALVES=False, DEPENDENT=False, num_warps=8,
+        COMPUTE=TRITON_TYPES[inputs.dtype], KEYS=32 if wide else 64,
+        QUERIES=triton.next_power_of_2(tokens * asked.group), TOKENS=tokens, PART=0, HALVES=False,
+        DEPENDENT=False, num_warps=8, **({"num_stages": 1} if wide else {}),
     )  # fmt: skip
 
 
@@ -138,10 +143,11 @@ def main() -> int:
     parser.add_argument("--cap", type=float, default=0.0)
     parser.add_argument("--sinks", action="store_true")
     parser.add_argument("--int8", action="store_true")
+    parser.add_argument("--whole", action="store_true")
     asked = parser.parse_args()
     inputs = Inputs(asked)
     runs = {"Hopper's": native(inputs), "Triton": in_triton(inputs)}
-    if not (asked.past or asked.window or asked.cap or asked.sinks or asked.int8):
+    if not (asked.past or asked.window or asked.cap or asked.sinks or asked.int8 or asked.head > 256):
         runs["cuDNN"] = in_cudnn(inputs)
     counts = {}
     for name, run in runs.items():

@@ -20,6 +20,7 @@ _WIDE_HEAD = 256  # beyond which blocks of so many keys fit in no card's shared 
 _LARGE_SHARED_BYTES = 160 << 10  # of a block: cards of 8.0, 9.0 and 10.0 have more, those of 8.6, 8.9 and 12.0 less
 ROTATE_PARTS = 4  # heads that one program rotates
 MAX_PARTS = 64  # parts of a context
+CHUNK_PARTS = 400  # parts of the contexts of a step's chunks, at most: three for each of an H200's processors
 # Of kernels.activate, where 3 is no activation.
 ACTIVATIONS: dict[GatedActivation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 4, "relu_squared": 5}
 _LEAST_PART, _FIXED_PARTS = 512, 32  # keys of a part at fixed places; parts of the longest context, at most
@@ -143,16 +144,27 @@ def decode_parts(
 
 
 def attention_parts(
-    spec: ModelSpec, row_counts: list[int], context_length: int, device: DeviceProfile, fixed: bool
+    spec: ModelSpec, row_counts: list[int], context_length: int, device: DeviceProfile, kv_dtype: str, fixed: bool
 ) -> int:
-    """Decodes times parts of their contexts, at most; `fixed` where contexts are cut at fixed places."""
+    """Decodes times parts of their contexts, at most, or as many as take what chunks' parts do.
+
+    `fixed` where contexts are cut at fixed places.
+    """
     if fixed:
         return max(row_counts) * fixed_parts(context_length)
-    return max(
+    decodes = (
         rows * decode_parts(attention, rows, context_length, device)
         for _, attention in spec.all_attentions()
         for rows in row_counts
     )
+    return max(chunk_parts(spec, kv_dtype, device), *decodes)
+
+
+def chunk_parts(spec: ModelSpec, kv_dtype: str, device: DeviceProfile) -> int:
+    """Parts of decodes' contexts that take as much memory as all parts of chunks'; 0 where Triton attends chunks."""
+    attentions = [attention for _, attention in spec.all_attentions()]
+    rows = (hopper_rows(each, kv_dtype, device, fixed=False) * (each.head_size + 16) for each in attentions)
+    return CHUNK_PARTS * -(-max(rows) // max(each.num_heads * each.head_size for each in attentions))
 
 
 def compute_type(kv_dtype: str, *, is_gpu: bool) -> torch.dtype:

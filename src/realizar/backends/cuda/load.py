@@ -236,7 +236,8 @@ def _load_parts(
 def _make_workspace(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> Workspace:
     compute = compute_type(config.kv_dtype, is_gpu=device.is_gpu)
     sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, device, config.batch_invariant))
-    parts = attention_parts(spec, row_counts(sizes.rows), config.context_length, device, config.batch_invariant)
+    rows = row_counts(sizes.rows)
+    parts = attention_parts(spec, rows, config.context_length, device, config.kv_dtype, config.batch_invariant)
     return Workspace(spec, sizes, device, compute, parts)
 
 

@@ -14,7 +14,7 @@ import torch
 from realizar.backends.base import ModelSource
 from realizar.backends.cuda.attention.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import MAX_PARTS, compute_type, fixed_parts, tile_tokens
+from realizar.backends.cuda.kernel_sizes import MAX_PARTS, chunk_parts, compute_type, fixed_parts, tile_tokens
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.matmul.experts import expert_floats
 from realizar.backends.cuda.matmul.fp8_copies import copied_bytes
@@ -61,7 +61,10 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     weight_bytes, embedding = weights.size_bytes, WeightTensors(spec, checkpoint).table_bytes
     compute = compute_type(config.kv_dtype, is_gpu=True)
     sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, _DEVICE, config.batch_invariant))
-    parts = config.max_running * fixed_parts(config.context_length) if config.batch_invariant else MAX_PARTS
+    if config.batch_invariant:
+        parts = config.max_running * fixed_parts(config.context_length)
+    else:
+        parts = max(MAX_PARTS, chunk_parts(spec, config.kv_dtype, _DEVICE))
     workspace = Workspace(spec, sizes, _DEVICE, compute, parts)
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
     copies = sum(map(copied_bytes, weights.groups.values())) if config.fp8_copies else 0

@@ -9,7 +9,7 @@ import torch
 from realizar.backends.cuda.attention.arguments import AttentionArguments
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import chunk_queries, hopper_rows, padded_head
+from realizar.backends.cuda.kernel_sizes import CHUNK_PARTS, chunk_queries, hopper_rows, padded_head
 from realizar.backends.cuda.kernels.attend import attend_chunk
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -66,15 +66,17 @@ class ChunkBinder:
             ((0, 0), (1, 1)) if target is None else (target.addresses, (target.format.block_tokens, target.chunks))
         )
         arguments = [
-            *read, *(tensor.data_ptr() for tensor in tensors), *halves, space.next_tile.data_ptr(),
+            *read, *(tensor.data_ptr() for tensor in tensors), *halves,
+            *(each.data_ptr() for each in (space.next_tile, space.attention_parts, space.arrivals)),
             float(attention.scale), float(attention.soft_cap or 0.0), attention.window or 0, kind.tiles,
             attention.num_kv_heads, self._kv.group_of(block.cache_layer) * arrays.sizes.rows, space.attended.stride(0),
-            *order,
+            *order, min(CHUNK_PARTS, space.attention_parts.numel() // kernel.part_floats),
         ]  # fmt: skip
-        blocks = min(kind.tiles * attention.num_kv_heads, self._device.processors)
         stream = int(torch.cuda.current_stream(self._device.torch_device).cuda_stream)
         dependent = space.launching(kind)["DEPENDENT"]
-        self._kernels[source].launch((blocks, 1, 1), kernel.threads, arguments, kernel.sizes, stream, dependent)
+        self._kernels[source].launch(
+            (self._device.processors, 1, 1), kernel.threads, arguments, kernel.sizes, stream, dependent
+        )
 
     def _start_triton(
         self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, kind: StepKind

@@ -1,5 +1,5 @@
 """Attention of chunks on Hopper.
 
-`attend.cu` is the kernel, `source.py` puts its text together for a model's shape, and `tensor_map.py` says how the copy
-engine finds boxes of rows.
+Read `tiles.cu` first, which says how it goes. `copies.cu` has the warps that copy, `attend.cu` those that attend.
+`source.py` puts their text together for a model's shape, `tensor_map.py` says how the copy engine finds boxes of rows.
 """

@@ -9,9 +9,13 @@ from realizar.backends.cuda.native.compiler import Source, read
 _TYPES = {"bf16": ("bf16.bf16", "cvt.rn.bf16x2.f32"), "f16": ("f16.f16", "cvt.rn.f16x2.f32")}
 # Of a thread of a consumer, of the producer, and of what decodes, by consumers.
 _REGISTERS = {1: (0, 0, 0), 2: (232, 40, 0), 3: (160, 32, 0)}
-_CODED_REGISTERS = {1: (240, 48, 48), 2: (208, 48, 48)}
+_CODED_REGISTERS = {1: (240, 48, 48), 2: (216, 40, 40)}
+# Keys of a part at least; as many as could be attended in the time that a part takes besides; and the rounds of the
+# card from which on tiles are not cut.
+_LEAST_PART, _PART_COST, _FEW_ROUNDS = 1024, 384, 4
 _SHARED_BYTES, _MOST_SLOTS, _CODE_SLOTS = 224 << 10, 8, 3
-_FILES = "primitives.cu", "bulk.cu", "chunks/attend.cu"
+MOST_WARPS = 12  # of consumers
+_FILES = "primitives.cu", "bulk.cu", "chunks/tiles.cu", "chunks/copies.cu", "chunks/attend.cu"
 
 
 def chunk_rows(head: int, kv_dtype: str) -> int:
@@ -19,11 +23,14 @@ def chunk_rows(head: int, kv_dtype: str) -> int:
 
     Sums of wider heads, and what decodes int8, leave less room.
     """
-    if kv_dtype == "int8" and head > 128 and head % 64:
+    coded = kv_dtype == "int8"
+    if kv_dtype not in _TYPES and not coded:
         return 0
-    if head % 8 or not 64 <= head <= 256 or kv_dtype not in ("bf16", "f16", "int8"):
+    if head == 512:
+        return 64
+    if head % 8 or not 64 <= head <= 256 or (coded and head > 128 and head % 64):
         return 0
-    return 192 if head == 64 and kv_dtype != "int8" else 128
+    return 192 if head == 64 and not coded else 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +65,36 @@ class AttendChunkKernel:
     @property
     def sizes(self) -> str:
         """Of the arguments, as `Kernel.launch` takes them."""
-        return ("tpppp" if self.coded else "ttt") + "p" * 12 + "ff" + "i" * 7
+        return ("tpppp" if self.coded else "ttt") + "p" * 14 + "ff" + "i" * 8
 
     @property
     def consumers(self) -> int:
-        """Warpgroups of 64 queries."""
-        return -(-self.tokens * self.group // 64)
+        """Warpgroups of 64 queries, `split` of them for the same."""
+        return -(-self.tokens * self.group // 64) * self.split
+
+    @property
+    def split(self) -> int:
+        return 2 if self.head > 256 else 1
 
     @property
     def keys(self) -> int:
         """Keys of a place in the ring."""
-        return 128 if self.head <= 128 else 64
+        return 128 if self.head <= 128 else 64 if self.head <= 256 else 32
 
     @property
     def slots(self) -> int:
         """Places of the ring that matrix instructions read."""
-        room = _SHARED_BYTES - self._row_bytes * self.consumers * 64 - self.code_slots * self._code_bytes * self.keys
+        room = _SHARED_BYTES - self._row_bytes * self._rows - self.code_slots * self._code_bytes * self.keys
         return min(_MOST_SLOTS, room // (self._row_bytes * self.keys))
 
     @property
     def code_slots(self) -> int:
         """Places of the ring of codes."""
         return _CODE_SLOTS if self.coded else 0
+
+    @property
+    def _rows(self) -> int:
+        return self.consumers // self.split * 64
 
     @property
     def _row_bytes(self) -> int:
@@ -92,9 +107,10 @@ class AttendChunkKernel:
     @property
     def sum_width(self) -> int:
         """Dimensions of an instruction that adds values: blocks that decode have no registers for wide ones."""
-        if not self.coded or self.head <= 128:
-            return self.head
-        return 64 if self.head % 128 else 128
+        own = self.head // self.split
+        if not self.coded or own <= 128:
+            return own
+        return 64 if own % 128 else 128
 
     @property
     def threads(self) -> int:
@@ -102,8 +118,18 @@ class AttendChunkKernel:
 
     @property
     def shared_bytes(self) -> int:
-        rows = self._row_bytes * (self.consumers * 64 + self.slots * self.keys)
+        rows = self._row_bytes * (self._rows + self.slots * self.keys)
         return rows + self.code_slots * self._code_bytes * self.keys
+
+    @property
+    def warps(self) -> int:
+        """Of the consumers."""
+        return self.consumers * 4
+
+    @property
+    def part_floats(self) -> int:
+        """Of what the parts of a context hand on, for each of them."""
+        return self.consumers * 64 * (self.head // self.split + 8)
 
     def source(self) -> Source:
         name = f"attend_chunk_{self.kv_dtype}_head{self.head}_group{self.group}"
@@ -112,8 +138,10 @@ class AttendChunkKernel:
         width = self.sum_width
         values = {
             "NAME": name, "HEAD": self.head, "GROUP": self.group, "TOKENS": self.tokens,
-            "BLOCK_SIZE": self.block_size, "KEYS": self.keys, "CONSUMERS": self.consumers, "SLOTS": self.slots,
+            "BLOCK_SIZE": self.block_size, "KEYS": self.keys, "CONSUMERS": self.consumers, "SPLIT": self.split,
+            "SLOTS": self.slots,
             "REGISTERS": registers, "PRODUCER_REGISTERS": producer, "DECODER_REGISTERS": decoder,
+            "LEAST_PART": _LEAST_PART // self.keys, "PART_COST": -(-_PART_COST // self.keys), "FEW_ROUNDS": _FEW_ROUNDS,
             "CODED": int(self.coded), "CODE_SLOTS": self.code_slots, "WINDOWED": int(self.window), "CAP": int(self.cap),
             "SINKS": int(self.sinks), "TYPE_TEXT": f'"{types}"', "CONVERT_TEXT": f'"{convert}"',
             "KEYS_TEXT": f'"{self.keys}"', "SUM_WIDTH": width, "SUM_TEXT": f'"{width}"',

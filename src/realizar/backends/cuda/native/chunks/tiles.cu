@@ -1,0 +1,109 @@
+// Attention of chunks on compute capability 9.0a. A tile has TOKENS tokens with the GROUP heads of a KV head each:
+// rows for CONSUMERS / SPLIT warpgroups, 64 for each. One warp hands out tiles and copies their queries, and one
+// copies keys and values, KEYS at a time, into a ring. Keys are taken from the last to the first, from fixed places
+// on, and those that a row does not see change no bit of it: so its bits depend on its own context alone. Blocks stay
+// and take tile after tile, the longest context first. Where there are too few tiles their contexts are cut into
+// parts, which the last of them joins in a fixed order; then bits depend on where a step cuts, too.
+// Of wide heads SPLIT warpgroups have the same rows: all their scores, and each its own dimensions of the sums, as all
+// have no room in a thread's registers. A cache of codes (CODED) is copied into a ring of its own, from which one more
+// warpgroup makes halves.
+// Defined around it: NAME HEAD GROUP TOKENS BLOCK_SIZE KEYS CONSUMERS SPLIT SLOTS WINDOWED CAP SINKS CODED CODE_SLOTS;
+// of a thread of a consumer (or 0), of the warps that copy, and of those that decode: REGISTERS PRODUCER_REGISTERS
+// DECODER_REGISTERS; in blocks of KEYS, and in rounds of the card: LEAST_PART PART_COST FEW_ROUNDS (source.py);
+// SUM_WIDTH, dimensions of an instruction, TYPE_TEXT CONVERT_TEXT KEYS_TEXT SUM_TEXT, and for both instructions, SCORE
+// and SUM, _LIST _INPUTS _OPERANDS: the accumulators, the other operands, and the accumulators' bindings.
+
+// Runs of 64 dimensions, 128 bytes, as the copy engine interleaves them; it writes zeros behind a head.
+constexpr int COLUMNS = (HEAD + 63) / 64;
+constexpr int QUERIES = CONSUMERS / SPLIT * 64;
+constexpr int OWN = HEAD / SPLIT;  // dimensions of values of a warpgroup
+constexpr int ROWS = BLOCK_SIZE < KEYS ? BLOCK_SIZE : KEYS;  // keys of a copy
+constexpr int COPIES = KEYS / ROWS * (CODED ? 1 : COLUMNS);
+constexpr int SLOT_BYTES = KEYS * COLUMNS * 128, QUERY_BYTES = QUERIES * COLUMNS * 128;
+constexpr int SCALES = (HEAD + 31) / 32, SCALES_AT = KEYS * HEAD;  // of a key's codes; behind all codes of a place
+constexpr int CODE_SLOT_BYTES = CODED ? SCALES_AT + KEYS * SCALES * 2 : 0;
+constexpr int WARPGROUPS = CONSUMERS + 1 + CODED, CACHE_ARRIVALS = CODED ? 4 : 1;
+constexpr int NOWHERE = -1024;  // a row before the first: the copy engine writes zeros
+static_assert(COPIES <= 32 && GROUP * TOKENS <= QUERIES && HEAD % 8 == 0);
+static_assert(SUM_WIDTH == HEAD || (SUM_WIDTH % 64 == 0 && OWN % SUM_WIDTH == 0));
+static_assert(!CODED || ROWS * ((HEAD + 31) / 32) % 8 == 0);  // the copy engine takes runs of 16 bytes
+
+struct __align__(64) TensorMap { char bytes[128]; };
+// A part of a tile: `own` of the step's tokens from `token` on, or -1 at the end; blocks of keys from `low` up to
+// `high`. `work` counts parts: those of a tile with the same KV head are `kv_heads` apart.
+struct Tile { int own, token, earliest, kv_head, low, high, length, row, work, part, parts; };
+struct Span { int from, to; };  // keys of a place that a tile may see; to -1 is the end
+
+INLINE void copy_box(u32 to, const TensorMap* map, int x, int y, u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+               "[%4];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier) : "memory");
+}
+INLINE void copy_heads(u32 to, const TensorMap* map, int x, int head, int token, u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
+               "%4}], [%5];" ::"r"(to), "l"(map), "r"(x), "r"(head), "r"(token), "r"(barrier) : "memory");
+}
+INLINE float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+INLINE u32 pair(float low, float high) {
+  u32 r;
+  asm(CONVERT_TEXT " %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+// c = a * b, or c += a * b; both operands in shared memory, rows of dimensions
+template <int ADD> INLINE void multiply_keys(float (&c)[KEYS / 2], u64 a, u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" KEYS_TEXT "k16.f32." TYPE_TEXT " {" SCORE_LIST "}, " SCORE_INPUTS
+               ", 1, 1, 0, 0;" : SCORE_OPERANDS : "l"(a), "l"(b), "n"(ADD));
+}
+// c += a * b; a from registers, b in shared memory, rows of keys
+INLINE void multiply_values(float* c, const u32* a, u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" SUM_TEXT "k16.f32." TYPE_TEXT " {" SUM_LIST "}, " SUM_INPUTS
+               ", 1, 1, 1, 1;" : SUM_OPERANDS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+// Nothing that reads or writes these moves across.
+template <int N> INLINE void pin(float (&c)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
+}
+INLINE void begin_matmuls() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INLINE void end_matmuls() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> INLINE void await_matmuls() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+INLINE void sync_some(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+INLINE void arrive_some(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// A descriptor of shared memory of rows of 128 bytes, interleaved by the copy engine in eights; `columns_apart`: bytes.
+INLINE u64 descriptor(u32 at, u32 columns_apart) {
+  return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(columns_apart >> 4) << 16 | (at & 0x3ffff) >> 4;
+}
+
+template <int PLACES> struct Place {  // in a ring
+  int slot = 0, parity = 0;
+  INLINE void advance() { if (++slot == PLACES) { slot = 0; parity ^= 1; } }
+};
+
+// Keys or values of a layer: what maps them; or their codes [blocks, KV heads, block size, head], and scales.
+#if CODED
+struct Cache { const char *codes, *scales; };
+#else
+struct Cache { const TensorMap* map; };
+#endif
+
+struct Arguments {
+  const TensorMap* queries;
+  Cache keys, values;
+  const int *tile_rows, *tile_firsts, *starts, *counts, *contexts, *tables, *table_stride;
+  const float* sinks;
+  float* out;
+  char* halves;  // or null
+  float* half_scales;
+  int* next_tile;
+  float4* parts;
+  int* arrivals;
+  float scale, soft_cap;
+  int window, tiles, kv_heads, first_table, out_stride, block_tokens, chunks, most_parts;
+};
