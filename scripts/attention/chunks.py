@@ -71,7 +71,7 @@ def native(inputs: Inputs) -> Callable[[], None]:
     asked = inputs.asked
     tokens = chunk_rows(asked.head, inputs.kv_dtype) // asked.group
     kernel = AttendChunkKernel(
-        asked.head, asked.group, tokens, inputs.kv_dtype, BLOCK, asked.window > 0, asked.cap > 0, sinks=asked.sinks
+        asked.head, asked.group, tokens, inputs.kv_dtype, BLOCK, asked.window, asked.cap > 0, sinks=asked.sinks
     )
     read = chunk_inputs(kernel, inputs.query, inputs.cache, inputs.heads)
     tables = inputs.tables(tokens)

@@ -38,7 +38,6 @@ class Case:
     kernel: AttendChunkKernel
     rows: tuple[tuple[int, int], ...]
     kv_heads: int = 2
-    window: int = 0
     soft_cap: float = 0.0
     blocks: int = 3  # of the grid
     parts: int = 0  # into which contexts are cut in all
@@ -57,30 +56,31 @@ CASES = {
     "128-gqa7": Case(AttendChunkKernel(128, 7, 18, "bf16", 16), ((0, 90), (77, 30)), kv_heads=1),
     "128-gqa16-large blocks": Case(AttendChunkKernel(128, 16, 8, "bf16", 256), ((300, 20),), kv_heads=1),
     "128-window-cap-sinks": Case(
-        replace(PLAIN, window=True, cap=True, sinks=True), ((0, 300), (500, 60)), window=130, soft_cap=8.0
+        replace(PLAIN, window=130, cap=True, sinks=True), ((0, 300), (500, 60)), soft_cap=8.0
     ),
-    "128-window of one": Case(replace(PLAIN, window=True), ((0, 40), (200, 60)), window=1),
-    "64-gqa8-window-sinks": Case(replace(NARROW, window=True, sinks=True), ((0, 150), (400, 70)), window=128),
+    "128-wider window": Case(replace(PLAIN, window=300), ((0, 400), (500, 60))),
+    "128-window of one": Case(replace(PLAIN, window=1), ((0, 40), (200, 60))),
+    "64-gqa8-window-sinks": Case(replace(NARROW, window=128, sinks=True), ((0, 150), (400, 70))),
     "64-gqa1": Case(AttendChunkKernel(64, 1, 192, "f16", 32), ((0, 200), (130, 5)), kv_heads=3),
     "64-two warpgroups": Case(replace(NARROW, tokens=16), ((0, 50), (130, 5))),
     "72-gqa1": Case(AttendChunkKernel(72, 1, 128, "f16", 32), ((0, 150), (60, 20))),
     "80-gqa4-window-sinks": Case(
-        AttendChunkKernel(80, 4, 32, "bf16", 16, window=True, sinks=True), ((0, 150), (200, 20)), window=60
+        AttendChunkKernel(80, 4, 32, "bf16", 16, window=60, sinks=True), ((0, 150), (200, 20))
     ),
     "96-gqa2-cap": Case(AttendChunkKernel(96, 2, 64, "bf16", 32, cap=True), ((0, 150), (60, 200)), soft_cap=9.0),
     "120-gqa3": Case(AttendChunkKernel(120, 3, 42, "bf16", 32), ((0, 150), (60, 200))),
     "192-gqa2": Case(AttendChunkKernel(192, 2, 64, "f16", 32), ((0, 100), (60, 20))),
     "256-gqa4": Case(WIDE, ((0, 70), (200, 40), (63, 2))),
     "256-one warpgroup-window-cap": Case(
-        AttendChunkKernel(256, 2, 32, "bf16", 16, window=True, cap=True), ((0, 50), (150, 40)), window=99, soft_cap=20.0
+        AttendChunkKernel(256, 2, 32, "bf16", 16, window=99, cap=True), ((0, 50), (150, 40)), soft_cap=20.0
     ),
     "128-int8": Case(CODED, ((0, 1), (0, 2), (5, 31), (100, 33), (0, 128), (700, 65), (31, 1), (0, 129))),
     "128-int8-window-cap-sinks": Case(
-        replace(CODED, window=True, cap=True, sinks=True), ((0, 300), (500, 60)), window=130, soft_cap=8.0
+        replace(CODED, window=300, cap=True, sinks=True), ((0, 400), (500, 60)), soft_cap=8.0
     ),
     "128-int8-large blocks": Case(AttendChunkKernel(128, 1, 64, "int8", 256), ((300, 80), (0, 257)), kv_heads=3),
     "64-int8-window-sinks": Case(
-        AttendChunkKernel(64, 8, 16, "int8", 32, window=True, sinks=True), ((0, 150), (400, 70)), window=128
+        AttendChunkKernel(64, 8, 16, "int8", 32, window=128, sinks=True), ((0, 150), (400, 70))
     ),
     "72-int8": Case(AttendChunkKernel(72, 1, 128, "int8", 32), ((0, 150), (60, 20))),
     "80-int8-small blocks": Case(AttendChunkKernel(80, 4, 32, "int8", 16), ((0, 150), (200, 20))),
@@ -91,24 +91,25 @@ CASES = {
         replace(CODED, cap=True, sinks=True), ((5000, 40),), kv_heads=1, soft_cap=8.0, blocks=12, parts=10
     ),
     "128-parts of a window": Case(
-        replace(PLAIN, window=True), ((4500, 40), (0, 9)), kv_heads=1, window=2500, blocks=9, parts=6
+        replace(PLAIN, window=2500), ((4500, 40), (0, 9)), kv_heads=1, blocks=9, parts=6
     ),
     "64-parts-sinks": Case(replace(NARROW, sinks=True), ((3100, 30),), kv_heads=1, blocks=8, parts=8),
     "256-parts": Case(WIDE, ((2500, 20),), kv_heads=1, blocks=2, parts=2),
     "512-gqa8": Case(WIDEST, ((0, 20), (150, 9), (63, 2), (40, 1))),
     "512-window-cap-sinks": Case(
-        AttendChunkKernel(512, 4, 16, "f16", 64, window=True, cap=True, sinks=True), ((0, 30), (200, 20)), window=99,
+        AttendChunkKernel(512, 4, 16, "f16", 64, window=99, cap=True, sinks=True), ((0, 30), (200, 20)),
         soft_cap=20.0,
     ),
     "512-int8": Case(replace(WIDEST, kv_dtype="int8", block_size=16), ((0, 20), (150, 9))),
     "512-parts": Case(WIDEST, ((4200, 8),), kv_heads=1, blocks=4, parts=4),
     "256-int8-one warpgroup-window": Case(
-        AttendChunkKernel(256, 2, 32, "int8", 16, window=True), ((0, 50), (150, 40)), window=99
+        AttendChunkKernel(256, 2, 32, "int8", 16, window=99), ((0, 50), (150, 40))
     ),
 }  # fmt: skip
 KERNELS = [
-    PLAIN, WIDE, NARROW, WIDEST, CODED, replace(WIDE, tokens=16), replace(PLAIN, window=True, cap=True),
-    replace(CODED, window=True, cap=True), replace(WIDE, kv_dtype="int8"), replace(WIDEST, kv_dtype="int8"),
+    PLAIN, WIDE, NARROW, WIDEST, CODED, replace(WIDE, tokens=16), replace(PLAIN, window=1000, cap=True),
+    replace(NARROW, window=128), replace(CODED, window=1000, cap=True), replace(WIDE, kv_dtype="int8"),
+    replace(WIDEST, kv_dtype="int8"),
 ]  # fmt: skip
 
 
@@ -153,7 +154,7 @@ class Twin:
         case, size = self.case, self.case.kernel.block_size
         held = np.full((len(self.blocks), case.kv_heads, size, case.kernel.head), np.nan)
         for row, (past, _) in enumerate(case.rows):
-            first = max(0, past - case.window + 1) if case.window else 0
+            first = max(0, past - case.kernel.window + 1) if case.kernel.window else 0
             self.table[row, : first // size] = -77
             for at, values in enumerate(self.cached[row][which]):
                 if at >= first // size * size:
@@ -170,7 +171,7 @@ class Twin:
         for row, (past, count) in enumerate(case.rows):
             heads = []
             at = np.arange(past, past + count)[:, None] - np.arange(past + count)
-            unseen = (at < 0) | (at >= case.window if case.window else False)
+            unseen = (at < 0) | (at >= case.kernel.window if case.kernel.window else False)
             for head in range(self.heads):
                 k, v = self.cached[row][:, :, head // case.kernel.group]
                 scores = self.query[self.starts[row] :, head][:count] @ k.T * SCALE
@@ -228,7 +229,7 @@ def attended(twin: Twin, times: int = 1, block_tokens: int = 0, most_parts: int 
     numbers = (
         SCALE,
         case.soft_cap,
-        case.window,
+        case.kernel.window,
         len(tiles),
         case.kv_heads,
         0,
@@ -300,15 +301,17 @@ def test_results_as_halves(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("form", "window"), [(PLAIN, 0), (PLAIN, 150), (CODED, 0), (CODED, 150)])
+@pytest.mark.parametrize(
+    ("form", "window"), [(PLAIN, 0), (PLAIN, 150), (PLAIN, 300), (CODED, 0), (CODED, 150), (WIDEST, 0)]
+)
 def test_a_tokens_bits_are_its_contexts_alone(form: AttendChunkKernel, window: int) -> None:
     """A prompt in one chunk, and in ragged chunks beside another row."""
     needs_hopper()
-    kernel = replace(form, window=window > 0)
-    whole = Twin(Case(kernel, ((0, 500),), window=window), 4)
+    kernel = replace(form, window=window)
+    whole = Twin(Case(kernel, ((0, 500),)), 4)
     expected = attended(whole)
     for first, last in [*pairwise((0, 33, 100, 101 + kernel.keys, 500)), (128, 499)]:
-        part = Twin(Case(kernel, ((first, last - first), (77, 60)), window=window), 5)
+        part = Twin(Case(kernel, ((first, last - first), (77, 60))), 5)
         part.cached[0] = whole.cached[0][:, :last]
         part.query[: last - first] = whole.query[first:last]
         found = attended(part)[: last - first]

@@ -123,7 +123,7 @@ def attention(capability: tuple[int, int], head: int, element: str) -> Iterator[
         kernel = sized(whole, kind, 2, device)
         yield Needed(kernel.source(), 32 * kernel.warps, kernel.shared_bytes)
     if capability == (9, 0) and (rows := chunk_rows(head, element)):
-        chunk = AttendChunkKernel(head, 8, rows // 8, element, 32, window=True, cap=True, sinks=True)
+        chunk = AttendChunkKernel(head, 8, rows // 8, element, 32, window=1000, cap=True, sinks=True)
         yield Needed(chunk.source(), chunk.threads, chunk.shared_bytes)
 
 

@@ -41,7 +41,7 @@ class ChunkBinder:
         attention, tokens = block.attention, self._space.arrays.sizes.tile_tokens
         kernel = AttendChunkKernel(
             attention.head_size, attention.num_heads // attention.num_kv_heads, tokens, self._kv.dtype,
-            self._kv.block_size, attention.window is not None, attention.soft_cap is not None,
+            self._kv.block_size, attention.window or 0, attention.soft_cap is not None,
             attention.sinks is not None,
         )  # fmt: skip
         source = kernel.source()

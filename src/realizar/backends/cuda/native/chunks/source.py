@@ -14,6 +14,7 @@ _CODED_REGISTERS = {1: (240, 48, 48), 2: (216, 40, 40)}
 # card from which on tiles are not cut.
 _LEAST_PART, _PART_COST, _FEW_ROUNDS = 1024, 384, 4
 _SHARED_BYTES, _MOST_SLOTS, _CODE_SLOTS = 224 << 10, 8, 3
+_NARROW_WINDOW = 256
 MOST_WARPS = 12  # of consumers
 _FILES = "primitives.cu", "bulk.cu", "chunks/tiles.cu", "chunks/copies.cu", "chunks/attend.cu"
 
@@ -41,7 +42,7 @@ class AttendChunkKernel:
         head: a size that has `chunk_rows`. group: query heads of a KV head.
         tokens: of a tile; `tokens * group` is at most the head's `chunk_rows`.
         kv_dtype: of the cache: `bf16`, `f16` or `int8`. block_size: tokens of its blocks, a power of two.
-        window, cap, sinks: the layer has one, caps scores, has sinks.
+        window: keys that a query sees, or 0. cap, sinks: the layer caps scores, has sinks.
     """
 
     head: int
@@ -49,7 +50,7 @@ class AttendChunkKernel:
     tokens: int
     kv_dtype: str
     block_size: int
-    window: bool = False
+    window: int = 0
     cap: bool = False
     sinks: bool = False
 
@@ -78,7 +79,9 @@ class AttendChunkKernel:
 
     @property
     def keys(self) -> int:
-        """Keys of a place in the ring."""
+        """Keys of a place in the ring: few where most of many would lie outside of a narrow window."""
+        if 0 < self.window <= _NARROW_WINDOW and self.head <= 256:
+            return 64
         return 128 if self.head <= 128 else 64 if self.head <= 256 else 32
 
     @property
@@ -139,11 +142,10 @@ class AttendChunkKernel:
         values = {
             "NAME": name, "HEAD": self.head, "GROUP": self.group, "TOKENS": self.tokens,
             "BLOCK_SIZE": self.block_size, "KEYS": self.keys, "CONSUMERS": self.consumers, "SPLIT": self.split,
-            "SLOTS": self.slots,
-            "REGISTERS": registers, "PRODUCER_REGISTERS": producer, "DECODER_REGISTERS": decoder,
+            "SLOTS": self.slots, "REGISTERS": registers, "PRODUCER_REGISTERS": producer, "DECODER_REGISTERS": decoder,
             "LEAST_PART": _LEAST_PART // self.keys, "PART_COST": -(-_PART_COST // self.keys), "FEW_ROUNDS": _FEW_ROUNDS,
-            "CODED": int(self.coded), "CODE_SLOTS": self.code_slots, "WINDOWED": int(self.window), "CAP": int(self.cap),
-            "SINKS": int(self.sinks), "TYPE_TEXT": f'"{types}"', "CONVERT_TEXT": f'"{convert}"',
+            "WINDOWED": int(self.window > 0), "CAP": int(self.cap), "SINKS": int(self.sinks), "CODED": int(self.coded),
+            "CODE_SLOTS": self.code_slots, "TYPE_TEXT": f'"{types}"', "CONVERT_TEXT": f'"{convert}"',
             "KEYS_TEXT": f'"{self.keys}"', "SUM_WIDTH": width, "SUM_TEXT": f'"{width}"',
             **_operands("SCORE", self.keys // 2, "%{0}, %{1}, %{2}"),
             **_operands("SUM", width // 2, "{{%{0}, %{1}, %{2}, %{3}}}, %{4}"),
