@@ -248,6 +248,15 @@ def define(values: Mapping[str, int | str]) -> str:
     return "".join(f"#define {key} {value}\n" for key, value in values.items())
 
 
+def wgmma_operands(name: str, accumulators: int, inputs: str) -> Defines:
+    """Texts of a Hopper instruction's operands: its accumulators `c`, and `inputs` with the numbers of the others."""
+    return {
+        f"{name}_LIST": '"' + ", ".join(f"%{i}" for i in range(accumulators)) + '"',
+        f"{name}_INPUTS": '"' + inputs.format(*range(accumulators, accumulators + 6)) + '"',
+        f"{name}_OPERANDS": ", ".join(f'"+f"(c[{i}])' for i in range(accumulators)),
+    }
+
+
 def of_fields(numbers: Any) -> Defines:
     """A macro for each field that is a number, by its name in capitals."""
     values = ((field.name.upper(), getattr(numbers, field.name)) for field in fields(numbers))

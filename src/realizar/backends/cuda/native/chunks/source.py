@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from realizar.backends.cuda.native.compiler import Source, read
+from realizar.backends.cuda.native.sources import Defines, define, wgmma_operands
 
 _TYPES = {"bf16": ("bf16.bf16", "cvt.rn.bf16x2.f32"), "f16": ("f16.f16", "cvt.rn.f16x2.f32")}
 # Of a thread of a consumer, of the producer, and of what decodes, by consumers.
@@ -16,7 +17,7 @@ _LEAST_PART, _PART_COST, _FEW_ROUNDS = 1024, 384, 4
 _SHARED_BYTES, _MOST_SLOTS, _CODE_SLOTS = 224 << 10, 8, 3
 _NARROW_WINDOW = 256
 MOST_WARPS = 12  # of consumers
-_FILES = "primitives.cu", "bulk.cu", "chunks/tiles.cu", "chunks/copies.cu", "chunks/attend.cu"
+_FILES = "primitives.cu", "bulk.cu", "chunks/warpgroups.cu", "chunks/tiles.cu", "chunks/copies.cu", "chunks/attend.cu"
 
 
 def chunk_rows(head: int, kv_dtype: str) -> int:
@@ -139,7 +140,7 @@ class AttendChunkKernel:
         types, convert = _TYPES[self.element]
         registers, producer, decoder = (_CODED_REGISTERS if self.coded else _REGISTERS)[self.consumers]
         width = self.sum_width
-        values = {
+        values: Defines = {
             "NAME": name, "HEAD": self.head, "GROUP": self.group, "TOKENS": self.tokens,
             "BLOCK_SIZE": self.block_size, "KEYS": self.keys, "CONSUMERS": self.consumers, "SPLIT": self.split,
             "SLOTS": self.slots, "REGISTERS": registers, "PRODUCER_REGISTERS": producer, "DECODER_REGISTERS": decoder,
@@ -147,17 +148,7 @@ class AttendChunkKernel:
             "WINDOWED": int(self.window > 0), "CAP": int(self.cap), "SINKS": int(self.sinks), "CODED": int(self.coded),
             "CODE_SLOTS": self.code_slots, "TYPE_TEXT": f'"{types}"', "CONVERT_TEXT": f'"{convert}"',
             "KEYS_TEXT": f'"{self.keys}"', "SUM_WIDTH": width, "SUM_TEXT": f'"{width}"',
-            **_operands("SCORE", self.keys // 2, "%{0}, %{1}, %{2}"),
-            **_operands("SUM", width // 2, "{{%{0}, %{1}, %{2}, %{3}}}, %{4}"),
+            **wgmma_operands("SCORE", self.keys // 2, "%{0}, %{1}, %{2}"),
+            **wgmma_operands("SUM", width // 2, "{{%{0}, %{1}, %{2}, %{3}}}, %{4}"),
         }  # fmt: skip
-        defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
-        return Source(name, defines + "".join(map(read, _FILES)), self.shared_bytes)
-
-
-def _operands(name: str, accumulators: int, inputs: str) -> dict[str, str]:
-    """Texts of an instruction's operands: its accumulators `c`, and numbers of the others."""
-    return {
-        f"{name}_LIST": '"' + ", ".join(f"%{i}" for i in range(accumulators)) + '"',
-        f"{name}_INPUTS": '"' + inputs.format(*range(accumulators, accumulators + 5)) + '"',
-        f"{name}_OPERANDS": ", ".join(f'"+f"(c[{i}])' for i in range(accumulators)),
-    }
+        return Source(name, define(values) + "".join(map(read, _FILES)), self.shared_bytes)

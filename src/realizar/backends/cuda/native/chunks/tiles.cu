@@ -42,7 +42,6 @@ INLINE void copy_heads(u32 to, const TensorMap* map, int x, int head, int token,
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
                "%4}], [%5];" ::"r"(to), "l"(map), "r"(x), "r"(head), "r"(token), "r"(barrier) : "memory");
 }
-INLINE float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 INLINE u32 pair(float low, float high) {
   u32 r;
   asm(CONVERT_TEXT " %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -59,32 +58,6 @@ INLINE void multiply_values(float* c, const u32* a, u64 b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n" SUM_TEXT "k16.f32." TYPE_TEXT " {" SUM_LIST "}, " SUM_INPUTS
                ", 1, 1, 1, 1;" : SUM_OPERANDS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-// Nothing that reads or writes these moves across.
-template <int N> INLINE void pin(float (&c)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
-}
-INLINE void begin_matmuls() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-INLINE void end_matmuls() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT> INLINE void await_matmuls() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
-INLINE void sync_some(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-INLINE void arrive_some(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-// A descriptor of shared memory of rows of 128 bytes, interleaved by the copy engine in eights; `columns_apart`: bytes.
-INLINE u64 descriptor(u32 at, u32 columns_apart) {
-  return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(columns_apart >> 4) << 16 | (at & 0x3ffff) >> 4;
-}
-
-template <int PLACES> struct Place {  // in a ring
-  int slot = 0, parity = 0;
-  INLINE void advance() { if (++slot == PLACES) { slot = 0; parity ^= 1; } }
-};
 
 // Keys or values of a layer: what maps them; or their codes [blocks, KV heads, block size, head], and scales.
 #if CODED
