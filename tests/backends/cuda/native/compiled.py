@@ -44,7 +44,7 @@ def check_registers(sources: list[Source], all_tiles: Sequence[Tiled], arch: str
         assert usage["STACK"] == usage["LOCAL"] == 0, (tiles, usage)
         assert usage["REG"] * tiles.threads * tiles.blocks <= 65536, (tiles, usage)
         if tiles.kind == "wgmma":
-            code = _cuobjdump("--dump-sass", tmp_path)
+            code = disassembled(tmp_path)
             assert 0 < 4 * code.count("WARPGROUP.ARRIVE") <= code.count("HGMMA"), tiles
 
 
@@ -55,7 +55,7 @@ def check_overlap(source: Source, weights: int, tmp_path: Path) -> None:
     """
     (usage,) = resources_of(compile_source(source, "sm_90a"), tmp_path).values()
     assert usage["STACK"] == usage["LOCAL"] == 0, usage
-    code = _cuobjdump("--dump-sass", tmp_path)
+    code = disassembled(tmp_path)
     assert 0 < 4 * code.count("WARPGROUP.ARRIVE") <= code.count("HGMMA")
     beside = [part.split("WARPGROUP.DEPBAR", 1)[0] for part in code.split("WARPGROUP.DEPBAR.LE gsb0, 0x1")[1:]]
     assert len(beside) >= 2
@@ -70,6 +70,11 @@ def resources_of(cubin: bytes, folder: Path) -> dict[str, dict[str, int]]:
         name: {each: int(value) for each, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
         for name, usage in re.findall(r"Function (\w+):\s*\n(.*)", printed)
     }
+
+
+def disassembled(folder: Path) -> str:
+    """The machine code of the kernel that `resources_of` was asked for last."""
+    return _cuobjdump("--dump-sass", folder)
 
 
 def _cuobjdump(option: str, folder: Path) -> str:
