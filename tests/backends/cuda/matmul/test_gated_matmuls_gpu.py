@@ -18,6 +18,7 @@ from realizar.backends.cuda.matmul.quantized import (
     MatmulConfig,
     MatmulKernels,
 )
+from realizar.backends.cuda.matmul.tuning_table import DeviceTuning
 from realizar.backends.cuda.native.sources import GatedActivation, WgmmaTiles
 from realizar.backends.cuda.weights import pack_raw
 from realizar.backends.cuda.weights.pack_raw import Packer, pack_by_threads
@@ -25,7 +26,7 @@ from realizar.checkpoint.ggml_types import GGMLType
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
-TOKENS = (3, 8, 9, 16, 33, 64, 65, 128, 130, 300)
+TOKENS = (3, 8, 9, 16, 33, 64, 65, 95, 128, 130, 192, 300)
 _TOLERANCE = 1.5e-3  # scales, minima, weights, inputs and results rounded to halves: a row's error is 1.1e-3 at most
 _SQUARED = 3e-3  # a square has twice its root's relative error: the same roundings, done in float64, give up to 2.0e-3
 
@@ -54,7 +55,7 @@ def tokens_of(target: ActivationBuffer, tokens: int) -> torch.Tensor:
 
 def tiles_for(tokens: int) -> list[WgmmaTiles]:
     """One group and two, chunks one by one and in twos."""
-    block = next((size for size in (8, 16, 32, 64, 128) if tokens <= size), 128)
+    block = DeviceTuning(wgmma=True, processors=132).block_tokens(tokens)
     return [WgmmaTiles(block, 2, 2, 3, 1, 1), WgmmaTiles(block, 2, 1, 3, 2, 2 if block <= 64 else 1)]
 
 
@@ -138,7 +139,7 @@ def test_a_norm_is_finished_before_the_activation(matmuls: MatmulKernels, tokens
         assert float(error.max()) < _TOLERANCE, config
 
 
-@pytest.mark.parametrize("tokens", [8, 48, 64, 128, 512, 700])
+@pytest.mark.parametrize("tokens", [8, 48, 64, 96, 128, 192, 512, 700])
 def test_what_is_routed_feeds_the_next_matmul(matmuls: MatmulKernels, tokens: int) -> None:
     def made(config: MatmulConfig, cols: int) -> tuple[ActivationBuffer, torch.Tensor]:
         x = torch.randn(tokens, cols, device="cuda")

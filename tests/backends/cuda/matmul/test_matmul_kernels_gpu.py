@@ -1,4 +1,4 @@
-"""Matmul kernels on a GPU against float64: every weight type, odd shapes, 1 to 130 rows, outputs poisoned before."""
+"""Matmul kernels on a GPU against float64: every weight type, odd shapes, 1 to 150 rows, outputs poisoned before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from realizar.quantization.layout import WeightLayout
 from realizar.quantization.random_blocks import random_blocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 130)
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 95, 100, 127, 150)
 NORM_TOKENS = (1, 2, 7, 8, 33, 64, 130)
 FAMILIES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q3_K, GGMLType.IQ4_NL, GGMLType.IQ2_XS)
 _TOLERANCE = 1e-3  # weights rounded to halves: about 3e-4
@@ -58,12 +58,13 @@ def random_matrix(ggml_type: GGMLType, rows: int, cols: int, seed: int) -> tuple
 
 def kernels(matmuls: MatmulKernels, tokens: int) -> Iterator[MatmulConfig]:
     """Every kernel that takes so many rows, with one split and several."""
-    block = next((size for size in (8, 16, 32, 64, 128) if tokens <= size), 128)
-    half = InputFormat("half", block)
-    found: list[tuple[Tiles, InputFormat]] = [(MmaSyncTiles(block, 1 + tokens % 2, 3, 1), half)]
+    block = replace(matmuls.tuning, wgmma=False).block_tokens(tokens)
+    found: list[tuple[Tiles, InputFormat]] = [(MmaSyncTiles(block, 1 + tokens % 2, 3, 1), InputFormat("half", block))]
     if tokens <= 7:
         found.append((MatvecTiles(tokens, 4, 2, 1 + tokens % 2, 1), InputFormat("int8")))
     if matmuls.capability == (9, 0):
+        block = matmuls.tuning.block_tokens(tokens)
+        half = InputFormat("half", block)
         found.append((WgmmaTiles(block, 1, 1 + tokens % 2, 3, 1 + tokens // 8 % 2, 1), half))
         if tokens in (1, 6, 9, 31):  # in turn; also more warpgroups than a split has stages
             found.append((WgmmaTiles(block, 1, 1 + tokens % 2, 4, 1, 1, 2 + tokens % 3 % 2), half))
@@ -138,8 +139,10 @@ def test_every_kernel_applies_a_folded_norm(matmuls: MatmulKernels, ggml_type: G
     wanted = [(tokens, config) for tokens in NORM_TOKENS for config in kernels(matmuls, tokens)]
     wanted.append((7, MatmulConfig(MatvecTiles(7, 4, 1, 1, 1), InputFormat("int8"), 2)))
     if matmuls.capability == (9, 0):
-        half, tiles = InputFormat("half", 128), (WgmmaTiles(128, 2, 2, 4, 1, 1), WgmmaTiles(128, 1, 1, 3, 2, 1))
-        wanted += [(tokens, MatmulConfig(tile, half, 1, True)) for tokens in (128, 131) for tile in tiles]
+        for block in (80, 96, 112, 128):
+            half = InputFormat("half", block)
+            tiles = WgmmaTiles(block, 2, 2, 4, 1, 1), WgmmaTiles(block, 1, 1, 3, 2, 1)
+            wanted += [(tokens, MatmulConfig(tile, half, 1, True)) for tokens in (block, block + 3) for tile in tiles]
     matmuls.prepare([(matrix.format, config) for _, config in wanted])
     for tokens, config in wanted:
         error = relative_error(matmuls, matrix, exact, tokens, config, random_norm(tokens, parts))
@@ -151,21 +154,24 @@ def test_every_kernel_applies_a_folded_norm(matmuls: MatmulKernels, ggml_type: G
 def test_routes_multiply(ggml_type: GGMLType, invariant: bool) -> None:
     matmuls = MatmulKernels("cuda", batch_invariant=invariant)
     matrix, exact = random_matrix(ggml_type, 1088, 2048, 5)
-    for tokens in (1, 2, 3, 8, 17, 64, 100, 300):
+    for tokens in (1, 2, 3, 8, 17, 64, 100, 192, 300):
         config = matmuls.route(tokens, matrix)
         assert config.format == matmuls.activation_format(tokens)
         assert relative_error(matmuls, matrix, exact, tokens, config) < _TOLERANCE
 
 
 @pytest.mark.parametrize("ggml_type", FAMILIES, ids=lambda ggml_type: ggml_type.name)
-def test_blocks_that_add_parts_give_the_bits_of_splits_added_later(matmuls: MatmulKernels, ggml_type: GGMLType) -> None:
+@pytest.mark.parametrize("block", [96, 128])
+def test_blocks_that_add_parts_give_the_bits_of_splits_added_later(
+    matmuls: MatmulKernels, block: int, ggml_type: GGMLType
+) -> None:
     """By tiles of many tokens and of few, with outputs that leave through shared memory and such that do not."""
     if matmuls.capability != (9, 0):
         pytest.skip("the Hopper kernel runs on compute capability 9.0 alone")
-    half = InputFormat("half", 128)
+    half = InputFormat("half", block)
     for rows, parts, chunks in ((640, 4, 6), (152, 3, 4), (256, 2, 12)):
         matrix, exact = random_matrix(ggml_type, rows, 64 * parts * chunks, parts)
-        tiles = WgmmaTiles(128, 2, 2, 3, 1, 1, 1, parts)
+        tiles = WgmmaTiles(block, 2, 2, 3, 1, 1, 1, parts)
         if matmuls.tuning.shrunk(tiles, [matrix.format]) != tiles:
             pytest.skip("its blocks have no room for sums, and none are chosen that add parts")
         summing = MatmulConfig(tiles, half, 1)
@@ -176,7 +182,7 @@ def test_blocks_that_add_parts_give_the_bits_of_splits_added_later(matmuls: Matm
             sums = torch.full((1, tokens, rows), torch.nan, device="cuda")
             matmuls.launch(matrix, activations, sums, tokens, summing)
             splits = torch.full((parts, tokens, rows), torch.nan, device="cuda")
-            apart = matmuls.tuning.shrunk(WgmmaTiles(128, 2, 2, 4, 1, 1), [matrix.format])
+            apart = matmuls.tuning.shrunk(WgmmaTiles(block, 2, 2, 4, 1, 1), [matrix.format])
             matmuls.launch(matrix, activations, splits, tokens, MatmulConfig(apart, half, parts))
             total = splits[0]
             for split in splits[1:]:
@@ -213,7 +219,7 @@ def test_tokens_do_not_depend_on_the_batch(ggml_type: GGMLType, cols: int) -> No
         matrix = Packer("cuda").pack([random_raw(ggml_type, out_features, cols, 6)])
         x = torch.randn(600, cols, device="cuda")
         seen: torch.Tensor | None = None
-        for tokens in (600, 256, 200, 128, 65, 64, 33, 24, 9, 8, 2, 1):
+        for tokens in (600, 256, 200, 192, 128, 65, 64, 33, 24, 9, 8, 2, 1):
             config = matmuls.route(tokens, matrix)
             partials = torch.full((config.splits, tokens, out_features), torch.nan, device="cuda")
             matmuls.launch(matrix, matmuls.written(x[:tokens].contiguous(), config.format), partials, tokens, config)

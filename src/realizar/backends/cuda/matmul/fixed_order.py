@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
-from realizar.backends.cuda.matmul.tuning_table import BLOCK_TOKENS, DeviceTuning, Tiling
+from realizar.backends.cuda.matmul.tuning_table import BLOCK_TOKENS, FEW_TOKENS, DeviceTuning, Tiling
 from realizar.backends.cuda.native.sources import MmaSyncTiles, WgmmaTiles
 
 _MOST_SPLITS, _LEAST_CHUNKS = 4, 8  # of a matrix's columns; chunks of a split
 _FILLED = 2.0  # strips times splits that a multiprocessor should have with few tokens: one alone decodes too slowly
 _LEAST_BLOCKS, _LEAST_GROUPS = 0.85, 1.8  # blocks and warpgroups of a multiprocessor, for a tile that is large enough
-_FEW = {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (6, 2, 2)}
 _RINGS = {
-    64: {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (4, 2, 2)},
-    128: {(2, 2): (4, 1, 1), (1, 2): (3, 2, 1), (1, 1): (3, 2, 1)},
+    FEW_TOKENS // 2: {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (6, 2, 2)},
+    FEW_TOKENS: {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (4, 2, 2)},
+    BLOCK_TOKENS[-1]: {(2, 2): (4, 1, 1), (1, 2): (3, 2, 1), (1, 1): (3, 2, 1)},
 }
-"""Stages, step and blocks of tiles by their strips and warpgroups, largest first, by the tokens of a block."""
+"""Stages, step and blocks of tiles by their strips and warpgroups, largest first, by a block's tokens, at most."""
 _MOST_IN_TURN, _MOST_BY_THREE = 32, 16  # tokens of a block whose stages two warpgroups take in turn, or three
 _LONG = 32  # chunks of a split, from which on three are worth their room
 _SUMMED_STAGES = 3  # of the ring of a block that adds splits, whose sums take most of its shared memory
@@ -49,7 +49,7 @@ def fixed_tiling(
     if not tuning.wgmma:
         return Tiling(tuning.shrunk(MmaSyncTiles(block_tokens, 2, 4, 1), [weight_format]), splits)
     launched = -(-tokens // block_tokens) * splits
-    rings = _RINGS.get(block_tokens, _FEW)
+    rings = next(rings for most, rings in _RINGS.items() if block_tokens <= most)
 
     def fills(strips: int, groups: int) -> bool:
         """True if a tile leaves every multiprocessor something to do, and two warpgroups that decode."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from realizar.backends.cuda.kernels import store_inputs as formats
+from realizar.backends.cuda.matmul.tuning_table import most_tokens
 
 CHUNK = 64  # columns of a chunk of the matmuls' own formats
 
@@ -140,7 +141,8 @@ class ActivationBuffers:
     def _get(self, input_format: InputFormat, cols: int, tokens: int, of: str) -> ActivationBuffer:
         key = input_format, cols, tokens, of
         if key not in self._made:
-            self._made[key] = make_buffer(input_format, cols, tokens, self._device)
+            most = most_tokens(input_format.block_tokens) if input_format.kind == "half" else None
+            self._made[key] = make_buffer(input_format, cols, min(tokens, most or tokens), self._device)
         return self._made[key]
 
     @property

@@ -29,13 +29,21 @@ _LOG = logging.getLogger(__name__)
 
 _KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "mma_sync": MmaSyncTiles}
 _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
-BLOCK_TOKENS = (8, 16, 32, 64, 128)
+BLOCK_TOKENS = (8, 16, 32, 64, 80, 96, 112, 128)
+"""Rows that a block of `half` activations may have; between 64 and 128 on Hopper alone."""
+FEW_TOKENS = 64  # of a block, up to which every card has it
+_EVEN_TOKENS = 256  # of a step, up to which Hopper has equal blocks that it fills
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
 _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and with the gated epilogue
 _MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
 _MOST_UNROLLED = 9  # blocks of two warps for one token, each of which has registers for one chunk more
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a matmul that can't be split
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
+
+
+def most_tokens(block_tokens: int) -> int | None:
+    """Tokens of the largest step with blocks of a size that Hopper alone has; None of other sizes."""
+    return _EVEN_TOKENS if FEW_TOKENS < block_tokens < BLOCK_TOKENS[-1] else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +161,12 @@ class DeviceTuning:
         return tuple(line for line in self.expert_lines if line.tiles.kind in kinds)
 
     def block_tokens(self, tokens: int) -> int:
-        """Rows of a block of `half` activations."""
-        return next((size for size in BLOCK_TOKENS if tokens <= size), BLOCK_TOKENS[-1])
+        """Rows of a block of `half` activations: the smallest that holds a step, or an equal share of it."""
+        largest = BLOCK_TOKENS[-1]
+        if tokens > FEW_TOKENS and not (self.wgmma and tokens <= _EVEN_TOKENS):
+            return largest
+        share = -(-tokens // -(-tokens // largest))
+        return next(size for size in BLOCK_TOKENS if share <= size)
 
     def few_tokens(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> Tiling:
         """The mat-vec's tiling. A table's line counts for its own number of tokens, if it keeps columns whole."""
@@ -190,7 +202,7 @@ class DeviceTuning:
             )
         if not self.wgmma:
             tiles: Tiles = MmaSyncTiles(block_tokens, 2, 4, 1)
-        elif block_tokens <= 64:
+        elif block_tokens <= FEW_TOKENS:
             tiles = WgmmaTiles(block_tokens, 1, 2, 6, 1, 1)
         else:
             tiles = WgmmaTiles(block_tokens, 1, 2, 4, 1, 1)
@@ -224,7 +236,7 @@ class DeviceTuning:
         if blocks < least and tiles.groups == 2:
             tiles = replace(tiles, groups=1, stages=2 * tiles.stages)
             blocks = tiles.grid(out_features, 1, 1)[0] * token_blocks
-        if blocks <= self.processors or block_tokens > 64:  # one on each, and registers for large ones
+        if blocks <= self.processors or block_tokens > FEW_TOKENS:  # one on each, and registers for large ones
             tiles = replace(tiles, blocks=1, stages=tiles.blocks * tiles.stages)
         fitted = self.shrunk(tiles, [weight_format])
         if not self.wgmma or blocks < least or not isinstance(fitted, WgmmaTiles) or fitted.strips != 2:

@@ -87,7 +87,7 @@ class WgmmaTiles:
     @property
     def registers(self) -> int:
         """Registers that a consumer thread takes over from the producer, or 0 where none need to."""
-        large = self.blocks == 1 and self.tokens * self.strips >= 256
+        large = self.blocks == 1 and self.tokens * self.strips > 128
         return {1: 0, 2: 240, 3: 160}.get(self.groups, 0) if large else 0
 
     @property

@@ -13,7 +13,7 @@ constexpr int STAGE_BYTES = WEIGHTS_STAGE + STEP * X_CHUNK;
 // Outputs of large tiles leave through the ring's memory, 64 floats a token; 68 apart, so a warp's stores hit all
 // banks.
 constexpr int OUT_PITCH = 68, OUT_BYTES = TOKENS * OUT_PITCH * 4;
-constexpr bool STAGED_OUT = TOKENS >= 128 && GROUPS * STRIPS >= 4 && GROUPS * OUT_BYTES <= STAGES * STAGE_BYTES;
+constexpr bool STAGED_OUT = TOKENS > 64 && GROUPS * STRIPS >= 4 && GROUPS * OUT_BYTES <= STAGES * STAGE_BYTES;
 constexpr int SUMS = STRIPS * TOKENS / 2;         // of a thread
 constexpr int CONSUMERS = GROUPS * TURNS * 128;  // threads
 constexpr int HANDED = TURNS > 1 ? TURNS * GROUPS * 4 : 0;

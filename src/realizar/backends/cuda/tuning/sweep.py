@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format
-from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, ExpertLine, Line
+from realizar.backends.cuda.matmul.tuning_table import FEW_TOKENS, DeviceTuning, ExpertLine, Line
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 from realizar.backends.program import build_program
 from realizar.backends.weight_tensors import WeightTensors
@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 _Line = TypeVar("_Line", Line, ExpertLine)
 _LineOut = TypeVar("_LineOut", covariant=True)
 _LineIn = TypeVar("_LineIn", contravariant=True)
-TOKEN_COUNTS = (1, 2, 8, 16, 32, 64, 128, 256, 512, 2048)
+TOKEN_COUNTS = (1, 2, 8, 16, 32, 64, 96, 128, 192, 256, 512, 2048)
 """Numbers of tokens that tables have lines for."""
 _HEAD_TOKENS = 256  # logits are wanted of no more tokens at once
 
@@ -158,7 +158,7 @@ def candidates(tokens: int, weight_format: FragmentFormat, device: DeviceTuning)
             if (tiles.shared_bytes(weight_format) + _STATIC_BYTES) * blocks <= device.shared_bytes:
                 yield tiles
         return
-    for shape in _SMALL if block <= 64 else _LARGE:
+    for shape in _SMALL if block <= FEW_TOKENS else _LARGE:
         tiles = WgmmaTiles(block, *shape)
         available = tiles.registers or _REGISTERS // (tiles.threads * tiles.blocks)
         needed = tiles.strips * (block // 2 + 32) + 48  # accumulators, two operands, the rest
