@@ -73,7 +73,7 @@ class ProcessorTimes:
 
     def begin(self, label: str | None) -> None:
         """Another load begins, or with None the last one has ended."""
-        now_s, used = time.perf_counter(), self._used_s()
+        now_s, used = time.perf_counter(), self.used_s()
         if self._label is not None:
             taken = self._taken.setdefault(self._label, defaultdict(float))
             taken["wall"] += now_s - self._since_s
@@ -89,8 +89,8 @@ class ProcessorTimes:
             lines.append(f"{label:>20} cores of the server's processes: {', '.join(shares)}")
         return lines
 
-    def _used_s(self) -> dict[str, float]:
-        """Seconds by name; processes of one name together."""
+    def used_s(self) -> dict[str, float]:
+        """Seconds until now by name; processes of one name together."""
         used: dict[str, float] = {}
         parents: dict[int, int] = {}
         seconds: dict[int, tuple[str, float]] = {}
@@ -102,7 +102,8 @@ class ProcessorTimes:
                 continue  # it has ended
             pid = int(folder.name)
             parents[pid] = int(fields[1])
-            seconds[pid] = _name_of(command), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            ticks = sum(map(int, fields[11:15]))  # its own, and those of its children that have ended
+            seconds[pid] = _name_of(command), ticks / os.sysconf("SC_CLK_TCK")
         for pid, (name, taken_s) in seconds.items():
             above = pid
             while above not in (self._pid, 0):

@@ -122,10 +122,17 @@ class Running(NamedTuple):
 
 
 @contextlib.contextmanager
-def served(path: Path, port: int, options: Sequence[str], cache_folder: Path) -> Iterator[Running]:
-    """A server of the model while the block lasts. Args: options: of `realizar serve`."""
+def served(
+    path: Path, port: int, options: Sequence[str], cache_folder: Path, checkout: Path | None = None
+) -> Iterator[Running]:
+    """A server of the model while the block lasts, of another `checkout` where one is given.
+
+    `options` are those of `realizar serve`.
+    """
     command = [*_REALIZAR, "serve", str(path), "--port", str(port), "--log-level", "warning", *options]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache_folder), "TRITON_CACHE_DIR": str(cache_folder / "triton")}
+    if checkout is not None:
+        environment["PYTHONPATH"] = str(checkout / "src")
     started = time.monotonic()
     process = subprocess.Popen(command, env=environment)
     try:
