@@ -199,10 +199,9 @@ class Kernels:
 
     def _keep(self, sums: tuple[Any, ...], slots: torch.Tensor) -> None:
         gates = self.net.value_heads * self.net.value
-        tokens = next(count for count in (16, 2, 1) if len(slots) % count == 0)
-        keep_inputs[(len(slots) // tokens, -(-self.ring_width // 256))](
+        keep_inputs[(len(slots), -(-self.ring_width // 256))](
             *sums, slots, self.rings, self.net.channels, gates, SPLITS=self.splits, BIAS=False, WIDTH=self.ring_width,
-            DEPENDENT=False, TOKENS=tokens, BLOCK=256,
+            DEPENDENT=False, BLOCK=256,
         )  # fmt: skip
 
     def _split(self, inputs: NDArray[np.float32]) -> torch.Tensor:
