@@ -15,14 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
-from realizar.backends.cuda.matmul.tuning_table import (
-    BLOCK_TOKENS,
-    FEW_TOKENS,
-    MANY_TOKENS,
-    DeviceTuning,
-    Tiling,
-    shares,
-)
+from realizar.backends.cuda.matmul.tuning_table import BLOCK_TOKENS, FEW_TOKENS, DeviceTuning, Tiling
 from realizar.backends.cuda.native.sources import MmaSyncTiles, WgmmaTiles
 
 _MOST_SPLITS, _LEAST_CHUNKS = 4, 8  # of a matrix's columns; chunks of a split
@@ -31,9 +24,9 @@ _LEAST_BLOCKS, _LEAST_GROUPS = 0.85, 1.8  # blocks and warpgroups of a multiproc
 _RINGS = {
     FEW_TOKENS // 2: {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (6, 2, 2)},
     FEW_TOKENS: {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (4, 2, 2)},
-    MANY_TOKENS: {(2, 2): (4, 1, 1), (1, 2): (3, 2, 1), (1, 1): (3, 2, 1)},
+    BLOCK_TOKENS[-1]: {(2, 2): (4, 1, 1), (1, 2): (3, 2, 1), (1, 1): (3, 2, 1)},
 }
-"""Stages, step and blocks of tiles by their strips and warpgroups, largest first, by a tile's tokens, at most."""
+"""Stages, step and blocks of tiles by their strips and warpgroups, largest first, by a block's tokens, at most."""
 _MOST_IN_TURN, _MOST_BY_THREE = 32, 16  # tokens of a block whose stages two warpgroups take in turn, or three
 _LONG = 32  # chunks of a split, from which on three are worth their room
 _SUMMED_STAGES = 3  # of the ring of a block that adds splits, whose sums take most of its shared memory
@@ -51,13 +44,12 @@ def fixed_tiling(
     beside: Sequence[FragmentFormat] = (),
 ) -> Tiling:  # fmt: skip
     """The tiles of a step; splits times `tiles.summed` depend on the shape alone. The grid has formats `beside`."""
-    chunks, block = weight_format.chunks(cols), tuning.block_tokens(tokens)
-    tile_tokens = block // shares(block)
+    chunks, block_tokens = weight_format.chunks(cols), tuning.block_tokens(tokens)
     splits = fixed_splits(tuning, out_features, chunks)
     if not tuning.wgmma:
-        return Tiling(tuning.shrunk(MmaSyncTiles(block, 2, 4, 1), [weight_format]), splits)
-    launched = -(-tokens // tile_tokens) * splits
-    rings = next(rings for most, rings in _RINGS.items() if tile_tokens <= most)
+        return Tiling(tuning.shrunk(MmaSyncTiles(block_tokens, 2, 4, 1), [weight_format]), splits)
+    launched = -(-tokens // block_tokens) * splits
+    rings = next(rings for most, rings in _RINGS.items() if block_tokens <= most)
 
     def fills(strips: int, groups: int) -> bool:
         """True if a tile leaves every multiprocessor something to do, and two warpgroups that decode."""
@@ -68,13 +60,13 @@ def fixed_tiling(
     stages, step, blocks = rings[strips, groups]
     while step > 1 and chunks % (splits * step):  # a stage lies in one split
         step //= 2
-    tiles = WgmmaTiles(tile_tokens, strips, groups, stages, step, blocks, shares=shares(block))
+    tiles = WgmmaTiles(block_tokens, strips, groups, stages, step, blocks)
     summing = replace(tiles, stages=_SUMMED_STAGES, summed=splits)
     if _is_summed(tuning, tokens, out_features, chunks, summing, (weight_format, *beside)):
         return Tiling(summing, 1)
     fits_at_once = -(-out_features // BLOCK) * launched <= blocks * tuning.processors
     if (strips, groups, step) == (1, 1, 2) and fits_at_once and not weight_format.is_float:
-        tiles = replace(tiles, turns=_turns(tile_tokens, chunks // splits))
+        tiles = replace(tiles, turns=_turns(block_tokens, chunks // splits))
     return Tiling(tuning.shrunk(tiles, [weight_format]), splits)
 
 
@@ -96,15 +88,15 @@ def _is_summed(
     return math.ceil(rounds) * tiles.summed <= _EDGES * math.ceil(rounds * tiles.summed)
 
 
-def _turns(tile_tokens: int, chunks: int) -> int:
+def _turns(block_tokens: int, chunks: int) -> int:
     """Warpgroups that decode the chunks of a split in turn.
 
     More of them leave less room for blocks of the next kernel, which then can't start early: so none where not all
     blocks fit at once, and two where a split is short.
     """
-    if tile_tokens > _MOST_IN_TURN:
+    if block_tokens > _MOST_IN_TURN:
         return 1
-    return 3 if chunks >= _LONG and tile_tokens <= _MOST_BY_THREE else 2
+    return 3 if chunks >= _LONG and block_tokens <= _MOST_BY_THREE else 2
 
 
 def is_gated(tuning: DeviceTuning, out_features: int, cols: int, weight_format: FragmentFormat) -> bool:

@@ -29,33 +29,21 @@ _LOG = logging.getLogger(__name__)
 
 _KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "mma_sync": MmaSyncTiles}
 _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
-BLOCK_TOKENS = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-"""Rows that a block of `half` activations may have; other cards than Hopper's have 8 to 64, and 128."""
-FEW_TOKENS, MANY_TOKENS = 64, 128  # of a block, up to which every card has it; of the blocks of a step of any size
+BLOCK_TOKENS = (8, 16, 32, 64, 80, 96, 112, 128)
+"""Rows that a block of `half` activations may have; between 64 and 128 on Hopper alone."""
+FEW_TOKENS = 64  # of a block, up to which every card has it
+_EVEN_TOKENS = 256  # of a step, up to which Hopper has equal blocks that it fills
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
 _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and with the gated epilogue
 _MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
 _MOST_UNROLLED = 9  # blocks of two warps for one token, each of which has registers for one chunk more
-_MOST_SUMS = 256  # tokens times strips of a warpgroup, whose sums registers hold
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a matmul that can't be split
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
 
 
-def block_tokens(tokens: int, wgmma: bool) -> int:
-    """Rows of a block of `half` activations: on Hopper the smallest that holds a step of up to 256 tokens."""
-    if tokens > (BLOCK_TOKENS[-1] if wgmma else FEW_TOKENS):
-        return MANY_TOKENS
-    return next(size for size in BLOCK_TOKENS if tokens <= size)
-
-
 def most_tokens(block_tokens: int) -> int | None:
     """Tokens of the largest step with blocks of a size that Hopper alone has; None of other sizes."""
-    return block_tokens if block_tokens > FEW_TOKENS and block_tokens != MANY_TOKENS else None
-
-
-def shares(block_tokens: int) -> int:
-    """Tiles of matmuls that share an activation block, where nothing better was measured."""
-    return 2 if block_tokens > MANY_TOKENS else 1
+    return _EVEN_TOKENS if FEW_TOKENS < block_tokens < BLOCK_TOKENS[-1] else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +71,8 @@ class Line:
     alone: bool = False
 
     def to_json(self) -> list[Any]:
-        """[tokens, out_features, cols, kind, the tiles' first numbers, splits, ms], and then "alone"."""
-        left_out = "kind", "turns", "summed", "shares"
-        names = [field.name for field in fields(self.tiles) if field.name not in left_out]
+        """[tokens, out_features, cols, kind, the tiles' numbers (no turns, no parts), splits, ms], and then "alone"."""
+        names = [field.name for field in fields(self.tiles) if field.name not in ("kind", "turns", "summed")]
         numbers = [getattr(self.tiles, name) for name in names]
         values = [self.tokens, self.out_features, self.cols, self.tiles.kind, numbers, self.splits, round(self.ms, 5)]
         return [*values, "alone"] if self.alone else values
@@ -93,10 +80,7 @@ class Line:
     @staticmethod
     def from_json(values: Sequence[Any]) -> Line:
         tokens, out_features, cols, kind, numbers, splits, ms, *marks = values
-        tiles = _KINDS[kind](*numbers)
-        if isinstance(tiles, WgmmaTiles):
-            tiles = replace(tiles, shares=block_tokens(tokens, True) // tiles.tokens)
-        return Line(tokens, out_features, cols, tiles, splits, ms, marks == ["alone"])
+        return Line(tokens, out_features, cols, _KINDS[kind](*numbers), splits, ms, marks == ["alone"])
 
     def is_for(self, out_features: int, cols: int) -> bool:
         return not self.alone or (self.out_features, self.cols) == (out_features, cols)
@@ -177,8 +161,12 @@ class DeviceTuning:
         return tuple(line for line in self.expert_lines if line.tiles.kind in kinds)
 
     def block_tokens(self, tokens: int) -> int:
-        """Rows of a block of `half` activations in a step of so many."""
-        return block_tokens(tokens, self.wgmma)
+        """Rows of a block of `half` activations: the smallest that holds a step, or an equal share of it."""
+        largest = BLOCK_TOKENS[-1]
+        if tokens > FEW_TOKENS and not (self.wgmma and tokens <= _EVEN_TOKENS):
+            return largest
+        share = -(-tokens // -(-tokens // largest))
+        return next(size for size in BLOCK_TOKENS if share <= size)
 
     def few_tokens(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> Tiling:
         """The mat-vec's tiling. A table's line counts for its own number of tokens, if it keeps columns whole."""
@@ -206,20 +194,19 @@ class DeviceTuning:
         return -(-out_features // TILE) >= self.processors * _LEAST_FILLED
 
     def many_tokens(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> Tiling:
-        chunks, block = weight_format.chunks(cols), self.block_tokens(tokens)
+        chunks, block_tokens = weight_format.chunks(cols), self.block_tokens(tokens)
         line = self._nearest(tokens, out_features, cols, {"wgmma", "mma_sync"} if self.wgmma else {"mma_sync"})
         if line is not None:
-            of = line.tiles
-            measured = of_block(of, block) if isinstance(of, WgmmaTiles) else replace(of, tokens=block)
-            return self._fitted(measured, line, tokens, out_features, weight_format, cols)
-        if not self.wgmma:
-            tiles: Tiles = MmaSyncTiles(block, 2, 4, 1)
-        else:
-            tiles = WgmmaTiles(
-                block // shares(block), 1, 2, 6 if block <= FEW_TOKENS else 4, 1, 1, shares=shares(block)
+            return self._fitted(
+                replace(line.tiles, tokens=block_tokens), line, tokens, out_features, weight_format, cols
             )
-        token_blocks = -(-tokens // tiles.tokens)
-        blocks = tiles.grid(out_features, 1, token_blocks)[0] * token_blocks
+        if not self.wgmma:
+            tiles: Tiles = MmaSyncTiles(block_tokens, 2, 4, 1)
+        elif block_tokens <= FEW_TOKENS:
+            tiles = WgmmaTiles(block_tokens, 1, 2, 6, 1, 1)
+        else:
+            tiles = WgmmaTiles(block_tokens, 1, 2, 4, 1, 1)
+        blocks = tiles.grid(out_features, 1, -(-tokens // block_tokens))[0] * -(-tokens // block_tokens)
         splits = max(1, min(self.processors // blocks, chunks // 8))
         return Tiling(self.shrunk(tiles, [weight_format]), splits)
 
@@ -242,27 +229,24 @@ class DeviceTuning:
 
         None where the Hopper kernel does not run, or where the matmul fills too little of the device without splits.
         """
-        block, least = self.block_tokens(tokens), self.processors * _LEAST_FILLED
-        tiles = self._nearest_gated(tokens, out_features, cols) or WgmmaTiles(
-            block, 2, 2, 4, 1, 1, shares=shares(block)
-        )
-        tiles = of_block(tiles, block)
-        token_blocks = -(-tokens // tiles.tokens)
+        block_tokens, least = self.block_tokens(tokens), self.processors * _LEAST_FILLED
+        tiles = self._nearest_gated(tokens, out_features, cols) or WgmmaTiles(block_tokens, 2, 2, 4, 1, 1)
+        tiles, token_blocks = replace(tiles, tokens=block_tokens), -(-tokens // block_tokens)
         blocks = tiles.grid(out_features, 1, 1)[0] * token_blocks
-        if blocks < least and tiles.strips == tiles.groups == 2:
+        if blocks < least and tiles.groups == 2:
             tiles = replace(tiles, groups=1, stages=2 * tiles.stages)
             blocks = tiles.grid(out_features, 1, 1)[0] * token_blocks
-        if blocks <= self.processors or tiles.tokens > FEW_TOKENS:  # one on each, and registers for large ones
+        if blocks <= self.processors or block_tokens > FEW_TOKENS:  # one on each, and registers for large ones
             tiles = replace(tiles, blocks=1, stages=tiles.blocks * tiles.stages)
         fitted = self.shrunk(tiles, [weight_format])
-        if not self.wgmma or blocks < least or not isinstance(fitted, WgmmaTiles) or fitted.strips != tiles.strips:
+        if not self.wgmma or blocks < least or not isinstance(fitted, WgmmaTiles) or fitted.strips != 2:
             return None
         return fitted
 
     def _nearest_gated(self, tokens: int, out_features: int, cols: int) -> WgmmaTiles | None:
-        """The tiles of the line with the epilogue that is nearest by shape, then by a number of tokens no smaller."""
+        """The tiles of the line with two strips that is nearest by shape, then by a number of tokens no smaller."""
         of_shape = [line for line in self.lines if line.is_for(out_features, cols)]
-        lines = [line for line in of_shape if isinstance(line.tiles, WgmmaTiles) and _has_gated(line.tiles)]
+        lines = [line for line in of_shape if isinstance(line.tiles, WgmmaTiles) and line.tiles.strips == 2]
         most = max((line.tokens for line in lines), default=0)
         fitting = [line for line in lines if line.tokens >= min(tokens, most)]
         best = min(fitting, key=lambda line: (_distance(line, out_features, cols), line.tokens), default=None)
@@ -309,18 +293,6 @@ class DeviceTuning:
             else:
                 return replace(tiles, strips=1)
         return tiles
-
-
-def _has_gated(tiles: WgmmaTiles) -> bool:
-    """True if gate and up lie in a warpgroup; of more tokens than have room there, in a pair of them."""
-    return tiles.strips == 2 or (tiles.tokens > MANY_TOKENS and (tiles.strips, tiles.groups) == (1, 2))
-
-
-def of_block(tiles: WgmmaTiles, block_tokens: int) -> WgmmaTiles:
-    """The same tiles of an activation block of another size, shared where registers have no room for all its sums."""
-    fits = block_tokens // tiles.shares * tiles.strips <= _MOST_SUMS
-    split = tiles.shares if fits and block_tokens > MANY_TOKENS else shares(block_tokens)
-    return replace(tiles, tokens=block_tokens // split, shares=split)
 
 
 def _warps_and_unroll(tokens: int) -> tuple[int, int]:

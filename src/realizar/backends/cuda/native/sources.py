@@ -69,7 +69,6 @@ class WgmmaTiles:
         blocks: per multiprocessor.
         turns: warpgroups of a group, which decode its stages in turn, for few tokens: 1 to `stages`. With several every
             split must have whole stages, and there is no gated epilogue.
-        shares: blocks that share an activation block, of `tokens` of its rows each.
         summed: parts of the columns that a block adds in order, each of as many chunks, an even number. With several
             `turns` and `step` are 1, the launch has one split, and there is no gated epilogue.
     """
@@ -82,14 +81,8 @@ class WgmmaTiles:
     blocks: int
     turns: int = 1
     summed: int = 1
-    shares: int = 1
 
     kind: Literal["wgmma"] = "wgmma"
-
-    @property
-    def block_tokens(self) -> int:
-        """Rows of an activation block."""
-        return self.tokens * self.shares
 
     @property
     def registers(self) -> int:

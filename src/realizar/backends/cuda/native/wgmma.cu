@@ -3,7 +3,7 @@
 // Defined around it: TOKENS (of a block: 8-256) STRIPS (of 64 output features, per warpgroup) GROUPS (of consumer
 // warpgroups, each with strips of its own) TURNS (warpgroups of a group, which take its stages in turn) SUMMED (parts
 // of the columns, each with products of its own, that a block adds in order) STAGES STEP (chunks per stage: 1, 2 or 4)
-// SHARES (blocks that share an activation block) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0), and ACTIVATION beside wgmma_gated.cu for the gated
+// BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0), and ACTIVATION beside wgmma_gated.cu for the gated
 // epilogue.
 
 constexpr int STRIP_STAGE = STEP * BLOCK_BYTES + SUPER_BYTES;
@@ -22,7 +22,7 @@ static_assert(SUMMED == 1 || (STEP == 1 && TURNS == 1));
 // The producer warp: copies `count` chunks from `first` on of the block's strips, and of its tokens, into the ring.
 INLINE void fill_ring(const char* weights, int chunks, int strip0, int strips, int first, int count, int stages, int lane,
                       const char* values, u32 full, u32 empty, u32 base) {
-  const char* x = values + ((long)(blockIdx.z / SHARES) * chunks + first) * (SHARES * X_CHUNK);
+  const char* x = values + ((long)blockIdx.z * chunks + first) * X_CHUNK;
   const int used = strips - strip0 < GROUPS * STRIPS ? strips - strip0 : GROUPS * STRIPS;  // the last block's may end early
   auto chunks_of = [&](int stage) { return count - stage * STEP < STEP ? count - stage * STEP : STEP; };
   auto fetch_weights = [&](int stage, int slot) {
@@ -36,12 +36,7 @@ INLINE void fill_ring(const char* weights, int chunks, int strip0, int strips, i
     }
   };
   auto fetch_x = [&](int stage, int slot) {
-    const u32 to = base + slot * STAGE_BYTES + WEIGHTS_STAGE;
-    const char* from = x + (long)stage * STEP * (SHARES * X_CHUNK);
-    if constexpr (SHARES == 1) return copy_bulk(to, from, chunks_of(stage) * X_CHUNK, full + slot * 8);
-    constexpr int CORES = X_CHUNK / 8;  // bytes of the block's tokens in a column of core matrices
-    for (int i = 0; i < chunks_of(stage) * 8; i++)
-      copy_bulk(to + i * CORES, from + (i * SHARES + blockIdx.z % SHARES) * CORES, CORES, full + slot * 8);
+    copy_bulk(base + slot * STAGE_BYTES + WEIGHTS_STAGE, x + (long)stage * STEP * X_CHUNK, chunks_of(stage) * X_CHUNK, full + slot * 8);
   };
   const int ahead = stages < STAGES ? stages : STAGES;
   if (lane == 0)
@@ -260,7 +255,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");  // all scales are there; nobody reads the ring any more
 
 #ifdef ACTIVATION
-  static_assert(GATED_ROOM <= STAGES * STAGE_BYTES);
+  static_assert(GROUPS * GATED_BYTES <= STAGES * STAGE_BYTES);
   store_gated(c, strip_scales, matrix, block_x, strip0 + group * STRIPS, strips, scales);
 #else
   float* out = partials + (long)blockIdx.y * split_stride;

@@ -89,11 +89,7 @@ class DeviceMeter:
 
     def _config(self, candidate: Line) -> MatmulConfig:
         tiles = candidate.tiles
-        input_format = (
-            INTEGERS
-            if isinstance(tiles, MatvecTiles)
-            else InputFormat("half", self._matmuls.tuning.block_tokens(candidate.tokens))
-        )
+        input_format = INTEGERS if isinstance(tiles, MatvecTiles) else InputFormat("half", tiles.tokens)
         return MatmulConfig(tiles, input_format, candidate.splits, self._matmuls.is_dependent(candidate.tokens))
 
 

@@ -6,11 +6,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format
-from realizar.backends.cuda.matmul.tuning_table import FEW_TOKENS, MANY_TOKENS, DeviceTuning, ExpertLine, Line
+from realizar.backends.cuda.matmul.tuning_table import FEW_TOKENS, DeviceTuning, ExpertLine, Line
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 from realizar.backends.program import build_program
 from realizar.backends.weight_tensors import WeightTensors
@@ -117,7 +116,7 @@ def sweep(
     return lines
 
 
-_REGISTERS, _MOST_REGISTERS = 65_536, 255  # of a multiprocessor, of a thread
+_REGISTERS = 65_536  # of a multiprocessor
 _STATIC_BYTES = 4096  # shared memory that kernels take beside the ring, rounded up
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 12)
 _WAVES = 2.2  # rounds of blocks beyond which splitting only writes more
@@ -159,11 +158,10 @@ def candidates(tokens: int, weight_format: FragmentFormat, device: DeviceTuning)
             if (tiles.shared_bytes(weight_format) + _STATIC_BYTES) * blocks <= device.shared_bytes:
                 yield tiles
         return
-    whole = (WgmmaTiles(block, *shape) for shape in (_SMALL if block <= FEW_TOKENS else _LARGE))
-    shared = (WgmmaTiles(block // 2, *shape, shares=2) for shape in (_LARGE if block > MANY_TOKENS else ()))
-    for tiles in chain(whole, shared):
-        available = tiles.registers or min(_MOST_REGISTERS, _REGISTERS // (tiles.threads * tiles.blocks))
-        needed = tiles.strips * (tiles.tokens // 2 + 32) + 48  # accumulators, two operands, the rest
+    for shape in _SMALL if block <= FEW_TOKENS else _LARGE:
+        tiles = WgmmaTiles(block, *shape)
+        available = tiles.registers or _REGISTERS // (tiles.threads * tiles.blocks)
+        needed = tiles.strips * (block // 2 + 32) + 48  # accumulators, two operands, the rest
         if (
             tiles.shared_bytes(weight_format) * tiles.blocks + _STATIC_BYTES <= device.shared_bytes
             and needed <= available
