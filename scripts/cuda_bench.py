@@ -194,7 +194,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--batch-invariant", action="store_true")
-    parser.add_argument("--fp8-copies", action="store_true")
+    parser.add_argument("--prompt-dtype", default="f16", choices=("f16", "fp8"))
     parser.add_argument("--sampled", action="store_true", help="each batch again, with temperature 0.8 and top-p 0.95")
     parser.add_argument("--skew", type=float, default=0.0, help="exponent of the Zipf law of routers")
     parser.add_argument("--json", type=Path)
@@ -211,7 +211,7 @@ def main() -> int:
         device="cuda", max_running=max([*batches, 1]),
         max_step_tokens=arguments.step_tokens or max(arguments.prefill, 512),
         context_length=longest, kv_cache_dtype=arguments.kv_cache_dtype, batch_invariant=arguments.batch_invariant,
-        prefix_cache=False, fp8_copies=arguments.fp8_copies,
+        prefix_cache=False, prompt_dtype=arguments.prompt_dtype,
     )  # fmt: skip
     spec, resolved = resolve_model(checkpoint, config)
     backend = CUDABackend()

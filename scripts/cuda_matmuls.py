@@ -1,7 +1,8 @@
-"""Check and time the quantised matmuls on a CUDA device: `python scripts/cuda_matmuls.py check load time search`.
+"""Check and time the quantised matmuls on a CUDA device: `python scripts/cuda_matmuls.py check load time fp8 search`.
 
 `check` runs the tests of the kernels. `load` times packing. `time` runs the linear layers of the 8B shape, 32 layers in
-one CUDA graph, partial sums written and not yet summed, gate and up with the gated epilogue, and the head.
+one CUDA graph, partial sums written and not yet summed, gate and up with the gated epilogue, and the head. `fp8` times
+the same layers of prompts in 8-bit floats beside halves, and torch's matmul of 8-bit floats without scales of groups.
 `search` tries tiles and splits for each shape and writes the table of the best to the file named by --out.
 """
 
@@ -19,7 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
+from realizar.backends.cuda.matmul.fp8 import route_fp8
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat, make_buffer
 from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
 from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels
 from realizar.backends.cuda.matmul.tuning_table import best_lines, write_table
@@ -37,8 +39,10 @@ SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "dow
 LAYERS = 32
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
 CHECKS = tuple(
-    f"tests/backends/cuda/matmul/test_{name}_gpu.py" for name in ("matmul_kernels", "gated_matmuls", "gated_integers")
+    f"tests/backends/cuda/matmul/test_{name}_gpu.py"
+    for name in ("matmul_kernels", "gated_matmuls", "gated_integers", "fp8")
 )
+FP8_TOKENS = (1024, 2048, 8192)
 # Of the mat-vec that ends with an activation: parts, unroll, blocks.
 GATED_FEW = ((1, 2, 8), (2, 2, 4), (2, 2, 6), (2, 2, 7), (2, 1, 8), (3, 2, 4), (4, 2, 3), (4, 1, 4))
 
@@ -187,6 +191,48 @@ def time_all(matmuls: MatmulKernels, layout: WeightLayout) -> None:
         print(f"head Q6_K tokens {tokens}: {ms:.3f} ms, {heads[0].size_bytes / ms / 1e6:.0f} GB/s", flush=True)
 
 
+def time_fp8(matmuls: MatmulKernels, layout: WeightLayout) -> None:
+    """us and TFLOP/s of a layer's matmuls: in 8-bit floats, in halves, and torch's of 8-bit floats."""
+    for (name, (out_features, cols)), tokens in itertools.product(SHAPES.items(), FP8_TOKENS):
+        stack = copies(out_features, cols, 4, layout)
+        interleaved = name == "gate_up"
+        matrices = [dataclasses.replace(one, interleaved=interleaved) for one in stack]
+        in_halves = route_gated(matmuls, tokens, matrices[0], "silu") if interleaved else None
+        configs = (
+            route_fp8(matmuls, matrices[:1], "silu" if interleaved else None),
+            in_halves or matmuls.route(tokens, matrices[0]),
+        )
+        matmuls.prepare([(matrices[0].format, config) for config in configs])
+        sums = torch.empty((1, 1) if interleaved else (configs[1].splits, tokens, out_features), device="cuda")
+        times = []
+        for config in configs:
+            x, target = (make_buffer(config.format, each, tokens, matmuls.device) for each in (cols, out_features // 2))
+            values = torch.randn(tokens * cols, device="cuda")  # zeros would take less power
+            if config.format.kind == "fp8":
+                x.codes.view(-1)[: len(values)] = values.to(torch.float8_e4m3fn).view(torch.uint8)
+                x.terms.fill_(0.01)
+            else:
+                x.values.view(-1)[: len(values)] = values
+
+            def run() -> None:
+                for matrix in matrices:  # noqa: B023
+                    if config.epilogue is None:  # noqa: B023
+                        matmuls.launch(matrix, x, sums, tokens, config)  # noqa: B023
+                    else:
+                        launch_gated(matmuls, matrix, x, target, tokens, config)  # noqa: B023
+
+            times.append(replay_ms(run))
+        plain = torch.randn((tokens, cols), device="cuda").to(torch.float8_e4m3fn)
+        weights = torch.randn((out_features, cols), device="cuda").to(torch.float8_e4m3fn).t()
+        one = torch.ones((), device="cuda")
+        times.append(4 * replay_ms(lambda: torch._scaled_mm(plain, weights, one, one, out_dtype=torch.bfloat16)))  # noqa: B023
+        each = ", ".join(
+            f"{label} {ms * 250:.1f} us, {8 * tokens * out_features * cols / ms / 1e9:.0f} TFLOP/s"
+            for label, ms in zip(("8-bit floats", "halves", "torch's"), times, strict=True)
+        )
+        print(f"{name}, tokens {tokens}: {each}", flush=True)
+
+
 def run_search(matmuls: MatmulKernels, layout: WeightLayout, row_counts: list[int], out: Path | None) -> None:
     """Print the best of each shape and number of tokens, and write them."""
     started = time.monotonic()
@@ -201,7 +247,7 @@ def run_search(matmuls: MatmulKernels, layout: WeightLayout, row_counts: list[in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="+", choices=("check", "load", "time", "search"))
+    parser.add_argument("what", nargs="+", choices=("check", "load", "time", "fp8", "search"))
     parser.add_argument("--type", default="Q4_K")
     parser.add_argument("--tokens", default=",".join(map(str, TOKEN_COUNTS)))
     parser.add_argument("--out", type=Path)
@@ -215,6 +261,8 @@ def main() -> None:
         time_packing()
     if "time" in arguments.what:
         time_all(matmuls, layout)
+    if "fp8" in arguments.what:
+        time_fp8(matmuls, layout)
     if "search" in arguments.what:
         run_search(matmuls, layout, [int(tokens) for tokens in arguments.tokens.split(",")], arguments.out)
 

@@ -24,7 +24,7 @@ class MemoryPlan:
     """Bytes.
 
     Attributes:
-        weight_bytes: of all matrices, packed. copy_bytes: of their copies in FP8, where those are asked for.
+        weight_bytes: of all matrices, packed.
         token_weight_bytes: of those matrices that a token reads; None if it reads all.
         embedding_bytes: of the embedding, as stored.
         workspace_bytes: of a step, and of the states of all rows.
@@ -50,7 +50,6 @@ class MemoryPlan:
     kv_limit_bytes: int
     free_bytes: int
     contexts: tuple[ContextPlan, ...]
-    copy_bytes: int = 0
     token_weight_bytes: int | None = None
     kv_most_bytes: int | None = None
     beside_bytes: int = 0
@@ -66,7 +65,7 @@ class MemoryPlan:
     def needed_bytes(self) -> int:
         """Device memory in bytes before any request; on the CPU the embedding stays in its file."""
         embedding = self.embedding_bytes if self.device == "cuda" else 0
-        return self.weight_bytes + self.copy_bytes + self.workspace_bytes + embedding + self.beside_bytes
+        return self.weight_bytes + self.workspace_bytes + embedding + self.beside_bytes
 
     def check_weights_fit(self) -> None:
         """Raise CapacityError, before any weight is read, where weights and workspace alone take more than is free."""
@@ -85,8 +84,8 @@ class MemoryPlan:
             weights, work, request, free = (
                 format_bytes(size)
                 for size in (
-                    self.weight_bytes + self.copy_bytes,
-                    fixed - self.weight_bytes - self.copy_bytes,
+                    self.weight_bytes,
+                    fixed - self.weight_bytes,
                     longest.request_bytes,
                     self.free_bytes,
                 )

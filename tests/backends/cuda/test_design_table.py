@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,13 +27,14 @@ from realizar.backends.cuda.inspection.launch_times import time_launches  # noqa
 from realizar.backends.cuda.kernel_sizes import decode_parts, fixed_parts, part_keys  # noqa: E402
 from realizar.backends.cuda.launch import Launch, StepKind  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
-from realizar.backends.cuda.matmul.fp8_copies import FP8Copy  # noqa: E402
-from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import load_tuning  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.weights.experts import matrix_bytes  # noqa: E402
+from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
 from realizar.bench.profile import StepWork, one_step, open_rows  # noqa: E402
 from realizar.checkpoint.checkpoint import Checkpoint  # noqa: E402
@@ -41,7 +42,7 @@ from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CheckpointError, DeviceLostError  # noqa: E402
 from realizar.quantization.block_source import block_source  # noqa: E402
-from realizar.quantization.ggml_layouts import Q4_K  # noqa: E402
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS, Q4_K  # noqa: E402
 from realizar.quantization.random_blocks import random_blocks  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
@@ -152,18 +153,15 @@ def one_packed_copy_serves_every_number_of_rows(_runner: GPURunner) -> None:
             assert isinstance(tuning.many_tokens(rows, 4096, 4096, form).tiles, tiles)
 
 
-def copies_in_fp8_serve_many_rows_where_asked_for(_runner: GPURunner) -> None:
-    assert not EngineConfig().fp8_copies
-    linear = MergedLinear([torch.zeros((16, 32), device=DEVICE.torch_device)], None, DEVICE, None)
-    (plain,) = linear.input_formats(StepKind(128))
-    codes = torch.zeros((16, 32)).to(torch.float8_e4m3fn)
-    linear.copy = FP8Copy(codes, torch.ones(16), torch.float32)
-    assert [linear.input_formats(StepKind(rows))[0].kind for rows in (1, 127, 128, 4096)] == [
-        plain.kind,
-        plain.kind,
-        "fp8",
-        "fp8",
-    ]
+def long_steps_are_in_fp8_where_asked_for(_runner: GPURunner) -> None:
+    assert EngineConfig().prompt_dtype == "f16"
+    none = torch.zeros(0)
+    matrix = PackedMatrix(64, 64, fragment_format(GGML_LAYOUTS[GGMLType.Q8_0]), none, none, None)
+    matmuls = cast("MatmulKernels", SimpleNamespace(activation_format=lambda *_: InputFormat("half", 64)))
+    for asked, long in ((False, "half"), (True, "fp8")):
+        linear = MergedLinear([matrix], None, DEVICE, matmuls, prompts_in_fp8=asked)
+        kinds = [linear.input_formats(StepKind(tokens))[0].kind for tokens in (1, 1023, 1024, 4096)]
+        assert kinds == ["half", "half", long, long]
 
 
 def rows_are_sampled_each_by_its_own_parameters(_runner: GPURunner) -> None:
@@ -215,7 +213,7 @@ TABLE: dict[str, Callable[[GPURunner], None]] = {
     "attention-split context, fixed grid": contexts_are_cut_alike_for_every_batch,
     "kv cache in int8, rope, QK norm, GQA, biases, LayerNorm, GELU, ungated": logits_of_a_model_of_many_parts,
     "fragment order-one copy from few rows to whole prompts": one_packed_copy_serves_every_number_of_rows,
-    "FP8 copies behind a flag": copies_in_fp8_serve_many_rows_where_asked_for,
+    "FP8 behind a flag": long_steps_are_in_fp8_where_asked_for,
     "sampler-argmax and logits on the device, parameters per row": rows_are_sampled_each_by_its_own_parameters,
     "profile-time per part": every_part_of_a_layer_has_its_time,
 }

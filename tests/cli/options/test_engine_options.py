@@ -18,7 +18,7 @@ from realizar.config import QUEUED_PER_ROW, EngineConfig
 from realizar.errors import InvalidRequestError
 
 ENGINE = [
-    "device", "batch-invariant", "fp8-copies", "threads", "no-graphs", "no-device-check", "kv-cache-dtype",
+    "device", "batch-invariant", "prompt-dtype", "threads", "no-graphs", "no-device-check", "kv-cache-dtype",
     "expert-used-count", "instruction-set",
 ]  # fmt: skip
 BATCHING = ["max-running", "max-queued", "max-step-tokens", "kv-cache-bytes", "no-prefix-cache", "speculative-tokens"]
@@ -67,7 +67,7 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
         "max_running": 5, "max_queued": 6, "max_step_tokens": 40, "kv_cache_bytes": 9, "no_prefix_cache": True,
         "speculative_tokens": 2, "host_snapshot_bytes": 8,
     }  # fmt: skip
-    assert {field.name for field in fields(EngineOptions)} == {*given, "fp8_copies"}
+    assert {field.name for field in fields(EngineOptions)} == {*given, "prompt_dtype"}
     assert {field.name for field in fields(BatchingOptions)} == {*batching}
     config = BatchingOptions(**batching).config(EngineOptions(**given).config())
     assert config == EngineConfig(
@@ -75,7 +75,7 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
         instruction_set="portable", context_length=77, expert_used_count=3, max_running=5, max_step_tokens=40,
         kv_cache_bytes=9, prefix_cache=False, speculative_tokens=2, host_snapshot_bytes=8,
     )  # fmt: skip
-    assert BackendOptions(fp8_copies=True).config() == EngineConfig(fp8_copies=True)
+    assert BackendOptions(prompt_dtype="fp8").config() == EngineConfig(prompt_dtype="fp8")
     assert BatchingOptions().config(EngineOptions().config()) == EngineConfig()
 
 

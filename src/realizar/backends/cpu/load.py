@@ -71,10 +71,10 @@ class LoadedModel:
         )
 
 
-def refuse_copies(config: ResolvedConfig) -> None:
-    """Raise InvalidRequestError where FP8 copies are asked for, which only GPUs have."""
-    if config.fp8_copies:
-        raise InvalidRequestError("fp8_copies needs a GPU of compute capability 8.9 or more, not the CPU", "fp8_copies")
+def refuse_fp8(config: ResolvedConfig) -> None:
+    """Raise InvalidRequestError where prompts are asked for in 8-bit floats, which only a GPU multiplies."""
+    if config.prompt_dtype == "fp8":
+        raise InvalidRequestError("prompt_dtype fp8 needs a GPU of compute capability 9.0, not the CPU", "prompt_dtype")
 
 
 def load_model(

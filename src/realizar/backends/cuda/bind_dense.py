@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, whole_width
+from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
@@ -87,7 +87,7 @@ class DenseBinder:
 
         `sums` are float32 that begin with gate, and with up at `up_at`; `strides` are those of a split and of a row.
         """
-        cut = whole_width(width) if target.format.kind == "fp8" else activation_blocks(width, kind.tokens)
+        cut = activation_blocks(width, kind.tokens)
         activate[(rows, cut.blocks)](
             sums, *strides, self._none if bias is None else bias, up_at, width, *target.pointers(),
             *self._space.token_state, SPLITS=splits, BIAS=bias is not None, KIND=ACTIVATIONS[activation], GATED=gated,

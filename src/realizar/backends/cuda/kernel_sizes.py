@@ -36,7 +36,7 @@ class WidthCut:
 
 
 def whole_width(cols: int) -> WidthCut:
-    block = max(64, int(triton.next_power_of_2(cols)))
+    block = max(128, int(triton.next_power_of_2(cols)))
     return WidthCut(block, 1, min(32, max(1, block // 256)))
 
 

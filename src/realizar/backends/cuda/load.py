@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 
 from realizar.backends.base import Capacity
@@ -23,9 +22,9 @@ from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
-from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
+from realizar.backends.cuda.matmul.fp8 import check_fp8
 from realizar.backends.cuda.matmul.grouped import GroupedExperts
-from realizar.backends.cuda.matmul.linears import MergedLinear, Merger, copy_to_fp8, partial_floats
+from realizar.backends.cuda.matmul.linears import MergedLinear, Merger, partial_floats
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.routing import ExpertsRead, RouterKernels
 from realizar.backends.cuda.norms import NormBinder
@@ -60,7 +59,7 @@ class LoadedModel:
     """A model on the device, and all that its steps use. The memory is free again when this is closed and dropped.
 
     Attributes:
-        weights: packed. copy_bytes: of their FP8 copies, which are held by the matmuls.
+        weights: packed.
         states: of layers that keep one. recurring: how far each row's state is.
         sampler: the rows' parameters and states.
         attention: chooses the launches of attention by the kind of a step.
@@ -72,7 +71,6 @@ class LoadedModel:
     spec: ModelSpec
     config: ResolvedConfig
     weights: Weights
-    copy_bytes: int
     space: Workspace
     kv: KVMemory
     states: StateMemory
@@ -87,7 +85,7 @@ class LoadedModel:
     @property
     def capacity(self) -> Capacity:
         return loaded_capacity(
-            self.config, self.kv, self.weights.size_bytes, self.load_s, self.copy_bytes, self.weights.token_bytes,
+            self.config, self.kv, self.weights.size_bytes, self.load_s, self.weights.token_bytes,
             tuple(token_counts(self.space.arrays.sizes.tokens)),
         )  # fmt: skip
 
@@ -123,7 +121,6 @@ class _Parts:
 
     program: Program
     weights: Weights
-    copy_bytes: int
     space: Workspace
     ropes: RopeTables
     sampler: StepSampler
@@ -151,8 +148,8 @@ def load_model(
         CapacityError: it does not fit.
     """
     start_s = time.perf_counter()
-    if config.fp8_copies:
-        check_device(device)
+    if config.prompt_dtype == "fp8":
+        check_fp8(device)
     if device.is_gpu:
         plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
     with memory.kept():
@@ -189,7 +186,7 @@ def load_model(
     if device.is_gpu:
         _capture(space, graphs, parts.sampler, decodes, config.graphs, progress)
     return LoadedModel(
-        spec, config, weights, parts.copy_bytes, space, kv, states, recurring, parts.sampler, attention, graphs,
+        spec, config, weights, space, kv, states, recurring, parts.sampler, attention, graphs,
         finisher, parts.experts.experts_read, load_s=time.perf_counter() - start_s,
     )  # fmt: skip
 
@@ -208,16 +205,12 @@ def _load_parts(
     space = _make_workspace(spec, config, device)
     ropes = RopeTables(spec, config.context_length, device.torch_device)
     sampler, reserved = _make_sampler(spec, config, device, space, progress)
-    merger = Merger(program, weights, device, kernels, config.batch_invariant)
+    merger = Merger(program, weights, device, kernels, config.batch_invariant, config.prompt_dtype == "fp8")
     layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
     sizes = space.arrays.sizes
     rows = row_counts(sizes.rows)
     counts, head_counts = {*rows, *token_counts(sizes.tokens)}, {*rows, *row_counts(sizes.selected)}
     matmuls = _Matmuls(kernels, layers, head, counts, head_counts)
-    copy_bytes = 0
-    if config.fp8_copies and kernels is not None:
-        copied = partial(progress, "copying weights to FP8")
-        copy_bytes = copy_to_fp8(matmuls.all, kernels, sum_type(device), copied)
     _compile(matmuls, progress)
     mixtures = list(weights.experts.values())
     expert_matmuls = ExpertMatmuls(kernels)
@@ -228,9 +221,7 @@ def _load_parts(
         grouped.prepare(mixtures, matmuls.counts)
     pair_floats = expert_floats(spec, sizes.tokens) + shared_floats(spec, weights, merger, matmuls.counts)
     space.size_partials(max(matmuls.partial_floats, pair_floats))
-    return _Parts(
-        program, weights, copy_bytes, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls, grouped
-    )
+    return _Parts(program, weights, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls, grouped)
 
 
 def _make_workspace(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> Workspace:

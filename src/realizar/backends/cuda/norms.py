@@ -77,7 +77,7 @@ class NormBinder:
     """Binds a program's norms of the residual stream, in their order.
 
     A norm whose scale its consumer can apply runs in blocks of columns. Any other norm takes a token at once, as all do
-    in steps for which consumers have FP8 copies. Each norm leaves the partial sums of a token's squares for the next
+    in steps in 8-bit floats. Each norm leaves the partial sums of a token's squares for the next
     one, in one of two buffers alternately. A matmul with the residual-add epilogue begins the norm after it as well,
     with its partial sums in `Workspace.epilogue_square_sums`; where the consumer can't apply the scale, the norm reads
     the stream.

@@ -17,7 +17,6 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, chunk_parts, compute_type, fixed_parts, tile_tokens
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.matmul.experts import expert_floats
-from realizar.backends.cuda.matmul.fp8_copies import copied_bytes
 from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.recurrences.bind import scan_scratch
@@ -67,10 +66,9 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         parts = max(MAX_PARTS, chunk_parts(spec, config.kv_dtype, _DEVICE))
     workspace = Workspace(spec, sizes, _DEVICE, compute, parts)
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
-    copies = sum(map(copied_bytes, weights.groups.values())) if config.fp8_copies else 0
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
     reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
-    fixed = weight_bytes + copies + embedding + workspace_bytes + reserved + config.beside.fixed_bytes
+    fixed = weight_bytes + embedding + workspace_bytes + reserved + config.beside.fixed_bytes
     alone, limit = _of_one_request(config), kv_limit_bytes(config, max(free - fixed, 0))
     caches = {
         length: KVMemory(spec, replace(alone, context_length=length), _DEVICE)
@@ -94,7 +92,6 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         contexts=tuple(
             ContextPlan(length, cache.joint_bytes, blocks // cache.joint_bytes) for length, cache in caches.items()
         ),
-        copy_bytes=copies,
         beside_bytes=config.beside.fixed_bytes,
         token_weight_bytes=weights.token_bytes,
         reserved_bytes=reserved,

@@ -92,7 +92,6 @@ def _report(
 ) -> list[str]:
     on_gpu = plan.device == "cuda"
     kept = f"{format_bytes(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
-    copies = f", {format_bytes(plan.copy_bytes)} in FP8" if plan.copy_bytes else ""
     most = plan.kv_most_bytes or 0
     more = f", up to {format_bytes(most)} with --kv-cache-bytes" if most > plan.kv_limit_bytes else ""
     left = max(0, plan.free_bytes - plan.needed_bytes - plan.reserved_bytes)
@@ -109,7 +108,7 @@ def _report(
         experts.append(f"parameters   {parameters_text(counts)}, which reads {format_bytes(plan.token_weight_bytes)}")
     lines = [
         f"file         {format_bytes(file_bytes)}",
-        f"weights      {format_bytes(plan.weight_bytes)} packed{copies}, and the embedding, {kept}",
+        f"weights      {format_bytes(plan.weight_bytes)} packed, and the embedding, {kept}",
         *experts,
         f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",

@@ -1,74 +1,95 @@
-"""Expected FP8 copies and activations, by torch's own conversion and float64; on the CPU and on GPUs."""
+"""8-bit floats as matmuls read them, by torch's own conversion, and float64; on the CPU and on GPUs."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from realizar.backends.cuda.kernels.activate import convert
-from realizar.backends.cuda.matmul.fp8_copies import FP8_INPUT, FP8Copy
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers
+from realizar.backends.cuda.matmul.fp8 import FP8_INPUT
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, make_buffer
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.parts import Linear
 from realizar.models.spec import ModelSpec
-from realizar.quantization.block_source import BlockSource, block_source
-from realizar.quantization.random_blocks import random_blocks
 from reference_model import Array, ReferenceModel
 from reference_tensors import load_tensors
 
+BLOCK, GROUP = FP8_INPUT.block_tokens, 128
+LARGEST = 448.0
+
 
 class FP8Reference(ReferenceModel):
-    """The reference with both operands of every matmul rounded by rows, the head's if `rounded_head`."""
+    """The reference with the activations of every matmul but the head's rounded to e4m3."""
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint) -> None:
         super().__init__(spec, load_tensors(spec, checkpoint), np.float64)
-        self.rounded_head = False
 
     def _linear(self, linear: Linear, x: Array) -> Array:
-        if linear is self.spec.head and not self.rounded_head:
-            return super()._linear(linear, x)
-        y = rounded(x) @ rounded(self._tensors[linear.weight]).T
-        return y if linear.bias is None else y + self._tensors[linear.bias]
+        if linear is not self.spec.head:
+            x = FP8Values.of(torch.from_numpy(x.astype(np.float32))).floats().numpy()
+        return super()._linear(linear, x)
 
 
-def rounded(rows: Array) -> Array:
-    """float64 rows with 3 mantissa bits, the largest of each 448 times a scale."""
-    scales = np.abs(rows).max(axis=1, keepdims=True) / 448
-    return torch.from_numpy(rows / scales).to(torch.float8_e4m3fn).double().numpy() * scales
+@dataclass(frozen=True, slots=True)
+class FP8Values:
+    """Tokens in 8-bit floats, in plain order.
+
+    Attributes:
+        codes: float8_e4m3fn [tokens, groups, 128]. scales: float32 [tokens, groups].
+        cols: columns of a token, after which there are zeros.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    cols: int
+
+    @staticmethod
+    def of(x: torch.Tensor) -> FP8Values:
+        """float32 [tokens, cols] rounded."""
+        tokens, cols = x.shape
+        padded = torch.zeros((tokens, -(-cols // GROUP) * GROUP), device=x.device)
+        padded[:, :cols] = x
+        groups = padded.view(tokens, -1, GROUP)
+        largest = torch.where(groups.isnan(), 0.0, groups).abs().amax(2)
+        scales = largest.clamp(min=1e-30) / LARGEST
+        codes = (groups / scales[..., None]).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+        return FP8Values(codes, scales, cols)
+
+    @staticmethod
+    def read(codes: torch.Tensor, scales: torch.Tensor, tokens: int, cols: int) -> FP8Values:
+        """Those of a buffer: uint8 [blocks, chunks, 4, 32, 8, 16] and float32 [blocks, groups, 256]."""
+        blocks, chunks = codes.shape[:2]
+        split = codes.view(blocks, chunks, 4, BLOCK // 8, 8, 4, 2, 2)  # .., four columns, a token's 4, ones and twos
+        plain = split.permute(0, 3, 4, 1, 5, 2, 7, 6).reshape(blocks * BLOCK, chunks // 2, GROUP)[:tokens]
+        by_token = scales.view(blocks, chunks // 2, BLOCK // 16, 4, 2, 2).permute(0, 2, 4, 3, 5, 1)
+        return FP8Values(
+            plain.contiguous().view(torch.float8_e4m3fn), by_token.reshape(blocks * BLOCK, -1)[:tokens], cols
+        )
+
+    def floats(self) -> torch.Tensor:
+        """float64 [tokens, cols]."""
+        return (self.codes.double() * self.scales.double()[..., None]).flatten(1)[:, : self.cols]
+
+    def buffer(self) -> ActivationBuffer:
+        """In the order in which kernels read them; places that nobody writes have zeros."""
+        tokens, groups, _ = self.codes.shape
+        made = make_buffer(FP8_INPUT, self.cols, tokens, self.codes.device)
+        blocks = len(made.codes)
+        plain = torch.zeros((blocks * BLOCK, groups * GROUP), dtype=torch.uint8, device=self.codes.device)
+        plain[:tokens] = self.codes.view(torch.uint8).flatten(1)
+        split = plain.view(blocks, BLOCK // 8, 8, 2 * groups, 4, 4, 2, 2).permute(0, 3, 5, 1, 2, 4, 7, 6)
+        made.codes.copy_(split.reshape(made.codes.shape))
+        scales = torch.zeros((blocks * BLOCK, groups), device=self.codes.device)
+        scales[:tokens] = self.scales
+        by_place = scales.view(blocks, BLOCK // 16, 2, 4, 2, groups).permute(0, 5, 1, 3, 2, 4)
+        made.terms.copy_(by_place.reshape(made.terms.shape))
+        return made
 
 
 def row_errors(found: Array, expected: Array) -> Array:
     return np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
-
-
-def raw_matrix(ggml_type: GGMLType, rows: int, cols: int, seed: int) -> BlockSource:
-    data = random_blocks(ggml_type, rows, cols, np.random.default_rng(seed), 0.05)
-    return block_source(ggml_type, np.ascontiguousarray(data).reshape(-1), rows, cols)
-
-
-def exact_weights(parts: list[BlockSource], interleaved: bool = False) -> torch.Tensor:
-    """float64 [rows, cols], 64 rows of each by turns or one below the other."""
-    floats = [part.dequantize().astype(np.float64) for part in parts]
-    cols = parts[0].in_features
-    if interleaved:
-        return torch.from_numpy(np.stack([each.reshape(-1, 64, cols) for each in floats], axis=1).reshape(-1, cols))
-    return torch.from_numpy(np.concatenate(floats))
-
-
-def check_copy(copy: FP8Copy, exact: torch.Tensor, rounding: float) -> None:
-    """Scales of the rows' largest values and the nearest codes.
-
-    Args:
-        rounding: relative, of what the weights are sums of; those are no more than twice the row's largest weight.
-    """
-    exact = exact.to(copy.codes.device)
-    scales = copy.scales.double()
-    assert torch.allclose(scales, exact.abs().amax(dim=1) / 448, rtol=4 * rounding + 1e-6)
-    weights = exact / scales[:, None]
-    half_a_step = torch.maximum(weights.abs() / 17, torch.full_like(weights, 2.0**-10))
-    error = (copy.codes.double() - weights).abs()
-    assert bool((error <= half_a_step * (1 + 1e-6) + 1000 * rounding).all())
 
 
 def awkward_rows(cols: int, device: torch.device) -> torch.Tensor:
@@ -76,7 +97,7 @@ def awkward_rows(cols: int, device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn((8, cols), generator=generator)
     x[1] = torch.exp2(torch.linspace(-13, 8.8, cols)) * torch.where(torch.arange(cols) % 2 == 0, 1.0, -1.0)
-    x[1, 0] = 448.0
+    x[1, 0] = LARGEST
     x[2] = 0.0
     x[3] *= 1e30
     x[4] *= 1e-25
@@ -87,29 +108,27 @@ def awkward_rows(cols: int, device: torch.device) -> torch.Tensor:
     return x.to(device)
 
 
-def poisoned_rows(rows: int, cols: int, device: torch.device) -> ActivationBuffer:
-    buffer = ActivationBuffers(rows, device).get(FP8_INPUT, cols)
-    buffer.values.fill_(0x7F)
-    buffer.scales.fill_(torch.nan)
+def poisoned(tokens: int, cols: int, device: torch.device) -> ActivationBuffer:
+    """A buffer of codes of NaN up to the end of the columns' chunk, and of zeros in a chunk that nobody writes."""
+    buffer = make_buffer(FP8_INPUT, cols, tokens, device)
+    buffer.codes[:, : -(-cols // 64)] = 0x7F
+    buffer.terms.fill_(torch.nan)
     return buffer
 
 
-def check_rows(buffer: ActivationBuffer, x: torch.Tensor, ulps: int = 0) -> None:
-    """The bytes that torch rounds x / scale to, for the scale of each row's largest value; up to `ulps` codes away."""
-    largest = torch.where(x.isnan(), 0.0, x).abs().amax(dim=1)
-    scales = buffer.scales[: len(x)]
-    assert torch.allclose(scales, largest.clamp(min=1e-30) / 448, rtol=1e-6, atol=0.0)
-    wanted = (x / scales[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).int()
-    found = buffer.values[: len(x)].int()
-    assert bool(((found - wanted).abs() <= ulps).all())
+def check_tokens(buffer: ActivationBuffer, x: torch.Tensor, ulps: int = 0) -> None:
+    """The bytes that torch rounds x / scale to, for the scale of each 128 columns; up to `ulps` codes away."""
+    wanted, found = FP8Values.of(x), FP8Values.read(buffer.codes, buffer.terms, len(x), x.shape[1])
+    assert torch.allclose(found.scales, wanted.scales, rtol=1e-6, atol=0.0)
+    beside = (found.codes.view(torch.uint8).int() - wanted.codes.view(torch.uint8).int()).abs()
+    assert bool((beside <= ulps).all())
 
 
 def converted(x: torch.Tensor) -> ActivationBuffer:
-    """Rows written by the kernel that takes attention's results."""
-    rows, cols = x.shape
-    buffer, none = poisoned_rows(rows, cols, x.device), torch.zeros(1, dtype=torch.int32, device=x.device)
-    block = 1 << (cols - 1).bit_length()
-    convert[(rows, 1)](
-        x, x.stride(0), cols, *buffer.pointers(), none, none, DEPENDENT=False, BLOCK=block, **buffer.constants()
+    """Tokens written by the kernel that takes attention's results."""
+    tokens, cols = x.shape
+    buffer, none = poisoned(tokens, cols, x.device), torch.zeros(1, dtype=torch.int32, device=x.device)
+    convert[(tokens, -(-cols // 256))](
+        x, x.stride(0), cols, *buffer.pointers(), none, none, DEPENDENT=False, BLOCK=256, **buffer.constants()
     )
     return buffer

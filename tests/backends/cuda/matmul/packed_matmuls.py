@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from backends.cuda import cuda_runs
 from backends.cuda.layouts.activation_values import int8_activations
+from backends.cuda.matmul.fp8_cases import BLOCK, GROUP, FP8Values
 from backends.cuda.matmul.recorded_launches import record_launches
 from realizar.backends.cuda.attention import decode as attention_decode
 from realizar.backends.cuda.device import DeviceProfile, Family, interpreter_device
@@ -92,6 +93,8 @@ class HostKernel:
         block_tokens = int(self.name.rpartition("tokens")[2])
         if self.name.startswith("matvec"):
             x = _read_int8(x_at, scales_at, tokens, chunks * 64)
+        elif self.name.startswith("wgmma_fp8"):
+            x = _read_fp8(x_at, scales_at, tokens, chunks)
         else:
             blocks = -(-tokens // block_tokens)
             x = _read_half(x_at, scales_at, blocks, chunks, block_tokens)[:tokens]
@@ -106,6 +109,8 @@ class HostKernel:
                 values = _activated(self.name, x[:, : matrix.shape[1]] @ matrix.T)
                 if self.name.startswith("matvec"):
                     _write_int8(values, out, arguments[-1])
+                elif self.name.startswith("wgmma_fp8"):
+                    _write_fp8(values, out, arguments[-1])
                 else:
                     _write_half(values, out, arguments[-1], block_tokens)
                 continue
@@ -198,6 +203,22 @@ def _read_half(at: int, scales_at: int, blocks: int, chunks: int, block_tokens: 
     split = values.reshape(blocks, chunks, 4, 2, block_tokens // 8, 8, 4, 2)  # as half_activations orders them
     tokens = split.transpose(0, 4, 5, 1, 6, 2, 7, 3).reshape(blocks * block_tokens, chunks * 64)
     return tokens * _array(scales_at, np.float32, len(tokens))[:, None]
+
+
+def _write_fp8(x: NDArray[np.float32], codes_at: int, scales_at: int) -> None:
+    made = FP8Values.of(torch.from_numpy(x)).buffer()
+    _array(codes_at, np.uint8, made.codes.numel())[:] = made.codes.numpy().reshape(-1)
+    _array(scales_at, np.float32, made.terms.numel())[:] = made.terms.numpy().reshape(-1)
+
+
+def _read_fp8(codes_at: int, scales_at: int, tokens: int, chunks: int) -> NDArray[np.float32]:
+    """Rows of the `fp8` format as float32 [tokens, chunks * 64]."""
+    blocks, groups = -(-tokens // BLOCK), -(-chunks // 2)
+    codes = torch.from_numpy(_array(codes_at, np.uint8, blocks * groups * GROUP * BLOCK))
+    scales = torch.from_numpy(_array(scales_at, np.float32, blocks * groups * BLOCK))
+    shaped = codes.view(blocks, 2 * groups, 4, BLOCK // 8, 8, 16), scales.view(blocks, groups, BLOCK)
+    floats: NDArray[np.float32] = FP8Values.read(*shaped, tokens, chunks * 64).floats().float().numpy()
+    return floats
 
 
 def _read_int8(codes_at: int, terms_at: int, tokens: int, cols: int) -> NDArray[np.float32]:

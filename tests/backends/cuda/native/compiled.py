@@ -43,9 +43,9 @@ def check_registers(sources: list[Source], all_tiles: Sequence[Tiled], arch: str
         (usage,) = resources_of(compile_source(source, arch), tmp_path).values()
         assert usage["STACK"] == usage["LOCAL"] == 0, (tiles, usage)
         assert usage["REG"] * tiles.threads * tiles.blocks <= 65536, (tiles, usage)
-        if tiles.kind == "wgmma":
+        if tiles.kind in ("wgmma", "wgmma_fp8"):
             code = disassembled(tmp_path)
-            assert 0 < 4 * code.count("WARPGROUP.ARRIVE") <= code.count("HGMMA"), tiles
+            assert 0 < 4 * code.count("WARPGROUP.ARRIVE") <= len(re.findall("[HQ]GMMA", code)), tiles
 
 
 def check_overlap(source: Source, weights: int, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sampling.source import sampling_source
 from realizar.backends.cuda.native.scans.source import ScanKernels
 from realizar.backends.cuda.native.sources import (
+    FP8Tiles,
     GatedActivation,
     MatvecTiles,
     MmaSyncTiles,
@@ -136,6 +137,15 @@ IN_TURN = (
 @pytest.mark.parametrize("ggml_type", wider(FAMILIES, GGMLType.Q6_K))
 def test_warpgroups_that_take_turns_keep_their_sums_in_registers(ggml_type: GGMLType, tmp_path: Path) -> None:
     check_registers([matmul_source((form_of(ggml_type),), tiles) for tiles in IN_TURN], IN_TURN, "sm_90a", tmp_path)
+
+
+@pytest.mark.parametrize("epilogue", [None, "silu"])
+@pytest.mark.parametrize("ggml_type", wider([*FAMILIES, GGMLType.MXFP4], GGMLType.Q4_K))
+def test_prompts_in_8_bit_floats_keep_their_sums_in_registers(
+    ggml_type: GGMLType, epilogue: GatedActivation | None, tmp_path: Path
+) -> None:
+    tiles = FP8Tiles(256, 4, cluster=1 if epilogue is None else 2)
+    check_registers([matmul_source((form_of(ggml_type),), tiles, epilogue)], [tiles], "sm_90a", tmp_path)
 
 
 SUMMED = (WgmmaTiles(128, 2, 2, 3, 1, 1, 1, 4), WgmmaTiles(128, 2, 2, 3, 1, 1, 1, 3))

@@ -153,7 +153,7 @@ class AttentionBinder:
                 return
             for input_format in consumer.input_formats(kind):
                 target = space.activations.get(input_format, width)
-                cut = whole_width(width) if input_format.kind == "fp8" else width_in_blocks(width)
+                cut = width_in_blocks(width)
                 convert[(kind.tokens, cut.blocks)](
                     space.attended, space.attended.stride(0), width, *target.pointers(), *space.token_state,
                     BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(kind),

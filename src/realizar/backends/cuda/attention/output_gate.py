@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from realizar.backends.cuda.kernel_sizes import whole_width, width_in_blocks
+from realizar.backends.cuda.kernel_sizes import width_in_blocks
 from realizar.backends.cuda.kernels.activate import SIGMOID
 from realizar.backends.cuda.kernels.gate_heads import gate_heads
 from realizar.backends.cuda.launch import StepKind
@@ -33,7 +33,7 @@ def start_gate(
     gated = space.attended if source is None else source
     for input_format in consumer.input_formats(kind):
         target = space.activations.get(input_format, width)
-        cut = whole_width(width) if input_format.kind == "fp8" else width_in_blocks(width)
+        cut = width_in_blocks(width)
         gate_heads[(kind.tokens, cut.blocks)](
             gated, gated.stride(0), partials, partials.stride(0), partials.stride(1),
             space.hidden if linear.bias is None else linear.bias, gate_at, weight, eps, width, *target.pointers(),

@@ -67,7 +67,7 @@ def activate(
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """activation(gate) * up, or activation(up). Grid: tokens, blocks of columns; for FP8 one block.
+    """activation(gate) * up, or activation(up). Grid: tokens, blocks of columns.
 
     A token of `partials` holds the gate from column 0 and up from `up_at`; or INTERLEAVED, 64 columns of each
     alternately, with `up_at` 64.
@@ -99,7 +99,7 @@ def convert(
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """float32 activations into a matmul's format. Grid: tokens, blocks of columns; for FP8 one block."""
+    """float32 activations into a matmul's format. Grid: tokens, blocks of columns."""
     activate(
         source, 0, source_stride, source, 0, width, values, value_stride, value_scale, codes, terms, token_tops,
         token_arrivals, 1, False, NO_ACTIVATION, False, False, FORMAT, BLOCK_TOKENS, CHUNKS, DEPENDENT, BLOCK,

@@ -41,7 +41,7 @@ def gate_heads(
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gate heads and store them in a matmul's format. Grid: tokens, blocks of columns; for FP8 one block.
+    """Gate heads and store them in a matmul's format. Grid: tokens, blocks of columns.
 
     source: float32 [tokens, width]. The gate lies in the partial sums from column `gate_at` on. With NORM, whole heads
     of HEAD columns lie in a block.

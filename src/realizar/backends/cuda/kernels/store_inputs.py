@@ -65,6 +65,26 @@ def store_half(
 
 
 @triton.jit
+def store_fp8(
+    x, token, first, limit, codes, scales, CHUNKS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """x [BLOCK] as the columns from `first` to `limit`, multiples of 128, in the order of `layouts.activations`."""
+    groups = tl.reshape(x, [BLOCK // 128, 128])
+    scale = tl.maximum(tl.max(tl.abs(groups), axis=1), 1e-30) / 448.0
+    split = tl.reshape(groups / scale[:, None], [BLOCK // 64, 4, 4, 2, 2])
+    ordered = tl.reshape(tl.permute(split, (0, 2, 1, 4, 3)), [BLOCK])
+    index = tl.arange(0, BLOCK)
+    chunk = token // BLOCK_TOKENS * ((CHUNKS + 1) // 2 * 2) + first // 64 + index // 64
+    at = ((chunk * 4 + index % 64 // 16) * (BLOCK_TOKENS // 8) + token % BLOCK_TOKENS // 8) * 8 + token % 8
+    column = first + index // 64 * 64 + index % 16 // 4 * 16
+    tl.store(codes + at * 16 + index % 16, fp8_code(ordered), mask=column < limit)
+    group = token // BLOCK_TOKENS * ((CHUNKS + 1) // 2) + first // 128 + tl.arange(0, BLOCK // 128)
+    place = token % BLOCK_TOKENS // 16 * 16 + token % 8 // 2 * 4 + token % 16 // 8 * 2 + token % 2
+    inside = first + tl.arange(0, BLOCK // 128) * 128 < limit
+    tl.store(scales + group * BLOCK_TOKENS + place, scale, mask=inside)
+
+
+@triton.jit
 def half_places(token, column, dims, block_tokens, chunks):
     """Where the columns column + dims of tokens lie among halves in the tensor cores' order: int32 [tokens, dims].
 
@@ -84,7 +104,7 @@ def store_values(
 ):  # fmt: skip
     """Write float32 x [BLOCK] as the columns from `first` on of a token of `width` columns; x is 0 beyond.
 
-    PLAIN, SCALED: in the type of `values`, token after token. INT8, HALF: the matmuls' own formats, of CHUNKS * 64
+    PLAIN, SCALED: in the type of `values`, token after token. INT8, HALF, FP8: the matmuls' own formats, of CHUNKS * 64
     columns, to the end of the chunk in which `width` lies. NOTHING writes nothing.
     """
     token = token.to(tl.int64)
@@ -93,6 +113,8 @@ def store_values(
         store_int8(x, token, first, limit, codes, terms, CHUNKS, BLOCK)
     elif FORMAT == HALF:
         store_half(x, token, first, limit, values, CHUNKS, BLOCK_TOKENS, BLOCK)
+    elif FORMAT == FP8:
+        store_fp8(x, token, first, limit, codes, terms, CHUNKS, BLOCK_TOKENS, BLOCK)
     elif FORMAT != NOTHING:
         columns = first + tl.arange(0, BLOCK)
         tl.store(values + token * value_stride + columns, x, mask=columns < width)
@@ -103,22 +125,12 @@ def store_token(
     x, token, width, values, value_stride, value_scale, codes, terms, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store a whole token by one program.
-
-    SCALED and HALF divide it by a power of two, which `value_scale` gets. FP8, which needs the whole token,
-    divides it so that its largest value is 448.
-    """
-    if FORMAT == FP8:
-        scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-30) / 448.0
-        tl.store(value_scale + token, scale)
-        columns = tl.arange(0, BLOCK)
-        tl.store(values + token.to(tl.int64) * value_stride + columns, fp8_code(x / scale), mask=columns < width)
-    else:
-        if FORMAT == SCALED or FORMAT == HALF:
-            factor = token_factor(tl.max(tl.abs(x), axis=0))
-            tl.store(value_scale + token, factor)
-            x = x / factor
-        store_values(x, token, 0, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
+    """Store a whole token by one program. SCALED and HALF divide it by a power of two, which `value_scale` gets."""
+    if FORMAT == SCALED or FORMAT == HALF:
+        factor = token_factor(tl.max(tl.abs(x), axis=0))
+        tl.store(value_scale + token, factor)
+        x = x / factor
+    store_values(x, token, 0, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
 
 
 @triton.jit
@@ -145,11 +157,6 @@ def store_block(
     x, token, first, width, values, value_stride, value_scale, codes, terms, token_tops, token_arrivals,
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store a block of a token, or all of it for FP8; returns the divisor that it still needs, as `token_complete`."""
-    if FORMAT == FP8:
-        store_token(
-            x, token, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK
-        )
-    else:
-        store_values(x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
+    """Store a block of a token; returns the divisor that it still needs, as `token_complete`."""
+    store_values(x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
     return token_complete(x, token, value_scale, token_tops, token_arrivals, FORMAT)

@@ -1,7 +1,7 @@
-"""The two activation formats that quantised matmuls read. numpy only.
+"""The activation formats that quantised matmuls read. numpy only.
 
 A matmul's input has `cols` columns, padded to a multiple of 64. Padding columns hold zero: buffers are allocated
-zeroed and nobody writes there. Which of the two formats a step uses depends on its number of tokens alone
+zeroed and nobody writes there. Which of the first two formats a step uses depends on its number of tokens alone
 (`MatmulKernels.activation_format`), so that every matmul of a step reads the same one.
 
 `int8`, for few tokens:
@@ -27,6 +27,19 @@ A token is divided by its `token_scales` entry, a power of two, and the matmul m
 token's largest value below 2^14 if that is above, near 2^-4 if below 2^-8; between the two it is 1. The gated epilogue
 writes 64, since it does not know a token's largest value in time. Tokens beyond the step's, up to the end of the block,
 may hold anything: no token's result depends on another's.
+
+`fp8`, for long steps where it is asked for (`matmul.fp8`): bytes of e4m3 in the order of the tensor cores' B operand,
+columns padded to a multiple of 128:
+
+    codes  uint8    [blocks, padded_cols / 64, 4, block_tokens / 8, 8, 16]
+    terms  float32  [blocks, padded_cols / 128, block_tokens]  the scale, max|x| / 448 of a token's 128 columns
+
+Token m, column c lies at block m // block_tokens, chunk c // 64 and, with d = c % 64,
+
+    [d % 16 // 4, m % block_tokens // 8, m % 8, d // 16 * 4 + d % 2 * 2 + d % 4 // 2]
+
+and the scale of its columns at [m // block_tokens, c // 128, n], where n puts side by side what a lane multiplies of 16
+tokens: with r = m % block_tokens, n = r // 16 * 16 + r % 8 // 2 * 4 + r % 16 // 8 * 2 + r % 2.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ its sums.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -117,6 +118,16 @@ class FragmentFormat:
         if self.vector or self.codebook:
             return 0, 0
         return {1: (1, 1), 4: (0, 4), 5: (0, 4), 6: (0, 4)}.get(self.bits, (0, 0))
+
+    @property
+    def fp8_power(self) -> int:
+        """Weights as kernels decode them, times two to this, fill the range of e4m3: up to 448."""
+        if self.is_float:
+            return -7
+        largest = 12 if self.e2m1 else 128 if self.vector or self.codebook else max(self.offset, 1)
+        if not self.offset:
+            largest = 12 if self.e2m1 else (1 << self.bits) - 1
+        return min(15, int(math.log2(448 / largest) + 9 - self.positions[0]))
 
     @property
     def codes_bytes(self) -> int:

@@ -19,7 +19,7 @@ _CODES = {
     "fp8": formats.FP8,
 }  # fmt: skip
 _DTYPES = {
-    "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "half": torch.float16, "fp8": torch.uint8,
+    "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "half": torch.float16,
 }  # fmt: skip
 
 
@@ -28,9 +28,8 @@ class InputFormat:
     """The format of an activation.
 
     Attributes:
-        kind: token after token in a type (`f16` with a power of two per token, `fp8` with a scale), or one of the CUDA
-            matmuls' formats.
-        block_tokens: tokens of a block of `half`.
+        kind: token after token in a type (`f16` with a power of two per token), or one of the CUDA matmuls' formats.
+        block_tokens: tokens of a block of `half` and `fp8`.
     """
 
     kind: InputKind
@@ -76,9 +75,9 @@ class ActivationBuffer:
     """Memory for the tokens of a step in one format.
 
     Attributes:
-        values: [tokens, cols], of `fp8` its bytes; or float16 in the order of `layouts.activations`.
+        values: [tokens, cols], or float16 in the order of `layouts.activations`.
         scales: float32 [tokens], the divisor of each token.
-        codes, terms: of `int8`.
+        codes, terms: of `int8` and `fp8`.
         norm: the scale that the matmul which reads it must still apply, if any.
     """
 
@@ -96,7 +95,7 @@ class ActivationBuffer:
     @property
     def addresses(self) -> tuple[int, int]:
         """Of what the CUDA matmuls read: codes and terms, or values and scales."""
-        both = (self.codes, self.terms) if self.format.kind == "int8" else (self.values, self.scales)
+        both = (self.codes, self.terms) if self.format.kind in ("int8", "fp8") else (self.values, self.scales)
         return both[0].data_ptr(), both[1].data_ptr()
 
     @property
@@ -166,6 +165,10 @@ def make_buffer(input_format: InputFormat, cols: int, tokens: int, device: torch
     if input_format.kind == "int8":
         codes, terms = zeros(tokens, padded, dtype=torch.int8), zeros(tokens, padded // 16, 2)
         return ActivationBuffer(input_format, cols, none, none, codes, terms)
+    if input_format.kind == "fp8":
+        blocks, block, groups = tokens // input_format.block_tokens, input_format.block_tokens, -(-padded // 128)
+        codes = zeros(blocks, 2 * groups, 4, block // 8, 8, 16, dtype=torch.uint8)
+        return ActivationBuffer(input_format, cols, none, none, codes, zeros(blocks, groups, block))
     shape: tuple[int, ...] = tokens, cols
     if input_format.kind == "half":
         shape = tokens // input_format.block_tokens, padded // CHUNK, 8, input_format.block_tokens // 8, 8, 8

@@ -15,14 +15,7 @@ from realizar.backends.cuda.kernels.plain_matmul import multiply, multiply_float
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.fixed_order import is_gated
-from realizar.backends.cuda.matmul.fp8_copies import (
-    FP8_INPUT,
-    LEAST_TOKENS,
-    FP8Copy,
-    copied_bytes,
-    copy_matrices,
-    prepare_copying,
-)
+from realizar.backends.cuda.matmul.fp8 import FP8_INPUT, LEAST_TOKENS, route_fp8
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.quantized import (
     MATRIX_SIZES,
@@ -62,21 +55,20 @@ class MergedLinear:
         activation: of the feed-forward whose gate and up these are, where the consumer of its result is packed.
         adds_residual: whether its sums go to the residual stream, through no norm.
         batch_invariant: whether a token's sums have one order, whatever the number of tokens.
+        prompts_in_fp8: whether packed matrices are multiplied in 8-bit floats in long steps: see `matmul.fp8`.
 
     Attributes:
         matrices: in the order of their columns. packed: the packed ones among them.
-        copy: of all matrices, in FP8, for steps of many tokens; None where there is none.
     """
 
     def __init__(
         self, matrices: Sequence[Matrix], bias: torch.Tensor | None, device: DeviceProfile,
         matmuls: MatmulKernels | None, activation: GatedActivation | None = None, adds_residual: bool = False,
-        batch_invariant: bool = False,
+        batch_invariant: bool = False, prompts_in_fp8: bool = False,
     ) -> None:  # fmt: skip
-        self._device, self._matmuls, self.bias = device, matmuls, bias
+        self._device, self._matmuls, self.bias, self._prompts_in_fp8 = device, matmuls, bias, prompts_in_fp8
         self._activation, self._adds_residual, self._fixed = activation, adds_residual, batch_invariant
         self._routes: dict[int, MatmulConfig] = {}
-        self.copy: FP8Copy | None = None
         self.matrices = tuple(matrices)
         rows = (int(each.shape[0]) if isinstance(each, torch.Tensor) else each.out_features for each in matrices)
         *self._columns, self.width = accumulate(rows, initial=0)
@@ -90,14 +82,10 @@ class MergedLinear:
 
     def input_formats(self, kind: StepKind) -> tuple[InputFormat, ...]:
         """Formats that the input must be written in; one, unless kinds of matrices are mixed."""
-        if self._copy_for(kind) is not None:
-            return (FP8_INPUT,)
         return tuple(dict.fromkeys(self._input_format(matrix, kind) for matrix in self.matrices))
 
     def splits(self, kind: StepKind) -> int:
         """Partial sums of the output; where kinds of matrices are mixed, unpacked ones fill the first alone."""
-        if self._copy_for(kind) is not None:
-            return 1
         if (config := self.route(kind)) is not None:
             return config.splits
         if any(isinstance(matrix, torch.Tensor) for matrix in self.matrices):
@@ -107,13 +95,17 @@ class MergedLinear:
         return max(1, min(_MAX_SPLITS, 2 * self._device.processors // tiles, blocks // 4))
 
     def route(self, kind: StepKind) -> MatmulConfig | None:
-        """How packed matrices are multiplied in a step of this kind; None without any, or where their copy is."""
-        if not self.packed or self._matmuls is None or self._copy_for(kind) is not None:
+        """How packed matrices are multiplied in a step of this kind; None without any."""
+        if not self.packed or self._matmuls is None:
             return None
         if kind.tokens not in self._routes:
-            with_epilogue = self._epilogue_route(kind.tokens, self._matmuls)
-            self._routes[kind.tokens] = with_epilogue or self._matmuls.route_merged(kind.tokens, self.packed)
+            self._routes[kind.tokens] = self._choose_route(kind, self._matmuls)
         return self._routes[kind.tokens]
+
+    def _choose_route(self, kind: StepKind, matmuls: MatmulKernels) -> MatmulConfig:
+        if self._in_fp8(kind):
+            return route_fp8(matmuls, self.packed, self._activation)
+        return self._epilogue_route(kind.tokens, matmuls) or matmuls.route_merged(kind.tokens, self.packed)
 
     def _epilogue_route(self, tokens: int, matmuls: MatmulKernels) -> MatmulConfig | None:
         if self._activation is not None:
@@ -148,11 +140,7 @@ class MergedLinear:
 
     def launch(self, kind: StepKind, inputs: Buffers, partials: torch.Tensor, norm: FoldedNorm | None = None) -> None:
         """Write float32 partials [splits, tokens, width], contiguous; finish `norm`, if `applies_norm_scale`."""
-        copy, tokens = self._copy_for(kind), kind.tokens
-        if copy is not None:
-            copy.multiply(inputs(FP8_INPUT, self.cols), tokens, partials)
-            return
-        config = self.route(kind)
+        config, tokens = self.route(kind), kind.tokens
         if self._matmuls is not None and config is not None and self.all_packed:
             source = inputs(config.format, self.cols).with_norm(norm)
             self._matmuls.launch_merged(self.packed, source, partials, tokens, config)
@@ -193,38 +181,24 @@ class MergedLinear:
 
     @property
     def all_packed(self) -> bool:
-        """True if all matrices are packed: one launch of a CUDA matmul reads the input, unless the FP8 copy does."""
+        """True if all matrices are packed: one launch of a CUDA matmul reads the input."""
         return len(self.packed) == len(self.matrices)
 
     def applies_norm_scale(self, kind: StepKind) -> bool:
         """True if `launch` applies a folded norm scale in a step of this kind."""
-        return self.all_packed and self._copy_for(kind) is None
+        return self.all_packed and not self._in_fp8(kind)
 
-    def _copy_for(self, kind: StepKind) -> FP8Copy | None:
-        return self.copy if kind.tokens >= LEAST_TOKENS else None
+    def _in_fp8(self, kind: StepKind) -> bool:
+        return self._prompts_in_fp8 and kind.tokens >= LEAST_TOKENS
 
     def _input_format(self, matrix: Matrix, kind: StepKind) -> InputFormat:
+        if isinstance(matrix, PackedMatrix) and self._in_fp8(kind):
+            return FP8_INPUT
         if isinstance(matrix, PackedMatrix):
             assert self._matmuls is not None
             halves = any(not each.format.has_matvec for each in self.packed)  # then all of them read halves
             return self._matmuls.activation_format(kind.tokens, halves)
         return _FLOAT_FORMATS[matrix.dtype] if isinstance(matrix, torch.Tensor) else InputFormat("f16")
-
-
-def copy_to_fp8(
-    linears: Sequence[MergedLinear], matmuls: MatmulKernels, sums: torch.dtype, copied: Callable[[float], None]
-) -> int:
-    """Give all matmuls that `copied_bytes` names a copy, with sums as of `fp8_copies.sum_type`; returns all bytes.
-
-    `copied` gets the fraction done.
-    """
-    sizes = {one: copied_bytes(one.matrices) for one in linears}
-    wanted = [one for one, size in sizes.items() if size]
-    prepare_copying(matmuls, [matrix for one in wanted for matrix in one.packed])
-    for done, linear in enumerate(wanted):
-        linear.copy = copy_matrices(matmuls, linear.packed, sums)
-        copied((done + 1) / len(wanted))
-    return sum(sizes.values())
 
 
 def partial_floats(linears: Iterable[MergedLinear], token_counts: Iterable[int]) -> int:
@@ -310,7 +284,7 @@ def launch_gated(
     Args:
         target: of matrix.out_features / 2 columns, in the format `config.format` as `activations`, in other memory. All
             tokens of `half` are divided by one power of two; values beyond 4.2e6 are cut to that. Tokens beyond the
-            step's are written up to the end of their block.
+            step's are written up to the end of their block, of `half` and `fp8`.
         config: from `route_gated` for these tokens and this matrix.
 
     Raises:
@@ -326,14 +300,18 @@ def launch_gated(
 
 
 class Merger:
-    """Makes the merged matmuls of a program, each once; `batch_invariant` as in `MergedLinear`."""
+    """Makes the merged matmuls of a program, each once; `batch_invariant` and `prompts_in_fp8` as in `MergedLinear`.
+
+    The head keeps its precision.
+    """
 
     def __init__(
         self, program: Program, weights: Weights, device: DeviceProfile, matmuls: MatmulKernels | None,
-        batch_invariant: bool = False,
+        batch_invariant: bool = False, prompts_in_fp8: bool = False,
     ) -> None:  # fmt: skip
         self._weights, self._device, self._matmuls = weights, device, matmuls
-        self._batch_invariant = batch_invariant
+        self._batch_invariant, self._prompts_in_fp8 = batch_invariant, prompts_in_fp8
+        self._head: Group = (program.tail.head.weight,)
         adds_residual = (block.join for block in program.blocks)
         self._residual_adds: set[Group] = {
             (join.linear.weight,) for join in adds_residual if join.linear and join.adds_directly
@@ -346,7 +324,14 @@ class Merger:
             bias, matrices = self._weights.bias(tuple(linears)), self._weights.groups[key]
             adds_residual = key in self._residual_adds
             self._made[key] = MergedLinear(
-                matrices, bias, self._device, self._matmuls, self._activation(key), adds_residual, self._batch_invariant
+                matrices,
+                bias,
+                self._device,
+                self._matmuls,
+                self._activation(key),
+                adds_residual,
+                self._batch_invariant,
+                self._prompts_in_fp8 and key != self._head,
             )
         return self._made[key]
 

@@ -41,7 +41,7 @@ from realizar.backends.cuda.matmul.inputs import NO_NORM, ActivationBuffer, Inpu
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Tiling, load_tuning
 from realizar.backends.cuda.native.compiler import Source, architecture, compile_source
 from realizar.backends.cuda.native.launcher import Kernel, LoadedKernels
-from realizar.backends.cuda.native.sources import Epilogue, Tiles, activations_source, matmul_source
+from realizar.backends.cuda.native.sources import AnyTiles, Epilogue, activations_source, matmul_source
 from realizar.backends.cuda.weights.pack import PackedMatrix
 
 WeightFormats: TypeAlias = tuple[FragmentFormat, ...]
@@ -60,7 +60,7 @@ class MatmulConfig:
         epilogue: of `gated.launch_gated` or `residual.launch_residual`; None where it writes partial sums.
     """
 
-    tiles: Tiles
+    tiles: AnyTiles
     format: InputFormat
     splits: int
     dependent: bool = False

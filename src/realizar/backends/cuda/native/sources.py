@@ -14,7 +14,7 @@ from realizar.quantization.layout import WeightLayout
 
 Defines: TypeAlias = dict[str, int | str]
 """Macros of a source."""
-KernelKind = Literal["matvec", "wgmma", "mma_sync"]
+KernelKind = Literal["matvec", "wgmma", "mma_sync", "wgmma_fp8"]
 GatedActivation = Literal["silu", "gelu_tanh", "gelu", "clamped", "relu_squared"]
 """How gate and up become one: activation(gate) * up, or by `clamped` as `models.spec.Experts` says."""
 Epilogue = Literal["silu", "gelu_tanh", "gelu", "clamped", "relu_squared", "residual"]
@@ -146,11 +146,55 @@ class MmaSyncTiles:
         return of_fields(self)
 
 
+@dataclass(frozen=True, slots=True)
+class FP8Tiles:
+    """Parameters of the Hopper kernel for 8-bit floats: blocks of 128 output features, of 128 columns a stage.
+
+    Attributes:
+        tokens: tokens of a block: a multiple of 32 up to 256.
+        stages: of the ring.
+        cluster: blocks of a cluster: 2 with the gated epilogue, else 1.
+        beside: blocks of tokens that run beside each other with the same weights.
+    """
+
+    tokens: int
+    stages: int
+    cluster: int = 1
+    beside: int = 8
+
+    kind: Literal["wgmma_fp8"] = "wgmma_fp8"
+
+    @property
+    def threads(self) -> int:
+        return 384
+
+    @property
+    def blocks(self) -> int:
+        return 1
+
+    def stage_bytes(self, weight_format: FragmentFormat) -> int:
+        return 2 * (2 * weight_format.block_bytes + weight_format.super_bytes) + self.tokens * 132
+
+    def shared_bytes(self, weight_format: FragmentFormat) -> int:
+        return self.stages * self.stage_bytes(weight_format)
+
+    def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
+        return -(-out_features // (128 * self.cluster)) * self.cluster, 1, token_blocks
+
+    def defines(self) -> Defines:
+        count = self.tokens // 8
+        operands = wgmma_operands("PART", count, "{{%{}, %{}, %{}, %{}}}, %{}")
+        return of_fields(self) | operands | {"PART_TEXT": f'"{self.tokens // 4}"', "PREDICATE": f'"%{count + 5}"'}
+
+
 Tiles = MatvecTiles | WgmmaTiles | MmaSyncTiles
+AnyTiles = Tiles | FP8Tiles
 
 
 @cache
-def matmul_source(weight_formats: tuple[FragmentFormat, ...], tiles: Tiles, epilogue: Epilogue | None = None) -> Source:
+def matmul_source(
+    weight_formats: tuple[FragmentFormat, ...], tiles: AnyTiles, epilogue: Epilogue | None = None
+) -> Source:
     """The kernel for matrices of these formats side by side: blocks in x go to one after the other.
 
     Its parameters: of each matrix weights, block scales, table, partials, out_features and its first block in x; then
@@ -165,15 +209,15 @@ def matmul_source(weight_formats: tuple[FragmentFormat, ...], tiles: Tiles, epil
     names = "_".join(map(format_name, weight_formats))
     name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else ''}_tokens{tiles.tokens}"
     parts = [define(tiles.defines() | epilogue_defines(epilogue)), read("primitives.cu")]
-    if tiles.kind == "wgmma":
+    if tiles.kind in ("wgmma", "wgmma_fp8"):
         parts.append(read("bulk.cu"))
     if tiles.kind != "matvec":
-        parts.append(read(f"{tiles.kind}_instructions.cu"))
+        parts.append(read(_file(tiles.kind, "_instructions")))
     parts.extend(read(name) for name in epilogue_files(tiles.kind, epilogue))
     for index, weight_format in enumerate(weight_formats):
-        defines = format_defines(weight_format)
+        defines = format_defines(weight_format) | {"POWER": weight_format.fp8_power}
         parts.append(f"namespace matrix{index} {{\n{define(defines)}")
-        parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
+        parts.extend((read("weights.cu"), read(_file(tiles.kind))))
         parts.append("".join(f"#undef {key}\n" for key in defines) + "}\n")
     shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
     return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue), shared)
@@ -189,11 +233,17 @@ def format_name(weight_format: FragmentFormat) -> str:
     return f"{kind}_{weight_format.small}"
 
 
+def _file(kind: KernelKind, part: str = "") -> str:
+    return f"fp8/wgmma{part}.cu" if kind == "wgmma_fp8" else f"{kind}{part}.cu"
+
+
 def epilogue_files(kind: KernelKind, epilogue: Epilogue | None) -> list[str]:
     if epilogue is None:
         return []
-    own = [f"{kind}_residual.cu"] if epilogue == "residual" else ["gated_epilogue.cu", f"{kind}_gated.cu"]
-    return ["codes.cu", *own] if kind == "matvec" else own
+    own = [_file(kind, "_residual")] if epilogue == "residual" else ["gated_epilogue.cu", _file(kind, "_gated")]
+    if kind == "wgmma_fp8":
+        own = ["experts/clusters.cu", *own]
+    return ["codes.cu", *own] if kind in ("matvec", "wgmma_fp8") else own
 
 
 def epilogue_defines(epilogue: Epilogue | None) -> Defines:
@@ -205,7 +255,7 @@ def epilogue_defines(epilogue: Epilogue | None) -> Defines:
     return {"ACTIVATION": ACTIVATIONS[epilogue]} | (numbers if epilogue == "clamped" else {})
 
 
-def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> str:
+def _entry(name: str, count: int, tiles: AnyTiles, epilogue: Epilogue | None) -> str:
     parameters = [
         f"const char* w{i}, const float* b{i}, const void* t{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)
     ]
@@ -221,14 +271,16 @@ def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> st
     elif epilogue is not None:
         parameters.append("float* out_scales")
         out_scales = "out_scales"
-    lines = [f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})']
+    clusters = f" __cluster_dims__({tiles.cluster}, 1, 1)" if tiles.kind == "wgmma_fp8" and tiles.cluster > 1 else ""
+    lines = [f'extern "C" __global__ void{clusters} __launch_bounds__({tiles.threads}, {tiles.blocks})']
     lines.append(f"{name}({', '.join(parameters)}) {{")
     lines.append("  const Norm norm{square_sums, parts, inverse_width, eps};")
     lines.append(f"  const Shape shape{{tokens, chunks, splits, token_stride, split_stride, norm{stream}}};")
+    lines.append(f"  const int block_x = {'place_of().block_x' if tiles.kind == 'wgmma_fp8' else 'blockIdx.x'};")
     for i in reversed(range(count)):
-        condition = f"if ((int)blockIdx.x >= f{i}) " if i else ""
+        condition = f"if (block_x >= f{i}) " if i else ""
         matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}, {out_scales}, 1.f}}"
-        lines.append(f"  {condition}return matrix{i}::multiply_matrix({matrix}, shape, blockIdx.x - f{i}, x, scales);")
+        lines.append(f"  {condition}return matrix{i}::multiply_matrix({matrix}, shape, block_x - f{i}, x, scales);")
     return "\n".join(lines) + "\n}\n"
 
 

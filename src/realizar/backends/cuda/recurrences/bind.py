@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from realizar.backends.cuda.attention.output_gate import start_gate
-from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, whole_width, width_in_blocks
+from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, width_in_blocks
 from realizar.backends.cuda.kernels.gate_heads import keep_inputs, norm_heads
 from realizar.backends.cuda.kernels.recurrences.delta_decode import recur_once
 from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
@@ -212,7 +212,7 @@ class RecurrenceBinder:
             sums, constants = self._sums(linear, kind)
             for input_format in consumer.input_formats(kind):
                 target = space.activations.get(input_format, width)
-                cut = whole_width(width) if input_format.kind == "fp8" else width_in_blocks(width)
+                cut = width_in_blocks(width)
                 convolve[(kind.tokens, cut.blocks)](
                     *sums, rings, arrays["token_slots"], arrays["token_offsets"], arrays["positions"], kernel, bias,
                     width, *target.pointers(), *space.token_state, KERNEL_BIAS=part.bias is not None,

@@ -285,8 +285,8 @@ def _copy(data: NDArray[np.uint8], memory: torch.Tensor) -> None:
 
 
 def stacks_shared(config: ResolvedConfig) -> bool:
-    """True if shared experts may join the stacks of experts, whose sums have orders of their own, and no copies."""
-    return not config.batch_invariant and not config.fp8_copies
+    """True if shared experts may join the stacks of experts, whose sums have orders of their own, in halves."""
+    return not config.batch_invariant and config.prompt_dtype == "f16"
 
 
 @contextmanager

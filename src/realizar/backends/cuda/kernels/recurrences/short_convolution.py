@@ -52,7 +52,7 @@ def convolve(
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A token's gated convolution, in a matmul's format. Grid: tokens, blocks of columns; for FP8 one block.
+    """A token's gated convolution, in a matmul's format. Grid: tokens, blocks of columns.
 
     slots, offsets, positions: int32 [tokens], a token's slot, its place among its row's tokens of the step, and that in
     its sequence. rings: float32 [slots, RING, channels] of b * x. kernel: [channels, LENGTH].

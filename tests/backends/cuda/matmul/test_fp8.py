@@ -1,0 +1,193 @@
+"""Prompts in 8-bit floats without a GPU: their order in memory, whole models over twins of matmuls, and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+if torch.cuda.is_available():
+    pytest.skip("interpreted only where there is no GPU", allow_module_level=True)
+
+from backends.cuda.cuda_runs import GPURunner  # noqa: E402
+from backends.cuda.matmul.fp8_cases import (  # noqa: E402
+    FP8Reference,
+    FP8Values,
+    awkward_rows,
+    check_tokens,
+    converted,
+    poisoned,
+    row_errors,
+)
+from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
+from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.cpu.runner import CPUBackend  # noqa: E402
+from realizar.backends.cuda import load  # noqa: E402
+from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
+from realizar.backends.cuda.kernels.activate import activate  # noqa: E402
+from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
+from realizar.backends.cuda.matmul import linears, tuning_table  # noqa: E402
+from realizar.backends.cuda.matmul.fp8 import check_fp8  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
+from realizar.cli.main import app, run_app  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from realizar.errors import InvalidRequestError  # noqa: E402
+from reference_model import ReferenceModel  # noqa: E402
+from reference_tensors import load_tensors  # noqa: E402
+from resolving import resolved  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+CPU = torch.device("cpu")
+SMALL = Recipe(32, 2, 1, 64, 128, 48, windows=(9,), weights="Q8_0")
+CONFIG = EngineConfig(
+    threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64, kv_cache_dtype="f16",
+    prompt_dtype="fp8",
+)  # fmt: skip
+
+
+def test_every_element_has_its_place() -> None:
+    """As `layouts.activations` describes it."""
+    x = torch.randn((300, 200), generator=torch.Generator().manual_seed(1))
+    values, buffer = FP8Values.of(x), converted(x)
+    seen = torch.zeros(buffer.codes.shape, dtype=torch.bool)
+    for m in (0, 7, 8, 130, 255, 256, 299):
+        for c in range(200):
+            d = c % 64
+            at = m // 256, c // 64, d % 16 // 4, m % 256 // 8, m % 8, d // 16 * 4 + d % 2 * 2 + d % 4 // 2
+            assert int(buffer.codes[at]) == int(values.codes[m, c // 128, c % 128].view(torch.uint8))
+            assert not seen[at]
+            seen[at] = True
+        for group in range(2):
+            place = m % 256 // 16 * 16 + m % 8 // 2 * 4 + m % 16 // 8 * 2 + m % 2
+            assert float(buffer.terms[m // 256, group, place]) == pytest.approx(float(values.scales[m, group]))
+
+
+@pytest.mark.parametrize("cols", [64, 700])
+def test_tokens_as_torch_rounds_them(cols: int) -> None:
+    x = awkward_rows(cols, CPU)
+    check_tokens(converted(x), x)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_activations(interleaved: bool) -> None:
+    """Activations in FP8 equal the float32 ones rounded."""
+    rows, width, none = 3, 192, torch.zeros(4, dtype=torch.int32)
+    partials = torch.randn((2, rows, 2 * width), generator=torch.Generator().manual_seed(4))
+    plain, rounded = ActivationBuffers(rows, CPU).get(InputFormat("f32"), width), poisoned(rows, width, CPU)
+    for buffer in (plain, rounded):
+        activate[(rows, 1)](
+            partials, partials.stride(0), partials.stride(1), none, 64 if interleaved else width, width,
+            *buffer.pointers(), none, none, SPLITS=2, BIAS=False, KIND=0, GATED=True, INTERLEAVED=interleaved,
+            DEPENDENT=False, BLOCK=256, **buffer.constants(),
+        )  # fmt: skip
+    check_tokens(rounded, plain.values)
+
+
+def test_norms() -> None:
+    """Norms in FP8 equal the float32 ones rounded; the stream goes on in float32."""
+    rows, cols, none = 3, 96, torch.zeros(1)
+    partials, stream = (torch.randn((1, rows, cols), generator=torch.Generator().manual_seed(seed)) for seed in (5, 6))
+    weight = 1 + 0.1 * torch.arange(cols, dtype=torch.float32)
+    plain, rounded = ActivationBuffers(rows, CPU).get(InputFormat("f32"), cols), poisoned(rows, cols, CPU)
+    streams, square_sums = [], torch.full((2, rows, 8), torch.nan)
+    for turn, buffer in enumerate((plain, rounded)):
+        hidden = stream[0].clone()
+        normalize[(rows,)](
+            partials, partials.stride(0), partials.stride(1), none, none, none, none, 0.0, 0.5, 1.0, hidden,
+            weight, none, 1e-6, *buffer.pointers(), cols, square_sums[turn], SPLITS=1, MATMUL_BIAS=False, BRANCH_NORM=0,
+            BRANCH_BIAS=False, NORM=1, NORM_BIAS=False, GATHER=False, DEPENDENT=False, PARTS=8, BLOCK=128,
+            **buffer.constants(),
+        )  # fmt: skip
+        streams.append(hidden)
+    assert torch.equal(*streams)
+    assert torch.equal(*square_sums)
+    check_tokens(rounded, plain.values)
+
+
+MODELS = {
+    "gated": SMALL,
+    "biases": dataclasses.replace(SMALL, parts=("biases",)),
+    "post_norms": dataclasses.replace(SMALL, parts=("post_norms", "qk_norm")),
+    "ungated": dataclasses.replace(SMALL, parts=("ungated",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long steps in FP8, decodes beside chunks among them, and short steps after and between as without."""
+    monkeypatch.setattr(linears, "LEAST_TOKENS", 32)
+    monkeypatch.setattr(load, "check_fp8", lambda _: None)
+    monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
+    launched = run_packed(monkeypatch)
+    spec, checkpoint = random_model(MODELS[name])
+    runner = GPURunner(spec, checkpoint, CONFIG)
+    first = runner.request(0, random_tokens(MODELS[name], 40, 1))
+    second = runner.request(1, random_tokens(MODELS[name], 23, 2), first=2)
+
+    def in_fp8() -> int:
+        return sum(count for kernel, count in launched.names.items() if kernel.startswith("wgmma_fp8"))
+
+    for parts, is_long in (
+        (((first, 17),), True),
+        (((first, 1), (second, 17)), True),
+        (((first, 9), (second, 1)), False),
+    ):
+        before = in_fp8()
+        runner.step(parts)
+        assert in_fp8() - before == (4 * len(spec.layers) if is_long else 0)
+    before = in_fp8()
+    runner.step([(first, 1), (second, 1)])
+    assert in_fp8() == before
+    gated = any(kernel.startswith("wgmma_fp8") and "_silu_" in kernel for kernel in launched.names)
+    assert gated == (name in ("gated", "post_norms"))
+    reference, exact = FP8Reference(spec, checkpoint), ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    for request, long in ((first, 18), (second, 17)):
+        tokens = request.token_ids[: request.computed]
+        errors = row_errors(request.values()[:long], reference.logits(tokens)[:long])
+        assert np.median(errors) <= 0.01  # where no rounding went the other way, nothing differs
+        assert errors.max() <= 0.12
+        assert row_errors(request.values()[:long], exact.logits(tokens)[:long]).mean() > 0.01
+    runner.close()
+
+
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequestError, match="can't be combined"):
+        EngineConfig(prompt_dtype="fp8", batch_invariant=True)
+    with pytest.raises(InvalidRequestError, match="prompt_dtype must be one of f16, fp8, not int4"):
+        EngineConfig(prompt_dtype="int4")  # type: ignore[arg-type]
+    spec, checkpoint = random_model(SMALL)
+    with pytest.raises(InvalidRequestError, match=r"needs a GPU of compute capability 9\.0, not the CPU"):
+        CPUBackend().load(spec, checkpoint, resolved(spec, checkpoint, CONFIG))
+    with pytest.raises(InvalidRequestError, match=r"capability 9\.0; interpreter has 0\.0"):
+        GPURunner(spec, checkpoint, CONFIG)
+    gpu = torch.device("cuda")
+    for name, capability in (("A100", (8, 0)), ("L40", (8, 9)), ("B200", (10, 0))):
+        with pytest.raises(InvalidRequestError, match=rf"{name} has {capability[0]}\.{capability[1]}"):
+            check_fp8(DeviceProfile(gpu, name, capability, 1, 1))
+    check_fp8(DeviceProfile(gpu, "", (9, 0), 1, 1))
+    with pytest.raises(InvalidRequestError, match="NVIDIA"):
+        check_fp8(DeviceProfile(gpu, "H100", (9, 0), 1, 1, without=frozenset({"wgmma"})))
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    with pytest.raises(InvalidRequestError, match="NVIDIA"):
+        check_fp8(DeviceProfile(gpu, "MI300", (9, 0), 1, 1))
+
+
+_ON_CPU = ["--prompt-dtype", "fp8", "--device", "cpu"]
+
+
+def test_commands(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(smollm2_path)
+    plan = ["plan", model, "--memory", "4G", "--prompt-dtype", "fp8", "--device"]
+    assert run_app(app, [*plan, "cuda"]) == 0
+    for command in ([*plan, "cpu"], ["run", model, "hi", *_ON_CPU], ["bench", model, *_ON_CPU]):
+        assert run_app(app, command) != 0
+        assert "prompt_dtype fp8 needs a GPU" in capsys.readouterr().err
+    assert run_app(app, ["run", model, "hi", "--prompt-dtype", "fp8", "--batch-invariant"]) != 0
+    assert "can't be combined" in capsys.readouterr().err
+    for command in ("run", "bench", "serve"):
+        assert run_app(app, [command, "--help"]) == 0
+        assert "--prompt-dtype" in capsys.readouterr().out
