@@ -64,10 +64,10 @@ INLINE void decode_chunk(u32 (&a)[2][4], const Staged& block, const Staged& supe
 }
 
 // sums += c * the scales of its tokens, 16 tokens by four floats of each lane
-INLINE void add_scaled(float (&sums)[PART / 2], const float (&c)[PART / 2], const float4 (&scales)[PART / 16]) {
+INLINE void add_scaled(float (&sums)[PART / 2], const float (&c)[PART / 2], const float4* scales, int t) {
 #pragma unroll
   for (int q = 0; q < PART / 16; q++) {
-    const float4 s = scales[q];
+    const float4 s = scales[q * 4 + t];
     float* to = sums + q * 8;
     const float* from = c + q * 8;
     to[0] += from[0] * s.x; to[1] += from[1] * s.y; to[2] += from[2] * s.x; to[3] += from[3] * s.y;
@@ -177,16 +177,13 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
       multiply(c[part % 2], operand[j / 2][j % 2], (u64)(128 >> 4) << 32 | (low + 2 * j * CORE), j > 0);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   };
-  // Waits for a part while `later` of those after it may go on; its tokens' scales are there by then.
+  // Waits for a part while `later` of those after it may go on.
   auto finish = [&](int slot, int part, auto later) {
-    const float4* at = (const float4*)(ring + slot * STAGE_BYTES + WEIGHTS_STAGE + X_STAGE) + part * (PART / 4) + t;
-    float4 scales[PART / 16];
-#pragma unroll
-    for (int q = 0; q < PART / 16; q++) scales[q] = at[q * 4];
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(decltype(later)::value) : "memory");
 #pragma unroll
     for (int e = 0; e < PART / 2; e++) asm volatile("" : "+f"(c[part % 2][e]));
-    add_scaled(sums[part], c[part % 2], scales);
+    const char* scales_at = ring + slot * STAGE_BYTES + WEIGHTS_STAGE + X_STAGE;
+    add_scaled(sums[part], c[part % 2], (const float4*)scales_at + part * (PART / 4), t);
   };
   auto first_parts = [&](const u32 (&operand)[2][2][4], int slot) {
     start(operand, slot, 0);
