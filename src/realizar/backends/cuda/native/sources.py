@@ -103,14 +103,8 @@ class WgmmaTiles:
         return -(-out_features // (64 * self.strips * self.groups)), splits, token_blocks
 
     def defines(self) -> Defines:
-        count = self.tokens // 2
-        accumulators = ", ".join(f"%{i}" for i in range(count))
-        inputs = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}, " + f"%{count + 4}"
-        operands = ", ".join(f'"+f"(c[{i}])' for i in range(count))
-        return of_fields(self) | {
-            "REGISTERS": self.registers, "TOKENS_TEXT": f'"{self.tokens}"', "ACCUMULATORS": f'"{accumulators}"',
-            "INPUTS": f'"{inputs}"', "OPERANDS": operands,
-        }  # fmt: skip
+        operands = wgmma_operands("MATMUL", self.tokens // 2, "{{%{}, %{}, %{}, %{}}}, %{}")
+        return of_fields(self) | operands | {"REGISTERS": self.registers, "TOKENS_TEXT": f'"{self.tokens}"'}
 
 
 @dataclass(frozen=True, slots=True)
