@@ -116,7 +116,7 @@ def _cpu(model: str) -> Row:
     program = ("-m", "realizar", "bench", model, *options, "--device", "cpu", "--batch", "1", "--json")
     return Row(
         f"cpu {model}", program, _cpu_figures, "cpu",
-        peer=lambda programs: llama_cpp.cpu_commands(programs, _file_of(model)),
+        peer=lambda programs: llama_cpp.cpu_commands(programs, _file_of(model), physical_cores()),
         ik=lambda python: _ik_figures(python, _file_of(model)),
     )  # fmt: skip
 
