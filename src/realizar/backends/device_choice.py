@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from realizar.backends.devices import THE_CPU, ChosenDevice
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from realizar.backends.cuda.cards import Card
 
 _LOG = logging.getLogger(__name__)
+_NODES = ("nvidia[0-9]*", "dxg", "kfd")  # of NVIDIA's GPUs, of Windows' inside Linux, of AMD's
 
 
 def choose_device(wanted: str) -> ChosenDevice:
@@ -63,14 +65,17 @@ def choose_planned_device(wanted: str, *, memory_given: bool) -> ChosenDevice:
     return ChosenDevice("cuda")
 
 
+def gpu_listed(devices: Path = Path("/dev")) -> bool:
+    """True if a driver has made a GPU's device node."""
+    return any(any(devices.glob(pattern)) for pattern in _NODES)
+
+
 def _missing_packages() -> list[str]:
     return [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
 
 
 def _choose_any() -> ChosenDevice:
     """The first GPU that can run a model, else the CPU, with a log line where a GPU is passed over."""
-    from realizar.backends.cuda.presence import gpu_listed
-
     if not gpu_listed():
         return THE_CPU
     if missing := _missing_packages():
@@ -86,8 +91,6 @@ def _choose_any() -> ChosenDevice:
 
 
 def _find_cards() -> tuple[list[Card], str | None]:
-    from realizar.backends.cuda.presence import gpu_listed
-
     if not gpu_listed():
         return [], None
     try:

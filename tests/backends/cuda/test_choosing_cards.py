@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from realizar.backends import device_choice  # noqa: E402
 from realizar.backends.base import DeviceMemory  # noqa: E402
-from realizar.backends.cuda import cards, presence  # noqa: E402
+from realizar.backends.cuda import cards  # noqa: E402
 from realizar.backends.device_choice import choose_device, gpu_facts  # noqa: E402
 from realizar.backends.devices import ChosenDevice  # noqa: E402
 from realizar.cli.commands.doctor import _gpu_lines  # noqa: E402
@@ -42,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
             SimpleNamespace(name=name, major=major, minor=minor, total_memory=16 << 30, **pci)
             for name, major, minor in found
         ]
-        monkeypatch.setattr(presence, "gpu_listed", lambda: True)
+        monkeypatch.setattr(device_choice, "gpu_listed", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(listed))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(listed))
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: listed[index])

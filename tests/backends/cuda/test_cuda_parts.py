@@ -21,10 +21,10 @@ from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E4
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulConfig  # noqa: E402
-from realizar.backends.cuda.presence import gpu_listed  # noqa: E402
 from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts, token_counts  # noqa: E402
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes, tiles_of  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
+from realizar.backends.device_choice import gpu_listed  # noqa: E402
 from realizar.batch import FROM_PREVIOUS_STEP  # noqa: E402
 from realizar.quantization.ggml_layouts import Q8_0  # noqa: E402
 from step_inputs import scheduled_row, step_input  # noqa: E402
