@@ -14,7 +14,7 @@ import torch
 
 from realizar.errors import CapacityError
 
-Family: TypeAlias = Literal["epilogues", "wgmma", "mat-vec", "matmuls", "repack", "attention", "sampling"]
+Family: TypeAlias = Literal["epilogues", "wgmma", "mat-vec", "matmuls", "repack", "attention", "scans", "sampling"]
 
 SLOWER: Mapping[Family, str] = {
     "epilogues": "activations and residual adds are kernels of their own",
@@ -22,6 +22,7 @@ SLOWER: Mapping[Family, str] = {
     "mat-vec": "tensor cores multiply few tokens, too",
     "repack": "the host packs the weights",
     "attention": "Triton attends",
+    "scans": "Triton scans chunks of delta nets",
     "sampling": "the host samples, and slowly",
     "matmuls": "Triton multiplies, and slowly",
 }
@@ -34,6 +35,7 @@ _NAMES: tuple[tuple[Family, re.Pattern[str]], ...] = (
     ("mat-vec", re.compile(r"matvec_")),
     ("repack", re.compile(r"repack_")),
     ("attention", re.compile(r"attend_")),
+    ("scans", re.compile(r"scan_")),
     ("sampling", re.compile(r"sampling$")),
 )
 

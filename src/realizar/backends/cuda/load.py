@@ -29,9 +29,10 @@ from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.routing import ExpertsRead, RouterKernels
 from realizar.backends.cuda.norms import NormBinder
 from realizar.backends.cuda.plan import plan_memory
-from realizar.backends.cuda.recurrences.bind import RecurrenceBinder, scan_scratch
+from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.recurrences.memory import StateMemory, slot_bytes
 from realizar.backends.cuda.recurrences.rows import RecurringRows
+from realizar.backends.cuda.recurrences.scans import scan_scratch
 from realizar.backends.cuda.sampling import native_buffers
 from realizar.backends.cuda.sampling.host_step_sampler import HostStepSampler
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
@@ -155,7 +156,7 @@ def load_model(
     with memory.kept():
         parts = _load_parts(spec, checkpoint, config, device, progress)
     with memory.emptied():
-        scratch = () if config.batch_invariant else scan_scratch(spec, parts.space)
+        scratch = None if config.batch_invariant else scan_scratch(spec, parts.space, device)
         state = slot_bytes(spec, config)
         kv = KVMemory(spec, config, device, parts.reserved_bytes, state)
         states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
@@ -168,7 +169,7 @@ def load_model(
         routers = None if matmuls.kernels is None else RouterKernels(matmuls.kernels)
         norms, dense = NormBinder(spec, weights, space), DenseBinder(space)
         experts = MixtureBinder(weights, space, parts.merger, parts.experts, routers, parts.grouped, norms, dense)
-        recurrences = RecurrenceBinder(weights, space, states, scratch)
+        recurrences = RecurrenceBinder(weights, space, states, device, scratch)
         recurring = RecurringRows(
             space.arrays.sizes, states.ring, 1 + config.speculative_tokens, scans=not config.batch_invariant
         )
@@ -178,6 +179,7 @@ def load_model(
         program = parts.program
         graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
         decodes = _decode_kinds(space, attention, config.context_length)
+        recurrences.prepare()
         attention.prepare([*decodes, *mixed_kinds(space.arrays.sizes)])
         finisher = StepFinisher(space, graphs, binder.bind_final_norm(program.tail), parts.sampler)
         _log_decisions(device, space, kv, matmuls)

@@ -19,8 +19,8 @@ from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.matmul.experts import expert_floats
 from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
-from realizar.backends.cuda.recurrences.bind import scan_scratch
 from realizar.backends.cuda.recurrences.memory import slot_bytes
+from realizar.backends.cuda.recurrences.scans import scan_scratch
 from realizar.backends.cuda.sampling import native_buffers
 from realizar.backends.cuda.sampling.native_graphs import num_graphs
 from realizar.backends.cuda.shapes import chunk_kinds, row_counts, step_sizes
@@ -123,8 +123,7 @@ def _token_bytes(spec: ModelSpec, config: ResolvedConfig) -> float:
 
 def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Workspace) -> int:
     """Bytes of the states of all rows, and of what the kernels of a recurrence hand on."""
-    scratch = () if config.batch_invariant else scan_scratch(spec, workspace)
-    handed_on = sum(each.numel() * each.element_size() for each in scratch)
+    handed_on = 0 if config.batch_invariant else scan_scratch(spec, workspace, _DEVICE).size_bytes
     return config.max_running * slot_bytes(spec, config) + handed_on
 
 

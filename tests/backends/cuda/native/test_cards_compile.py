@@ -33,6 +33,7 @@ from realizar.backends.cuda.native.experts.source import (  # noqa: E402
 from realizar.backends.cuda.native.grouped.source import grouped_source, route_source  # noqa: E402
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS  # noqa: E402
 from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, sampling_source  # noqa: E402
+from realizar.backends.cuda.native.scans.source import THREADS, ScanKernels  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, activations_source, matmul_source, repack_source  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.quantization.convert import QUANTIZED_TYPES  # noqa: E402
@@ -74,6 +75,10 @@ def kernels(capability: tuple[int, int], part: str, *, all_of_them: bool) -> Ite
         yield from (Needed(repack_source(each, fragment_format(each)), 256) for each in REPACKED_LAYOUTS)
         shape = ChoiceShape(2048, 128, 8)
         yield Needed(choice_source(shape, clusters=capability >= (9, 0)), 256)
+        if capability == (9, 0):
+            scan = ScanKernels(16, 48, 4, 8, tiled=True)
+            for name, source in scan.sources().items():
+                yield Needed(source, THREADS[name], source.shared_bytes)
         if capability >= (9, 0):
             yield Needed(many_choices_source(shape, 16), 256, 4 * shape.many_floats(16))
         yield Needed(route_source(128), 1024, route_source(128).shared_bytes)

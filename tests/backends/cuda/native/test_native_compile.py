@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
-from backends.cuda.native.compiled import check, check_registers
+from backends.cuda.native.compiled import check, check_registers, disassembled, resources_of
 from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
@@ -24,6 +24,7 @@ from realizar.backends.cuda.native.experts.source import (
 )
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sampling.source import sampling_source
+from realizar.backends.cuda.native.scans.source import ScanKernels
 from realizar.backends.cuda.native.sources import (
     FP8Tiles,
     GatedActivation,
@@ -255,3 +256,13 @@ def test_errors_name_kernel_architecture_and_reason(count: int) -> None:
     broken = [Source(f"broken{index}", "__global__ void broken() { nothing(); }") for index in range(count)]
     with pytest.raises(KernelError, match=r"kernel broken\d does not compile for sm_80: .*error"):
         compile_sources(broken, "sm_80")
+
+
+def test_scans_spill_nothing_and_wait_where_they_say(tmp_path: Path) -> None:
+    """The compiler likes to wait after each product where it finds too few registers, or sums moved in between."""
+    for name, source in ScanKernels(2, 4, 4, 8, tiled=True).sources().items():
+        (usage,) = resources_of(compile_source(source, "sm_90a"), tmp_path).values()
+        assert usage["STACK"] == usage["LOCAL"] == 0, (name, usage)
+        code = disassembled(tmp_path)
+        begins, waits = code.count("WARPGROUP.ARRIVE"), code.count("WARPGROUP.DEPBAR")
+        assert (begins, waits) == {"inputs": (0, 0), "prepare": (1, 1), "states": (5, 5)}[name], name

@@ -20,6 +20,7 @@ from realizar.backends.cuda.native.attend_source import AttendKernel  # noqa: E4
 from realizar.backends.cuda.native.experts.source import ChoiceShape, choice_source, expert_source  # noqa: E402
 from realizar.backends.cuda.native.grouped.source import grouped_source, lay_source, route_source  # noqa: E402
 from realizar.backends.cuda.native.sampling.source import sampling_source  # noqa: E402
+from realizar.backends.cuda.native.scans.source import ScanKernels  # noqa: E402
 from realizar.backends.cuda.native.sources import (  # noqa: E402
     Epilogue,
     MatvecTiles,
@@ -75,6 +76,7 @@ def test_every_kernel_has_a_family() -> None:
         activations_source().name: "matmuls",
         repack_source(GGML_LAYOUTS[GGMLType.Q4_K], Q4_K).name: "repack",
         AttendKernel(64, 4, 1, False, 0, False, 64, False, "bf16", 32, "int8", 1).source().name: "attention",
+        ScanKernels(2, 4, 4, 8, tiled=False).sources()["states"].name: "scans",
         sampling_source().name: "sampling",
     }
     assert {name: refused_family(name, frozenset()) for name in kernels} == kernels

@@ -11,6 +11,7 @@ from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
 
 GROUPED, TILED, SHORT = Net(2, 4, 16, 32), Net(1, 3, 32, 16, tiled=True), Net(2, 2, 16, 16, length=3)
 UNEVEN, UNEVEN_WIDE = Net(2, 4, 8, 24, length=3), Net(1, 3, 48, 96, tiled=True)
+ALONE = Net(1, 1, 16, 16)
 WIDE = Net(16, 32, 128, 128, tiled=True)
 
 
@@ -118,11 +119,41 @@ def check_scans(
         close(found, net.run(long[: done + 2])[0][done - 1 :], limit)
 
 
-def check_alike(device: str, limit: float) -> None:
+def check_alike(device: str, limit: float, precision: str, net: Net = ALONE) -> None:
     """Keys that are all alike: powers of such links would be beyond all bounds."""
-    net = Net(1, 1, 16, 16)
     inputs = np.repeat(net.inputs(1, 5), 130, axis=0)
-    inputs[:, -2] = 8.0  # betas near 1
-    inputs[:, -1] = -20.0  # decays near 1
-    (found,) = Kernels(net, device, "tf32" if device == "cuda" else "ieee").step([Row(0, inputs, 0, scanned=True)])
+    inputs[:, -2 * net.value_heads : -net.value_heads] = 8.0  # betas near 1
+    inputs[:, -net.value_heads :] = -20.0  # decays near 1
+    (found,) = Kernels(net, device, precision).step([Row(0, inputs, 0, scanned=True)])
+    close(found, net.run(inputs)[0], limit)
+
+
+def check_rows(net: Net, device: str, rows: tuple[tuple[int, int, int], ...], limit: float, precision: str) -> None:
+    """Rows of a step side by side: tokens before the chunk, its own, and those of them that are uncertain.
+
+    What comes before lies in a ring and in a state, as float64 has it; slots of nobody stay poisoned.
+    """
+    kernels = Kernels(net, device, precision, splits=2, slots=len(rows) + 1)
+    step, expected = [], []
+    for index, (past, count, uncertain) in enumerate(rows):
+        inputs, slot = net.inputs(past + count, 100 + index), index + 1
+        for at in range(max(past - kernels.ring, 0), past):
+            kernels.rings[slot, at % kernels.ring] = torch.from_numpy(net.kept(inputs[at : at + 1])[0]).to(device)
+        if past:
+            kernels.states[slot] = torch.from_numpy(net.run(inputs[:past])[1]).float().to(device)
+        step.append(Row(slot, inputs[past:], past, uncertain=uncertain, scanned=count > 1))
+        expected.append((net.run(inputs)[0][past:], net.run(inputs[: past + count - uncertain])[1]))
+    for row, found, (outputs, state) in zip(step, kernels.step(step), expected, strict=True):
+        close(found, outputs, limit)
+        close(kernels.states[row.slot].cpu().numpy(), state, limit)
+    assert torch.isnan(kernels.states[0]).all()
+
+
+def check_decays(device: str, limit: float, precision: str) -> None:
+    """Decays of nearly one and of nearly nothing, side by side."""
+    net = Net(2, 4, 128, 128, seed=7)
+    inputs = net.inputs(200, 3)
+    inputs[:, -4:-2] = -25.0
+    inputs[:, -2:] = 60.0
+    (found,) = Kernels(net, device, precision).step([Row(0, inputs, 0, scanned=True)])
     close(found, net.run(inputs)[0], limit)

@@ -17,8 +17,12 @@ from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
 from realizar.backends.cuda.kernels.recurrences.delta_net import recur
 from realizar.backends.cuda.kernels.recurrences.delta_scan import TILE, scan_inputs, scan_prepare, scan_states
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat
+from realizar.backends.cuda.native.launcher import LoadedKernels
+from realizar.backends.cuda.native.scans.source import FACTOR_BYTES, LINK_BYTES, ScanKernels
+from realizar.backends.cuda.recurrences.scans import HopperScan, ScannedChunks
 
 NORM_EPS = 1e-6
+HOPPER = "halves"  # a precision: that of the kernels in CUDA C++, of heads of 128
 
 
 @dataclass
@@ -58,6 +62,13 @@ class Kernels:
         self.rings = torch.full((slots, self.ring, self.ring_width), float("nan"), device=device)
         self.vectors = [torch.from_numpy(each).to(device) for each in net.vectors()]
         self.launches: dict[str, Callable[[], object]] = {}
+        self.scan: HopperScan | None = None
+        self.kept: ScannedChunks | None = None
+        if precision == HOPPER:  # after torch has made the device's context
+            shape = ScanKernels(net.key_heads, net.value_heads, net.length, self.ring, net.tiled)
+            loaded = LoadedKernels("sm_90a")
+            loaded.prepare(shape.sources().values())
+            self.scan = HopperScan(shape, loaded)
 
     def step(self, rows: list[Row]) -> list[NDArray[np.float32]]:
         """Outputs of each row."""
@@ -120,7 +131,8 @@ class Kernels:
         for index, row in enumerate(rows):
             count = len(row.inputs)
             fields = row.slot, starts[index], count, row.replay, count - row.uncertain, row.position, row.scanned
-            table[index, :7] = fields
+            before = sum(-(-len(each.inputs) // TILE.value) for each in rows[:index] if each.scanned)
+            table[index] = *fields, before
         return self._integers(table)
 
     def _ring_slots(self, rows: list[Row], starts: NDArray[np.int64]) -> torch.Tensor:
@@ -146,6 +158,8 @@ class Kernels:
         ]
         tiles = [self._integers(each) for each in zip(*found, (-1, 0), strict=True)]
         scanned = self._integers([*(index for index, row in enumerate(rows) if row.scanned), -1])
+        if self.scan is not None:
+            return self._native_scans(self.scan, sums[0], table, tiles, scanned, output)
         kernel, decay_bias, rate = self.vectors
         mixed, key, heads = self._empty(tokens, net.channels), net.value_heads * net.key, net.value_heads
         new, ends = self._empty(tokens, heads * net.value), self._empty(tokens, heads)
@@ -167,11 +181,28 @@ class Kernels:
             ),
         }  # fmt: skip
 
+    def _native_scans(
+        self, scan: HopperScan, partials: torch.Tensor, table: torch.Tensor, tiles: list[torch.Tensor],
+        scanned: torch.Tensor, output: torch.Tensor,
+    ) -> dict[str, Callable[[], object]]:  # fmt: skip
+        net, count = self.net, len(tiles[0])
+        sizes = net.channels * TILE.value * 2, net.value_heads * LINK_BYTES, net.value_heads * FACTOR_BYTES
+        scratch = tuple(torch.full((count * size,), 255, dtype=torch.uint8, device=self.device) for size in sizes)
+        bias = torch.zeros(net.width, device=self.device) if self.splits > 1 else None
+        chunks = ScannedChunks(
+            partials, bias, self.rings, *self.vectors, table, *tiles, scanned, scratch, self.states, output, count,
+            len(scanned),
+        )  # fmt: skip
+        self.kept = chunks  # its kernels know addresses alone
+        stream = int(torch.cuda.current_stream().cuda_stream)
+        return {f"scan_{name}": start for name, start in scan.launches(chunks, net.key**-0.5, stream, dependent=False)}
+
     def _keep(self, sums: tuple[Any, ...], slots: torch.Tensor) -> None:
         gates = self.net.value_heads * self.net.value
-        keep_inputs[(len(slots), -(-self.ring_width // 256))](
+        tokens = next(count for count in (16, 2, 1) if len(slots) % count == 0)
+        keep_inputs[(len(slots) // tokens, -(-self.ring_width // 256))](
             *sums, slots, self.rings, self.net.channels, gates, SPLITS=self.splits, BIAS=False, WIDTH=self.ring_width,
-            DEPENDENT=False, BLOCK=256,
+            DEPENDENT=False, TOKENS=tokens, BLOCK=256,
         )  # fmt: skip
 
     def _split(self, inputs: NDArray[np.float32]) -> torch.Tensor:

@@ -68,4 +68,4 @@ def test_rows_scanned_with_arrays_of_halves() -> None:
 
 
 def test_keys_that_are_all_alike_do_not_grow() -> None:
-    check_alike("cpu", 1e-4)
+    check_alike("cpu", 1e-4, "ieee")

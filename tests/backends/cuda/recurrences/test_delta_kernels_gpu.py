@@ -18,13 +18,24 @@ from backends.cuda.recurrences.delta_checks import (  # noqa: E402
     UNEVEN_WIDE,
     WIDE,
     check_alike,
+    check_decays,
     check_decodes,
     check_first,
     check_once,
+    check_rows,
     check_scans,
 )
+from backends.cuda.recurrences.delta_launches import HOPPER  # noqa: E402
 
 pytestmark = pytest.mark.gpu
+on_hopper = pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="needs a card of 9.0")
+NARROW, GROUPED_WIDE = Net(2, 6, 128, 128, tiled=True), Net(2, 4, 128, 128, length=3)
+EDGES = [
+    ((0, 1, 0), (0, 63, 0), (0, 64, 0), (0, 65, 1)),
+    ((1, 2, 1), (3, 17, 0), (100, 128, 5), (2, 129, 1)),
+    ((64, 200, 0), (0, 1, 0), (77, 191, 3), (5, 20, 4)),
+    ((10, 66, 1), (0, 192, 0), (9, 80, 15)),
+]
 
 
 @pytest.mark.parametrize("net", [GROUPED, TILED, SHORT, WIDE, UNEVEN, UNEVEN_WIDE])
@@ -37,4 +48,24 @@ def test_on_a_gpu(net: Net) -> None:
     for sizes, uncertain in (((150, 90), 1), ((64, 65), 1), ((17, 200), 0)):
         check_scans(net, "cuda", sizes, uncertain, 5e-3, "tf32")
     check_scans(net, "cuda", (150, 90), 1, 2e-5, "tf32x3")
-    check_alike("cuda", 2e-2)
+    check_alike("cuda", 2e-2, "tf32")
+
+
+@on_hopper
+@pytest.mark.parametrize("net", [NARROW, GROUPED_WIDE], ids=["tiled", "neighbours"])
+@pytest.mark.parametrize("rows", EDGES, ids=str)
+def test_rows_scanned_on_hopper(net: Net, rows: tuple[tuple[int, int, int], ...]) -> None:
+    check_rows(net, "cuda", rows, 5e-3, HOPPER)
+
+
+@on_hopper
+@pytest.mark.parametrize("net", [Net(16, 48, 128, 128, tiled=True), Net(16, 32, 128, 128)], ids=["48", "32"])
+def test_models_scanned_on_hopper(net: Net) -> None:
+    """Two chunks, the second of which goes on from the first's state and ring, and the last token once more."""
+    check_scans(net, "cuda", (64, 66), 1, 5e-3, HOPPER)
+
+
+@on_hopper
+def test_strong_and_weak_links_on_hopper() -> None:
+    check_alike("cuda", 2e-2, HOPPER, Net(1, 2, 128, 128))
+    check_decays("cuda", 5e-3, HOPPER)

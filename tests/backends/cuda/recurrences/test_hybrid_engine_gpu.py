@@ -239,3 +239,22 @@ def test_long_prompts(name: str) -> None:
     assert (found[0] == found[1]).all()
     errors = np.linalg.norm(found[2] - found[0], axis=-1) / np.linalg.norm(found[0], axis=-1)
     assert errors.max() < (1e-3 if name == "float-delta-nets" else 0.05)
+
+
+def test_scanned_chunks_have_the_same_bits_by_graphs() -> None:
+    """Rows of uneven chunks beside each other, some beginning in the middle of a tile, and decodes."""
+    recipe, found = RECIPES["delta-nets"], []
+    prompts = [random_tokens(recipe, length, length) for length in (500, 333, 62)]
+    for graphs in (True, False):
+        config = EngineConfig(
+            max_running=4, max_step_tokens=512, kv_cache_bytes=256 << 20, context_length=1024, graphs=graphs
+        )
+        runner = GPURunner(*random_model(recipe), config)
+        requests = [runner.request(row, each, first=row * 32) for row, each in enumerate(prompts)]
+        for counts in ((200, 130, 61), (17, 65, 1), (1, 100, 0), (282, 38, 0)):
+            runner.step([part for part in zip(requests, counts, strict=True) if part[1]])
+        found.append([each.values() for each in requests])
+        runner.close()
+    for ours, theirs in zip(*found, strict=True):
+        assert np.isfinite(ours).all()
+        assert (ours == theirs).all()

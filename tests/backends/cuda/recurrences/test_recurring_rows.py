@@ -13,14 +13,14 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.launch import StepKind
-from realizar.backends.cuda.recurrences.rows import RecurringRows, num_recurring, num_tiles
+from realizar.backends.cuda.recurrences.rows import RecurringRows, most_tiles, num_recurring, num_tiles
 from realizar.backends.cuda.shapes import chunk_kinds, mixed_kinds
 from realizar.backends.cuda.step_arrays import StepSizes, recurrence_counts, tiles_of
 from realizar.batch import StateMoves
 from step_inputs import ScheduledRow, scheduled_row, step_input
 
 SIZES = StepSizes(512, 8, 32, 8 + 512 // 16 + 1, 1, 16, 16, recurrences=True)
-FIELDS = ("slot", "start", "count", "replay", "certain", "position", "scanned")
+FIELDS = ("slot", "start", "count", "replay", "certain", "position", "scanned", "first_tile")
 
 
 class Filled:
@@ -137,11 +137,29 @@ def test_rows_and_tiles_have_room_in_every_shape(seed: int) -> None:
         assert len(rows) <= num_recurring(kind, SIZES) <= SIZES.rows
         if kind.tiles:
             assert tiles <= num_tiles(kind, SIZES) <= lengths["scan_rows"]
+        assert tiles <= most_tiles(SIZES)
         filled = Filled()
         filled.rows.fill(filled.views, step, kind)
         found = filled.views["scan_rows"][: num_tiles(kind, SIZES)] if kind.tiles else np.zeros(0)
         assert np.count_nonzero(found >= 0) == tiles
         assert np.count_nonzero(filled.views["scanned"][: num_recurring(kind, SIZES)] >= 0) == len(scanned)
+
+
+def test_rows_know_their_first_tiles() -> None:
+    filled = Filled()
+    counts = 20, 1, 130, 64, 3, 17
+    table = filled.step(*(scheduled_row(row, [1] * count) for row, count in enumerate(counts)))
+    assert [row["first_tile"] for row in table if row["scanned"]] == [0, 1, 4, 5]
+    for index, row in enumerate(table):
+        if row["scanned"]:
+            at = row["first_tile"]
+            assert (filled.views["scan_rows"][at], filled.views["scan_firsts"][at]) == (index, 0)
+
+
+def test_the_most_tiles_are_those_of_the_shortest_rows() -> None:
+    shortest = replace(SIZES, rows=SIZES.tokens)
+    assert most_tiles(shortest) == SIZES.tokens // 17
+    assert most_tiles(replace(SIZES, rows=1)) == -(-SIZES.tokens // 64)
 
 
 def test_shapes_that_are_warmed_fit() -> None:

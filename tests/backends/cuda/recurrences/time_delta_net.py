@@ -2,36 +2,47 @@
 
     PYTHONPATH=tests python -m backends.cuda.recurrences.time_delta_net --key-heads 16 --value-heads 32 --size 128
 
-One layer: decodes of several numbers of rows, and a chunk of a prompt by matrix units (each precision) and token by
-token. Bytes are those of the states, read and written once; a share is of the card's measured copy speed.
+One layer: decodes of several numbers of rows, and a chunk of a prompt by matrix units (each precision, and on Hopper
+the kernels in CUDA C++) and token by token, all by turns. Bytes are those of the states, read and written once; a share
+is of the card's measured copy speed.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 import torch
 
 from backends.cuda.recurrences.delta_cases import Net
-from backends.cuda.recurrences.delta_launches import Kernels, Row
+from backends.cuda.recurrences.delta_launches import HOPPER, Kernels, Row
+from realizar.backends.cuda.native.scans.source import SCAN_HEAD
+
+_RUNS = 10
 
 
-def seconds(run: Callable[[], object], repeats: int = 20) -> float:
-    """The median time of a run on the device."""
+def seconds(run: Callable[[], object], repeats: int = 9) -> float:
+    """The median time of a run on the device, of ten after another each: the host starts one while others run."""
     run()
     torch.cuda.synchronize()
     times = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        run()
+        for _ in range(_RUNS):
+            run()
         end.record()
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
+        times.append(start.elapsed_time(end) / 1e3 / _RUNS)
     return float(np.median(times))
+
+
+def start_all(runs: Iterable[Callable[[], object]]) -> None:
+    for run in runs:
+        run()
 
 
 def recurrence(net: Net, inputs: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,14 +83,20 @@ def main() -> int:
     write = sys.stdout.write
     inputs = net.inputs(arguments.tokens, 1)
     outputs, state = recurrence(net, inputs)
-    for name, scanned in (("tf32", True), ("tf32x3", True), ("", False)):
-        kernels = Kernels(net, "cuda", name or "ieee", slots=2)
-        (found,) = kernels.step([Row(0, inputs, 0, scanned=scanned)])
+    hopper = [HOPPER] if torch.cuda.get_device_capability() == (9, 0) and arguments.size == SCAN_HEAD else []
+    by_name = {name: Kernels(net, "cuda", name, slots=2) for name in (*hopper, "tf32", "tf32x3", "ieee")}
+    for name, kernels in by_name.items():
+        (found,) = kernels.step([Row(0, inputs, 0, scanned=name != "ieee")])
         error = np.abs(found - outputs.cpu().numpy()).max() / float(outputs.abs().max())
         of_state = float((kernels.states[0] - state).abs().max() / state.abs().max())
-        taken = {part: f"{seconds(run) * 1e6:.0f} us" for part, run in kernels.launches.items()}
-        label = f"{arguments.tokens} tokens {name or 'token by token'}"
-        write(f"{label}: error {error:.1e}, of state {of_state:.1e}; {taken}\n")
+        label = f"{arguments.tokens} tokens {'token by token' if name == 'ieee' else name}"
+        write(f"{label}: error {error:.1e}, of state {of_state:.1e}\n")
+    for turn in range(2):
+        for name, kernels in by_name.items():
+            scans = [run for part, run in kernels.launches.items() if part.startswith("scan_")]
+            taken = {part: f"{seconds(run) * 1e6:.1f} us" for part, run in kernels.launches.items()}
+            together = f", scan {seconds(partial(start_all, scans)) * 1e6:.1f} us" if scans else ""
+            write(f"turn {turn}, {name}: {taken}{together}\n")
     source = torch.empty(1 << 28, device="cuda")
     target = torch.empty_like(source)
     copied = 2 * source.numel() * 4 / seconds(lambda: target.copy_(source))

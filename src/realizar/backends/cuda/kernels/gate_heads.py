@@ -86,19 +86,25 @@ def norm_heads(source, source_stride, weight, eps, HEAD: tl.constexpr, DEPENDENT
 @triton.jit
 def keep_inputs(
     partials, splits_stride, token_stride, bias, slots, rings, channels, gate_width,
-    SPLITS: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr, DEPENDENT: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Copy a token's inputs to its ring. Grid: tokens, blocks of columns.
+    """Copy tokens' inputs to their rings. Grid: tokens / TOKENS, blocks of columns.
 
     slots: int32 [tokens], slot * RING + place in it, -1 for tokens that are not kept. The first `channels` columns and
     those after the `gate_width` columns that follow them lie side by side in a ring.
     """
     begin(DEPENDENT)
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token)
-    if slot >= 0:
-        columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = columns < WIDTH
-        stored = columns + tl.where(columns < channels, 0, gate_width)
-        x = load_sum(partials, bias, token * token_stride, stored, inside, splits_stride, SPLITS, BIAS)
-        tl.store(rings + slot.to(tl.int64) * WIDTH + columns, x, mask=inside)
+    first = tl.program_id(0) * TOKENS
+    if tl.max(tl.load(slots + first + tl.arange(0, TOKENS)), axis=0) < 0:
+        return
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    stored = columns + tl.where(columns < channels, 0, gate_width)
+    for i in tl.static_range(TOKENS):
+        token = first + i
+        slot = tl.load(slots + token)
+        if slot >= 0:
+            at = token.to(tl.int64) * token_stride
+            x = load_sum(partials, bias, at, stored, inside, splits_stride, SPLITS, BIAS)
+            tl.store(rings + slot.to(tl.int64) * WIDTH + columns, x, mask=inside)

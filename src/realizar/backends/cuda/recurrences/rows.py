@@ -56,9 +56,11 @@ class RecurringRows:
             self._refuse(rows, int(wrong.argmax()))
         certain = counts - uncertain
         scanned = (counts > _FEW) & (replayed == 0) & self._scans
+        tiles = np.where(scanned, -(-counts // SCAN_TILE), 0)
+        first_tiles = np.cumsum(tiles) - tiles
         table = views["recurring"].reshape(-1, ROW_FIELDS)
         size = len(numbers)
-        fields = numbers, rows.starts, counts, replayed, certain, positions, scanned
+        fields = numbers, rows.starts, counts, replayed, certain, positions, scanned, first_tiles
         for place, field in enumerate(fields):
             table[:size, place] = field
         table[size:num_rows] = -1
@@ -137,3 +139,8 @@ def num_recurring(kind: StepKind, sizes: StepSizes) -> int:
 def num_tiles(kind: StepKind, sizes: StepSizes) -> int:
     """Tiles of a step's chunks, at least: those that are full, and one more a row."""
     return kind.tokens // SCAN_TILE + min(kind.tiles, sizes.rows)
+
+
+def most_tiles(sizes: StepSizes) -> int:
+    """Tiles of any step at most: a row that is scanned has more than a few tokens, and one tile in part."""
+    return min(sizes.tokens // (_FEW + 1), (sizes.tokens + (SCAN_TILE - 1) * sizes.rows) // SCAN_TILE)

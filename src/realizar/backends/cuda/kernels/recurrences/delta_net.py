@@ -1,8 +1,8 @@
 """The recurrence of gated delta nets, token by token: for decodes, drafts and short chunks, and all with fixed order.
 
 A row of the table `recurring`, int32 [rows, 8]: slot, first token in the step, tokens, tokens to replay before them,
-tokens of the step that are certain, position of the first, whether `scan_states` has the row, and one number unused. A
-slot of -1 is no row. States are float32 [slots, value heads, key size, value size].
+tokens of the step that are certain, position of the first, whether the row is scanned, and its first tile then. A slot
+of -1 is no row. States are float32 [slots, value heads, key size, value size].
 
 A state is kept as it is after the replayed and the certain tokens; the others go on from there in registers.
 """

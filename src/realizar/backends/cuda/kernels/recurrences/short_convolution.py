@@ -86,14 +86,19 @@ def convolve(
 @triton.jit
 def keep_gated(
     partials, splits_stride, token_stride, bias, ring_slots, rings, channels,
-    SPLITS: tl.constexpr, BIAS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, DEPENDENT: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write a token's b * x to its ring. Grid: tokens, blocks of columns. ring_slots: as of `keep_inputs`."""
+    """Write tokens' b * x to their rings. Grid: tokens / TOKENS, blocks of columns. ring_slots: as of `keep_inputs`."""
     begin(DEPENDENT)
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(ring_slots + token)
-    if slot >= 0:
-        columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = columns < channels
-        x = gated_input(partials, splits_stride, token * token_stride, bias, channels, columns, inside, SPLITS, BIAS)
-        tl.store(rings + slot.to(tl.int64) * channels + columns, x, mask=inside)
+    first = tl.program_id(0) * TOKENS
+    if tl.max(tl.load(ring_slots + first + tl.arange(0, TOKENS)), axis=0) < 0:
+        return
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < channels
+    for i in tl.static_range(TOKENS):
+        token = first + i
+        slot = tl.load(ring_slots + token)
+        if slot >= 0:
+            at = token.to(tl.int64) * token_stride
+            x = gated_input(partials, splits_stride, at, bias, channels, columns, inside, SPLITS, BIAS)
+            tl.store(rings + slot.to(tl.int64) * channels + columns, x, mask=inside)
