@@ -5,6 +5,7 @@ type have the same bytes. Rows of a mixture get random tokens, and the number of
 chance; other rows are greedy. Before timing, a step's graph is compared with its launches one by one, bit for bit.
 
     python scripts/cuda_bench.py --shape llama-8b --batches 1,8,16,64,256 --prefill 2048
+    python scripts/cuda_bench.py --shape llama-8b --batches '' --prefill 2048,16384 --profile
     python scripts/cuda_bench.py --shape llama-1b --batches 64,256 --prefill 0 --sampled
 """
 
@@ -41,21 +42,23 @@ from realizar.scheduler.pace import Policy
 
 # llama.cpp b11434 on an H200: tokens/s by sequences, and of a prompt of 2,048.
 PEER: dict[str, dict[int | str, int]] = {
-    "llama-8b": {1: 253, 2: 471, 4: 695, 8: 961, 16: 2077, 32: 3335, 64: 4669, 128: 5406, 256: 6235, "prefill": 9715},
-    "llama-1b": {1: 846, "prefill": 44281},
-    "gpt-oss-20b": {1: 314, 8: 845, 16: 1049, 64: 2462, 256: 4770, "prefill": 12765},
-    "qwen2.5-1.5b": {1: 559, 2: 923, 4: 1422, 8: 2246, 16: 3700, 32: 5758, 64: 8305, 256: 14179, "prefill": 28522},
-    "qwen3-30b-a3b": {1: 287, 8: 868, 16: 1438, 64: 3487, 256: 5889, "prefill": 12248},
-}
+    "llama-8b": {
+        1: 253, 2: 471, 4: 695, 8: 961, 16: 2077, 32: 3335, 64: 4669, 128: 5406, 256: 6235, "prefill 2048": 9715,
+    },
+    "llama-1b": {1: 846, "prefill 2048": 44281},
+    "gpt-oss-20b": {1: 314, 8: 845, 16: 1049, 64: 2462, 256: 4770, "prefill 2048": 12765},
+    "qwen2.5-1.5b": {1: 559, 2: 923, 4: 1422, 8: 2246, 16: 3700, 32: 5758, 64: 8305, 256: 14179, "prefill 2048": 28522},
+    "qwen3-30b-a3b": {1: 287, 8: 868, 16: 1438, 64: 3487, 256: 5889, "prefill 2048": 12248},
+}  # fmt: skip
 TARGET: dict[str, dict[int | str, int]] = {
-    "llama-8b": {1: 650, 8: 3800, 16: 7000, 64: 18000, 256: 30000, "prefill": 32000},
+    "llama-8b": {1: 650, 8: 3800, 16: 7000, 64: 18000, 256: 30000, "prefill 2048": 32000},
     "llama-1b": {1: 2000},
-    "qwen3-30b-a3b": {1: 750, 8: 2800, 16: 4200, 64: 9500, 256: 22000, "prefill": 35000},
-    "gpt-oss-20b": {1: 900, 8: 3000, 16: 4500, 64: 13000, 256: 26000, "prefill": 35000},
+    "qwen3-30b-a3b": {1: 750, 8: 2800, 16: 4200, 64: 9500, 256: 22000, "prefill 2048": 35000},
+    "gpt-oss-20b": {1: 900, 8: 3000, 16: 4500, 64: 13000, 256: 26000, "prefill 2048": 35000},
     "gpt-oss-120b": {1: 600, 64: 3400},
     "qwen2.5-1.5b": {1: 1500},
-    "qwen3.6-35b-a3b": {1: 700, 8: 2500, 16: 3600, 64: 7000, 256: 12000, "prefill": 24000},
-    "qwen3.6-27b": {1: 200, 8: 1200, 16: 1700, 64: 3600, 256: 4800, "prefill": 9000},
+    "qwen3.6-35b-a3b": {1: 700, 8: 2500, 16: 3600, 64: 7000, 256: 12000, "prefill 2048": 24000},
+    "qwen3.6-27b": {1: 200, 8: 1200, 16: 1700, 64: 3600, 256: 4800, "prefill 2048": 9000},
 }
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 
@@ -188,8 +191,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))
     parser.add_argument("--type", help="by default that of the files that people run: q4_k_m, or of gpt-oss mxfp4")
     parser.add_argument("--batches", default="1,8,16,64,256")
-    parser.add_argument("--prefill", type=int, default=2048)
-    parser.add_argument("--step-tokens", type=int, default=0, help="tokens of a step; 0 reads the prompt in one")
+    parser.add_argument("--prefill", default="2048", help="lengths of prompts with commas between; 0 for none")
+    parser.add_argument("--step-tokens", type=int, default=0, help="tokens of a step; 0 reads each prompt in one")
     parser.add_argument("--context", type=int, default=0, help="tokens before the batch-1 decode")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--profile", action="store_true")
@@ -204,12 +207,14 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     arguments = parsed()
     batches = [int(text) for text in arguments.batches.split(",") if text]
+    prompts = [int(text) for text in arguments.prefill.split(",") if int(text)]
+    longest_prompt = max(prompts, default=0)
     file_type = arguments.type or generate.file_type_of(arguments.shape)
     checkpoint = random_checkpoint(arguments.shape, file_type, arguments.skew)
-    longest = max(arguments.prefill, arguments.context + 256, 512) + 64
+    longest = max(longest_prompt, arguments.context + 256, 512) + 64
     config = EngineConfig(
         device="cuda", max_running=max([*batches, 1]),
-        max_step_tokens=arguments.step_tokens or max(arguments.prefill, 512),
+        max_step_tokens=arguments.step_tokens or max(longest_prompt, 512),
         context_length=longest, kv_cache_dtype=arguments.kv_cache_dtype, batch_invariant=arguments.batch_invariant,
         prefix_cache=False, prompt_dtype=arguments.prompt_dtype,
     )  # fmt: skip
@@ -225,7 +230,7 @@ def main() -> int:
     core = EngineCore(backend, spec, resolved, policy=Policy("prefill"))
     results: dict[str, float] = {}
     peer, target = PEER.get(arguments.shape, {}), TARGET.get(arguments.shape, {})
-    print(f"{'work':>12} {'tok/s':>10} {'ms/step':>9} {'llama.cpp':>10} {'target':>8}")
+    print(f"{'work':>14} {'tok/s':>10} {'ms/step':>9} {'llama.cpp':>10} {'target':>8}")
     for batch, is_sampled in itertools.product(batches, (False, True) if arguments.sampled else (False,)):
         sampling = SAMPLED if is_sampled else next_tokens(spec, batch)
         prompt = arguments.context or (1 if batch == 1 else 128)
@@ -233,18 +238,18 @@ def main() -> int:
         label = f"sampled {batch}" if is_sampled else f"decode {batch}"
         results[label] = best
         shown = f"{peer.get(batch, math.nan):10.0f} {target.get(batch, math.nan):8.0f}" if not is_sampled else ""
-        print(f"{label:>12} {best:10.0f} {1e3 * batch / best:9.3f} {shown}{experts}", flush=True)
+        print(f"{label:>14} {best:10.0f} {1e3 * batch / best:9.3f} {shown}{experts}", flush=True)
         if arguments.profile:
             profile(core, batch, prompt, 32, sampling)
-    if arguments.prefill:
-        measure(core, batch=1, prompt_tokens=arguments.prefill, gen_tokens=1)
-        runs = [measure(core, batch=1, prompt_tokens=arguments.prefill, gen_tokens=1, seed=s) for s in range(3)]
-        best = sorted(run.prefill_tokens_per_s for run in runs)[1]
-        results["prefill"] = best
-        shown = f"{peer.get('prefill', math.nan):10.0f} {target.get('prefill', math.nan):8.0f}"
-        print(f"{'prefill':>12} {best:10.0f} {1e3 * arguments.prefill / best:9.3f} {shown}", flush=True)
+    for prompt in prompts:
+        measure(core, batch=1, prompt_tokens=prompt, gen_tokens=1)
+        runs = [measure(core, batch=1, prompt_tokens=prompt, gen_tokens=1, seed=s) for s in range(3)]
+        best, label = sorted(run.prefill_tokens_per_s for run in runs)[1], f"prefill {prompt}"
+        results[label] = best
+        shown = f"{peer.get(label, math.nan):10.0f} {target.get(label, math.nan):8.0f}"
+        print(f"{label:>14} {best:10.0f} {1e3 * prompt / best:9.3f} {shown}", flush=True)
         if arguments.profile:
-            profile(core, 1, arguments.prefill, 1, next_tokens(spec, 1))
+            profile(core, 1, prompt, 1, next_tokens(spec, 1))
     if arguments.json:
         arguments.json.write_text(json.dumps(results))
     core.close()

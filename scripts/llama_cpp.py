@@ -46,7 +46,7 @@ def gpu_commands(programs: Path, model: Path, batches: Sequence[int], prefill: i
             "-npp", str(prompt), "-ntg", str(GENERATED), "-npl", str(batch), "--output-format", "jsonl",
         ]  # fmt: skip
     if prefill:
-        yield "prefill", [
+        yield f"prefill {prefill}", [
             str(programs / "llama-bench"), "-m", str(model), "-ngl", "99", "-fa", "on", "-p", str(prefill), "-n", "0",
             "-b", str(prefill), "-ub", str(prefill), "-o", "jsonl",
         ]  # fmt: skip
