@@ -30,6 +30,8 @@ TILES = [
     MatvecTiles(2, 2, 6, 2, 1), MatvecTiles(3, 2, 2, 1, 2), MatvecTiles(5, 2, 1, 1, 2), MatvecTiles(7, 2, 1, 1, 2),
 ]  # fmt: skip
 _TOLERANCE = 1.5e-2  # relative: eight bits of the largest of 16 leave about 8e-3
+# Of 127 codes, how many a rounded one may be away: a gate's square has twice the gate's error.
+_MOST_APART = {"silu": 2, "gelu_tanh": 2, "gelu": 2, "relu_squared": 4}
 _POISON = 77
 _EPS = 1e-5
 
@@ -93,7 +95,7 @@ def test_few_rows(matmuls: MatmulKernels, ggml_type: GGMLType, activation: Gated
             assert float(error.max()) < _TOLERANCE, (tiles, folded)  # NaN where something was not written
             codes, _ = int8_activations(reference.float().cpu().numpy())
             apart = np.abs(target.codes[:-1].cpu().numpy().astype(np.int32) - codes)
-            assert apart.max() <= 2, (tiles, folded)
+            assert apart.max() <= _MOST_APART[activation], (tiles, folded)
             assert (apart > 0).mean() < 0.2, (tiles, folded)
 
 
