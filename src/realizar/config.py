@@ -18,6 +18,10 @@ Device = Literal["cuda", "cpu"]
 QUEUED_PER_ROW = 4
 """Choices that a server lets wait for each that may run, where no limit is configured."""
 
+MODEL_DRAFTS = 3
+"""Tokens that a model drafts for a row and step, where no number is configured: llama.cpp's own default."""
+
+_DRAFTERS = ("off", "lookup")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
@@ -59,9 +63,12 @@ class EngineConfig:
             model's.
         instruction_set: CPU instruction set to force (`avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`, `portable`);
             None takes the best that the processor reports.
-        speculative_tokens: tokens of a row that are drafted, from its own text or as its grammar forces them, and
-            verified in one step; 0 turns it off. The output is the same, except for ties on a GPU, which other batches
-            may decide otherwise.
+        drafter: who drafts tokens that may follow a row's: `lookup`, its own text, and its grammar where that forces
+            them; `off`, nobody; else the path or name of a smaller model with the same vocabulary, which drafts where
+            the text does not. Drafts are verified, so that the output is the same, except for ties on a GPU, which
+            other batches may decide otherwise.
+        speculative_tokens: tokens of a row that are drafted and verified in one step; 0 turns it off. None is
+            `MODEL_DRAFTS` for a model that drafts, else 0.
         prompt_lookup_max, prompt_lookup_min: number of last tokens that must occur earlier in the text; the tokens
             after that occurrence are drafted. The longest match is taken.
         max_queued: maximum of requests that wait beyond those that run; None is no limit.
@@ -81,7 +88,8 @@ class EngineConfig:
     typical_request_tokens: int = number(1024, 1)
     expert_used_count: int | None = number(None, 1)
     instruction_set: str | None = None
-    speculative_tokens: int = number(0, 0, 16)
+    drafter: str = "lookup"
+    speculative_tokens: int | None = number(None, 0, 16)
     prompt_lookup_max: int = number(4, 1)
     prompt_lookup_min: int = number(2, 1)
     max_queued: int | None = number(None, 1)
@@ -113,6 +121,21 @@ class EngineConfig:
                 raise InvalidRequestError(f"{name} must be one of {', '.join(known)}, not {value}", name)
         if not is_device(self.device):
             raise InvalidRequestError(f"device must be auto, cpu, cuda or cuda:N, not {self.device}", "device")
+        if not self.drafter:
+            raise InvalidRequestError("drafter must be off, lookup, or a model, not an empty text", "drafter")
+
+    @property
+    def draft_model(self) -> str | None:
+        """The path or name of the model that drafts; None where none does."""
+        return None if self.drafter in _DRAFTERS or self.speculative_tokens == 0 else self.drafter
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts of a row and step, at most; 0 where nobody drafts."""
+        if self.drafter == "off":
+            return 0
+        automatic = 0 if self.draft_model is None else MODEL_DRAFTS
+        return automatic if self.speculative_tokens is None else self.speculative_tokens
 
 
 def is_device(text: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from realizar import LLM
-from realizar.cli.options.engine import BatchingOptions, EngineOptions
+from realizar.cli.options.engine import BatchingOptions, DraftOptions, EngineOptions
 from realizar.config import EngineConfig
 from realizar.engine.llm_options import VLLM_ADVICE, VLLM_NAMES, template_variables, with_options
 from realizar.errors import InvalidRequestError
@@ -27,7 +27,7 @@ def test_vllms_names() -> None:
 def test_the_command_knows_the_same_names() -> None:
     texts = [
         str(getattr(options, "__annotations__", {}).get(name))
-        for options in (EngineOptions, BatchingOptions)
+        for options in (EngineOptions, BatchingOptions, DraftOptions)
         for name in options.__annotations__
     ]
     named = " ".join(texts)

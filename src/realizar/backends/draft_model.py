@@ -24,6 +24,7 @@ from realizar.sampling_params import SamplingParams
 _LOG = logging.getLogger(__name__)
 _GREEDY = SamplingParams(temperature=0.0)
 _DRAFTER = "drafter"
+_PADDING = 64  # files of one family pad their vocabularies differently, by up to one in so many ids
 
 
 def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -> ModelSource | None:
@@ -41,9 +42,9 @@ def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -
         return None
     if config.speculative_tokens < 1:
         raise InvalidRequestError("a drafter needs speculative_tokens of at least 1, not 0", "speculative_tokens")
-    if drafter.spec.vocab_size != spec.vocab_size:
+    if _PADDING * abs(drafter.spec.vocab_size - spec.vocab_size) > spec.vocab_size:
         sizes = f"{drafter.spec.vocab_size} ids, and the model's {spec.vocab_size}"
-        raise UnsupportedModelError(f"the drafter's vocabulary has {sizes}: they must have the same")
+        raise UnsupportedModelError(f"the drafter's vocabulary has {sizes}: they must be the same, but for padding")
     if drafter.spec.context_length < config.context_length:
         lengths = f"{drafter.spec.context_length} tokens, fewer than the {config.context_length} of the context"
         raise UnsupportedModelError(f"the drafter reads {lengths}: lower context_length")
@@ -111,7 +112,7 @@ class DraftModel:
         self, backend: Backend, drafter: ModelSource, spec: ModelSpec, config: ResolvedConfig, num_blocks: Sequence[int]
     ) -> None:
         self._backend, self._block_size = backend, config.block_size
-        self._groups = shared_groups(drafter.spec, spec)
+        self._groups, self._vocab_size = shared_groups(drafter.spec, spec), drafter.spec.vocab_size
         self.num_drafts = config.speculative_tokens
         self._last = np.zeros(config.max_running, np.int32)  # by row: its last sampled token
         self._fails = False
@@ -204,6 +205,7 @@ class DraftModel:
 
         Args:
             places: of the rows in the step. firsts: position of each one's first token. counts: tokens of each.
+            token_ids: one that the drafter's vocabulary lacks is read as another.
 
         Returns:
             int32 [rows], the most probable token after each row's last; NOT_SAMPLED where `samples` is false.
@@ -213,6 +215,7 @@ class DraftModel:
         within = np.arange(starts[-1], dtype=np.int32)
         positions: NDArray[np.int32] = within + np.repeat(firsts - starts[:-1], counts)
         none, size = np.zeros(len(places), np.int32), np.int32(self._block_size)
+        token_ids = np.minimum(token_ids, np.int32(self._vocab_size - 1))
         columns = StepRows(
             step.columns.sequence_ids[places], step.columns.numbers[places], firsts, token_ids, starts, samples, none,
             none, only_decodes=bool((counts == 1).all() and samples.all()),

@@ -39,6 +39,7 @@ class ResolvedConfig(EngineConfig):
     Attributes:
         context_length: tokens that a request may hold, prompt and output; at most the model's.
         max_running: rows, that is sequences that may be in one step.
+        speculative_tokens: drafts of a row and step, at most; 0 where nobody drafts.
         kv_dtype: element type of the KV cache: f32, f16, bf16 or int8.
         queue_length: choices that a server lets wait while as many as possible run.
         steps_in_flight, tile_tokens: see `DeviceTraits`.
@@ -52,6 +53,7 @@ class ResolvedConfig(EngineConfig):
     context_length: int
     max_running: int
     max_step_tokens: int
+    speculative_tokens: int
     chosen: ChosenDevice
     kv_dtype: str
     queue_length: int
@@ -86,6 +88,7 @@ def resolve_config(
         "context_length": _context_length(spec, config),
         "max_running": max_running,
         "max_step_tokens": step_tokens,
+        "speculative_tokens": config.most_drafts,
         "chosen": device,
         "kv_dtype": automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         "queue_length": QUEUED_PER_ROW * max_running if config.max_queued is None else config.max_queued,

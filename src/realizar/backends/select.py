@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from realizar.backends.base import Backend
+from realizar.backends.base import NO_OTHERS, Backend, OtherModels
 from realizar.backends.device_choice import choose_device
 from realizar.backends.devices import THE_CPU, ChosenDevice
+from realizar.backends.draft_model import find_drafter
 from realizar.backends.inspection import InspectedBackend
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.memory_plan import MemoryPlan
@@ -162,22 +163,31 @@ def _device_for(spec: ModelSpec, chosen: ChosenDevice) -> ChosenDevice:
 
 
 def plan_memory(
-    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None
-) -> MemoryPlan:
-    """Memory that a model will take, from its header alone; `free_bytes` None plans for what is free now.
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None,
+    others: OtherModels = NO_OTHERS,
+) -> MemoryPlan:  # fmt: skip
+    """Memory that a load will take, from headers alone; `free_bytes` None plans for what is free now.
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
-        UnsupportedModelError: a tensor's type does not run.
+        UnsupportedModelError: a tensor's type does not run, or another model does not suit this one.
         CapacityError: the block size does not suit the device.
+        InvalidRequestError: the configuration has no room for drafts.
     """
+    drafter = find_drafter(others, spec, config)
     if config.chosen.kind == "cuda":
+        from realizar.backends.cuda.plan import beside_drafter as beside_on_gpu
         from realizar.backends.cuda.plan import plan_memory as plan_for_gpu
 
         free = _free_on_gpu(config.chosen) if free_bytes is None else free_bytes
+        if drafter is not None:
+            config = replace(config, beside=beside_on_gpu(drafter, spec, config))
         return plan_for_gpu(spec, checkpoint, config, free)
+    from realizar.backends.cpu.plan import beside_drafter as beside_on_cpu
     from realizar.backends.cpu.plan import plan_memory as plan_for_cpu
 
+    if drafter is not None:
+        config = replace(config, beside=beside_on_cpu(drafter, spec, config))
     return plan_for_cpu(spec, checkpoint, config, free_bytes)
 
 
@@ -187,10 +197,12 @@ def _free_on_gpu(device: ChosenDevice) -> int:
     return free_bytes(open_device(device.index))
 
 
-def plan_load(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> MemoryPlan:
+def plan_load(
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
+) -> MemoryPlan:
     """Like `plan_memory` for the memory that is free now, with the KV cache cut from what the weights leave of it."""
-    plan = plan_memory(spec, checkpoint, config)
+    plan = plan_memory(spec, checkpoint, config, others=others)
     if config.chosen.kind == "cuda":
         return plan  # its cache is cut so in any case
-    left = plan_memory(spec, checkpoint, config, max(plan.free_bytes - plan.needed_bytes, 0))
+    left = plan_memory(spec, checkpoint, config, max(plan.free_bytes - plan.needed_bytes, 0), others)
     return replace(left, free_bytes=plan.free_bytes)

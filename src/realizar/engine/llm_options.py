@@ -68,7 +68,7 @@ VLLM_ADVICE: Mapping[str, Advice] = {
     "max_seq_len_to_capture": Advice((), "graphs=False turns graphs off"),
     "compilation_config": Advice((), "graphs=False turns graphs off"),
     "enable_chunked_prefill": Advice((True,), "prompts are always read in chunks of max_step_tokens"),
-    "speculative_config": Advice((), "speculative_tokens= drafts from the text itself; there are no draft models"),
+    "speculative_config": Advice((), "drafter= names a model that drafts, and speculative_tokens= says how much"),
     "disable_log_stats": Advice((False, True), "nothing is logged"),
     "enable_lora": Advice((False,), "LoRA is not supported"),
     "generation_config": Advice(("auto",), "default_sampling has what the files advise; SamplingParams() is neutral"),

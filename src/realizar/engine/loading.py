@@ -16,6 +16,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.draft_models import open_drafter
 from realizar.engine.fetch_speed import FetchSpeed, keep_speed
 from realizar.engine.planned_load import SHORTEST_CONTEXT, longest_fitting
 from realizar.errors import CapacityError, CaptureLostError, DeviceLostError, KernelError
@@ -93,7 +94,7 @@ def _load_backend(
     compared_for = (spec, checkpoint) if config.device_check else None
     try:
         backend = make_backend(resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for)
-        backend.load(spec, checkpoint, resolved)
+        backend.load(spec, checkpoint, resolved, open_drafter(checkpoint, config))
         return backend, spec, resolved
     except BaseException as error:
         if backend is not None:
@@ -144,10 +145,11 @@ def fitting_context(checkpoint: Checkpoint, config: EngineConfig) -> int:
     It raises CapacityError if not even the shortest context worth having fits, beside what is free now.
     """
     _, whole = resolve_model(checkpoint, replace(config, context_length=None))
+    others = open_drafter(checkpoint, config)
 
     def checked(length: int) -> int:
         spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen)
-        plan_load(spec, checkpoint, resolved).check_one_fits()
+        plan_load(spec, checkpoint, resolved, others).check_one_fits()
         return length
 
     return longest_fitting(whole.context_length, checked)

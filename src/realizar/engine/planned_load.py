@@ -14,6 +14,7 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import plan_memory, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
+from realizar.engine.draft_models import open_drafter
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
 
@@ -63,15 +64,16 @@ def plan_within(
         memory_bytes: memory for all models of the device, or of each device by the name that `PlannedLoad` has; None,
             and a device without one, take nine tenths of what is free now.
     """
-    spec, whole = resolve_model(checkpoint, config)
+    (spec, whole), others = resolve_model(checkpoint, config), open_drafter(checkpoint, config)
     if isinstance(memory_bytes, Mapping):
         memory_bytes = memory_bytes.get(whole.chosen.place)
     if memory_bytes is None:
-        memory_bytes = int(plan_memory(spec, checkpoint, whole).free_bytes * _FREE_SHARE)
+        memory_bytes = int(plan_memory(spec, checkpoint, whole, others=others).free_bytes * _FREE_SHARE)
 
     def plan(length: int) -> PlannedLoad:
         spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen, memory_bytes)
-        return load_of(plan_memory(spec, checkpoint, resolved, memory_bytes), config, resolved, spec.vocab_size)
+        found = plan_memory(spec, checkpoint, resolved, memory_bytes, others)
+        return load_of(found, config, resolved, spec.vocab_size)
 
     length = whole.context_length
     return plan(length) if config.context_length is not None else longest_fitting(length, plan), memory_bytes

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from realizar.backends.devices import TRAITS
-from realizar.cli.options.engine import BackendOptions, BatchingOptions, EngineOptions
+from realizar.cli.options.engine import BackendOptions, BatchingOptions, DraftOptions, EngineOptions
 from realizar.config import QUEUED_PER_ROW, EngineConfig
 from realizar.errors import InvalidRequestError
 
@@ -21,12 +21,13 @@ ENGINE = [
     "device", "batch-invariant", "prompt-dtype", "threads", "no-graphs", "no-device-check", "kv-cache-dtype",
     "expert-used-count", "instruction-set",
 ]  # fmt: skip
-BATCHING = ["max-running", "max-queued", "max-step-tokens", "kv-cache-bytes", "no-prefix-cache", "speculative-tokens"]
+BATCHING = ["max-running", "max-queued", "max-step-tokens", "kv-cache-bytes", "no-prefix-cache"]
+DRAFTS = ["drafter", "speculative-tokens"]
 COMMANDS = {
     "bench": ENGINE, "profile": ENGINE, "trace": ENGINE,
-    "run": [*ENGINE, "context-length"], "chat": [*ENGINE, "context-length"],
+    "run": [*ENGINE, *DRAFTS, "context-length"], "chat": [*ENGINE, *DRAFTS, "context-length"],
     "score": [*ENGINE, "context-length"], "perplexity": [*ENGINE, "context-length"],
-    "plan": [*ENGINE, *BATCHING, "context-length"], "serve": [*ENGINE, *BATCHING, "context-length"],
+    "plan": [*ENGINE, *BATCHING, *DRAFTS, "context-length"], "serve": [*ENGINE, *BATCHING, *DRAFTS, "context-length"],
 }  # fmt: skip
 
 
@@ -65,18 +66,20 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
     }  # fmt: skip
     batching: dict[str, Any] = {
         "max_running": 5, "max_queued": 6, "max_step_tokens": 40, "kv_cache_bytes": 9, "no_prefix_cache": True,
-        "speculative_tokens": 2, "host_snapshot_bytes": 8,
+        "host_snapshot_bytes": 8,
     }  # fmt: skip
+    drafts: dict[str, Any] = {"drafter": "small", "speculative_tokens": 2}
     assert {field.name for field in fields(EngineOptions)} == {*given, "prompt_dtype"}
     assert {field.name for field in fields(BatchingOptions)} == {*batching}
-    config = BatchingOptions(**batching).config(EngineOptions(**given).config())
+    assert {field.name for field in fields(DraftOptions)} == {*drafts}
+    config = DraftOptions(**drafts).config(BatchingOptions(**batching).config(EngineOptions(**given).config()))
     assert config == EngineConfig(
         device="cuda:1", batch_invariant=True, threads=3, graphs=False, device_check=False, kv_cache_dtype="int8",
         instruction_set="portable", context_length=77, expert_used_count=3, max_running=5, max_step_tokens=40,
-        kv_cache_bytes=9, prefix_cache=False, speculative_tokens=2, host_snapshot_bytes=8,
+        kv_cache_bytes=9, prefix_cache=False, speculative_tokens=2, host_snapshot_bytes=8, drafter="small",
     )  # fmt: skip
     assert BackendOptions(prompt_dtype="fp8").config() == EngineConfig(prompt_dtype="fp8")
-    assert BatchingOptions().config(EngineOptions().config()) == EngineConfig()
+    assert DraftOptions().config(BatchingOptions().config(EngineOptions().config())) == EngineConfig()
 
 
 def test_defaults_that_depend_on_the_device_are_those_of_the_configuration(helps: dict[str, str]) -> None:

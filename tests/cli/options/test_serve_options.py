@@ -76,14 +76,14 @@ def test_what_is_no_size(text: str) -> None:
 
 
 def test_batching_becomes_the_configuration() -> None:
-    words = ("--max-step-tokens", "64", "--no-prefix-cache", "--speculative-tokens", "4", "--max-queued", "0")
+    words = ("--max-step-tokens", "64", "--no-prefix-cache", "--max-queued", "0")
     batching = parsed(*words)[1]
     config = batching.config(BASE)
-    assert (config.max_step_tokens, config.prefix_cache, config.speculative_tokens) == (64, False, 4)
+    assert (config.max_step_tokens, config.prefix_cache) == (64, False)
     assert (config.threads, batching.max_queued) == (3, 0)
 
 
-@pytest.mark.parametrize("words", [("--max-queued", "-1"), ("--max-running", "0"), ("--speculative-tokens", "99")])
+@pytest.mark.parametrize("words", [("--max-queued", "-1"), ("--max-running", "0")])
 def test_values_out_of_range(words: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequestError):
         parsed(*words)[1].config(BASE)

@@ -33,7 +33,10 @@ CONFIG = EngineConfig(
     threads=2, max_running=4, max_step_tokens=64, context_length=256, kv_cache_bytes=16 << 20, speculative_tokens=3,
     prompt_lookup_min=100, prompt_lookup_max=100,
 )  # fmt: skip
-DRAFTERS = {"itself": itself(RECIPE), "first layer": first_layers(RECIPE, 1), "another": another(RECIPE)}
+DRAFTERS = {
+    "itself": itself(RECIPE), "first layer": first_layers(RECIPE, 1), "another": another(RECIPE),
+    "fewer ids": another(replace(RECIPE, vocab_size=95)), "more ids": another(replace(RECIPE, vocab_size=97)),
+}  # fmt: skip
 SAMPLINGS = (SamplingParams(temperature=0), SamplingParams(temperature=0.8, seed=3, n=2), SamplingParams(temperature=0))
 
 
@@ -80,7 +83,7 @@ def test_texts_are_what_they_are_without_drafts(name: str, expected: dict[tuple[
     assert texts_of(core, requests()) == expected
     counts = core.scheduler.counts
     assert counts.draft_tokens > 100
-    assert counts.accepted_tokens >= {"itself": 50, "first layer": 5, "another": 0}[name]
+    assert counts.accepted_tokens >= {"itself": 50, "first layer": 5}.get(name, 0)
     core.close()
 
 
@@ -169,7 +172,7 @@ def test_a_drafter_that_fails_is_asked_no_more(
     ("role", "fields", "message"),
     [
         ("tower", {}, "no backend runs a model as 'tower': the one role is 'drafter'"),
-        ("drafter", {"vocab_size": 64}, "has 64 ids, and the model's 96: they must have the same"),
+        ("drafter", {"vocab_size": 64}, "has 64 ids, and the model's 96: they must be the same, but for padding"),
         (
             "drafter",
             {"context_length": 128},

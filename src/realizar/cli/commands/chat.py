@@ -19,7 +19,7 @@ from realizar.cli.channel_text import ChannelText
 from realizar.cli.commands.run import show, statistics
 from realizar.cli.options.arguments import Model, Verbose, checked_text
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
-from realizar.cli.options.engine import EngineOptions
+from realizar.cli.options.engine import DraftOptions, EngineOptions
 from realizar.cli.options.loading import load_model
 from realizar.cli.options.sampling import SamplingOptions, describe, parse_assignments
 from realizar.cli.terminal.log_lines import show_log
@@ -51,6 +51,7 @@ def chat_command(
     ] = False,
     verbose: Verbose = False,
     sampling: SamplingOptions | None = None,
+    drafts: DraftOptions | None = None,
     engine: EngineOptions | None = None,
 ) -> None:
     """Talk to a model; /help lists the commands."""
@@ -59,7 +60,7 @@ def chat_command(
     show_log(verbose)
     sampling = (sampling or SamplingOptions()).checked()
     template = read_chat_template(chat_template)
-    with load_model(model, engine or EngineOptions(), chat=True, template=template) as llm:
+    with load_model(model, engine or EngineOptions(), drafts, chat=True, template=template) as llm:
         if llm.device.kind == "cuda" and not quiet:
             _report(f"device: {llm.device.label}")
         form = llm.answer_format

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from realizar.cli.commands.inspect import file_bytes, parameters_text
 from realizar.cli.options.arguments import Integer, Json, MaybeSize, Model
-from realizar.cli.options.engine import BatchingOptions, EngineOptions
-from realizar.cli.options.loading import fetch_model
+from realizar.cli.options.engine import BatchingOptions, DraftOptions, EngineOptions
+from realizar.cli.options.loading import fetch_model, with_drafter
 from realizar.cli.options.serve import check_replicas
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
@@ -45,6 +45,7 @@ def plan_command(
     ] = 1,
     as_json: Json = False,
     batching: BatchingOptions | None = None,
+    drafts: DraftOptions | None = None,
     engine: EngineOptions | None = None,
 ) -> None:
     """Show the memory that weights, workspace and KV cache take, and how many requests fit.
@@ -53,13 +54,15 @@ def plan_command(
     """
     from realizar.backends.device_choice import choose_planned_device
     from realizar.backends.select import plan_memory, resolve_model
+    from realizar.engine.draft_models import open_drafter
     from realizar.engine.fetch_speed import known_speed
     from realizar.models.parameters import count_parameters
 
     check_replicas(replicas)
     config = (batching or BatchingOptions()).config((engine or EngineOptions()).config())
+    config = (drafts or DraftOptions()).config(config)
     chosen = choose_planned_device(config.device, memory_given=memory is not None) if replicas == 1 else None
-    checkpoint = fetch_model(model)
+    checkpoint, config = fetch_model(model), with_drafter(config)
     beside: list[str] = []
     more: dict[str, object] = {}
     if replicas > 1:
@@ -71,7 +74,7 @@ def plan_command(
         least = _least_of(planned)
         config, memory = least.config, least.memory_bytes
     spec, resolved = resolve_model(checkpoint, config, chosen, memory)
-    plan = plan_memory(spec, checkpoint, resolved, memory)
+    plan = plan_memory(spec, checkpoint, resolved, memory, open_drafter(checkpoint, config))
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     if as_json:
         counts = asdict(count_parameters(spec))
@@ -110,6 +113,7 @@ def _report(
         f"file         {format_bytes(file_bytes)}",
         f"weights      {format_bytes(plan.weight_bytes)} packed, and the embedding, {kept}",
         *experts,
+        *([f"drafter      {format_bytes(plan.beside_bytes)} of weights and workspace"] if plan.beside_bytes else []),
         f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
         *states_lines(plan, config.max_running, speed),

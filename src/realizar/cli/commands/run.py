@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from realizar.cli.channel_text import ChannelText
 from realizar.cli.options.arguments import Json, Model, Verbose, checked_text, read_text
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
-from realizar.cli.options.engine import EngineOptions
+from realizar.cli.options.engine import DraftOptions, EngineOptions
 from realizar.cli.options.loading import load_model
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.terminal.log_lines import show_log
@@ -56,6 +56,7 @@ def run_command(
     as_json: Json = False,
     sampling: SamplingOptions | None = None,
     structured: _StructuredOptions | None = None,
+    drafts: DraftOptions | None = None,
     engine: EngineOptions | None = None,
 ) -> None:
     """Answer a prompt and print the speed on stderr."""
@@ -70,7 +71,7 @@ def run_command(
     text = read_prompt(prompt, prompt_file)
     if not raw and not text.strip():
         raise InvalidRequestError("the prompt is empty", "prompt")
-    with load_model(model, engine or EngineOptions(), chat=not raw, template=template) as llm:
+    with load_model(model, engine or EngineOptions(), drafts, chat=not raw, template=template) as llm:
         if llm.device.kind == "cuda" and not (quiet or as_json):
             print(f"device: {llm.device.label}", file=sys.stderr)
         params = replace(sampling.apply(llm.default_sampling), structured=grammar)

@@ -17,8 +17,8 @@ from cyclopts import Parameter
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.cli.options.arguments import Integer, Models, refuse_given
 from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
-from realizar.cli.options.engine import BatchingOptions, EngineOptions
-from realizar.cli.options.loading import fetch_model
+from realizar.cli.options.engine import BatchingOptions, DraftOptions, EngineOptions
+from realizar.cli.options.loading import fetch_model, with_drafter
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions
 from realizar.cli.options.several_models import SeveralModelsOptions
@@ -64,6 +64,7 @@ def serve_command(
     ray: _RayServingOptions | None = None,
     server: ServerOptions | None = None,
     batching: BatchingOptions | None = None,
+    drafts: DraftOptions | None = None,
     engine: EngineOptions | None = None,
     sampling: SamplingOptions | None = None,
 ) -> int:
@@ -72,7 +73,9 @@ def serve_command(
     batching, sampling = batching or BatchingOptions(), sampling or SamplingOptions()
     several = models.several(model, server)
     with_ray = ray.checked(server, several=several)
-    config = batching.config((engine or EngineOptions()).config())
+    config = (drafts or DraftOptions()).config(batching.config((engine or EngineOptions()).config()))
+    if several and config.draft_model is not None:
+        raise InvalidRequestError("--drafter names a model that drafts for a single one", "drafter")
     sampling.checked()
     settings = server.settings()
     serving = _Serving(server, config, batching.max_queued, sampling, read_chat_template(server.chat_template))
@@ -186,7 +189,7 @@ class _Serving:
             self.template,
         )
         level = self.server.log_level.upper()
-        load = Load(str(checkpoint.path), self.config, fit_context=True, log_level=level)
+        load = Load(str(checkpoint.path), with_drafter(self.config), fit_context=True, log_level=level)
         files, pooling = ModelFiles(checkpoint), default_pooling(checkpoint)
         replicas = _replicas(load, files, self.server.replicas) if self.server.replicas > 1 else None
         link: EngineLink = ProcessLink(load, files=files) if replicas is None else replicas
@@ -298,6 +301,7 @@ def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_que
         f"answers: {info.max_running} at once, {max_queued} queued",
         f"KV cache: {format_bytes(capacity.kv_cache_bytes)} of {capacity.kv_cache_dtype} for {tokens} tokens",
         f"weights: {format_bytes(capacity.weight_bytes)} in memory, loaded in {capacity.load_s:.1f} s",
+        *([f"drafts: up to {capacity.num_drafts} by {config.drafter}"] if capacity.num_drafts else []),
         f"threads: {info.threads}" if info.device == "cpu" else f"device: {info.device_label}",
     ]
 

@@ -8,8 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from realizar.backends.devices import TRAITS
-from realizar.cli.options.arguments import DeviceName, Integer, MaybeInteger, MaybeSize
-from realizar.config import QUEUED_PER_ROW, EngineConfig, KVCacheDType, PromptDType
+from realizar.cli.options.arguments import DeviceName, MaybeInteger, MaybeSize
+from realizar.config import MODEL_DRAFTS, QUEUED_PER_ROW, EngineConfig, KVCacheDType, PromptDType
 from realizar.errors import InvalidRequestError
 
 _DEFAULTS = EngineConfig()
@@ -20,6 +20,9 @@ _MAX_RUNNING = (
 _MAX_STEP_TOKENS = (
     f"maximum of tokens computed in one step; default {TRAITS['cpu'].step_tokens}, or {TRAITS['cuda'].step_tokens} "
     "on a GPU, and at least --max-running."
+)
+_SPECULATIVE_TOKENS = (
+    f"maximum of tokens drafted for an answer and step; 0 is off; default {MODEL_DRAFTS} by a model, and 0 by the text."
 )
 _MAX_QUEUED = f"maximum of waiting answers; more are refused. Default {QUEUED_PER_ROW} times --max-running."
 
@@ -71,6 +74,30 @@ class EngineOptions(BackendOptions):
     ] = None
 
 
+@Parameter(name="*", group="Drafts", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOptions:
+    """Options of drafts: tokens that are guessed, and verified several in one step. Answers are the same.
+
+    Attributes:
+        drafter: lookup, the text and its grammar; off; or with lookup a smaller model of the same vocabulary, by name.
+    """
+
+    drafter: Annotated[
+        str, Parameter(name=("--drafter", "--draft-model", "--spec-draft-model", "--model-draft", "-md"))
+    ] = _DEFAULTS.drafter
+    speculative_tokens: Annotated[
+        MaybeInteger,
+        Parameter(
+            name=("--speculative-tokens", "--num-speculative-tokens", "--spec-draft-n-max"), help=_SPECULATIVE_TOKENS
+        ),
+    ] = None
+
+    def config(self, base: EngineConfig) -> EngineConfig:
+        """Apply these options to the configuration `base`. It raises InvalidRequestError if a value is out of range."""
+        return replace(base, **asdict(self))
+
+
 @Parameter(name="*", group="Batching", negative=())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingOptions:
@@ -80,7 +107,6 @@ class BatchingOptions:
         kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, or a GPU's free memory.
         host_snapshot_bytes: host memory for states; 0 is off; default on a GPU an eighth of what is free, up to 4 GiB.
         no_prefix_cache: do not reuse the KV cache of prompts with the same prefix.
-        speculative_tokens: number of tokens drafted from the text itself, or its grammar; 0 is off.
     """
 
     max_running: Annotated[
@@ -95,9 +121,6 @@ class BatchingOptions:
     kv_cache_bytes: Annotated[MaybeSize, Parameter(name=("--kv-cache-bytes", "--kv-cache-memory-bytes"))] = None
     host_snapshot_bytes: MaybeSize = None
     no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
-    speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = (
-        _DEFAULTS.speculative_tokens
-    )
 
     def config(self, base: EngineConfig) -> EngineConfig:
         """Apply these options to the configuration `base`. It raises InvalidRequestError if a value is out of range."""

@@ -30,7 +30,7 @@ def ring_tokens(spec: ModelSpec, config: EngineConfig) -> int:
     A step that undoes the most reads all but that one's place, and may write the new token's there meanwhile.
     """
     longest = max((mixer.length for mixer in recurrent_layers(spec).values()), default=1)
-    return longest - 1 + (1 + config.speculative_tokens) + 1
+    return longest - 1 + (1 + config.most_drafts) + 1
 
 
 def ring_width(mixer: Recurrent) -> int:

@@ -1,0 +1,44 @@
+"""`open_drafter` opens the model that drafts for another one."""
+
+from __future__ import annotations
+
+from realizar.backends.base import NO_OTHERS, ModelSource, OtherModels
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
+from realizar.errors import InvalidRequestError, UnsupportedModelError
+from realizar.hub.pull import resolve
+from realizar.models.registry import build_spec
+from realizar.tokenizer.load import load_tokenizer
+
+_STRANGERS = 100  # one id in so many may stand for something else, as files name ids that no text has differently
+
+
+def open_drafter(checkpoint: Checkpoint, config: EngineConfig) -> OtherModels:
+    """The model that a configuration names as the drafter of another one, which is fetched if needed; empty for none.
+
+    Raises:
+        HubError: it can't be found or fetched. CheckpointError: a file is malformed.
+        UnsupportedModelError: its ids stand for other texts than the model's.
+        TokenizerError: a vocabulary can't be read.
+    """
+    name = config.draft_model
+    if name is None:
+        return NO_OTHERS
+    drafter = open_checkpoint(resolve(name))
+    _check_vocabularies(drafter, checkpoint)
+    try:
+        return {"drafter": ModelSource(build_spec(drafter, config.context_length), drafter)}
+    except (UnsupportedModelError, InvalidRequestError) as error:
+        raise UnsupportedModelError(f"the drafter {name}: {error}") from error
+
+
+def _check_vocabularies(drafter: Checkpoint, checkpoint: Checkpoint) -> None:
+    own, other = (load_tokenizer(each).vocabulary_bytes() for each in (drafter, checkpoint))
+    strange = [index for index, (first, second) in enumerate(zip(own, other, strict=False)) if first != second]
+    if _STRANGERS * len(strange) > min(len(own), len(other)):
+        index = strange[0]
+        raise UnsupportedModelError(
+            f"the drafter {drafter.path.name} has another vocabulary: {len(strange)} of its ids stand for other texts,"
+            f" such as {index}, {own[index]!r} for the model's {other[index]!r}"
+        )

@@ -1,0 +1,115 @@
+"""Drafters by their names: who drafts, what a model that drafts takes, and which ones are refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realizar import LLM
+from realizar.backends.select import plan_memory, resolve_model
+from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
+from realizar.checkpoint.open import open_checkpoint
+from realizar.cli.main import app, run_app
+from realizar.config import EngineConfig
+from realizar.engine.draft_models import open_drafter
+from realizar.engine.loading import load_core
+from realizar.engine.planned_load import plan_within
+from realizar.errors import InvalidRequestError, UnsupportedModelError
+from realizar.sampling_params import SamplingParams
+from tiny_model import write_tiny_model
+
+OPTIONS: dict[str, Any] = {"device": "cpu", "threads": 1, "context_length": 256, "kv_cache_bytes": 4 << 20}
+PROMPTS = ["one two three four", "Once upon a time"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("drafters") / "tiny.gguf"
+    write_tiny_model(path)
+    return path
+
+
+def changed(path: Path, new: Path, **metadata: Any) -> Path:
+    """The model with other metadata, whose keys have two underscores for a dot."""
+    checkpoint = open_checkpoint(path)
+    own = {name.replace("__", "."): value for name, value in metadata.items()}
+    tensors = [NewTensor(name, each.ggml_type, each.shape, each.data) for name, each in checkpoint.tensors.items()]
+    write_gguf(new, {**checkpoint.metadata, **own}, tensors)
+    return new
+
+
+def texts(path: Path, **options: Any) -> tuple[list[str], int]:
+    """The answers, and the number of tokens that a backend may draft."""
+    with LLM(path, **OPTIONS, **options) as llm:
+        found = llm.generate(
+            PROMPTS, [SamplingParams(temperature=0, max_tokens=30), SamplingParams(seed=5, max_tokens=30)]
+        )
+        return [each.outputs[0].text for each in found], llm.capacity.num_drafts
+
+
+def test_a_model_drafts_three_tokens_unless_another_number_is_wanted(path: Path) -> None:
+    plain, none = texts(path)
+    assert none == 0
+    assert texts(path, drafter=str(path)) == (plain, 3)
+    assert texts(path, drafter=str(path), speculative_tokens=5) == (plain, 5)
+    assert texts(path, drafter=str(path), speculative_tokens=0) == (plain, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({}, 0), ({"speculative_tokens": 4}, 4), ({"drafter": "off", "speculative_tokens": 4}, 0),
+        ({"drafter": "lookup"}, 0), ({"drafter": "small.gguf"}, 3),
+        ({"drafter": "small.gguf", "speculative_tokens": 1}, 1),
+    ],
+)  # fmt: skip
+def test_who_drafts_says_how_much(path: Path, fields: dict[str, Any], tokens: int) -> None:
+    resolved = resolve_model(open_checkpoint(path), EngineConfig(**OPTIONS, **fields))[1]
+    assert resolved.speculative_tokens == tokens
+    assert (resolved.draft_model is not None) is ("small.gguf" in fields.values())
+
+
+def test_no_name_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="drafter must be off, lookup, or a model"):
+        EngineConfig(drafter="")
+
+
+def test_other_vocabularies_are_refused_and_a_few_names_pass(path: Path, tmp_path: Path) -> None:
+    tokens = list(open_checkpoint(path).metadata["tokenizer.ggml.tokens"])
+    mixed = changed(path, tmp_path / "mixed.gguf", tokenizer__ggml__tokens=[*tokens[255::-1], *tokens[256:]])
+    message = "the drafter mixed.gguf has another vocabulary: 256 of its ids stand for other texts, such as 0"
+    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
+        load_core(open_checkpoint(path), EngineConfig(**OPTIONS, drafter=str(mixed)))
+    renamed = changed(path, tmp_path / "renamed.gguf", tokenizer__ggml__tokens=[*tokens[:-1], "<|spare|>"])
+    assert texts(path, drafter=str(renamed)) == texts(path, drafter=str(path))
+
+
+def test_a_shorter_context_is_refused_by_name(path: Path, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "short.gguf", context=128)
+    with pytest.raises(UnsupportedModelError, match=r"the drafter .*short.gguf: context_length 256 is not within 1 to"):
+        load_core(open_checkpoint(path), EngineConfig(**OPTIONS, drafter=str(tmp_path / "short.gguf")))
+
+
+def test_plans_have_the_memory_of_both(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, config = open_checkpoint(path), EngineConfig(**OPTIONS, drafter=str(path))
+    spec, resolved = resolve_model(checkpoint, config)
+    alone, both = (
+        plan_memory(spec, checkpoint, resolved, 1 << 30, each) for each in ({}, open_drafter(checkpoint, config))
+    )
+    assert both.beside_bytes >= alone.weight_bytes > 0
+    assert both.contexts[-1].request_bytes == 2 * alone.contexts[-1].request_bytes
+    assert (
+        plan_within(checkpoint, config, 1 << 30)[0].num_bytes
+        > plan_within(checkpoint, EngineConfig(**OPTIONS), 1 << 30)[0].num_bytes
+    )
+    words = ["plan", str(path), "--device", "cpu", "-c", "256", "--memory", "1G", "--drafter", str(path)]
+    assert run_app(app, words) == 0
+    assert re.search(r"^drafter +\d.* of weights and workspace$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_several_models_have_no_common_drafter(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["serve", str(path), str(path), "--drafter", str(path)]) == 1
+    assert "--drafter names a model that drafts for a single one" in capsys.readouterr().err
