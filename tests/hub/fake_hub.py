@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +17,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from waits import HANG_S
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+_CHUNK_BYTES = 1 << 18
+_COUNT = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """A file of a size that no test keeps: some bytes, and zeros after them."""
+
+    start: bytes
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> bytes:
+        first, last, _ = part.indices(self.size)
+        return self.start[first:last] + bytes(max(last - max(first, len(self.start)), 0))
+
+
+Content = bytes | Sparse
 
 
 @dataclass
@@ -26,6 +54,8 @@ class Endpoint:
         sizes: sizes of files that it tells, where they are not true.
         held: names of files of which it sends the first half, and the rest once they are removed.
         half_sent: set when a first half is.
+        gives_ranges: False to answer range requests with whole files.
+        sent_bytes: of all bodies that it sent.
     """
 
     url: str
@@ -33,15 +63,29 @@ class Endpoint:
     sizes: dict[str, int] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     half_sent: threading.Event = field(default_factory=threading.Event)
+    gives_ranges: bool = True
+    sent_bytes: int = 0
 
     def variables(self, folder: Path) -> dict[str, str]:
         """Variables with which the library asks this endpoint, and caches below a folder."""
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
 
+    def run(self, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """A command in a process of its own: huggingface_hub reads its variables when it is imported."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        return subprocess.run(
+            [sys.executable, "-m", "realizar", *arguments],
+            capture_output=True,
+            text=True,
+            env=environment | self.variables(folder) | variables,
+            timeout=HANG_S,
+            check=False,
+        )
+
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     endpoint: Endpoint
-    repositories: Mapping[str, Mapping[str, bytes]]
+    repositories: Mapping[str, Mapping[str, Content]]
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -69,37 +113,56 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if content is None:
             self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
-        etag = hashlib.sha256(content).hexdigest()
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        self._answer(200, content, headers, held=name in self.endpoint.held and name)
+        headers = {"ETag": f'"{_sha256(content)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        part = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        first, last = 0, len(content)
+        if part is not None and self.endpoint.gives_ranges:
+            first, last = int(part[1]), min(last, int(part[2]) + 1 if part[2] else last)
+            headers["Content-Range"] = f"bytes {first}-{last - 1}/{len(content)}"
+        status = 206 if "Content-Range" in headers else 200
+        self._answer(status, content, headers, held=name in self.endpoint.held and name, part=(first, last))
 
     def _may_see(self, repo: str) -> bool:
         private = repo == "user/private" and self.headers.get("Authorization") != "Bearer secret"
         return repo in self.repositories and not private
 
     def _answer(
-        self, status: int, body: bytes, headers: dict[str, str] | None = None, held: str | Literal[False] = False
+        self,
+        status: int,
+        body: Content,
+        headers: dict[str, str] | None = None,
+        held: str | Literal[False] = False,
+        part: tuple[int, int] | None = None,
     ) -> None:
+        first, last = part or (0, len(body))
         self.send_response(status)
         for key, value in (headers or {}).items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(last - first))
         self.end_headers()
         if self.command == "HEAD":
             return
         with suppress(ConnectionError):
-            self.wfile.write(body[: len(body) // 2])
+            half = (first + last) // 2
+            self._send(body, first, half)
             while held and held in self.endpoint.held:
                 self.endpoint.half_sent.set()
                 time.sleep(0.01)
-            self.wfile.write(body[len(body) // 2 :])
+            self._send(body, half, last)
+
+    def _send(self, body: Content, first: int, last: int) -> None:
+        for start in range(first, last, _CHUNK_BYTES):
+            piece = body[start : min(start + _CHUNK_BYTES, last)]
+            self.wfile.write(piece)
+            with _COUNT:
+                self.endpoint.sent_bytes += len(piece)
 
     def log_message(self, *args: object) -> None:
         """Quiet."""
 
 
 @contextmanager
-def fake_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[Endpoint]:
+def fake_hub(repositories: Mapping[str, Mapping[str, Content]]) -> Iterator[Endpoint]:
     """Answer as the hub does, with these files by their repositories."""
     endpoint = Endpoint("")
 
@@ -117,10 +180,15 @@ def fake_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[Endpoi
         server.server_close()
 
 
-def _sibling(name: str, content: bytes, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _sibling(name: str, content: Content, sizes: Mapping[str, int]) -> dict[str, Any]:
     """A file as `?blobs=true` lists it; weights are in LFS."""
     size = sizes.get(name, len(content))
-    sibling: dict[str, Any] = {"rfilename": name, "size": size, "blobId": hashlib.sha1(content).hexdigest()}
+    sibling: dict[str, Any] = {"rfilename": name, "size": size, "blobId": _sha256(content)[:40]}
     if name.endswith((".gguf", ".safetensors")):
-        sibling["lfs"] = {"size": size, "sha256": hashlib.sha256(content).hexdigest(), "pointerSize": 100}
+        sibling["lfs"] = {"size": size, "sha256": _sha256(content), "pointerSize": 100}
     return sibling
+
+
+def _sha256(content: Content) -> str:
+    """Of a sparse file that of its beginning."""
+    return hashlib.sha256(content.start if isinstance(content, Sparse) else content).hexdigest()

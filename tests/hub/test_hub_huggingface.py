@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hub.fake_hub import Endpoint, fake_hub
-from waits import HANG_S
 
 REPOSITORIES: dict[str, dict[str, bytes]] = {
     "user/quants": {
@@ -38,63 +35,50 @@ def endpoint() -> Iterator[Endpoint]:
         yield endpoint
 
 
-def realizar(tmp_path: Path, endpoint: Endpoint, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own: huggingface_hub reads its variables when it is imported."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    return subprocess.run(
-        [sys.executable, "-m", "realizar", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment | endpoint.variables(tmp_path) | variables,
-        timeout=HANG_S,
-        check=False,
-    )
-
-
 def pulled_path(result: subprocess.CompletedProcess[str]) -> Path:
     assert result.returncode == 0, result.stderr
     return Path(result.stdout.splitlines()[-1])
 
 
 def test_one_quantization_is_pulled_listed_and_found_again_offline(tmp_path: Path, endpoint: Endpoint) -> None:
-    first = realizar(tmp_path, endpoint, "pull", "user/quants:Q4_K_M")
+    first = endpoint.run(tmp_path, "pull", "user/quants:Q4_K_M")
     path = pulled_path(first)
     assert path.read_bytes() == REPOSITORIES["user/quants"]["m-Q4_K_M.gguf"]
     assert "m-Q4_K_M.gguf" in first.stderr
     assert not any("Q8_0" in request or "README" in request for request in endpoint.requests)
 
-    listed = json.loads(realizar(tmp_path, endpoint, "list", "--json").stdout)["models"]
+    listed = json.loads(endpoint.run(tmp_path, "list", "--json").stdout)["models"]
     found = next(model for model in listed if model["name"] == "user/quants:Q4_K_M")
     assert (found["path"], found["size_bytes"], found["source"]) == (str(path), 14_000, "hugging face")
 
-    offline = realizar(tmp_path, endpoint, "pull", "user/quants:Q4_K_M", HF_HUB_OFFLINE="1")
+    offline = endpoint.run(tmp_path, "pull", "user/quants:Q4_K_M", HF_HUB_OFFLINE="1")
     assert pulled_path(offline) == path
     endpoint.requests.clear()
-    realizar(tmp_path, endpoint, "inspect", "user/quants:Q4_K_M")  # resolves, then refuses the file
+    endpoint.run(tmp_path, "inspect", "user/quants:Q4_K_M")  # resolves, then refuses the file
     assert endpoint.requests == []
-    removed = realizar(tmp_path, endpoint, "rm", "user/quants:Q4_K_M", "--yes")
+    removed = endpoint.run(tmp_path, "rm", "user/quants:Q4_K_M", "--yes")
     assert (removed.returncode, removed.stdout) == (0, "removed user/quants:Q4_K_M (14.0 kB)\n")
     assert not path.exists()
     assert not any((tmp_path / "hf" / "hub").glob("models--user--quants/blobs/*"))
 
 
 def test_parts_of_a_split_file_lie_side_by_side(tmp_path: Path, endpoint: Endpoint) -> None:
-    path = pulled_path(realizar(tmp_path, endpoint, "pull", "user/quants:Q8_0"))
+    path = pulled_path(endpoint.run(tmp_path, "pull", "user/quants:Q8_0"))
     assert path.name == "m-Q8_0-00001-of-00002.gguf"
     assert path.read_bytes() == b"GGUF first part"
     assert path.with_name("m-Q8_0-00002-of-00002.gguf").read_bytes() == b"GGUF second part"
 
 
 def test_safetensors_come_as_a_folder_without_pickles(tmp_path: Path, endpoint: Endpoint) -> None:
-    folder = pulled_path(realizar(tmp_path, endpoint, "pull", "user/floats"))
+    folder = pulled_path(endpoint.run(tmp_path, "pull", "user/floats"))
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
 
 
 def test_a_private_model_needs_its_token(tmp_path: Path, endpoint: Endpoint) -> None:
-    refused = realizar(tmp_path, endpoint, "pull", "user/private")
+    refused = endpoint.run(tmp_path, "pull", "user/private")
     assert refused.returncode == 1
     assert "HF_TOKEN" in refused.stderr
-    assert pulled_path(realizar(tmp_path, endpoint, "pull", "user/private", HF_TOKEN="secret")).name == "m-Q4_0.gguf"
+    assert pulled_path(endpoint.run(tmp_path, "pull", "user/private", HF_TOKEN="secret")).name == "m-Q4_0.gguf"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +96,7 @@ def test_a_private_model_needs_its_token(tmp_path: Path, endpoint: Endpoint) -> 
 def test_what_can_not_be_fetched_is_one_line(
     tmp_path: Path, endpoint: Endpoint, name: str, variables: dict[str, str], message: str
 ) -> None:
-    result = realizar(tmp_path, endpoint, "pull", name, **variables)
+    result = endpoint.run(tmp_path, "pull", name, **variables)
     assert result.returncode == 1
     assert result.stdout == ""
     assert message in result.stderr

@@ -50,7 +50,7 @@ def pulled(cache: Path) -> Callable[..., Path]:
 
 def _record_folder(quantization: str) -> Path:
     from realizar.hub.cache import models_dir
-    from realizar.hub.huggingface import parse_name
+    from realizar.hub.names import parse_name
 
     name = parse_name(f"user/quants:{quantization}")
     assert name is not None

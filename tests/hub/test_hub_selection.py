@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from realizar.errors import HubError
-from realizar.hub.huggingface import parse_name
+from realizar.hub.names import parse_name
 from realizar.hub.selection import quantization_of, select_files
 
 GGUFS = (

@@ -61,17 +61,26 @@ def read_gguf(path: Path) -> Checkpoint:
 
 
 def _read_part(path: Path) -> _Part:
-    file = MappedFile(path)
-    cursor = Cursor(file)
+    cursor = Cursor(MappedFile(path))
+    metadata, table, data_start = _read_header(cursor)
+    tensors = _place_tensors(cursor, table, data_start)
+    cursor.file.release(0, cursor.position)
+    return _Part(path, metadata, tensors)
+
+
+def check_gguf_header(file: MappedFile) -> None:
+    """Read a file's header alone. CutShortError: the file ends in it; CheckpointError: it is malformed."""
+    _read_header(Cursor(file))
+
+
+def _read_header(cursor: Cursor) -> tuple[dict[str, Any], dict[str, _TensorInfo], int]:
+    """Metadata, tensor table, and the offset of the data section."""
     _check_prologue(cursor)
     num_tensors = _count_tensors(cursor)
     metadata, types = read_metadata(cursor, count_pairs(cursor))
-    alignment = _alignment(path, metadata, types)
+    alignment = _alignment(cursor.file.path, metadata, types)
     table = _read_tensor_table(cursor, num_tensors, alignment)
-    data_start = -(-cursor.position // alignment) * alignment
-    tensors = _place_tensors(cursor, table, data_start)
-    file.release(0, cursor.position)
-    return _Part(path, metadata, tensors)
+    return metadata, table, -(-cursor.position // alignment) * alignment
 
 
 def _check_prologue(cursor: Cursor) -> None:

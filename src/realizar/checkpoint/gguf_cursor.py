@@ -7,7 +7,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.checkpoint.mapped_file import MappedFile
+from realizar.checkpoint.mapped_file import CutShortError, MappedFile
 from realizar.errors import CheckpointError
 
 MAX_HEADER_BYTES = 64 << 20
@@ -47,7 +47,7 @@ class Cursor:
     def skip(self, size: int, what: str) -> int:
         start = self.position
         if size > self.bytes_left:
-            raise self.error(start, self._beyond(f"{what} of {size} bytes"))
+            raise self._beyond(start, f"{what} of {size} bytes")
         self.position = start + size
         return start
 
@@ -66,7 +66,7 @@ class Cursor:
         offset = self.position
         count = self.u64(f"number of {what}")
         if count > self.bytes_left // smallest:
-            raise self.error(offset, self._beyond(f"{count} {what}"))
+            raise self._beyond(offset, f"{count} {what}")
         return count
 
     def string(self, what: str) -> str:
@@ -74,7 +74,7 @@ class Cursor:
         offset = self.position
         size = self.u64(f"length of {what}")
         if size > self.bytes_left:
-            raise self.error(offset, self._beyond(f"{what} of {size} bytes"))
+            raise self._beyond(offset, f"{what} of {size} bytes")
         start = self.skip(size, what)
         try:
             return str(self.file.buffer[start : self.position], "utf-8")
@@ -91,11 +91,10 @@ class Cursor:
             for _ in range(count):
                 start = position + 8
                 if start > end:
-                    raise self.error(position, self._beyond(f"string {len(values)} of the array"))
+                    raise self._beyond(position, f"string {len(values)} of the array")
                 stop = start + read_size(buffer, position)[0]
                 if stop > end:
-                    reason = self._beyond(f"string {len(values)} of the array, of {stop - start} bytes")
-                    raise self.error(position, reason)
+                    raise self._beyond(position, f"string {len(values)} of the array, of {stop - start} bytes")
                 append(str(buffer[start:stop], "utf-8"))
                 position = stop
         except UnicodeDecodeError as error:
@@ -114,7 +113,8 @@ class Cursor:
         if self._items_left < 0:
             raise self.error(self.position, f"more than {MAX_ITEMS} strings and arrays in the metadata")
 
-    def _beyond(self, what: str) -> str:
+    def _beyond(self, offset: int, what: str) -> CheckpointError:
         if self._end < self.file.size:
-            return f"{what} would take the header over its limit of {MAX_HEADER_BYTES >> 20} MiB"
-        return f"{what} would run past the end of the file ({self.bytes_left} bytes left)"
+            return self.error(offset, f"{what} would take the header over its limit of {MAX_HEADER_BYTES >> 20} MiB")
+        found = self.error(offset, f"{what} would run past the end of the file ({self.bytes_left} bytes left)")
+        return CutShortError(found.path, found.where, found.reason)

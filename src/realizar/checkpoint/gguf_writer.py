@@ -60,10 +60,19 @@ def write_gguf(
         ValueError: a tensor's data does not have the size that its shape and type ask for.
         TypeError: a metadata value that GGUF has no type for.
     """
+    with path.open("wb") as stream:
+        stream.write(gguf_header(metadata, tensors, version=version, alignment=alignment))
+        _write_data(stream, tensors, _step(metadata, alignment))
+
+
+def gguf_header(
+    metadata: Mapping[str, Any], tensors: Sequence[NewTensor], *, version: int = 3, alignment: int | None = None
+) -> bytes:
+    """What `write_gguf` writes before the tensors' data, padded to the alignment where there are any."""
     pairs = dict(metadata)
     if alignment is not None:
         pairs[ALIGNMENT_KEY] = alignment
-    step = int(pairs.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT))
+    step = _step(metadata, alignment)
     header = bytearray(MAGIC + struct.pack("<IQQ", version, len(tensors), len(pairs)))
     for key, value in pairs.items():
         kind, payload = _encode(value)
@@ -74,11 +83,11 @@ def write_gguf(
         header += _encode_string(tensor.name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
         header += struct.pack("<IQ", tensor.ggml_type, offset)
         offset += _padded(tensor.size_bytes, step)
-    with path.open("wb") as stream:
-        stream.write(header)
-        if tensors:
-            stream.write(bytes(_padded(len(header), step) - len(header)))
-            _write_data(stream, tensors, step)
+    return bytes(header) + bytes(_padded(len(header), step) - len(header) if tensors else 0)
+
+
+def _step(metadata: Mapping[str, Any], alignment: int | None) -> int:
+    return int(metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)) if alignment is None else alignment
 
 
 def _write_data(stream: BinaryIO, tensors: Iterable[NewTensor], alignment: int) -> None:

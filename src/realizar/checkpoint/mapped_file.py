@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 from realizar.errors import CheckpointError
 
 
+class CutShortError(CheckpointError):
+    """The file ends before its header does."""
+
+
 class MappedFile:
     """A whole file mapped read-only. The map lives as long as any view of it.
 

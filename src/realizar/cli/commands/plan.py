@@ -1,10 +1,11 @@
-"""`realizar plan` shows the memory that a model takes and the requests that fit. It reads only the file's header."""
+"""`realizar plan` shows the memory that a model takes and the requests that fit. It reads only headers of files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -12,7 +13,7 @@ from cyclopts import Parameter
 from realizar.cli.commands.inspect import file_bytes, parameters_text
 from realizar.cli.options.arguments import Integer, Json, MaybeSize, Model
 from realizar.cli.options.engine import BatchingOptions, DraftOptions, EngineOptions
-from realizar.cli.options.loading import fetch_model, with_drafter
+from realizar.cli.options.loading import PlannedModel, planned_model
 from realizar.cli.options.serve import check_replicas
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from realizar.backends.memory_plan import MemoryPlan
     from realizar.backends.resolved_config import ResolvedConfig
     from realizar.checkpoint.checkpoint import Checkpoint
+    from realizar.config import EngineConfig
     from realizar.engine.fetch_speed import FetchSpeed
     from realizar.models.parameters import ParameterCounts
     from realizar.replicas.planning import PlannedReplica
@@ -50,19 +52,30 @@ def plan_command(
 ) -> None:
     """Show the memory that weights, workspace and KV cache take, and how many requests fit.
 
-    Options are those of `realizar serve`. Exit status 1 if nothing fits.
+    Options are those of `realizar serve`. A model on a hub is not fetched: of its files the headers are read. Exit
+    status 1 if nothing fits.
     """
+    check_replicas(replicas)
+    config = (batching or BatchingOptions()).config((engine or EngineOptions()).config())
+    config = (drafts or DraftOptions()).config(config)
+    drafter = config.draft_model
+    with ExitStack() as opened:
+        planned = opened.enter_context(planned_model(model, vocabulary=drafter is not None))
+        if drafter is not None:
+            beside = opened.enter_context(planned_model(drafter, vocabulary=True))
+            config = replace(config, drafter=str(beside.checkpoint.path.absolute()))
+        _show_plan(planned, config, replicas, memory, as_json=as_json)
+
+
+def _show_plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int | None, *, as_json: bool) -> None:
     from realizar.backends.device_choice import choose_planned_device
     from realizar.backends.select import plan_memory, resolve_model
     from realizar.engine.draft_models import open_drafter
     from realizar.engine.fetch_speed import known_speed
     from realizar.models.parameters import count_parameters
 
-    check_replicas(replicas)
-    config = (batching or BatchingOptions()).config((engine or EngineOptions()).config())
-    config = (drafts or DraftOptions()).config(config)
     chosen = choose_planned_device(config.device, memory_given=memory is not None) if replicas == 1 else None
-    checkpoint, config = fetch_model(model), with_drafter(config)
+    checkpoint = model.checkpoint
     beside: list[str] = []
     more: dict[str, object] = {}
     if replicas > 1:
@@ -76,18 +89,26 @@ def plan_command(
     spec, resolved = resolve_model(checkpoint, config, chosen, memory)
     plan = plan_memory(spec, checkpoint, resolved, memory, open_drafter(checkpoint, config))
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
+    counts = count_parameters(spec)
     if as_json:
-        counts = asdict(count_parameters(spec))
         more["fetch_speed"] = None if speed is None else asdict(speed)
-        print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint), "parameters": counts, **more}))
+        more |= {"fetched": model.remote_bytes is None, "read_bytes": model.read_bytes}
+        size = file_bytes(checkpoint) if model.remote_bytes is None else model.remote_bytes
+        print(json.dumps({**asdict(plan), "file_bytes": size, "parameters": asdict(counts), **more}))
     else:
-        print("\n".join(_report(plan, file_bytes(checkpoint), resolved, count_parameters(spec), speed, beside)))
+        print("\n".join([_file_line(model), *_report(plan, resolved, counts, speed, beside)]))
     check_fits(plan)
+
+
+def _file_line(model: PlannedModel) -> str:
+    if model.remote_bytes is None:
+        return f"file         {format_bytes(file_bytes(model.checkpoint))}"
+    read = format_bytes(model.read_bytes)
+    return f"file         {format_bytes(model.remote_bytes)}, not fetched: {read} of it were read"
 
 
 def _report(
     plan: MemoryPlan,
-    file_bytes: int,
     config: ResolvedConfig,
     counts: ParameterCounts,
     speed: FetchSpeed | None,
@@ -110,7 +131,6 @@ def _report(
     if plan.token_weight_bytes is not None and counts.active != counts.total:
         experts.append(f"parameters   {parameters_text(counts)}, which reads {format_bytes(plan.token_weight_bytes)}")
     lines = [
-        f"file         {format_bytes(file_bytes)}",
         f"weights      {format_bytes(plan.weight_bytes)} packed, and the embedding, {kept}",
         *experts,
         *([f"drafter      {format_bytes(plan.beside_bytes)} of weights and workspace"] if plan.beside_bytes else []),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from realizar.cli.options.chat_template import check_checkpoint_for_chat, check_name_for_chat
@@ -30,6 +34,56 @@ def with_drafter(config: EngineConfig) -> EngineConfig:
     if config.draft_model is None:
         return config
     return replace(config, drafter=str(fetch_model(config.draft_model).path.absolute()))
+
+
+_PLANNED_TENSORS = (
+    ".rope_freqs.weight",
+    ".rope_factors_long.weight",
+    ".rope_factors_short.weight",
+    *(".output.weight", ".token_embd.weight", ".lm_head.weight", ".embed_tokens.weight"),  # is the one the other?
+)
+_PLANNED_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A checkpoint to plan with.
+
+    Attributes:
+        remote_bytes: of all files of a model that is not fetched; None if it is here.
+        read_bytes: of those, what was read: headers, and the few tensors whose values a plan depends on. The values of
+            all others are zeros.
+    """
+
+    checkpoint: Checkpoint
+    remote_bytes: int | None = None
+    read_bytes: int = 0
+
+
+@contextmanager
+def planned_model(model: str, *, vocabulary: bool = False) -> Iterator[PlannedModel]:
+    """Open a model by its name to plan for it; of one on a hub no more than headers, and the vocabulary, are fetched.
+
+    Raises as `fetch_model`, and HubError where the hub does not give parts of files.
+    """
+    from realizar.hub.pull import find_unfetched
+
+    found = find_unfetched(model)
+    if found is None:
+        yield PlannedModel(fetch_model(model))
+        return
+    from realizar.checkpoint.open import holds_header, open_checkpoint
+    from realizar.hub.stand_in import StandIn
+
+    name, listing = found
+    with tempfile.TemporaryDirectory(prefix="realizar-plan-") as folder:
+        stand_in = StandIn(name, listing.commit, listing.files, Path(folder))
+        checkpoint = open_checkpoint(stand_in.read_headers(holds_header, vocabulary=vocabulary))
+        for tensor in checkpoint.tensors.values():
+            if f".{tensor.name}".endswith(_PLANNED_TENSORS):
+                stand_in.read(tensor.path, tensor.offset, tensor.offset + min(tensor.size_bytes, _PLANNED_BYTES))
+        size = sum(file.size_bytes or 0 for file in listing.files)
+        yield PlannedModel(checkpoint, size, stand_in.read_bytes)
 
 
 def load_model(

@@ -1,0 +1,193 @@
+"""`realizar plan` of models that are on a hub and not here: headers are read, and nothing is fetched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hub.fake_hub import Content, Endpoint, Sparse, fake_hub
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.gguf_writer import NewTensor, gguf_header
+from realizar.models.generated.generate import generated_header
+from tiny_model import write_tiny_model
+
+MOST_SENT = 32_000_000
+OPTIONS = ("--device", "cpu", "--threads", "2", "--memory", "100G", "--max-running", "4", "--json")
+HIDDEN, WIDTH, KEYS, VOCABULARY, LAYERS = 5120, 27648, 1024, 152064, 64
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": LAYERS,
+    "max_position_embeddings": 32768,
+    "hidden_size": HIDDEN,
+    "intermediate_size": WIDTH,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCABULARY,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+def gguf_files(parts: int) -> dict[str, Content]:
+    """A model of 27 GB with a vocabulary of 262,144 words, whose rotation divisors are the first tensor."""
+    header = generated_header("gemma4-26b-a4b")
+    tensors = [
+        NewTensor(each.name, GGMLType.F32 if len(each.shape) == 1 else GGMLType.Q8_0, each.shape, each.data)
+        for each in header.tensors.values()
+    ]
+    words = {"tokenizer.ggml.tokens": [f"<a word of number {number}>" for number in range(262_144)]}
+    each_part = -(-len(tensors) // parts)
+    files: dict[str, Content] = {}
+    for part in range(parts):
+        own = tensors[part * each_part : (part + 1) * each_part]
+        split = {"split.no": np.uint16(part), "split.count": np.uint16(parts)} if parts > 1 else {}
+        split |= {"split.tensors.count": np.int32(len(tensors))} if parts > 1 else {}
+        start = gguf_header(({**header.metadata, **words} if part == 0 else {}) | split, own)
+        size = len(start) + sum(-(-tensor.size_bytes // 32) * 32 for tensor in own)
+        if part == 0:
+            start += header.tensors["rope_freqs.weight"].data.tobytes()
+        name = "m-Q8_0.gguf" if parts == 1 else f"m-Q8_0-{part + 1:05}-of-{parts:05}.gguf"
+        files[name] = Sparse(start, size)
+    return files
+
+
+def safetensors_files(shards: int) -> dict[str, Content]:
+    """A model of 65 GB in bf16."""
+    shapes = {"model.embed_tokens": [VOCABULARY, HIDDEN], "model.norm": [HIDDEN], "lm_head": [VOCABULARY, HIDDEN]}
+    for layer in range(LAYERS):
+        projections = {
+            "self_attn.q_proj": [HIDDEN, HIDDEN],
+            "self_attn.k_proj": [KEYS, HIDDEN],
+            "self_attn.v_proj": [KEYS, HIDDEN],
+            "self_attn.o_proj": [HIDDEN, HIDDEN],
+            "mlp.gate_proj": [WIDTH, HIDDEN],
+            "mlp.up_proj": [WIDTH, HIDDEN],
+            "mlp.down_proj": [HIDDEN, WIDTH],
+            "input_layernorm": [HIDDEN],
+            "post_attention_layernorm": [HIDDEN],
+        }
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in projections.items()}
+    names, files, index = list(shapes), dict[str, Content](), {}
+    for shard in range(shards):
+        file, entries, end = f"model-{shard + 1:05}-of-{shards:05}.safetensors", {}, 0
+        for name in names[shard::shards]:
+            start, end = end, end + 2 * int(np.prod(shapes[name]))
+            entries[f"{name}.weight"] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [start, end]}
+            index[f"{name}.weight"] = file
+        header = json.dumps(entries).encode()
+        files[file] = Sparse(len(header).to_bytes(8, "little") + header, 8 + len(header) + end)
+    files["model.safetensors.index.json"] = json.dumps({"weight_map": index}).encode()
+    return {"config.json": json.dumps(CONFIG).encode(), "tokenizer.json": bytes(40_000_000), **files}
+
+
+REPOSITORIES: dict[str, dict[str, Content]] = {
+    "user/one": gguf_files(1),
+    "user/split": gguf_files(3),
+    "user/floats": safetensors_files(14),
+    "user/endless": {"m-Q4_0.gguf": Sparse(gguf_header({"general.name": "x" * 40_000_000}, []), 10**11)},
+    "user/broken": {"m-Q4_0.gguf": Sparse(b"GGUF\x09", 10**10)},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("drafter") / "tiny.gguf"
+    write_tiny_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def running(tiny: Path) -> Iterator[Endpoint]:
+    with fake_hub({**REPOSITORIES, "user/tiny": {"tiny.gguf": tiny.read_bytes()}}) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def endpoint(running: Endpoint) -> Endpoint:
+    running.sent_bytes, running.gives_ranges = 0, True
+    return running
+
+
+def write_sparse(folder: Path, files: Mapping[str, Content]) -> None:
+    """The same model on this disk, in holes."""
+    for name, content in files.items():
+        with (folder / name).open("wb") as stream:
+            stream.write(content.start if isinstance(content, Sparse) else content)
+            stream.truncate(len(content))
+
+
+def planned(endpoint: Endpoint, folder: Path, name: str, *options: str) -> dict[str, Any]:
+    result = endpoint.run(folder, "plan", name, *OPTIONS, *options)
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "least_bytes"), [("user/one:Q8_0", 26e9), ("user/split:Q8_0", 26e9), ("user/floats", 64e9)]
+)
+def test_a_plan_is_that_of_the_fetched_model_and_reads_little(
+    tmp_path: Path, endpoint: Endpoint, name: str, least_bytes: float
+) -> None:
+    remote = planned(endpoint, tmp_path, name)
+    assert 0 < remote.pop("read_bytes") <= endpoint.sent_bytes < MOST_SENT
+    assert not remote.pop("fetched")
+    assert remote["file_bytes"] > least_bytes
+    assert not list((tmp_path / "hf").rglob("*.gguf"))
+    repository = name.partition(":")[0]
+    write_sparse(tmp_path, REPOSITORIES[repository])
+    first = next((tmp_path / file for file in REPOSITORIES[repository] if file.endswith(".gguf")), tmp_path)
+    local = planned(endpoint, tmp_path, str(first))
+    assert local.pop("fetched")
+    assert local.pop("read_bytes") == 0
+    if first != tmp_path:
+        assert local == remote
+    else:  # the size of the folder has what a model does not need
+        assert {**local, "file_bytes": 0} == {**remote, "file_bytes": 0}
+
+
+def test_a_drafter_is_not_fetched_either(tmp_path: Path, endpoint: Endpoint, tiny: Path) -> None:
+    remote = planned(endpoint, tmp_path, "user/tiny", "--drafter", "user/tiny")
+    local = planned(endpoint, tmp_path, str(tiny), "--drafter", str(tiny))
+    assert remote["beside_bytes"] == local["beside_bytes"] > 0
+    assert (remote["fetched"], local["fetched"]) == (False, True)
+    result = endpoint.run(tmp_path, "plan", "user/floats", "--drafter", "user/tiny", "--device", "cpu")
+    assert "more than 30.0 MB of it would have to be read" in result.stderr, "for the vocabulary, which is compared"
+
+
+def test_the_report_says_what_was_read(tmp_path: Path, endpoint: Endpoint) -> None:
+    result = endpoint.run(tmp_path, "plan", "user/floats", "--device", "cpu", "--memory", "40G")
+    assert result.returncode == 1
+    assert result.stdout.startswith("file         65.57 GB, not fetched: 2.0 MB of it were read\n")
+    assert "does not fit" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "gives_ranges", "message"),
+    [
+        ("user/one:Q8_0", False, "does not answer range requests"),
+        ("user/floats", False, "does not answer range requests"),
+        ("user/endless", True, "more than 30.0 MB of it would have to be read"),
+        ("user/broken", True, "GGUF version 9 is not supported"),
+        ("user/nonesuch", True, "does not exist on the endpoint"),
+    ],
+)
+def test_what_can_not_be_planned_is_one_line(
+    tmp_path: Path, endpoint: Endpoint, name: str, gives_ranges: bool, message: str
+) -> None:
+    endpoint.gives_ranges = gives_ranges
+    result = endpoint.run(tmp_path, "plan", name, "--device", "cpu", "--memory", "100G")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert endpoint.sent_bytes < MOST_SENT
