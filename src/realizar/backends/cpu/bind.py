@@ -17,9 +17,8 @@ from realizar.backends.cpu.kernels.expert_linear import EXPERT_ACTIVATE, EXPERT_
 from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR
 from realizar.backends.cpu.kernels.layer_inputs import LAYER_INPUTS
 from realizar.backends.cpu.kernels.linear import LINEAR
-from realizar.backends.cpu.kernels.normalize import NORMALIZE, norm_kind, normalize
+from realizar.backends.cpu.kernels.normalize import NORMALIZE, SELECT, norm_kind, normalize, select
 from realizar.backends.cpu.kernels.routing import CHOOSE, GATHER, SORT, SUM, choose, gather, sort_by_expert, sum_experts
-from realizar.backends.cpu.kernels.select import SELECT, select
 from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.state.sizes import input_columns

@@ -1,4 +1,4 @@
-"""RMSNorm, LayerNorm, adding to the residual stream, and quantising: one pass per token."""
+"""RMSNorm, LayerNorm, adding to the residual stream, and quantising: one pass per token; and the tokens to go on."""
 
 from __future__ import annotations
 
@@ -89,3 +89,18 @@ def normalize(address: int, thread: int, threads: int) -> None:
                     first = terms + offset_of(2 * token, group, groups, lanes)
                     copy_record(record, first)
                     quantize_residual(values, first, terms + offset_of(2 * token + 1, group, groups, lanes))
+
+
+SELECT = Record("step count_field indices input input_stride out out_stride width")
+
+
+@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+def select(address: int, thread: int, threads: int) -> None:
+    """The hidden states of the tokens whose logits are wanted, float32 [count, width], one after another."""
+    arguments = SELECT(address)
+    count = read_i64(arguments.step, arguments.count_field)
+    indices = view(arguments.indices, max(count, 1), np.int32)
+    width = arguments.width
+    for token in range(count * thread // threads, count * (thread + 1) // threads):
+        source = view(arguments.input + indices[token] * arguments.input_stride, width, np.float32)
+        view(arguments.out + token * arguments.out_stride, width, np.float32)[:] = source
