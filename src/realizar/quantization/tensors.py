@@ -17,6 +17,7 @@ from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.quantization.block_source import BlockSource, CopiedSource, Pages
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
+from realizar.quantization.integer_tensors import AwqTensors, CompressedTensors, GptqTensors
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.matrix_format import MatrixFormat
 from realizar.quantization.mxfp4_tensors import Mxfp4Tensors
@@ -143,7 +144,9 @@ def _transposed_source(stored: StoredTensor, index: int) -> CopiedSource:
     return CopiedSource(stored.ggml_type, rows, [numbers.T], make, stored.path, stored.name, Pages(part))
 
 
-MATRIX_FORMATS: dict[str, type[MatrixFormat]] = {"mxfp4": Mxfp4Tensors}
+MATRIX_FORMATS: dict[str, type[MatrixFormat]] = {
+    "awq": AwqTensors, "compressed-tensors": CompressedTensors, "gptq": GptqTensors, "mxfp4": Mxfp4Tensors,
+}  # fmt: skip
 """The format of each `quant_method`."""
 
 

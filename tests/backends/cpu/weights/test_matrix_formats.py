@@ -85,8 +85,9 @@ def test_methods_and_parameters_are_refused_by_name(tmp_path: Path, monkeypatch:
     write_config(tmp_path, order="words", bits=3)
     with pytest.raises(UnsupportedModelError, match=r"key 'quantization_config\.bits': unsupported value 3$"):
         check(tmp_path)
-    write_config(tmp_path, quant_method="gptq")
+    write_config(tmp_path, quant_method="fp8")
     with pytest.raises(
-        UnsupportedModelError, match=r"quantised by 'gptq' .*in safetensors: float weights, grouped, mxfp4;"
+        UnsupportedModelError,
+        match=r"quantised by 'fp8' .*in safetensors: float weights, awq, compressed-tensors, gptq, grouped, mxfp4;",
     ):
         check(tmp_path)

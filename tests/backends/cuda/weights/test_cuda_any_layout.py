@@ -16,6 +16,7 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from backends.grouped_format import write_grouped_model  # noqa: E402
 from backends.grouped_source import exact_weights, grouped_layout, grouped_model, grouped_source  # noqa: E402
+from quantization.integer_checkpoints import Stored, write_model  # noqa: E402
 from random_models import Recipe, random_tokens  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.launch import StepKind  # noqa: E402
@@ -94,6 +95,27 @@ def test_a_model_that_a_checkpoint_stores_as_several_tensors_a_matrix(
     check_logits(runner, ReferenceModel(spec, tensors, np.float64))
     down = "model.layers.1.mlp.down_proj.weight"
     np.testing.assert_allclose(tensors[down], weights[down], rtol=1e-6, atol=1e-7)
+    runner.close()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "stored", [Stored("awq"), Stored("gptq", symmetric=True, group=32), Stored("unpacked", bits=8, symmetric=True)],
+    ids=str,
+)  # fmt: skip
+def test_a_model_of_integers(stored: Stored, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if packed:
+        run_packed(monkeypatch)
+    weights = write_model(tmp_path, stored)
+    checkpoint = open_checkpoint(tmp_path)
+    spec = build_spec(checkpoint)
+    tensors = load_tensors(spec, checkpoint)
+    runner = GPURunner(spec, checkpoint, CONFIG)
+    check_logits(runner, ReferenceModel(spec, tensors, np.float64))
+    down = "model.layers.1.mlp.down_proj.weight"
+    np.testing.assert_allclose(tensors[down], weights[down], rtol=1e-6, atol=1e-7)
+    plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"), 1 << 30)
+    assert not packed or plan.weight_bytes == runner.capacity.weight_bytes  # Triton's own form is larger or smaller
     runner.close()
 
 

@@ -203,7 +203,8 @@ def _refusal(layout: WeightLayout) -> str | None:
     two_level = layout.super_group_size is not None
     if layout.is_float:
         return "float32 is not packed"
-    if layout.group_size not in (16, 32, 64, 128, SUPER) or layout.super_group_size not in (None, SUPER):
+    supers = (None, SUPER) if layout.bits < 4 else (None, SUPER, layout.group_size)
+    if layout.group_size not in (16, 32, 64, 128, SUPER) or layout.super_group_size not in supers:
         return f"groups have {layout.group_size} columns"
     if layout.vector_size > 1:
         known = layout.bits in _HIGH_BITS and layout.vector_size in (4, 8)

@@ -1,0 +1,422 @@
+"""Integers of four or eight bits with a scale a group, as AWQ, GPTQ and compressed-tensors store them. numpy only.
+
+A weight is `scale * (code - zero)`, whose zero is a group's own, or the middle of all codes. A word of 32 bits has n
+codes, the first in the lowest bits:
+
+- `awq`: `qweight` [in_features, out_features / 8], whose words have eight out_features, in the order 0, 2, 4, 6, 1, 3,
+  5, 7; `qzeros` [groups, out_features / 8] likewise; `scales` [groups, out_features].
+- `gptq`: `qweight` [in_features / n, out_features], whose words have n columns; `qzeros` [groups, out_features / n], in
+  the first form of the format less one; `scales` [groups, out_features]; `g_idx` [in_features], a column's group.
+- `compressed-tensors`: `weight_packed` [out_features, in_features / n], `weight_scale` [out_features, groups],
+  `weight_zero_point` [out_features / n, groups], `weight_shape` [2]; or unpacked, `weight` and `weight_zero_point` in
+  int8.
+
+Sources: AutoAWQ's `packing_utils`, GPTQModel's `pack_model`, compressed-tensors' `pack_quantized`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.naming import shown
+from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.quantization.convert import dequantize
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.matrix_format import MatrixFormat
+from realizar.quantization.planes import Planes
+from realizar.quantization.source import MatrixSource
+
+_WORD_BITS = 32
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_GROUPS = (128, 64, 32)  # of a layout; a stored group of more columns is several of them
+_Parts = Mapping[str, StoredTensor]
+
+
+class _IntegerSource(MatrixSource):
+    """A matrix of such tensors; `group` columns share a scale.
+
+    Args:
+        parts: the tensors as a method names them. bits: of a code.
+        symmetric: whether all zeros are the middle of the codes.
+    """
+
+    def __init__(
+        self, name: str, shape: tuple[int, int], bits: int, symmetric: bool, group: int, parts: _Parts
+    ) -> None:
+        wide = next((each for each in _GROUPS if group % each == 0), 0)
+        scales = parts["scales"]
+        if not wide:
+            reason = f"has a scale for {group} columns, and not for a multiple of {_GROUPS[-1]}"
+            raise UnsupportedModelError(f"{scales.path}: tensor {shown(scales.name)} {reason}")
+        if symmetric:
+            size = wide * bits // 8 + 2
+            layout = WeightLayout(f"INT{bits} by {wide}", wide, size, bits=bits, offset=1 << bits - 1, group_size=wide)
+        elif bits > 4:
+            reason = f"has zeros of its own for codes of {bits} bits, which is not read"
+            raise UnsupportedModelError(f"{scales.path}: tensor {shown(parts['zeros'].name)} {reason}")
+        else:  # a zero is a small minimum, whose factor is minus the scale
+            size = wide * bits // 8 + 4
+            layout = WeightLayout(
+                f"INT{bits} by {wide} with zeros", wide, size, bits=bits, group_size=wide, scale="u8", minimum=True,
+                super_group_size=wide,
+            )  # fmt: skip
+        super().__init__(layout, *shape, scales.path, name)
+        self._parts, self._repeats, self._symmetric = parts, group // wide, symmetric
+
+    def planes(self, start: int, stop: int) -> Planes:
+        codes, scales = self.codes(start, stop), self._spread(self._halves(start, stop))
+        if self._symmetric:
+            return Planes(self.layout, codes, scales)
+        zeros = self._spread(self.zeros(start, stop).astype(np.int16))
+        return Planes(self.layout, codes, np.ones_like(zeros), zeros, super_scales=scales, super_minima=-scales)
+
+    def prefetch(self) -> None:
+        for each in self._parts.values():
+            each.prefetch()
+
+    def release(self, start: int, stop: int) -> None:
+        if stop == self.out_features:  # a run's codes may lie on all pages
+            for each in self._parts.values():
+                each.release()
+
+    @abstractmethod
+    def codes(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """uint8 [out_features, in_features]."""
+
+    @abstractmethod
+    def scales(self, start: int, stop: int) -> NDArray[np.float32]:
+        """float32 [out_features, groups]."""
+
+    @abstractmethod
+    def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
+        """The codes that mean zero, int32 [out_features, groups]."""
+
+    def _halves(self, start: int, stop: int) -> NDArray[np.float32]:
+        """The scales as kernels hold them, as float16: of bfloat16, all of 2^-17 and more are exact."""
+        with np.errstate(over="ignore"):  # what becomes infinite is refused
+            return self.scales(start, stop).astype(np.float16).astype(np.float32)
+
+    def _spread(self, values: NDArray[Any]) -> NDArray[Any]:
+        return np.repeat(values, self._repeats, axis=1)
+
+
+class _AwqSource(_IntegerSource):
+    def codes(self, start: int, stop: int) -> NDArray[np.uint8]:
+        return self._unpacked("codes", start, stop)
+
+    def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
+        return self._unpacked("zeros", start, stop).astype(np.int32)
+
+    def scales(self, start: int, stop: int) -> NDArray[np.float32]:
+        return np.ascontiguousarray(_floats(self._parts["scales"])[:, start:stop].T)
+
+    def _unpacked(self, part: str, start: int, stop: int) -> NDArray[np.uint8]:
+        first, last = start // 8, -(-stop // 8)
+        words = _array(self._parts[part], "<u4")[:, first:last]
+        found = np.empty((last - first, 8, len(words)), np.uint8)
+        for place, out_feature in enumerate(_AWQ_ORDER):
+            found[:, out_feature] = (words >> np.uint32(4 * place) & np.uint32(15)).T
+        return found.reshape(-1, len(words))[start - 8 * first : stop - 8 * first]
+
+
+class _GptqSource(_IntegerSource):
+    """`less`: what zeros are stored less by."""
+
+    less = 1
+
+    def planes(self, start: int, stop: int) -> Planes:
+        """Raises CheckpointError where a symmetric matrix has other zeros than the middle."""
+        if self._symmetric and (self.zeros(start, stop) != self.layout.offset).any():
+            raise _wrong(self._parts["zeros"], f"has other zeros than {self.layout.offset}, and `sym` is true")
+        return super().planes(start, stop)
+
+    def codes(self, start: int, stop: int) -> NDArray[np.uint8]:
+        words = np.ascontiguousarray(_array(self._parts["codes"], "<u4")[:, start:stop].T)
+        return _unpacked(words, self.layout.bits)
+
+    def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
+        each = _WORD_BITS // self.layout.bits
+        first, last = start // each, -(-stop // each)
+        zeros = _unpacked(_array(self._parts["zeros"], "<u4")[:, first:last], self.layout.bits).astype(np.int32)
+        return zeros.T[start - each * first : stop - each * first] + self.less
+
+    def scales(self, start: int, stop: int) -> NDArray[np.float32]:
+        return np.ascontiguousarray(_floats(self._parts["scales"])[:, start:stop].T)
+
+
+class _Gptq2Source(_GptqSource):
+    less = 0
+
+
+class _CompressedSource(_IntegerSource):
+    def codes(self, start: int, stop: int) -> NDArray[np.uint8]:
+        stored = self._parts["codes"]
+        if stored.dtype == "I8":
+            signed: NDArray[np.uint8] = _array(stored, np.uint8)[start:stop]
+            return signed ^ np.uint8(0x80)
+        words = np.ascontiguousarray(_array(stored, "<u4")[start:stop])
+        return _unpacked(words, self.layout.bits)
+
+    def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
+        """Stored as the codes are: signed, and where they are packed, plus the middle."""
+        stored, bits = self._parts["zeros"], self.layout.bits
+        if stored.dtype == "I8":
+            signed: NDArray[np.int8] = _array(stored, np.int8)[start:stop]
+            return signed.astype(np.int32) + (1 << bits - 1)
+        each = _WORD_BITS // bits
+        first, last = start // each, -(-stop // each)
+        words = np.ascontiguousarray(_array(stored, "<u4")[first:last].T)
+        return _unpacked(words, bits).astype(np.int32).T[start - each * first : stop - each * first]
+
+    def scales(self, start: int, stop: int) -> NDArray[np.float32]:
+        return _floats(self._parts["scales"])[start:stop]
+
+
+class _IntegerFormat(MatrixFormat):
+    """A method whose matrices are stored under their own names with other suffixes."""
+
+    known: frozenset[str]
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        super().__init__(config, path)
+        unknown = sorted(set(config) - self.known - {"quant_method"})
+        if unknown:
+            raise self.unsupported(unknown[0])
+
+    def tensors(self, checkpoint: Checkpoint, name: str) -> Sequence[str]:
+        base = name.removesuffix(".weight")
+        names = {part: base + suffix for part, suffix in self.suffixes(checkpoint, base).items()}
+        return tuple(names.values()) if names and any(each in checkpoint.tensors for each in names.values()) else ()
+
+    def parts(self, checkpoint: Checkpoint, name: str) -> _Parts:
+        base = name.removesuffix(".weight")
+        return {part: checkpoint.tensors[base + suffix] for part, suffix in self.suffixes(checkpoint, base).items()}
+
+    @abstractmethod
+    def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
+        """What each tensor of a matrix has behind the name of its module."""
+
+    def unsupported(self, key: str, why: str = "") -> UnsupportedModelError:
+        value = self.config.get(key)
+        reason = why or (f"unsupported value {value!r:.40}" if key in self.known else "unknown")
+        return UnsupportedModelError(f"{self.path}: key 'quantization_config.{key}': {reason}")
+
+
+class AwqTensors(_IntegerFormat):
+    """The method `awq`, of four bits, in AutoAWQ's order `gemm`."""
+
+    known = frozenset({
+        "bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "format", "modules_to_not_convert",
+        "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "desc_act", "sym",
+    })  # fmt: skip
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        super().__init__(config, path)
+        for key in ("bits", "w_bit"):
+            if config.get(key, 4) != 4:
+                raise self.unsupported(key)
+        for key in ("version", "format"):
+            if str(config.get(key) or "gemm").lower() != "gemm":
+                raise self.unsupported(key)
+        if config.get("zero_point", True) is not True:
+            raise self.unsupported("zero_point")
+
+    def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
+        return {"codes": ".qweight", "zeros": ".qzeros", "scales": ".scales"}
+
+    def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
+        parts = self.parts(checkpoint, name)
+        in_features, words = _shape(parts["codes"], "I32")
+        groups, out_features = _shape(parts["scales"])
+        _check_shape(parts["zeros"], (groups, words), "I32")
+        _check_shape(parts["scales"], (groups, words * 8))
+        group = _group(parts["scales"], in_features, groups)
+        return _AwqSource(name, (out_features, in_features), 4, False, group, parts)
+
+
+class GptqTensors(_IntegerFormat):
+    """The method `gptq`, of four and eight bits, whose groups are of columns one after another."""
+
+    known = frozenset({
+        "bits", "group_size", "desc_act", "sym", "lm_head", "dynamic", "damp_percent", "static_groups",
+        "true_sequential", "model_name_or_path", "model_file_base_name", "checkpoint_format", "format", "meta",
+        "quantizer", "is_marlin_format", "pack_dtype", "backend", "batch_size", "block_name_to_quantize",
+        "cache_block_outputs", "dataset", "exllama_config", "max_input_length", "model_seqlen",
+        "module_name_preceding_first_block", "modules_in_block_to_quantize", "pad_token_id", "tokenizer",
+        "use_cuda_fp16", "use_exllama", "disable_exllama", "hyb_act", "act_group_aware", "damp_auto_increment", "mse",
+    })  # fmt: skip
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        super().__init__(config, path)
+        for key in ("checkpoint_format", "format"):
+            if config.get(key) not in (None, "", "gptq", "gptq_v2"):
+                raise self.unsupported(key)
+        if config.get("is_marlin_format"):
+            raise self.unsupported("is_marlin_format")
+        if config.get("pack_dtype") not in (None, "int32"):
+            raise self.unsupported("pack_dtype")
+        if config.get("bits") not in (4, 8):
+            raise self.unsupported("bits")
+        second = "gptq_v2" in (config.get("checkpoint_format"), config.get("format"))
+        self._made, self._symmetric = _Gptq2Source if second else _GptqSource, config.get("sym") is True
+
+    def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
+        order = {"order": ".g_idx"} if f"{base}.g_idx" in checkpoint.tensors else {}
+        return {"codes": ".qweight", "zeros": ".qzeros", "scales": ".scales", **order}
+
+    def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
+        parts = self.parts(checkpoint, name)
+        words, out_features = _shape(parts["codes"], "I32")
+        groups, _ = _shape(parts["scales"])
+        zero_words = _shape(parts["zeros"], "I32")[1]
+        bits = zero_words * _WORD_BITS // max(out_features, 1)  # modules of `dynamic` may have other bits
+        if bits not in (4, 8):
+            raise _wrong(parts["zeros"], f"has {zero_words} words for {out_features} out_features, of {bits} bits each")
+        in_features = words * _WORD_BITS // bits
+        _check_shape(parts["zeros"], (groups, out_features * bits // _WORD_BITS), "I32")
+        _check_shape(parts["scales"], (groups, out_features))
+        group = _group(parts["scales"], in_features, groups)
+        if "order" in parts:
+            _check_order(parts["order"], in_features, group)
+        return self._made(name, (out_features, in_features), bits, self._symmetric, group, parts)
+
+
+class CompressedTensors(_IntegerFormat):
+    """The method `compressed-tensors` in its formats of integers; activations stay as they are."""
+
+    known = frozenset({
+        "config_groups", "format", "ignore", "kv_cache_scheme", "quantization_status", "global_compression_ratio",
+        "sparsity_config", "transform_config", "version",
+    })  # fmt: skip
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        super().__init__(config, path)
+        for key in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+            if config.get(key):
+                raise self.unsupported(key)
+        groups = config.get("config_groups")
+        if not isinstance(groups, Mapping) or not all(isinstance(each, Mapping) for each in groups.values() or [None]):
+            raise CheckpointError(path, "key 'quantization_config.config_groups'", "missing, or no object of objects")
+        for group in (config, *groups.values()):
+            if group.get("format") not in (None, "pack-quantized", "int-quantized", "mixed-precision"):
+                reason = f"of {shown(group['format'])}; weights of pack-quantized and int-quantized are read"
+                raise self.unsupported("format", reason)
+        for number, group in groups.items():
+            self._check_group(str(number), group)
+        self._bits = {group["weights"]["num_bits"] for group in groups.values()}
+
+    def _check_group(self, number: str, group: Mapping[str, Any]) -> None:
+        weights, inputs = group.get("weights"), group.get("input_activations")
+        if not isinstance(weights, Mapping):
+            raise CheckpointError(self.path, f"key 'quantization_config.config_groups.{number}.weights'", "missing")
+        asked = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
+        if asked[0] != "int" or asked[1] not in (4, 8) or asked[2] not in ("group", "channel"):
+            reason = f"{number} has weights of type {asked[0]}, {asked[1]} bits and strategy {asked[2]}"
+            raise self.unsupported("config_groups", f"{reason}: integers of 4 and 8 bits by group or channel are read")
+        if isinstance(inputs, Mapping) and (inputs.get("type") != "int" or inputs.get("dynamic") is not True):
+            reason = f"{number} has inputs of type {inputs.get('type')} that are not rounded as they come"
+            raise self.unsupported("config_groups", reason)
+
+    def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
+        if f"{base}.weight_scale" not in checkpoint.tensors:
+            return {}
+        packed = f"{base}.weight" not in checkpoint.tensors
+        own = {"codes": ".weight_packed", "shape": ".weight_shape"} if packed else {"codes": ".weight"}
+        others = {"zeros": ".weight_zero_point", "order": ".weight_g_idx"}
+        there = {part: suffix for part, suffix in others.items() if base + suffix in checkpoint.tensors}
+        return {**own, "scales": ".weight_scale", **there}
+
+    def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
+        parts = self.parts(checkpoint, name)
+        codes, scales, zeros = parts["codes"], parts["scales"], parts.get("zeros")
+        if "shape" in parts:
+            out_features, words = _shape(codes, "I32")
+            bits = self._packed_bits(parts["shape"], words)
+            in_features = words * _WORD_BITS // bits
+        else:
+            (out_features, in_features), bits = _shape(codes, "I8"), 8
+        groups = _shape(scales)[1]
+        _check_shape(scales, (out_features, groups))
+        if zeros is not None:
+            packed = (-(-out_features * bits // _WORD_BITS), groups), "I32"
+            _check_shape(zeros, *(packed if "shape" in parts else ((out_features, groups), "I8")))
+        group = _group(scales, in_features, groups)
+        if "order" in parts:
+            _check_order(parts["order"], in_features, group)
+        return _CompressedSource(name, (out_features, in_features), bits, zeros is None, group, parts)
+
+    def _packed_bits(self, shape: StoredTensor, words: int) -> int:
+        """Those of the configuration; where modules have several, the stored shape tells."""
+        _check_shape(shape, (2,), "I64")
+        if len(self._bits) == 1:
+            return int(next(iter(self._bits)))
+        in_features = int(_array(shape, "<i8")[1])
+        bits = next((each for each in self._bits if in_features * each == words * _WORD_BITS), None)
+        if bits is None:
+            raise _wrong(shape, f"has {in_features} columns for {words} words of codes")
+        return int(bits)
+
+
+def _unpacked(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
+    """uint8 [n, codes] of words [n, m], the lowest bits first."""
+    if bits == 8:
+        return np.ascontiguousarray(words).view(np.uint8)
+    nibbles = np.ascontiguousarray(words).view(np.uint8)
+    return np.stack([nibbles & 15, nibbles >> 4], axis=-1).reshape(len(words), -1)
+
+
+def _array(stored: StoredTensor, dtype: Any) -> Any:
+    return stored.data.view(dtype).reshape(stored.shape)
+
+
+def _floats(stored: StoredTensor) -> NDArray[np.float32]:
+    assert stored.ggml_type is not None  # `_shape` refuses others
+    return dequantize(stored.ggml_type, stored.data, *stored.shape)
+
+
+def _wrong(stored: StoredTensor, reason: str) -> CheckpointError:
+    return CheckpointError(stored.path, f"tensor {shown(stored.name)}", reason)
+
+
+def _shape(stored: StoredTensor, dtype: str = "") -> tuple[int, int]:
+    """The shape of a matrix of a type, or without one of floats; CheckpointError of others."""
+    floats = GGMLType.F16, GGMLType.BF16, GGMLType.F32
+    if stored.dtype != dtype if dtype else stored.ggml_type not in floats:
+        raise _wrong(stored, f"is of type {stored.type_name}, and not {dtype or 'of floats'}")
+    if len(stored.shape) != 2:
+        raise _wrong(stored, f"has the shape {stored.shape}, and is not a matrix")
+    return stored.shape[0], stored.shape[1]
+
+
+def _check_shape(stored: StoredTensor, shape: tuple[int, ...], dtype: str = "") -> None:
+    if dtype and stored.dtype != dtype:
+        raise _wrong(stored, f"is of type {stored.type_name}, and not {dtype}")
+    if stored.shape != shape:
+        raise _wrong(stored, f"has the shape {stored.shape}, and not {shape}")
+
+
+def _group(scales: StoredTensor, in_features: int, groups: int) -> int:
+    """Columns that share a scale."""
+    if groups < 1 or in_features % groups:
+        raise _wrong(scales, f"has {groups} groups of {in_features} columns")
+    return in_features // groups
+
+
+def _check_order(order: StoredTensor, in_features: int, group: int) -> None:
+    """Refuse columns whose group is not that of their neighbours, and groups that are not there."""
+    _check_shape(order, (in_features,), "I32")
+    found = _array(order, "<i4")
+    if found.min(initial=0) < 0 or found.max(initial=0) >= in_features // group:
+        raise _wrong(order, f"has the groups {found.min()} to {found.max()}, of {in_features // group}")
+    if not np.array_equal(found, np.arange(in_features) // group):
+        raise UnsupportedModelError(
+            f"{order.path}: tensor {shown(order.name)} orders columns by their activations (desc_act): that is not read"
+        )

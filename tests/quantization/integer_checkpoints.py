@@ -1,0 +1,148 @@
+"""Matrices of integers as AWQ, GPTQ and compressed-tensors store them, from their descriptions; a tiny Llama."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HIDDEN, WIDTH, HEAD, HEADS, VOCABULARY, LAYERS = 128, 256, 32, 4, 48, 2
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "num_hidden_layers": LAYERS, "max_position_embeddings": 64, "hidden_size": HIDDEN,
+    "intermediate_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": HEAD,
+    "rms_norm_eps": 1e-5, "vocab_size": VOCABULARY, "hidden_act": "silu", "tie_word_embeddings": False,
+}  # fmt: skip
+_DTYPES = {
+    "float16": "F16", "uint16": "BF16", "float32": "F32", "int8": "I8", "uint8": "U8", "int32": "I32", "uint32": "U32",
+    "int64": "I64",
+}  # fmt: skip
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a matrix is stored; a `group` of 0 is all columns."""
+
+    method: str  # awq, gptq, gptq_v2, packed or unpacked
+    bits: int = 4
+    group: int = 128
+    symmetric: bool = False
+    scale: str = "float16"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The `quantization_config`."""
+        if self.method == "awq":
+            return {"quant_method": "awq", "bits": 4, "group_size": self.group, "zero_point": True, "version": "gemm"}
+        if self.method.startswith("gptq"):
+            return {
+                "quant_method": "gptq", "bits": self.bits, "group_size": self.group or -1, "desc_act": False,
+                "sym": self.symmetric, "checkpoint_format": self.method,
+            }  # fmt: skip
+        weights = {
+            "num_bits": self.bits, "type": "int", "symmetric": self.symmetric, "group_size": self.group or None,
+            "strategy": "group" if self.group else "channel", "actorder": None,
+        }  # fmt: skip
+        name = "pack-quantized" if self.method == "packed" else "int-quantized"
+        group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+        return {
+            "quant_method": "compressed-tensors", "format": name, "config_groups": {"group_0": group},
+            "ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed",
+        }  # fmt: skip
+
+
+def packed(codes: NDArray[Any], bits: int) -> NDArray[np.int32]:
+    """int32 [..., n * bits / 32] of codes [..., n], the first in the lowest bits, zeros behind the last."""
+    each = 32 // bits
+    codes = np.concatenate([codes, np.zeros((*codes.shape[:-1], -codes.shape[-1] % each), codes.dtype)], axis=-1)
+    parts = codes.astype(np.uint32).reshape(*codes.shape[:-1], -1, each)
+    words = np.bitwise_or.reduce(parts << (bits * np.arange(each, dtype=np.uint32)), axis=-1)
+    return np.ascontiguousarray(words).view(np.int32)
+
+
+def random_matrix(
+    stored: Stored, out_features: int, in_features: int, rng: np.random.Generator
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
+    """The tensors of a matrix by what follows its module's name, and its weights, float64, one formula for all."""
+    bits, middle = stored.bits, 1 << stored.bits - 1
+    group = stored.group or in_features
+    codes = rng.integers(0, 1 << bits, (out_features, in_features))
+    zeros = rng.integers(1, 1 << bits, (out_features, in_features // group))
+    if stored.symmetric:
+        zeros[:] = middle
+    scales = rng.uniform(0.5, 1.5, zeros.shape) / (middle * in_features**0.5)
+    if stored.scale == "bfloat16":
+        kept = (scales.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        scales = (kept.astype(np.uint32) << 16).view(np.float32)
+    else:
+        kept = scales = scales.astype(stored.scale)
+    spread = [np.repeat(each, group, axis=1).astype(np.float64) for each in (scales, zeros)]
+    return _tensors(stored, codes, zeros, kept), spread[0] * (codes - spread[1])
+
+
+def _tensors(stored: Stored, codes: NDArray[Any], zeros: NDArray[Any], scales: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    bits, shape = stored.bits, codes.shape
+    if stored.method == "awq":
+        words, zero_words = (
+            packed(each.T.reshape(-1, shape[0] // 8, 8)[..., _AWQ_ORDER], 4) for each in (codes, zeros)
+        )
+        return {
+            ".qweight": words.reshape(len(codes.T), -1), ".qzeros": zero_words.reshape(zeros.shape[1], -1),
+            ".scales": np.ascontiguousarray(scales.T),
+        }  # fmt: skip
+    if stored.method.startswith("gptq"):
+        less = 1 if stored.method == "gptq" else 0
+        return {
+            ".qweight": np.ascontiguousarray(packed(codes, bits).T), ".qzeros": packed(zeros.T - less, bits),
+            ".scales": np.ascontiguousarray(scales.T),
+            ".g_idx": (np.arange(shape[1]) // (shape[1] // zeros.shape[1])).astype(np.int32),
+        }  # fmt: skip
+    own = {".weight_scale": scales}
+    if stored.method == "packed":
+        own |= {".weight_packed": packed(codes, bits), ".weight_shape": np.array(shape, np.int64)}
+        return own if stored.symmetric else own | {".weight_zero_point": np.ascontiguousarray(packed(zeros.T, bits).T)}
+    own[".weight"] = (codes - 128).astype(np.int8)
+    return own if stored.symmetric else own | {".weight_zero_point": (zeros - 128).astype(np.int8)}
+
+
+def write_model(folder: Path, stored: Stored) -> dict[str, NDArray[np.float64]]:
+    """A Llama whose layers' matrices are stored so. Returns their weights, by the names that they would have."""
+    rng, weights = np.random.default_rng(5), {}
+    tensors: dict[str, NDArray[Any]] = {
+        "model.embed_tokens.weight": rng.standard_normal((VOCABULARY, HIDDEN)).astype(np.float16),
+        "lm_head.weight": (rng.standard_normal((VOCABULARY, HIDDEN)) / 11).astype(np.float16),
+        "model.norm.weight": np.ones(HIDDEN, np.float32),
+    }
+    shapes = {
+        "self_attn.q_proj": (HEADS * HEAD, HIDDEN), "self_attn.k_proj": (2 * HEAD, HIDDEN),
+        "self_attn.v_proj": (2 * HEAD, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
+        "mlp.gate_proj": (WIDTH, HIDDEN), "mlp.up_proj": (WIDTH, HIDDEN), "mlp.down_proj": (HIDDEN, WIDTH),
+    }  # fmt: skip
+    for layer in range(LAYERS):
+        base = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{base}.{norm}.weight"] = rng.uniform(0.8, 1.2, HIDDEN).astype(np.float32)
+        for name, shape in shapes.items():
+            made, weights[f"{base}.{name}.weight"] = random_matrix(stored, *shape, rng)
+            tensors |= {f"{base}.{name}{suffix}": array for suffix, array in made.items()}
+    write_checkpoint(folder, tensors, stored.config)
+    return weights
+
+
+def write_checkpoint(folder: Path, tensors: dict[str, NDArray[Any]], method: dict[str, Any]) -> None:
+    """Arrays of uint16 are the bits of bfloat16."""
+    header: dict[str, Any] = {}
+    size = 0
+    for name, array in tensors.items():
+        header[name] = {
+            "dtype": _DTYPES[array.dtype.name], "shape": array.shape, "data_offsets": (size, size + array.nbytes),
+        }  # fmt: skip
+        size += array.nbytes
+    text = json.dumps(header).encode()
+    data = b"".join(array.tobytes() for array in tensors.values())
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": method}), encoding="utf-8")

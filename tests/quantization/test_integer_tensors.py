@@ -1,0 +1,166 @@
+"""Integers of safetensors checkpoints: weights as their formula has them, and what is refused, by tensor and reason."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quantization.integer_checkpoints import Stored, random_matrix, write_checkpoint, write_model
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.open import open_checkpoint
+from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.models.check_tensors import check_tensors
+from realizar.models.registry import build_spec
+from realizar.quantization.tensors import stored_names, tensor_layout, tensor_shape, tensor_source
+
+FORMS = [
+    Stored("awq"), Stored("awq", group=32), Stored("awq", group=0, scale="bfloat16"),
+    Stored("gptq"), Stored("gptq", symmetric=True), Stored("gptq", bits=8, group=32, symmetric=True, scale="float32"),
+    Stored("gptq_v2", group=64), Stored("gptq_v2", bits=8, symmetric=True, group=0),
+    Stored("packed", group=32), Stored("packed", symmetric=True, scale="bfloat16"),
+    Stored("packed", bits=8, group=0, symmetric=True),
+    Stored("unpacked", bits=8, symmetric=True, group=0), Stored("unpacked", bits=8, group=64, symmetric=True),
+]  # fmt: skip
+NAME = "model.layers.1.mlp.down_proj"
+
+
+def opened(folder: Path, stored: Stored, tensors: dict[str, NDArray[Any]]) -> Checkpoint:
+    write_checkpoint(folder, {f"{NAME}{suffix}": array for suffix, array in tensors.items()}, stored.config)
+    return open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("stored", FORMS, ids=str)
+@pytest.mark.parametrize("shape", [(64, 256), (24, 384)], ids=str)
+def test_weights(stored: Stored, shape: tuple[int, int], tmp_path: Path) -> None:
+    """Exact, whole and in runs that begin and end within a word; scales of float32 are rounded to halves."""
+    tensors, weights = random_matrix(stored, *shape, np.random.default_rng(3))
+    checkpoint, name = opened(tmp_path, stored, tensors), f"{NAME}.weight"
+    assert set(stored_names(checkpoint, name)) == set(checkpoint.tensors)
+    assert tensor_shape(checkpoint, name) == shape
+    source = tensor_source(checkpoint, name)
+    assert source.layout == tensor_layout(checkpoint, name)
+    assert source.raw is None
+    most = 2**-11 * np.abs(weights).max() if stored.scale == "float32" else 0.0
+    same = partial(np.testing.assert_allclose, rtol=0, atol=most)
+    same(source.dequantize(), weights.astype(np.float32))
+    same(source.read(3, 21), weights[3:21].astype(np.float32))
+    unit = source.layout.block_size
+    part = source.slice_out_features(5, 23).slice_columns(unit, 2 * unit)
+    same(part.dequantize(), weights[5:23, unit : 2 * unit].astype(np.float32))
+    assert source.find_not_finite(0, shape[0]) is None
+    source.prefetch()
+    source.release(0, shape[0])
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "packed", "unpacked"])
+def test_scales_that_are_not_finite_are_refused(method: str, tmp_path: Path) -> None:
+    stored = Stored(method, bits=8, symmetric=True) if method == "unpacked" else Stored(method)
+    tensors, _ = random_matrix(stored, 16, 256, np.random.default_rng(1))
+    scales = tensors[".weight_scale" if "packed" in method else ".scales"]
+    (scales if scales.shape[0] == 16 else scales.T)[9, 0] = np.nan
+    source = tensor_source(opened(tmp_path, stored, tensors), f"{NAME}.weight")
+    source.check_finite(0, 9)
+    with pytest.raises(CheckpointError, match=rf"tensor '{NAME}\.weight': a scale of out_feature 9 is not finite"):
+        source.check_finite(8, 16)
+
+
+@pytest.mark.parametrize(
+    ("stored", "suffix", "array", "message"),
+    [
+        (Stored("awq"), ".qweight", np.zeros((256, 8), np.float32), "is of type F32, and not I32"),
+        (Stored("awq"), ".qzeros", np.zeros((2, 4), np.int32), r"has the shape \(2, 4\), and not \(2, 8\)"),
+        (Stored("awq"), ".scales", np.zeros((2, 60), np.float16), r"has the shape \(2, 60\), and not \(2, 64\)"),
+        (Stored("awq"), ".scales", np.zeros((2, 64), np.int32), "is of type I32, and not of floats"),
+        (Stored("awq"), ".scales", np.zeros(128, np.float16), r"has the shape \(128,\), and is not a matrix"),
+        (Stored("gptq"), ".scales", np.zeros((3, 64), np.float16), r"has the shape \(2, 8\), and not \(3, 8\)"),
+        (Stored("gptq"), ".qzeros", np.zeros((2, 6), np.int32), "has 6 words for 64 out_features, of 3 bits each"),
+        (Stored("gptq"), ".g_idx", np.zeros(255, np.int32), r"has the shape \(255,\), and not \(256,\)"),
+        (Stored("gptq"), ".g_idx", np.full(256, 2, np.int32), "has the groups 2 to 2, of 2"),
+        (Stored("gptq"), ".g_idx", np.full(256, -1, np.int32), "has the groups -1 to -1, of 2"),
+        (Stored("packed"), ".weight_packed", np.zeros((64, 32), np.uint32), "is of type U32, and not I32"),
+        (Stored("packed"), ".weight_shape", np.zeros(3, np.int64), r"has the shape \(3,\), and not \(2,\)"),
+        (Stored("packed", symmetric=True), ".weight_scale", np.zeros((64, 3), np.float16), "3 groups of 256 columns"),
+        (Stored("packed"), ".weight_scale", np.zeros((63, 2), np.float16), r"has the shape \(63, 2\), and not"),
+        (Stored("packed"), ".weight_zero_point", np.zeros((64, 2), np.int32), r"\(64, 2\), and not \(8, 2\)"),
+        (Stored("unpacked", bits=8), ".weight", np.zeros((64, 256), np.uint8), "is of type U8, and not I8"),
+        (Stored("unpacked", bits=8), ".weight_zero_point", np.zeros((64, 2), np.int32), "of type I32, and not I8"),
+    ],
+)
+def test_tensors_that_do_not_fit_together_are_refused(
+    stored: Stored, suffix: str, array: NDArray[Any], message: str, tmp_path: Path
+) -> None:
+    tensors, _ = random_matrix(stored, 64, 256, np.random.default_rng(1))
+    with pytest.raises(CheckpointError, match=message):
+        tensor_source(opened(tmp_path, stored, {**tensors, suffix: array}), f"{NAME}.weight")
+
+
+def test_columns_in_an_order_of_their_own_are_refused(tmp_path: Path) -> None:
+    stored = Stored("gptq")
+    tensors, _ = random_matrix(stored, 64, 256, np.random.default_rng(1))
+    order = np.random.default_rng(2).permutation(tensors[".g_idx"])
+    with pytest.raises(UnsupportedModelError, match=rf"tensor '{NAME}\.g_idx' orders columns by their activations"):
+        tensor_source(opened(tmp_path, stored, {**tensors, ".g_idx": order}), f"{NAME}.weight")
+
+
+@pytest.mark.parametrize("method", ["gptq", "packed", "unpacked"])
+def test_zeros_of_eight_bits_are_refused(method: str, tmp_path: Path) -> None:
+    tensors, _ = random_matrix(Stored(method, bits=8), 64, 256, np.random.default_rng(1))
+    with pytest.raises(UnsupportedModelError, match="has zeros of its own for codes of 8 bits, which is not read"):
+        tensor_source(opened(tmp_path, Stored(method, bits=8), tensors), f"{NAME}.weight")
+
+
+def test_groups_of_few_columns_are_refused(tmp_path: Path) -> None:
+    tensors, _ = random_matrix(Stored("awq", group=16), 64, 256, np.random.default_rng(1))
+    with pytest.raises(
+        UnsupportedModelError, match=r"scales' has a scale for 16 columns, and not for a multiple of 32"
+    ):
+        tensor_source(opened(tmp_path, Stored("awq", group=16), tensors), f"{NAME}.weight")
+
+
+def test_zeros_beside_the_middle_are_refused_where_the_file_says_that_there_are_none(tmp_path: Path) -> None:
+    tensors, _ = random_matrix(Stored("gptq"), 64, 256, np.random.default_rng(1))
+    source = tensor_source(opened(tmp_path, Stored("gptq", symmetric=True), tensors), f"{NAME}.weight")
+    with pytest.raises(CheckpointError, match=r"qzeros': has other zeros than 8, and `sym` is true"):
+        source.dequantize()
+
+
+@pytest.mark.parametrize(
+    ("stored", "changes", "message"),
+    [
+        (Stored("awq"), {"bits": 8}, r"quantization_config\.bits': unsupported value 8"),
+        (Stored("awq"), {"version": "gemv"}, r"version': unsupported value 'gemv'"),
+        (Stored("awq"), {"zero_point": False}, r"zero_point': unsupported value False"),
+        (Stored("awq"), {"rotation": True}, r"rotation': unknown"),
+        (Stored("gptq"), {"bits": 3}, r"bits': unsupported value 3"),
+        (Stored("gptq"), {"checkpoint_format": "marlin"}, r"checkpoint_format': unsupported value 'marlin'"),
+        (Stored("gptq"), {"is_marlin_format": True}, r"is_marlin_format': unsupported value True"),
+        (Stored("gptq"), {"pack_dtype": "int16"}, r"pack_dtype': unsupported value 'int16'"),
+        (Stored("packed"), {"format": "float-quantized"}, r"format': of 'float-quantized'; weights of pack-quantized"),
+        (Stored("packed"), {"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme': unsupported value"),
+        (Stored("packed", bits=8), {"config_groups": {}}, r"config_groups': missing, or no object of objects"),
+        (Stored("packed"), {"config_groups": {"a": {}}}, r"config_groups\.a\.weights': missing"),
+        (
+            Stored("packed"),
+            {"config_groups": {"a": {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}}},
+            r"config_groups': a has weights of type float, 8 bits and strategy channel: integers of 4 and 8 bits",
+        ),
+    ],
+)
+def test_parameters_are_refused_by_name(stored: Stored, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    tensors, _ = random_matrix(stored, 64, 256, np.random.default_rng(1))
+    named = {f"{NAME}{suffix}": array for suffix, array in tensors.items()}
+    write_checkpoint(tmp_path, named, {**stored.config, **changes})
+    with pytest.raises((UnsupportedModelError, CheckpointError), match=message):
+        build_spec(open_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("stored", FORMS, ids=str)
+def test_a_whole_model_is_read_strictly(stored: Stored, tmp_path: Path) -> None:
+    write_model(tmp_path, stored)
+    checkpoint = open_checkpoint(tmp_path)
+    check_tensors(build_spec(checkpoint), checkpoint)
