@@ -199,8 +199,32 @@ def test_sampling_of_requests_that_name_none(
 def test_one_api_process_is_the_main_one(tiny_path: Path) -> None:
     server, batching, _ = parsed()
     serving = _Serving(server, BASE, batching.max_queued, SamplingOptions(), None)
-    fronts = [serving.prepare(str(tiny_path), [server.settings()] * count)[2] for count in (server.api_processes, 2)]
+    fronts = [serving.prepare(str(tiny_path), [server.settings()] * count)[2] for count in (1, 2)]
     assert [type(front) for front in fronts] == [OwnFront, Hub]
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "cores", "count"),
+    [
+        ((), "cuda", 16, 3),
+        ((), "cuda:1", 9, 2),
+        ((), "cuda", 3, 1),
+        ((), "auto", 16, 1),
+        ((), "cpu", 64, 1),
+        (("--request-memory", "1G"), "cuda", 32, 8),
+        (("--max-body-bytes", "64M"), "cuda", 32, 1),
+        (("--stored-responses", "9"), "cuda", 32, 1),
+        (("--api-processes", "5"), "cpu", 2, 5),
+    ],
+)
+def test_a_gpus_server_has_more_api_processes(
+    words: tuple[str, ...], device: str, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine has no GPU. Those that are not given leave each room for two large bodies of a client."""
+    monkeypatch.setattr("realizar.backends.machine.allowed_cpus", lambda: set(range(cores)))
+    monkeypatch.setattr("realizar.backends.cgroup.processor_quota", lambda: None)
+    monkeypatch.setattr("realizar.backends.device_choice.gpu_listed", lambda: False)
+    assert parsed(*words)[0].num_api_processes(device) == count
 
 
 def test_connections_and_memory_are_divided_among_processes() -> None:

@@ -24,14 +24,14 @@ _STOP_S = 20.0
 class ServerSize:
     """The size of a server to start: `parallel` requests at a time, each of up to `context_length` tokens.
 
-    `threads` None leaves them to the server. `api_processes` and `replicas` are of realizar's own.
+    `threads` and `api_processes` None leave them to the server. The latter and `replicas` are of realizar's own.
     """
 
     parallel: int
     context_length: int
     threads: int | None = None
     start_timeout_s: float = 300.0
-    api_processes: int = 1
+    api_processes: int | None = None
     replicas: int = 1
 
 
@@ -58,7 +58,9 @@ def library_environment(program: Path) -> dict[str, str]:
 def realizar_server(model: str, size: ServerSize) -> AbstractContextManager[str]:
     """Runs `realizar serve` while a block lasts; gives its address. Raises CapacityError as `llama_server`."""
     options = ["--max-running", str(size.parallel), "--context-length", str(size.context_length)]
-    options += ["--api-processes", str(size.api_processes), "--replicas", str(size.replicas)]
+    options += ["--replicas", str(size.replicas)]
+    if size.api_processes is not None:
+        options += ["--api-processes", str(size.api_processes)]
     if size.threads is not None:
         options += ["--threads", str(size.threads)]
     command = [sys.executable, "-m", "realizar", "serve", model, *options]

@@ -168,7 +168,7 @@ class ServerOptions:
         parallel: requests at a time of started servers; default as many as are open, 16 at least.
         context_length: tokens per request of started servers, or of one that does not say; default what requests need.
         threads: CPU threads of started servers; default their own.
-        api_processes: API processes of the server of --model-file.
+        api_processes: API processes of the server of --model-file; default its own.
         replicas: replicas of the server of --model-file.
     """
 
@@ -181,7 +181,7 @@ class ServerOptions:
     parallel: MaybeInteger = None
     context_length: MaybeInteger = None
     threads: Annotated[MaybeInteger, Parameter(name=("--threads", "-t"))] = None
-    api_processes: Integer = 1
+    api_processes: MaybeInteger = None
     replicas: Integer = 1
 
     def check(self) -> None:

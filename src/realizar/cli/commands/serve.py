@@ -99,7 +99,8 @@ def serve_command(
         if several:
             wishes = Wishes(config, serving.sampling_of, batching.max_queued, server.log_level)
             return _serve_several(make_shelf(model, models, wishes, settings), settings, listener, url)
-        shares = [settings.share(place, server.api_processes) for place in range(server.api_processes)]
+        processes = server.num_api_processes(config.device)
+        shares = [settings.share(place, processes) for place in range(processes)]
         return serving.one(model[0], shares, listener, url)
 
 
@@ -137,7 +138,7 @@ class _Serving:
             min_replicas=ray.min_replicas,
             max_replicas=ray.min_replicas if ray.max_replicas is None else ray.max_replicas,
             target_requests=ray.target_requests,
-            fronts=self.server.api_processes,
+            fronts=self.server.api_processes or 1,
             log_level=self.server.log_level,
         )
         door = Door(self.server.host, self.server.port, _cluster_files(self.server))

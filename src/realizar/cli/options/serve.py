@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, Size, read_text
+from realizar.cli.options.arguments import Integer, MaybeInteger, Size, read_text
 from realizar.cli.options.chat_template import ChatTemplateFile
 from realizar.cli.terminal.log_lines import LogFormat
 from realizar.errors import InvalidRequestError, RealizarError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _MOST_KEY_CHARACTERS = 1 << 20  # of a file
 _MAX_REPLICAS = 64
 MAX_API_PROCESSES = 64
+_CORES_A_PROCESS = 4  # beside the engine, its grammars and whoever asks
+_LEAST_BODIES = 4  # of the largest size, in the memory of requests that a process has by default
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,7 +61,7 @@ class ServerOptions:
         stored_responses: number of responses that are kept for requests with previous_response_id; 0 keeps none.
         stored_response_memory: memory of kept responses; the least recently used of who has the most are dropped.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
-        api_processes: processes that answer requests; more of them for hundreds of streams of a small model on a GPU.
+        api_processes: processes that answer requests; default 1, or beside a GPU one for each four cores, 3 at most.
         replicas: engines of the model, each with its GPU or its share of the cores; requests go where their prefix is.
         tls_cert: PEM file of a certificate and its chain, for HTTPS; read again when it has changed.
         tls_key: PEM file of the certificate's key; default the file of --tls-cert.
@@ -92,7 +95,7 @@ class ServerOptions:
     stored_responses: Integer = 0
     stored_response_memory: Size = 64 << 20
     max_connections: Integer = 1024
-    api_processes: Integer = 1
+    api_processes: MaybeInteger = None
     replicas: Annotated[Integer, Parameter(name=("--replicas", "--data-parallel-size"))] = 1
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -112,7 +115,7 @@ class ServerOptions:
                 f"--traces-endpoint must be an HTTP address, not {self.traces_endpoint!r}", "traces_endpoint"
             )
         self._check_proxies()
-        if not 1 <= self.api_processes <= MAX_API_PROCESSES:
+        if self.api_processes is not None and not 1 <= self.api_processes <= MAX_API_PROCESSES:
             raise InvalidRequestError(
                 f"--api-processes must be between 1 and {MAX_API_PROCESSES}, not {self.api_processes}", "api_processes"
             )
@@ -135,6 +138,24 @@ class ServerOptions:
             stored_response_bytes=self.stored_response_memory,
             **{name: getattr(self, name) for name in same} | self._tls(),
         )
+
+    def num_api_processes(self, device: str) -> int:
+        """Processes that answer the requests of one model on a device, which is named as in `--device`.
+
+        One is the bound of a small model on a GPU. By default none gets so little of the memory of requests that a
+        client's half of it has no room for two of the largest bodies.
+        """
+        from realizar.backends.cgroup import processor_quota
+        from realizar.backends.device_choice import gpu_listed
+        from realizar.backends.machine import allowed_cpus
+
+        if self.api_processes is not None:
+            return self.api_processes
+        if self.stored_responses or device == "cpu" or (device == "auto" and not gpu_listed()):
+            return 1
+        cores = min(len(allowed_cpus()), processor_quota() or math.inf)
+        room = self.request_memory // (_LEAST_BODIES * max(self.max_body_bytes, 1))
+        return int(max(1, min(cores // _CORES_A_PROCESS, room, self.max_connections)))
 
     def _check_proxies(self) -> None:
         for network in self.trusted_proxy:

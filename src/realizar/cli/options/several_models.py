@@ -49,7 +49,7 @@ class SeveralModelsOptions:
             return False
         if server.replicas > 1:
             raise InvalidRequestError("--replicas above 1 serve a single model", "replicas")
-        if server.api_processes > 1:
+        if (server.api_processes or 1) > 1:
             raise InvalidRequestError("--api-processes above 1 serve a single model", "api_processes")
         several = ", which --allow-pull does not leave single" if self.allow_pull else ""
         refuse_given(server, ("served_model_name", "chat_template"), f"is for a single model{several}")
