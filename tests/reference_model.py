@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.parts import Linear, Norm, Rope
+from realizar.models.parts import Linear, NextTokenInputs, Norm, Rope
 from realizar.models.spec import (
     SWIGLU_ALPHA,
     SWIGLU_LIMIT,
@@ -52,22 +52,25 @@ class ReferenceModel:
         self.dtype = np.dtype(dtype)
         self._tensors = {name: np.asarray(tensors[name], self.dtype) for name in spec.tensors}
 
-    def logits(self, token_ids: Sequence[int], state: State | None = None) -> Array:
+    def logits(self, token_ids: Sequence[int], state: State | None = None, given: Array | None = None) -> Array:
         """[tokens, vocab_size]: what follows each token, given those before it; of a rank the logits of its ids.
 
         Args:
             state: of the chunks before these tokens, empty before the first; the tokens are added to it.
+            given: the hidden state before each token, [tokens, hidden_size], of a next-token block.
         """
-        return self.head(self.hidden(token_ids, state))
+        return self.head(self.hidden(token_ids, state, given))
 
-    def hidden(self, token_ids: Sequence[int], state: State | None = None) -> Array:
-        """[tokens, hidden_size]: after the final norm; `state` as in `logits`."""
-        return self._norm(self.spec.final_norm, self.streams(token_ids, state)[-1])
+    def hidden(self, token_ids: Sequence[int], state: State | None = None, given: Array | None = None) -> Array:
+        """[tokens, hidden_size]: after the final norm; arguments as of `logits`."""
+        return self._norm(self.spec.final_norm, self.streams(token_ids, state, given)[-1])
 
-    def streams(self, token_ids: Sequence[int], state: State | None = None) -> list[Array]:
-        """The residual stream after each layer, [tokens, hidden_size]; `state` as in `logits`."""
+    def streams(self, token_ids: Sequence[int], state: State | None = None, given: Array | None = None) -> list[Array]:
+        """The residual stream after each layer, [tokens, hidden_size]; arguments as of `logits`."""
         spec, state, streams = self.spec, {} if state is None else state, []
         x = self._add_up(self._embedded(np.asarray(token_ids))) * self.dtype.type(spec.embedding_scale)
+        if spec.next_token is not None and given is not None:
+            x = self._next_token_inputs(spec.next_token, x, np.asarray(given, self.dtype))
         inputs = None if spec.layer_inputs is None else self._layer_inputs(spec.layer_inputs, token_ids, x)
         for index, layer in enumerate(spec.layers):
             x = self._layer(layer, x, index, state)
@@ -92,6 +95,10 @@ class ReferenceModel:
         logits = self._linear(self.spec.head, hidden) * self.dtype.type(self.spec.logit_scale)
         cap = self.spec.logit_soft_cap
         return logits if cap is None else np.tanh(logits / self.dtype.type(cap)) * self.dtype.type(cap)
+
+    def _next_token_inputs(self, part: NextTokenInputs, x: Array, given: Array) -> Array:
+        of_token = self._linear(part.of_token, self._norm(part.token_norm, x))
+        return of_token + self._linear(part.of_state, self._norm(part.state_norm, given))
 
     def _layer_inputs(self, part: LayerInputs, token_ids: Sequence[int], x: Array) -> Array:
         """[tokens, layers, size] of the tokens and their embeddings `x`."""

@@ -19,9 +19,9 @@ QUEUED_PER_ROW = 4
 """Choices that a server lets wait for each that may run, where no limit is configured."""
 
 MODEL_DRAFTS = 3
-"""Tokens that a model drafts for a row and step, where no number is configured: llama.cpp's own default."""
+"""Drafts of a row and step by a model or a next-token block, where no number is configured: llama.cpp's default."""
 
-_DRAFTERS = ("off", "lookup")
+_DRAFTERS = ("off", "lookup", "auto")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
@@ -64,11 +64,12 @@ class EngineConfig:
         instruction_set: CPU instruction set to force (`avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`, `portable`);
             None takes the best that the processor reports.
         drafter: who drafts tokens that may follow a row's: `lookup`, its own text, and its grammar where that forces
-            them; `off`, nobody; else the path or name of a smaller model with the same vocabulary, which drafts where
-            the text does not. Drafts are verified, so that the output is the same, except for ties on a GPU, which
-            other batches may decide otherwise.
+            them; `off`, nobody; `auto`, the next-token block of the model's own file too, where it has one that runs on
+            the device; else the path or name of a smaller model with the same vocabulary, or of a next-token block by
+            itself. A model or a block drafts where the text does not. Drafts are verified, so that the output is the
+            same, except for ties on a GPU, which other batches may decide otherwise.
         speculative_tokens: tokens of a row that are drafted and verified in one step; 0 turns it off. None is
-            `MODEL_DRAFTS` for a model that drafts, else 0.
+            `MODEL_DRAFTS` where a model or a block drafts, else 0.
         prompt_lookup_max, prompt_lookup_min: number of last tokens that must occur earlier in the text; the tokens
             after that occurrence are drafted. The longest match is taken.
         max_queued: maximum of requests that wait beyond those that run; None is no limit.
@@ -122,7 +123,7 @@ class EngineConfig:
         if not is_device(self.device):
             raise InvalidRequestError(f"device must be auto, cpu, cuda or cuda:N, not {self.device}", "device")
         if not self.drafter:
-            raise InvalidRequestError("drafter must be off, lookup, or a model, not an empty text", "drafter")
+            raise InvalidRequestError("drafter must be off, lookup, auto, or a model, not an empty text", "drafter")
 
     @property
     def draft_model(self) -> str | None:
@@ -134,7 +135,7 @@ class EngineConfig:
         """Drafts of a row and step, at most; 0 where nobody drafts."""
         if self.drafter == "off":
             return 0
-        automatic = 0 if self.draft_model is None else MODEL_DRAFTS
+        automatic = 0 if self.drafter == "lookup" else MODEL_DRAFTS
         return automatic if self.speculative_tokens is None else self.speculative_tokens
 
 

@@ -1,14 +1,19 @@
-"""Models that draft for a random one: itself, its first layers, and one that knows nothing of it."""
+"""Models that draft for a random one: itself, its first layers, one that knows nothing of it, a next-token block."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
 from random_models import Recipe, random_model
 from realizar.backends.base import ModelSource
+from realizar.checkpoint.checkpoint import StoredTensor
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.models.parts import Linear, NextTokenInputs, Norm
 from realizar.models.spec import ModelSpec
+from realizar.models.tensor_source import TensorSource
 
 
 def itself(recipe: Recipe) -> ModelSource:
@@ -30,6 +35,18 @@ def another(recipe: Recipe) -> ModelSource:
     return ModelSource(*random_model(replace(recipe, seed=recipe.seed + 1, windows=recipe.windows[:1])))
 
 
+def roughly(recipe: Recipe, noise: float) -> ModelSource:
+    """The model with noise on its F32 matrices, as a share of each weight's size: many drafts are right."""
+    spec, checkpoint = random_model(recipe)
+    rng, tensors = np.random.default_rng(recipe.seed + 7), dict(checkpoint.tensors)
+    for linear in spec.linears():
+        (stored,) = spec.tensors[linear.weight].names
+        values = np.array(tensors[stored].data).view(np.float32)
+        values *= 1 + noise * rng.standard_normal(values.shape).astype(np.float32)
+        tensors[stored] = replace(tensors[stored], data=values.view(np.uint8))
+    return ModelSource(spec, replace(checkpoint, tensors=tensors))
+
+
 def spoiled(recipe: Recipe) -> ModelSource:
     """The model with a weight that is not finite, which is found while weights are read."""
     spec, checkpoint = random_model(recipe)
@@ -38,3 +55,43 @@ def spoiled(recipe: Recipe) -> ModelSource:
     tensor = checkpoint.tensors[stored]
     tensors = {**checkpoint.tensors, stored: replace(tensor, data=np.full_like(tensor.data, 255))}
     return ModelSource(spec, replace(checkpoint, tensors=tensors))
+
+
+def next_token_block(recipe: Recipe, of_state: float = 0.0) -> ModelSource:
+    """A block that foresees a model of one layer as far as it leaves out `of_state`, the share of states before.
+
+    Its layer is the model's last, and it makes nearly the model's stream of an embedding.
+    """
+    spec, checkpoint = random_model(recipe)
+    hidden, rng = recipe.hidden_size, np.random.default_rng(recipe.seed)
+    scale = spec.embedding_scale / math.sqrt(hidden)  # that of the model's stream
+    token = scale * np.eye(hidden, dtype=np.float32)
+    state = (of_state / math.sqrt(hidden)) * rng.standard_normal((hidden, hidden)).astype(np.float32)
+    added = {
+        "block.eh_proj": np.concatenate([token, state], axis=1),
+        "block.enorm": np.ones(hidden, np.float32), "block.hnorm": np.linspace(0.5, 1.5, hidden, dtype=np.float32),
+    }  # fmt: skip
+    stored = {
+        name: StoredTensor(
+            name, GGMLType.F32, values.shape, values.view(np.uint8).reshape(*values.shape[:-1], -1), checkpoint.path, 0
+        )
+        for name, values in added.items()
+    }
+    whole, halves = TensorSource("block.eh_proj", (hidden, 2 * hidden)), ((0, hidden), (hidden, 2 * hidden))
+    parts = {f"block.{first}": whole.cut(columns=[(first, stop)]) for first, stop in halves}
+    norms = {name: TensorSource(name, (hidden,)) for name in ("block.enorm", "block.hnorm")}
+    inputs = NextTokenInputs(
+        *(Norm("rms", 1e-5, name) for name in norms), *(Linear(name, hidden, hidden) for name in parts)
+    )
+    cut: ModelSpec = replace(
+        spec, layers=spec.layers[-1:], next_token=inputs, tensors={**spec.tensors, **norms, **parts}
+    )
+    own = {
+        cut.embedding,
+        *cut.vectors(),
+        *(name for each in cut.matrices() for name in (each.weight, each.bias) if name),
+    }
+    cut = replace(cut, tensors={name: source for name, source in cut.tensors.items() if name in own})
+    names = {name for source in cut.tensors.values() for name in source.names}
+    tensors = {name: each for name, each in {**checkpoint.tensors, **stored}.items() if name in names}
+    return ModelSource(cut, replace(checkpoint, tensors=tensors))

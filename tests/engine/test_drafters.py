@@ -73,7 +73,7 @@ def test_who_drafts_says_how_much(path: Path, fields: dict[str, Any], tokens: in
 
 
 def test_no_name_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="drafter must be off, lookup, or a model"):
+    with pytest.raises(InvalidRequestError, match="drafter must be off, lookup, auto, or a model"):
         EngineConfig(drafter="")
 
 
@@ -97,7 +97,7 @@ def test_plans_have_the_memory_of_both(path: Path, capsys: pytest.CaptureFixture
     checkpoint, config = open_checkpoint(path), EngineConfig(**OPTIONS, drafter=str(path))
     spec, resolved = resolve_model(checkpoint, config)
     alone, both = (
-        plan_memory(spec, checkpoint, resolved, 1 << 30, each) for each in ({}, open_drafter(checkpoint, config))
+        plan_memory(spec, checkpoint, resolved, 1 << 30, each) for each in ({}, open_drafter(checkpoint, resolved))
     )
     assert both.beside_bytes >= alone.weight_bytes > 0
     assert both.contexts[-1].request_bytes == 2 * alone.contexts[-1].request_bytes

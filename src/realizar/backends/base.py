@@ -32,6 +32,8 @@ class ForwardInput:
         block_tables: per cache group int32 [rows, blocks], entry j holding positions j * block_size and on;
             entries of blocks that are out of a window are never read.
         state_moves: copies of states that the step makes.
+        hidden_states: float32 [tokens, hidden_size], what a next-token block reads beside each token
+            (`NextTokenInputs`); None for others.
     """
 
     columns: StepRows
@@ -39,6 +41,7 @@ class ForwardInput:
     slot_mapping: tuple[NDArray[np.int32], ...]
     block_tables: tuple[NDArray[np.int32], ...]
     state_moves: StateMoves = NO_MOVES
+    hidden_states: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
-"""`DraftModel`: a model beside the main one, whose most probable tokens are a backend's drafts. numpy only.
+"""`DraftModel`: a model beside the main one, or its next-token block, whose likeliest tokens are drafts. numpy only.
 
 It computes the tokens that the main model's steps compute, in the same blocks: a block holds the keys and values of
-both models. So its cache is shared, found again and given up with the main one's, and nothing is read twice.
+both models. So its cache is shared, found again and given up with the main one's, and nothing is read twice. A
+next-token block reads the hidden state of the token before each one too: `PreviousStates` keeps those that later steps
+need.
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import Backend, Capacity, ForwardInput, ModelSource, OtherModels
+from realizar.backends.base import Backend, Capacity, ForwardInput, GivesHiddenStates, ModelSource, OtherModels
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import NOTHING_BESIDE, Beside, ResolvedConfig
 from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, StepOutput, StepRows
@@ -25,6 +28,10 @@ _LOG = logging.getLogger(__name__)
 _GREEDY = SamplingParams(temperature=0.0)
 _DRAFTER = "drafter"
 _PADDING = 64  # files of one family pad their vocabularies differently, by up to one in so many ids
+
+
+class _GivingBackend(Backend, GivesHiddenStates, Protocol):
+    """A backend of which states are asked too."""
 
 
 def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -> ModelSource | None:
@@ -45,6 +52,9 @@ def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -
     if _PADDING * abs(drafter.spec.vocab_size - spec.vocab_size) > spec.vocab_size:
         sizes = f"{drafter.spec.vocab_size} ids, and the model's {spec.vocab_size}"
         raise UnsupportedModelError(f"the drafter's vocabulary has {sizes}: they must be the same, but for padding")
+    if drafter.spec.next_token is not None and drafter.spec.hidden_size != spec.hidden_size:
+        sizes = f"{drafter.spec.hidden_size} numbers, and the model's {spec.hidden_size}"
+        raise UnsupportedModelError(f"the next-token block reads hidden states of {sizes}")
     if drafter.spec.context_length < config.context_length:
         lengths = f"{drafter.spec.context_length} tokens, fewer than the {config.context_length} of the context"
         raise UnsupportedModelError(f"the drafter reads {lengths}: lower context_length")
@@ -79,43 +89,98 @@ def drafter_config(config: ResolvedConfig, num_blocks: tuple[int, ...] | None = 
     )  # fmt: skip
 
 
-def drafter_bytes(plan: MemoryPlan, block_bytes: Sequence[int], drafter: ModelSpec, spec: ModelSpec) -> Beside:
-    """What a drafter takes beside the main model; `plan` and `block_bytes` are of the drafter alone."""
-    added = [0] * len(spec.cache_groups())
-    for group, size in zip(shared_groups(drafter, spec), block_bytes, strict=True):
+def drafter_bytes(
+    plan: MemoryPlan, block_bytes: Sequence[int], drafter: ModelSpec, spec: ModelSpec, config: ResolvedConfig
+) -> Beside:
+    """What a drafter takes beside the main model, of which `config` is; `plan` and `block_bytes` are its own alone."""
+    added, groups = [0] * len(spec.cache_groups()), shared_groups(drafter, spec)
+    for group, size in zip(groups, block_bytes, strict=True):
         added[group] += size
-    return Beside(plan.needed_bytes + plan.reserved_bytes, tuple(added))
+    fixed = plan.needed_bytes + plan.reserved_bytes
+    if drafter.next_token is not None:
+        added[groups[0]] += 4 * drafter.hidden_size
+        fixed += 4 * drafter.hidden_size * config.max_running * _recent_tokens(config)
+    return Beside(fixed, tuple(added))
+
+
+def _recent_tokens(config: ResolvedConfig) -> int:
+    """Tokens of a row whose states are kept: all that a step may compute again, and the one before them."""
+    return config.speculative_tokens + 2
 
 
 def load_drafter(
-    main: Backend, backend: Backend, drafter: ModelSource, spec: ModelSpec, config: ResolvedConfig,
+    main: _GivingBackend, backend: _GivingBackend, drafter: ModelSource, spec: ModelSpec, config: ResolvedConfig,
     num_blocks: Sequence[int],
 ) -> DraftModel:  # fmt: skip
     """Load a drafter beside `main`, as `DraftModel` takes it. Where that fails, both backends are shut down."""
     try:
-        return DraftModel(backend, drafter, spec, config, num_blocks)
+        return DraftModel(main, backend, drafter, spec, config, num_blocks)
     except BaseException:
         backend.shutdown()
         main.shutdown()
         raise
 
 
+class PreviousStates:
+    """Hidden states of tokens before those that a step computes, where an earlier step computed them.
+
+    Those of a row's last tokens are found by their positions. A row may begin behind a prefix that another one
+    computed, at the end of a block: so a block has the state of its last token beside keys and values.
+    """
+
+    def __init__(self, config: ResolvedConfig, num_blocks: int, hidden_size: int) -> None:
+        self._recent = np.zeros((config.max_running, _recent_tokens(config), hidden_size), np.float32)
+        self._ends = np.zeros((num_blocks, hidden_size), np.float32)
+        self._block_size = config.block_size
+
+    def before(
+        self, rows: NDArray[np.intp], firsts: NDArray[np.int32], table: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """Those before each row's token at position `firsts`, float32 [rows, hidden_size]; zeros before position 0.
+
+        `table` int32 [rows, blocks] is of the blocks in which the rows' tokens lie.
+        """
+        last = firsts - 1
+        found = self._recent[rows, last % self._recent.shape[1]]
+        ends = (firsts % self._block_size == 0).nonzero()[0]
+        found[ends] = self._ends[table[ends, last[ends] // self._block_size]]
+        found[firsts == 0] = 0.0
+        return found
+
+    def keep(
+        self, rows: NDArray[np.intp], positions: NDArray[np.int32], blocks: NDArray[np.int32],
+        states: NDArray[np.float32],
+    ) -> None:  # fmt: skip
+        """Take in a state of each token, of ascending positions in each row; all arguments are [tokens]."""
+        ends = (positions % self._block_size == self._block_size - 1).nonzero()[0]
+        self._ends[blocks[ends]] = states[ends]
+        count = self._recent.shape[1]
+        for place in range(count):  # so that of equal places the last token's stays
+            some = (positions % count == place).nonzero()[0]
+            self._recent[rows[some], place] = states[some]
+
+
 class DraftModel:
     """A loaded drafter. One that raises is not asked again, unless the device is lost.
 
     Args:
+        main: the main model's backend, which gives the states of its last step.
         backend: that nothing is loaded in.
         drafter: as `find_drafter` found it for the main model, whose are `spec`, `config` and `num_blocks`.
     """
 
     def __init__(
-        self, backend: Backend, drafter: ModelSource, spec: ModelSpec, config: ResolvedConfig, num_blocks: Sequence[int]
-    ) -> None:
-        self._backend, self._block_size = backend, config.block_size
+        self, main: _GivingBackend, backend: _GivingBackend, drafter: ModelSource, spec: ModelSpec,
+        config: ResolvedConfig, num_blocks: Sequence[int],
+    ) -> None:  # fmt: skip
+        self._main, self._backend, self._block_size = main, backend, config.block_size
         self._groups, self._vocab_size = shared_groups(drafter.spec, spec), drafter.spec.vocab_size
         self.num_drafts = config.speculative_tokens
         self._last = np.zeros(config.max_running, np.int32)  # by row: its last sampled token
         self._fails = False
+        self._previous: PreviousStates | None = None
+        if drafter.spec.next_token is not None:
+            self._previous = PreviousStates(config, num_blocks[self._groups[0]], spec.hidden_size)
         own = drafter_config(config, tuple(num_blocks[group] for group in self._groups))
         backend.load(drafter.spec, drafter.checkpoint, own)
 
@@ -163,7 +228,9 @@ class DraftModel:
         columns, made = step.columns, output.num_sampled
         wanted = np.zeros(len(columns), np.int32) if columns.lookahead is None else columns.lookahead * (made > 0)
         token_ids, counts = self._standing(columns, output, wanted > 0)
-        found = self._run(step, np.arange(len(columns)), columns.num_computed_tokens, token_ids, counts, wanted > 0)
+        states = None if self._previous is None else self._states_before(self._previous, step, counts, wanted > 0)
+        every, firsts = np.arange(len(columns)), columns.num_computed_tokens
+        found, states = self._run(step, every, firsts, token_ids, counts, wanted > 0, states)
         if not wanted.any():
             return None
         drafts = np.full((len(columns), self.num_drafts), NOT_SAMPLED, np.int32)
@@ -173,10 +240,31 @@ class DraftModel:
             going = (wanted > place + 1).nonzero()[0]
             if not len(going):
                 break
-            ones = np.ones(len(going), np.int32)
-            found = found.copy()
-            found[going] = self._run(step, going, ends[going] + place, drafts[going, place], ones, ones > 0)
+            ones, before = np.ones(len(going), np.int32), None if states is None else states[going]
+            found, of_going = found.copy(), (step, going, ends[going] + place, drafts[going, place], ones, ones > 0)
+            found[going], after = self._run(*of_going, before)
+            if states is not None:
+                states[going] = after
         return drafts
+
+    def _states_before(
+        self, previous: PreviousStates, step: ForwardInput, counts: NDArray[np.int32], goes_on: NDArray[np.bool_]
+    ) -> NDArray[np.float32]:
+        """The state before each token that `_standing` gives, float32 [tokens, hidden_size]; the step's are kept."""
+        columns, table, stays = step.columns, step.block_tables[self._groups[0]], counts - goes_on
+        owners = np.repeat(np.arange(len(columns)), stays)
+        within = np.arange(len(owners)) - np.repeat(np.cumsum(stays) - stays, stays)
+        own = self._main.hidden_states((columns.starts[owners] + within).tolist())
+        positions = columns.num_computed_tokens[owners] + within
+        first = previous.before(columns.numbers, columns.num_computed_tokens, table)
+        previous.keep(columns.numbers[owners], positions, table[owners, positions // self._block_size], own)
+        found = np.empty((counts.sum(), own.shape[1]), np.float32)
+        begins = np.zeros(len(found), np.bool_)
+        begins[np.cumsum(counts) - counts] = True
+        follows = np.ones(len(own), np.bool_)
+        follows[(np.cumsum(stays) - 1)[~goes_on]] = False  # the token after these is not there yet
+        found[begins], found[~begins] = first, own[follows]
+        return found
 
     def _standing(
         self, columns: StepRows, output: StepOutput, goes_on: NDArray[np.bool_]
@@ -199,16 +287,18 @@ class DraftModel:
 
     def _run(
         self, step: ForwardInput, places: NDArray[np.intp], firsts: NDArray[np.int32], token_ids: NDArray[np.int32],
-        counts: NDArray[np.int32], samples: NDArray[np.bool_],
-    ) -> NDArray[np.int32]:  # fmt: skip
+        counts: NDArray[np.int32], samples: NDArray[np.bool_], states: NDArray[np.float32] | None,
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32] | None]:  # fmt: skip
         """Compute tokens of some rows of a step, in the blocks that they have there.
 
         Args:
             places: of the rows in the step. firsts: position of each one's first token. counts: tokens of each.
+            states: before each token, for a next-token block.
             token_ids: one that the drafter's vocabulary lacks is read as another.
 
         Returns:
-            int32 [rows], the most probable token after each row's last; NOT_SAMPLED where `samples` is false.
+            int32 [rows], the most probable token after each row's last; NOT_SAMPLED where `samples` is false. And for a
+            next-token block the state of the last token, float32 [rows, hidden_size].
         """
         starts = np.zeros(len(places) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
@@ -225,6 +315,6 @@ class DraftModel:
         slots: list[NDArray[np.int32]] = [
             table[owners, positions // size] * size + positions % size for table in tables
         ]
-        output = self._backend.submit(ForwardInput(columns, positions, tuple(slots), tables)).result()
-        sampled: NDArray[np.int32] = output.sampled[:, 0]
-        return sampled
+        step = ForwardInput(columns, positions, tuple(slots), tables, hidden_states=states)
+        sampled: NDArray[np.int32] = self._backend.submit(step).result().sampled[:, 0]
+        return sampled, None if states is None else self._backend.hidden_states((starts[1:] - 1).tolist())

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from realizar.errors import InvalidRequestError
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.parts import Linear, Norm, Share
+from realizar.models.parts import Linear, NextTokenInputs, Norm, Share
 from realizar.models.spec import Attention, Experts, FeedForward, Layer, Mixer, ModelSpec
 from realizar.models.tensor_source import TensorName
 
@@ -173,6 +173,8 @@ class Program:
 
     Attributes:
         layer_inputs: computed before the blocks, from the embedding; None where no block reads any.
+        next_token: computed before the blocks, from the embedding and given states; None where these begin with the
+            embedding.
         share: of a rank among several. An id's row of the embedding is zeros on all but one of them, whose sum begins
             the stream, and their logits lie one after another.
         hidden_layers: layers after which the stream is kept.
@@ -181,6 +183,7 @@ class Program:
     blocks: tuple[Block, ...]
     tail: Tail
     layer_inputs: LayerInputs | None = None
+    next_token: NextTokenInputs | None = None
     share: Share = Share()  # noqa: RUF009 - frozen
     hidden_layers: tuple[int, ...] = ()
 
@@ -192,6 +195,7 @@ class Program:
     def block_matmuls(self) -> list[tuple[Linear, ...]]:
         """Of all blocks, in order; those that share an input together."""
         first = [] if self.layer_inputs is None else [(self.layer_inputs.projection,)]
+        first += [] if self.next_token is None else [(self.next_token.of_token,), (self.next_token.of_state,)]
         return [*first, *(group for block in self.blocks for group in _matmuls(block))]
 
     def matmuls(self) -> list[tuple[Linear, ...]]:
@@ -206,7 +210,7 @@ def build_program(spec: ModelSpec, hidden_layers: Sequence[int] = ()) -> Program
             raise InvalidRequestError(message, "hidden_layers")
     blocks = [block for index, layer in enumerate(spec.layers) for block in _layer_blocks(index, layer, spec.share)]
     tail = Tail(spec.final_norm, spec.head)
-    return Program(tuple(_linked(blocks)), tail, spec.layer_inputs, spec.share, tuple(hidden_layers))
+    return Program(tuple(_linked(blocks)), tail, spec.layer_inputs, spec.next_token, spec.share, tuple(hidden_layers))
 
 
 def _layer_blocks(index: int, layer: Layer, share: Share) -> list[Block]:

@@ -20,7 +20,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.errors import UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
-from realizar.models.registry import build_spec
+from realizar.models.registry import build_next_token_block, build_spec
 from realizar.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def resolve_model(
     """The description of a checkpoint's model, and a configuration in which nothing is left open.
 
     A device of `auto` is the CPU for a model that runs on no GPU. On a GPU each row of a model with states takes memory
-    from the start, so that there are fewer of them by default where that is short.
+    from the start, so that there are fewer of them by default where that is short. A drafter of `auto` stays where the
+    checkpoint has a next-token block that runs on the device, and else is `lookup`.
 
     Args:
         device: None takes that of `config`.
@@ -50,6 +51,8 @@ def resolve_model(
     if config.device == "auto":
         chosen = _device_for(spec, chosen)
     check_tensors(spec, checkpoint)
+    if config.drafter == "auto" and not _drafts_itself(checkpoint, config, chosen):
+        config = replace(config, drafter="lookup")
     if chosen.kind == "cuda" and spec.state_layers():
         from realizar.backends.cuda.device import has_memory_of_host
         from realizar.backends.cuda.recurrences.memory import rows_within
@@ -162,6 +165,18 @@ def _device_for(spec: ModelSpec, chosen: ChosenDevice) -> ChosenDevice:
     return THE_CPU
 
 
+def _drafts_itself(checkpoint: Checkpoint, config: EngineConfig, chosen: ChosenDevice) -> bool:
+    """True if the checkpoint has a next-token block that runs on the device."""
+    try:
+        block = build_next_token_block(checkpoint, config.context_length)
+        reason = None if block is None else refusal(block, chosen.kind)
+    except UnsupportedModelError as error:
+        block, reason = None, str(error)
+    if reason is not None:
+        _LOG.warning("%s: drafts come from the text alone", reason)
+    return block is not None and reason is None
+
+
 def plan_memory(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None,
     others: OtherModels = NO_OTHERS,
@@ -187,7 +202,7 @@ def plan_memory(
     from realizar.backends.cpu.plan import plan_memory as plan_for_cpu
 
     if drafter is not None:
-        config = replace(config, beside=beside_on_cpu(drafter, spec, config))
+        config = replace(config, beside=beside_on_cpu(drafter, spec, checkpoint, config))
     return plan_for_cpu(spec, checkpoint, config, free_bytes)
 
 

@@ -1,34 +1,39 @@
-"""`open_drafter` opens the model that drafts for another one."""
+"""`open_drafter` opens what drafts for a model: another model, or a next-token block."""
 
 from __future__ import annotations
 
 from realizar.backends.base import NO_OTHERS, ModelSource, OtherModels
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
-from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 from realizar.hub.pull import resolve
-from realizar.models.registry import build_spec
+from realizar.models.next_token import is_next_token_file
+from realizar.models.registry import build_next_token_block, build_spec
 from realizar.tokenizer.load import load_tokenizer
 
 _STRANGERS = 100  # one id in so many may stand for something else, as files name ids that no text has differently
 
 
-def open_drafter(checkpoint: Checkpoint, config: EngineConfig) -> OtherModels:
-    """The model that a configuration names as the drafter of another one, which is fetched if needed; empty for none.
+def open_drafter(checkpoint: Checkpoint, config: ResolvedConfig) -> OtherModels:
+    """The model, or next-token block, that drafts for a checkpoint's, fetched if needed; empty where none does.
 
     Raises:
         HubError: it can't be found or fetched. CheckpointError: a file is malformed.
-        UnsupportedModelError: its ids stand for other texts than the model's.
+        UnsupportedModelError: its ids stand for other texts than the model's, or its context is shorter.
         TokenizerError: a vocabulary can't be read.
     """
+    if config.drafter == "auto" and config.speculative_tokens:
+        block = build_next_token_block(checkpoint, config.context_length)
+        return NO_OTHERS if block is None else {"drafter": ModelSource(block, checkpoint)}
     name = config.draft_model
     if name is None:
         return NO_OTHERS
     drafter = open_checkpoint(resolve(name))
     _check_vocabularies(drafter, checkpoint)
     try:
-        return {"drafter": ModelSource(build_spec(drafter, config.context_length), drafter)}
+        block = build_next_token_block(drafter, config.context_length) if is_next_token_file(drafter) else None
+        return {"drafter": ModelSource(block or build_spec(drafter, config.context_length), drafter)}
     except (UnsupportedModelError, InvalidRequestError) as error:
         raise UnsupportedModelError(f"the drafter {name}: {error}") from error
 

@@ -94,7 +94,7 @@ def _load_backend(
     compared_for = (spec, checkpoint) if config.device_check else None
     try:
         backend = make_backend(resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for)
-        backend.load(spec, checkpoint, resolved, open_drafter(checkpoint, config))
+        backend.load(spec, checkpoint, resolved, open_drafter(checkpoint, resolved))
         return backend, spec, resolved
     except BaseException as error:
         if backend is not None:
@@ -145,7 +145,7 @@ def fitting_context(checkpoint: Checkpoint, config: EngineConfig) -> int:
     It raises CapacityError if not even the shortest context worth having fits, beside what is free now.
     """
     _, whole = resolve_model(checkpoint, replace(config, context_length=None))
-    others = open_drafter(checkpoint, config)
+    others = open_drafter(checkpoint, whole)
 
     def checked(length: int) -> int:
         spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen)

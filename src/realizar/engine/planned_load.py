@@ -64,7 +64,8 @@ def plan_within(
         memory_bytes: memory for all models of the device, or of each device by the name that `PlannedLoad` has; None,
             and a device without one, take nine tenths of what is free now.
     """
-    (spec, whole), others = resolve_model(checkpoint, config), open_drafter(checkpoint, config)
+    spec, whole = resolve_model(checkpoint, config)
+    others = open_drafter(checkpoint, whole)
     if isinstance(memory_bytes, Mapping):
         memory_bytes = memory_bytes.get(whole.chosen.place)
     if memory_bytes is None:

@@ -39,6 +39,9 @@ class HyperParameters:
         architecture: GGUF `general.architecture`, or the `model_type`.
         config: `config.json`, or the part of it that describes the text model; ignored for GGUF.
         context_length, experts_per_token: as the user configured, or None for the model's own.
+
+    Attributes:
+        drafts: the block that drafts the next tokens is to be described, in place of the model.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class HyperParameters:
         self.architecture = architecture
         self.requested_context_length = context_length
         self.requested_experts_per_token = experts_per_token
+        self.drafts = False
         self.is_gguf = checkpoint.format == "gguf"
         self._values: Mapping[str, Any] = checkpoint.metadata if self.is_gguf else (config or {})
         self._parent = ""

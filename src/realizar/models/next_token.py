@@ -1,4 +1,4 @@
-"""Blocks behind a model's layers that draft the next tokens (MTP): known, and not run. Standard library only."""
+"""Blocks behind a model's layers that draft the next tokens (MTP): known to a model, and described by themselves."""
 
 from __future__ import annotations
 
@@ -6,11 +6,26 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import UnsupportedModelError
 from realizar.models.dimensions import MAX_LAYERS, Dimensions
 from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.parts import Linear, NextTokenInputs
+from realizar.models.spec import AnyFeedForward, Attention, ModelSpec
+from realizar.models.spec_builder import SpecBuilder
+from realizar.models.tensor_source import TensorName, TensorSource
 
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\..+")
 _APART = ("mtp.", "model.mtp.")
+_APART_NAMES = {
+    "enorm.weight": "pre_fc_norm_embedding.weight",
+    "hnorm.weight": "pre_fc_norm_hidden.weight",
+    "eh_proj.weight": "fc.weight",
+    "shared_head.norm.weight": "norm.weight",
+}
+"""Qwen's names in safetensors, after `mtp.`; all others lie in `mtp.layers.0.`."""
+_PROJECTION = re.compile(r"(?:model\.layers\.\d+\.|blk\.\d+\.nextn\.)eh_proj\.weight|(?:model\.)?mtp\.fc\.weight")
+_FIRST_LAYER = re.compile(r"(?:blk|(?:\w+\.)*layers)\.0\..+")
 
 
 def read_next_token_blocks(hparams: HyperParameters, hf_key: str) -> int:
@@ -37,3 +52,75 @@ def next_token_tensors(sizes: Dimensions, number: int) -> Callable[[str], bool]:
         return beyond or name.startswith(_APART)
 
     return is_of_block
+
+
+def has_next_token_block(checkpoint: Checkpoint) -> bool:
+    """True if a checkpoint has the tensors of one, whatever its keys say: many fine-tuned models dropped them."""
+    return any(_PROJECTION.fullmatch(name) is not None for name in checkpoint.tensors)
+
+
+def is_next_token_file(checkpoint: Checkpoint) -> bool:
+    """True for a file of a next-token block alone, with the embedding and head of the model that it drafts for."""
+    return has_next_token_block(checkpoint) and not any(map(_FIRST_LAYER.fullmatch, checkpoint.tensors))
+
+
+def apart_names(hparams: HyperParameters, sizes: Dimensions) -> Callable[[str], str]:
+    """What `SpecBuilder` renames for a block whose tensors lie apart in safetensors."""
+    if hparams.is_gguf or not hparams.drafts:
+        return str
+    layer = re.compile(rf"(?:\w+\.)*layers\.{sizes.num_layers}\.(.+)")
+    prefix = next((each for each in _APART if f"{each}fc.weight" in hparams.checkpoint.tensors), _APART[0])
+
+    def rename(name: str) -> str:
+        found = layer.fullmatch(name)
+        return name if found is None else prefix + _APART_NAMES.get(found[1], f"layers.0.{found[1]}")
+
+    return rename
+
+
+def next_token_block(
+    builder: SpecBuilder, number: int, attention: Callable[[int], Attention],
+    feed_forward: Callable[[int], AnyFeedForward], *, tied_by_default: bool,
+) -> ModelSpec:  # fmt: skip
+    """The block behind a model's layers, whose parts are given by index; `number` of them are there as keys say.
+
+    Embedding, final norm and head are the model's where it has none. UnsupportedModelError: there are several blocks.
+    """
+    hparams, index = builder.hparams, builder.sizes.num_layers
+    if number > 1:
+        raise UnsupportedModelError(f"{hparams.path}: it has {number} next-token blocks, and models with one can draft")
+    base = f"model.layers.{index}"
+    layers = builder.layers(attention, feed_forward, indices=(index,))
+    inputs = NextTokenInputs(
+        builder.norm(f"{base}.enorm"), builder.norm(f"{base}.hnorm"), *_halves(builder, f"{base}.eh_proj")
+    )
+    is_of_block = next_token_tensors(builder.sizes, 1)
+    spec = builder.spec(layers, tied_by_default=tied_by_default, is_ignored=lambda name: not is_of_block(name))
+    vocabulary, hidden = spec.vocab_size, spec.hidden_size
+    if builder.has(f"{base}.embed_tokens.weight"):
+        own = builder.linear(f"{base}.embed_tokens", vocabulary, hidden, bias=False)
+        spec = replace(spec, embedding=own.weight)
+    if builder.has(f"{base}.shared_head.norm.weight"):
+        spec = replace(spec, final_norm=builder.norm(f"{base}.shared_head.norm"))
+    if builder.has(f"{base}.shared_head.head.weight"):
+        spec = replace(spec, head=builder.linear(f"{base}.shared_head.head", vocabulary, hidden, bias=False))
+    return _of_its_own(replace(spec, next_token=inputs))
+
+
+def _halves(builder: SpecBuilder, base: str) -> list[Linear]:
+    """The matrices of the embedding and of the hidden state, side by side in one tensor, in this order."""
+    hidden = builder.sizes.hidden_size
+    whole = TensorSource(builder.stored_name(f"{base}.weight"), (hidden, 2 * hidden))
+    halves = []
+    for part, first in (("token", 0), ("state", hidden)):
+        half = whole.cut(columns=[(first, first + hidden)])
+        halves.append(Linear(builder.note(f"{base}.{part}.weight", half), hidden, hidden))
+    return halves
+
+
+def _of_its_own(spec: ModelSpec) -> ModelSpec:
+    """The block without the model's tensors that it does not read."""
+    named: set[TensorName] = {spec.embedding, *spec.vectors()}
+    for matrix in spec.matrices():
+        named |= {matrix.weight} if matrix.bias is None else {matrix.weight, matrix.bias}
+    return replace(spec, tensors={name: source for name, source in spec.tensors.items() if name in named})

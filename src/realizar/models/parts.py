@@ -37,6 +37,23 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class NextTokenInputs:
+    """What a next-token block begins with, in place of the embedding x of a token:
+
+    of_token(token_norm(x)) + of_state(state_norm(h))
+
+    h is the hidden state after the final norm of the token before, by the model that the block drafts for, or by the
+    block itself where that token is a draft; zeros before the first token. Checkpoints have both matrices side by side
+    in one.
+    """
+
+    token_norm: Norm
+    state_norm: Norm
+    of_token: Linear
+    of_state: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding of the first `2 * len(inverse_frequencies)` dimensions of a head.
 

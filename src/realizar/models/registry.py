@@ -35,6 +35,7 @@ from realizar.models.architectures import (
     starcoder2,
 )
 from realizar.models.hyper_parameters import HyperParameters, config_path
+from realizar.models.next_token import has_next_token_block
 from realizar.models.ranking import is_classifier, ranking_tensors
 from realizar.models.spec import ModelSpec
 from realizar.quantization.tensors import matrix_format
@@ -96,6 +97,29 @@ def build_spec(
         CheckpointError: a hyper-parameter is missing, of the wrong type, or absurd.
         InvalidRequestError: `context_length` exceeds the model's, or `expert_used_count` its experts.
     """
+    build, hparams = _find_build(checkpoint, context_length, expert_used_count)
+    spec = build(hparams)
+    if expert_used_count is not None and not spec.mixtures():
+        raise InvalidRequestError(f"expert_used_count: {checkpoint.path} has no experts", "expert_used_count")
+    return replace(spec, ignored_tensors=spec.ignored_tensors | ranking_tensors(checkpoint))
+
+
+def build_next_token_block(checkpoint: Checkpoint, context_length: int | None = None) -> ModelSpec | None:
+    """Describe the block of a checkpoint that drafts the next tokens; None where it has none that is known.
+
+    Arguments and errors are those of `build_spec`.
+    """
+    if not has_next_token_block(checkpoint):
+        return None
+    build, hparams = _find_build(checkpoint, context_length, None)
+    hparams.drafts = True
+    spec = build(hparams)
+    return None if spec.next_token is None else spec
+
+
+def _find_build(
+    checkpoint: Checkpoint, context_length: int | None, expert_used_count: int | None
+) -> tuple[BuildSpec, HyperParameters]:
     if checkpoint.format == "gguf":
         name, build = _find_gguf_build(checkpoint)
         hparams = HyperParameters(checkpoint, name, None, context_length, expert_used_count)
@@ -111,10 +135,7 @@ def build_spec(
         matrix_format(checkpoint)  # refuses a method of quantisation that nothing reads
         hparams.raw(None, "quantization_config")
     require_weights(checkpoint)
-    spec = build(hparams)
-    if expert_used_count is not None and not spec.mixtures():
-        raise InvalidRequestError(f"expert_used_count: {checkpoint.path} has no experts", "expert_used_count")
-    return replace(spec, ignored_tensors=spec.ignored_tensors | ranking_tensors(checkpoint))
+    return build, hparams
 
 
 def require_weights(checkpoint: Checkpoint) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.parts import Activation, Linear, Norm, QueryGrowth, Rope, Share
+from realizar.models.parts import Activation, Linear, NextTokenInputs, Norm, QueryGrowth, Rope, Share
 from realizar.models.tensor_source import TensorName, TensorSource
 
 Scoring = Literal["softmax", "sigmoid"]
@@ -235,6 +235,7 @@ class ModelSpec:
         head: its weight is `embedding` when tied.
         logit_scale: multiplies logits, before `logit_soft_cap`.
         layer_inputs: of layers with an `input_gate`, all of which have a slice of it; None where no layer has one.
+        next_token: of a next-token block, whose layers go on from the tokens of another model; None for a model.
         tensors: canonical name to source, for every tensor that the spec names; loading is strict both ways.
         ignored_tensors: checkpoint names that are known and not needed.
         share: which part of a model it is. All sizes are the part's, but for `vocab_size`.
@@ -254,6 +255,7 @@ class ModelSpec:
     tensors: Mapping[TensorName, TensorSource] = field(default_factory=dict)
     ignored_tensors: frozenset[str] = frozenset()
     layer_inputs: LayerInputs | None = None
+    next_token: NextTokenInputs | None = None
     share: Share = Share()  # noqa: RUF009 - frozen
 
     @property
@@ -285,7 +287,7 @@ class ModelSpec:
 
     def matrices(self) -> tuple[Linear | ExpertLinear, ...]:
         """All matrices layer by layer, those of experts after their router, and the head."""
-        found: list[Linear | ExpertLinear] = [] if self.layer_inputs is None else [self.layer_inputs.projection]
+        found: list[Linear | ExpertLinear] = [*self._first_linears()]
         for layer in self.layers:
             found += layer.linears()
             if isinstance(layer.feed_forward, Experts):
@@ -294,13 +296,18 @@ class ModelSpec:
 
     def linears(self) -> tuple[Linear, ...]:
         """All that every token is multiplied with, layer by layer, and the head."""
+        return (*self._first_linears(), *(linear for layer in self.layers for linear in layer.linears()), self.head)
+
+    def _first_linears(self) -> tuple[Linear, ...]:
+        """Those before the layers."""
         first = () if self.layer_inputs is None else (self.layer_inputs.projection,)
-        return (*first, *(linear for layer in self.layers for linear in layer.linears()), self.head)
+        return first if self.next_token is None else (*first, self.next_token.of_token, self.next_token.of_state)
 
     def vectors(self) -> tuple[TensorName, ...]:
         """The vectors of all layers, as `Layer.vectors`, and all other norms, but no biases of matrices."""
         first = () if self.layer_inputs is None else _vectors(self.layer_inputs.norm)
-        return (*first, *(name for layer in self.layers for name in layer.vectors()), *_vectors(self.final_norm))
+        own = () if self.next_token is None else _vectors(self.next_token)
+        return (*first, *own, *(name for layer in self.layers for name in layer.vectors()), *_vectors(self.final_norm))
 
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """Cache groups in order of first appearance; layers without keys and values of their own are in none."""

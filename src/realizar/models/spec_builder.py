@@ -5,7 +5,7 @@ Each method returns a part of the spec and notes where its tensors lie. numpy on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, Literal
@@ -46,6 +46,7 @@ class SpecBuilder:
         is_part: safetensors checkpoints hold a larger model of which this is the text model.
         names, gguf_names: names of safetensors checkpoints and of GGUF files that differ from the usual ones, by
             canonical name; see `tensor_names`.
+        rename: gives a safetensors checkpoint's name for the one that follows from all this.
 
     Attributes:
         activation: of feed-forwards.
@@ -64,6 +65,7 @@ class SpecBuilder:
         is_part: bool = False,
         names: Mapping[str, str] | None = None,
         gguf_names: Mapping[str, str] | None = None,
+        rename: Callable[[str], str] = str,
     ) -> None:
         self.hparams = hparams
         self.sizes = sizes
@@ -74,6 +76,7 @@ class SpecBuilder:
         self._prefix = text_prefix(hparams) if is_part else ("model.", "")
         self._is_unneeded = is_other_part if is_part else is_unneeded
         self._names = (gguf_names if hparams.is_gguf else names) or {}
+        self._rename = rename
         self._tensors: dict[TensorName, TensorSource] = {}
 
     def stored_name(self, canonical: TensorName) -> str:
@@ -81,7 +84,7 @@ class SpecBuilder:
         if self.hparams.is_gguf:
             return name
         if name.startswith("model."):
-            return self._prefix[0] + name.removeprefix("model.")
+            return self._rename(self._prefix[0] + name.removeprefix("model."))
         return self._prefix[1] + name
 
     def has(self, canonical: TensorName) -> bool:
@@ -246,8 +249,9 @@ class SpecBuilder:
         *,
         norms: Literal["before", "after", "both"] = "before",
         residual_scale: float = 1.0,
+        indices: Iterable[int] | None = None,
     ) -> list[Layer]:
-        """All layers of parts by their index, with norms before mixers and feed-forwards, after them, or both."""
+        """Layers of parts by index, by default all, with norms before mixers and feed-forwards, after, or both."""
         before, after = norms != "after", norms != "before"
 
         def layer(index: int) -> Layer:
@@ -264,7 +268,7 @@ class SpecBuilder:
                 residual_scale=residual_scale,
             )
 
-        return [layer(index) for index in range(self.sizes.num_layers)]
+        return [layer(index) for index in (range(self.sizes.num_layers) if indices is None else indices)]
 
     def windows(self, is_windowed: Callable[[int], bool], *, default: int | None = None) -> list[int | None]:
         """The attention window of each layer of `windowed_layers`; one as long as the context is dropped."""

@@ -63,6 +63,13 @@ _GGUF = {
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
     "layer_scalar": "layer_output_scale",
+    # In a next-token block:
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "eh_proj": "nextn.eh_proj",
+    "embed_tokens": "nextn.embed_tokens",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "shared_head.head": "nextn.shared_head_head",
 }
 GGUF_POST_ATTENTION = {"post_attention_layernorm": "post_attention_norm"}
 """GGUF's name of a norm where that follows attention instead of preceding the feed-forward, and in some other files."""

@@ -42,7 +42,7 @@ from realizar.backends.program import (
 )
 from realizar.errors import UnsupportedModelError
 from realizar.models.layer_inputs import LayerInputs
-from realizar.models.parts import Activation, Linear, Norm
+from realizar.models.parts import Activation, Linear, NextTokenInputs, Norm
 from realizar.models.spec import ExpertLinear, Experts, FeedForward
 from realizar.models.tensor_source import TensorName
 
@@ -60,6 +60,7 @@ class Binder:
 
     def bind_blocks(self, program: Program) -> BoundProgram:
         operations = [] if program.layer_inputs is None else list(self._layer_inputs(program.layer_inputs))
+        operations += [] if program.next_token is None else list(self._next_token_inputs(program.next_token))
         for index, block in enumerate(program.blocks):
             operations += [*self._kept(program, index), *self._block(block)]
         return walkable([*operations, *self._kept(program, len(program.blocks))])
@@ -150,6 +151,13 @@ class Binder:
             eps=float(inputs.norm.eps), weight=self.weights.norm_at(inputs.norm), scale=float(inputs.scale),
         )  # fmt: skip
         yield BoundOperation("layer inputs", self.kernels.layer_inputs, record)
+
+    def _next_token_inputs(self, inputs: NextTokenInputs) -> Iterator[BoundOperation]:
+        part = "next-token inputs"
+        yield self._normalize(part, inputs.token_norm, "hidden", "normed", begins_block=False)
+        yield self._project(inputs.of_token, "normed", "hidden", part)
+        yield self._normalize(part, inputs.state_norm, "states", "normed", begins_block=False)
+        yield self._project(inputs.of_state, "normed", "hidden", part, add_scale=1.0)
 
     def _input_gate_block(self, block: InputGateBlock) -> Iterator[BoundOperation]:
         gate, values, gated = block.gate, self.workspace.buffers["layer inputs"], self.workspace.buffers["layer rows"]

@@ -79,11 +79,14 @@ def refuse_fp8(config: ResolvedConfig) -> None:
 
 def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, progress: LoadProgress,
-    team: ThreadTeam | None = None,
+    beside: LoadedModel | None = None,
 ) -> LoadedModel:  # fmt: skip
     """Load a model whose parts run on a CPU, with all kernels compiled that its steps can need.
 
-    A team has as many threads as `config`; None starts them. `progress` gets what is being done, and the share, 0 to 1.
+    Args:
+        progress: gets what is being done, and the share, 0 to 1.
+        beside: a model that stays loaded as long as this one, whose threads it runs on, and whose matrices it takes
+            where they are the same tensors; None starts threads.
 
     Raises:
         CheckpointError: a weight is not finite. CapacityError: the KV cache does not fit.
@@ -93,7 +96,8 @@ def load_model(
     instructions = select(config.instruction_set)
     program = build_program(spec, config.hidden_layers)
     workspace = reserve_workspace(spec, config, instructions.tile_tokens[0])
-    weights = Weights(spec, checkpoint, instructions.lanes, config.threads)
+    lent = None if beside is None else beside.weights
+    weights = Weights(spec, checkpoint, instructions.lanes, config.threads, lent)
     kv = KVMemory(spec, config)
     weights.load(spec.matrices(), report_weights(checkpoint.size_bytes, progress))
     ropes = RopeTables(spec, config.max_step_tokens)
@@ -108,7 +112,7 @@ def load_model(
     binder = Binder(instructions, kernels, weights, workspace, attention, state_binder)
     programs = binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_final_norm(program.tail)
     memory = weights, kv, states, workspace, ropes, scratch, partial
-    team = team or ThreadTeam(config.threads)
+    team = ThreadTeam(config.threads) if beside is None else beside.team
     rows = SamplingRows(config.max_running, spec.vocab_size, config.context_length)
     sampling = SamplingKernel(kernels.sampling, spec.vocab_size, team)
     load_s = time.perf_counter() - start_s

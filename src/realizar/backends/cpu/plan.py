@@ -26,9 +26,12 @@ from realizar.models.spec import ModelSpec
 
 
 def plan_memory(
-    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None
-) -> MemoryPlan:
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None,
+    lent: Weights | None = None,
+) -> MemoryPlan:  # fmt: skip
     """Sizes of a model, without reading its weights; `free_bytes` None takes what this machine has free now.
+
+    `lent` are reserved weights of a model that is loaded before it, as `Weights` takes them.
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
@@ -41,7 +44,7 @@ def plan_memory(
     check_tensors(spec, checkpoint)
     instructions = select(config.instruction_set)
     workspace = Workspace(spec, config, instructions.tile_tokens[0])  # never written: it costs nothing
-    weights = Weights(spec, checkpoint, instructions.lanes, config.threads)
+    weights = Weights(spec, checkpoint, instructions.lanes, config.threads, lent)
     weights.reserve(spec.matrices(), no_bytes)
     machine = memory_bytes() if free_bytes is None else None
     free = free_memory_bytes() if free_bytes is None else free_bytes
@@ -76,8 +79,10 @@ def plan_memory(
     )
 
 
-def beside_drafter(drafter: ModelSource, spec: ModelSpec, config: ResolvedConfig) -> Beside:
+def beside_drafter(drafter: ModelSource, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> Beside:
     """What a drafter takes beside the main model. Raises what `plan_memory` does."""
     own = drafter_config(config)
-    plan, sizes = plan_memory(drafter.spec, drafter.checkpoint, own), KVSizes(drafter.spec, own)
-    return drafter_bytes(plan, sizes.block_bytes, drafter.spec, spec)
+    lent = Weights(spec, checkpoint, select(config.instruction_set).lanes, config.threads)
+    lent.reserve(spec.matrices(), no_bytes)
+    plan, sizes = plan_memory(drafter.spec, drafter.checkpoint, own, lent=lent), KVSizes(drafter.spec, own)
+    return drafter_bytes(plan, sizes.block_bytes, drafter.spec, spec, config)

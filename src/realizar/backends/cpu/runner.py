@@ -26,7 +26,6 @@ from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.plan import beside_drafter
 from realizar.backends.cpu.sampling.step_sampler import Pooled, StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
-from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.workspace import kept_stream
 from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter
 from realizar.backends.load_progress import LoadProgress, no_progress
@@ -77,11 +76,11 @@ class CPUStep:
 class CPUBackend:
     """The `Backend` of CPUs. `submit` runs the step, having sampled the rows of the one before: no two overlap.
 
-    `team` are threads of a backend that outlives this one; None starts its own.
+    `beside` is a model of a backend that outlives this one, as `load_model` takes it.
     """
 
-    def __init__(self, progress: LoadProgress | None = None, team: ThreadTeam | None = None) -> None:
-        self._progress, self._team = progress or no_progress, team
+    def __init__(self, progress: LoadProgress | None = None, beside: LoadedModel | None = None) -> None:
+        self._progress, self._beside = progress or no_progress, beside
         self._pools: dict[int, MeanPool] = {}
         self._last: NDArray[np.int32] = np.zeros(0, np.int32)  # by row: its last sampled token, 0 where it has none
         self._pending: CPUStep | None = None
@@ -98,10 +97,10 @@ class CPUBackend:
         check_tensors(spec, checkpoint)
         drafter = find_drafter(others, spec, config)
         if drafter is not None:
-            config = replace(config, beside=beside_drafter(drafter, spec, config))
-        self._model = load_model(spec, checkpoint, config, self._progress, self._team)
+            config = replace(config, beside=beside_drafter(drafter, spec, checkpoint, config))
+        self._model = load_model(spec, checkpoint, config, self._progress, self._beside)
         if drafter is not None:
-            model, backend = self.model, CPUBackend(self._progress, self.model.team)
+            model, backend = self.model, CPUBackend(self._progress, self.model)
             self._drafter = load_drafter(self, backend, drafter, model.spec, model.config, model.kv.num_blocks)
         self._last = np.zeros(config.max_running, np.int32)
         attentions = [attention for _, attention in spec.all_attentions()]
@@ -217,6 +216,9 @@ class CPUBackend:
         if self.model.spec.layer_inputs is not None:
             width = self.model.spec.layer_inputs.projection.out_features
             self.model.weights.layer_rows(ids, space.buffers["layer rows"].values[:tokens, :width])
+        if forward_input.hidden_states is not None:
+            states = space.buffers["states"].values[:tokens, : self.model.spec.hidden_size]
+            states[:] = forward_input.hidden_states
         self.model.ropes.fill(forward_input.positions)
         self.model.states.begin(columns, forward_input.state_moves)
         for field, column in enumerate((columns.starts[:-1], columns.num_tokens, columns.num_computed_tokens)):
@@ -283,7 +285,7 @@ class CPUBackend:
     def shutdown(self) -> None:
         model, self._model, self._pending = self._model, None, None
         drafter, self._drafter = self._drafter, None
-        if model is not None and self._team is None:
+        if model is not None and self._beside is None:
             model.team.close()
         if drafter is not None:
             drafter.shutdown()

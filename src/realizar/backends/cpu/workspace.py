@@ -101,6 +101,8 @@ def buffer_widths(spec: ModelSpec, num_kept: int) -> dict[str, int]:
     }  # fmt: skip
     if inputs is not None:
         widths |= dict.fromkeys(("layer inputs", "layer rows"), inputs.projection.out_features)
+    if spec.next_token is not None:
+        widths["states"] = hidden
     if any(attention.gate is not None for _, attention in spec.attentions()):
         widths["attention gate"] = query
     if mixers:
@@ -153,8 +155,8 @@ class Workspace:
     """Buffers for a step's tokens and those whose logits are wanted; records in blocks of `block_tokens`.
 
     The buffer "routed" holds what experts read and, once they have read it, what they make of it. "layer rows" holds
-    the tokens' rows, and once these are part of "layer inputs" each layer's gate. "convolved" has a place for each
-    token that is replayed too.
+    the tokens' rows, and once these are part of "layer inputs" each layer's gate. "states" holds what a next-token
+    block reads beside embeddings. "convolved" has a place for each token that is replayed too.
 
     Attributes:
         zeros: float32, as many as a mixer with a state has inputs, never written.

@@ -109,7 +109,7 @@ def beside_drafter(drafter: ModelSource, spec: ModelSpec, config: ResolvedConfig
     own = drafter_config(config)
     plan = plan_memory(drafter.spec, drafter.checkpoint, own, _EVERYTHING)
     cache = KVMemory(drafter.spec, _of_one_request(own), _DEVICE)
-    return drafter_bytes(plan, cache.block_bytes, drafter.spec, spec)
+    return drafter_bytes(plan, cache.block_bytes, drafter.spec, spec, config)
 
 
 def _of_one_request(config: ResolvedConfig) -> ResolvedConfig:

@@ -105,6 +105,22 @@ def known_weights(checkpoint: Checkpoint) -> KnownWeights | None:
     return KnownWeights(count_parameters(spec), size_of_token(spec, sizes), refusal(spec, "cuda"))
 
 
+def has_block(checkpoint: Checkpoint) -> bool:
+    """True if a checkpoint has a next-token block that a backend runs."""
+    from realizar.backends.select import refusal
+    from realizar.errors import CheckpointError, UnsupportedModelError
+    from realizar.models.check_tensors import check_tensors
+    from realizar.models.registry import build_next_token_block
+
+    try:
+        block = build_next_token_block(checkpoint)
+        if block is not None:
+            check_tensors(block, checkpoint)
+    except (CheckpointError, UnsupportedModelError):
+        return False
+    return block is not None and refusal(block, "cpu") is None
+
+
 def parameters_text(counts: ParameterCounts) -> str:
     """The number of parameters, and beside it that of those that a token goes through."""
     if counts.active == counts.total:
@@ -155,6 +171,7 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
         "runs": reason is None,
         "reason": reason,
         "gpu_reason": None if weights is None else weights.gpu_reason,
+        "next_token_block": has_block(checkpoint),
         "types": element_types(checkpoint),
         "metadata": _jsonable(dict(checkpoint.metadata)),
         "tensors": tensors,
@@ -196,6 +213,7 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
         f"size          {format_bytes(file_bytes(checkpoint))}, {len(checkpoint.tensors)} tensors",
         *known,
         f"will run      {runs_text(reason, weights)}",
+        *(["drafts        by a next-token block, with --drafter auto"] if has_block(checkpoint) else []),
         f"chat          {'yes, with the template below' if template else NO_CHAT}",
         "",
         "metadata",

@@ -87,7 +87,7 @@ def _show_plan(model: PlannedModel, config: EngineConfig, replicas: int, memory:
         least = _least_of(planned)
         config, memory = least.config, least.memory_bytes
     spec, resolved = resolve_model(checkpoint, config, chosen, memory)
-    plan = plan_memory(spec, checkpoint, resolved, memory, open_drafter(checkpoint, config))
+    plan = plan_memory(spec, checkpoint, resolved, memory, open_drafter(checkpoint, resolved))
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     counts = count_parameters(spec)
     if as_json:

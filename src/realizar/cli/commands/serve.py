@@ -302,9 +302,18 @@ def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_que
         f"answers: {info.max_running} at once, {max_queued} queued",
         f"KV cache: {format_bytes(capacity.kv_cache_bytes)} of {capacity.kv_cache_dtype} for {tokens} tokens",
         f"weights: {format_bytes(capacity.weight_bytes)} in memory, loaded in {capacity.load_s:.1f} s",
-        *([f"drafts: up to {capacity.num_drafts} by {config.drafter}"] if capacity.num_drafts else []),
+        *_drafts(config, capacity.num_drafts),
         f"threads: {info.threads}" if info.device == "cpu" else f"device: {info.device_label}",
     ]
+
+
+def _drafts(config: EngineConfig, num_drafts: int) -> list[str]:
+    if num_drafts:
+        by = "the next-token block of the model's file" if config.drafter == "auto" else config.drafter
+        return [f"drafts: up to {num_drafts} by {by}"]
+    return (
+        ["drafts: by the text alone, as the model's file has no next-token block"] if config.drafter == "auto" else []
+    )
 
 
 def _device_bytes(info: EngineInfo) -> int:

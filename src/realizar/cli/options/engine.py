@@ -80,7 +80,7 @@ class DraftOptions:
     """Options of drafts: tokens that are guessed, and verified several in one step. Answers are the same.
 
     Attributes:
-        drafter: lookup, the text and its grammar; off; or with lookup a smaller model of the same vocabulary, by name.
+        drafter: lookup, the text and its grammar; off; or with lookup auto, the file's next-token block, or a model.
     """
 
     drafter: Annotated[

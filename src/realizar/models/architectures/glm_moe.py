@@ -12,15 +12,20 @@ from realizar.models.experts import (
     read_shared_width,
 )
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.next_token import next_token_tensors, read_next_token_blocks, without_next_token_blocks
+from realizar.models.next_token import (
+    next_token_block,
+    next_token_tensors,
+    read_next_token_blocks,
+    without_next_token_blocks,
+)
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import ModelSpec
+from realizar.models.spec import Attention, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import GGUF_POST_ATTENTION
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """GLM-4.5 with experts. A file's last layers may be those that draft tokens: known, and not run."""
+    """GLM-4.5 with experts. A file's last layer may be a next-token block."""
     sizes = read_dimensions(hparams)
     drafting = read_next_token_blocks(hparams, "num_nextn_predict_layers")
     sizes = without_next_token_blocks(hparams, sizes, drafting)
@@ -29,14 +34,20 @@ def build(hparams: HyperParameters) -> ModelSpec:
     keys, default = ("leading_dense_block_count", "first_k_dense_replace"), 0 if hparams.is_gguf else 1
     leading = hparams.integer(*keys, low=0, high=MAX_LAYERS, default=default)
     mixture = _read_mixture(hparams)
-    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
-    has_norm = builder.has("model.layers.0.self_attn.q_norm.weight") if hparams.is_gguf else False
+    first = sizes.num_layers if hparams.drafts else 0
+    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj", layer=first)
+    has_norm = builder.has(f"model.layers.{first}.self_attn.q_norm.weight") if hparams.is_gguf else False
     qk_norm = hparams.boolean(None, "use_qk_norm", default=has_norm)
+
+    def attention(index: int) -> Attention:
+        return builder.attention(index, rope=rope, biases=(qkv_bias, False), qk_norm="head" if qk_norm else None)
+
+    if hparams.drafts:
+        return next_token_block(
+            builder, drafting, attention, lambda index: mixture.build(builder, index), tied_by_default=False
+        )
     layers = builder.layers(
-        lambda index: builder.attention(
-            index, rope=rope, biases=(qkv_bias, False), qk_norm="head" if qk_norm else None
-        ),
-        lambda index: builder.feed_forward(index) if index < leading else mixture.build(builder, index),
+        attention, lambda index: builder.feed_forward(index) if index < leading else mixture.build(builder, index)
     )
     return builder.spec(layers, tied_by_default=False, is_ignored=next_token_tensors(sizes, drafting))
 

@@ -22,10 +22,16 @@ from realizar.models.dimensions import (
 from realizar.models.experts import Mixture, read_expert_counts, read_expert_width
 from realizar.models.hyper_parameters import REQUIRED, HyperParameters
 from realizar.models.mixers import GatedDeltaNet
-from realizar.models.next_token import next_token_tensors, read_next_token_blocks, without_next_token_blocks
+from realizar.models.next_token import (
+    apart_names,
+    next_token_block,
+    next_token_tensors,
+    read_next_token_blocks,
+    without_next_token_blocks,
+)
 from realizar.models.parts import Linear
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import AnyFeedForward, Mixer, ModelSpec
+from realizar.models.spec import AnyFeedForward, Attention, Mixer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import GGUF_POST_ATTENTION
 
@@ -49,11 +55,11 @@ def build_qwen3_next(hparams: HyperParameters) -> ModelSpec:
     """Qwen3-Next with experts. One matrix of a gated delta net has q, k, v and z of each key head in turn."""
     builder, blocks = _start(hparams, is_part=False)
     mixture = _read_mixture(builder, normalized=hparams.boolean(None, "norm_topk_prob", default=True))
-    is_dense = read_dense_layers(hparams, builder.sizes)
+    dense = {index for index, is_dense in enumerate(read_dense_layers(hparams, builder.sizes)) if is_dense}
     return _build(
         builder,
         blocks,
-        lambda index: builder.feed_forward(index) if is_dense[index] else mixture.build(builder, index),
+        lambda index: builder.feed_forward(index) if index in dense else mixture.build(builder, index),
         alternating=True,
     )
 
@@ -73,16 +79,18 @@ def _start(hparams: HyperParameters, *, is_part: bool) -> tuple[SpecBuilder, int
         is_part=is_part,
         names=SHARED_NAMES,
         gguf_names=GGUF_POST_ATTENTION,
+        rename=apart_names(hparams, sizes),
     )
     return builder, blocks
 
 
 def _check_fixed_keys(hparams: HyperParameters) -> None:
-    """Keys with one value in all models; those of next-token blocks say nothing of the layers that are run."""
+    """Keys with one value in all models, or of next-token blocks alone."""
     hparams.only(None, "attn_output_gate", True)
     hparams.only(None, "output_gate_type", "swish", "silu")
     hparams.only(None, "mamba_ssm_dtype", "float32")
-    hparams.boolean(None, "mtp_use_dedicated_embeddings", default=False)
+    if hparams.boolean(None, "mtp_use_dedicated_embeddings", default=False) and hparams.drafts:
+        raise hparams.unsupported(None, "mtp_use_dedicated_embeddings", True)
 
 
 def _build(
@@ -97,11 +105,18 @@ def _build(
     delta_sizes = _read_delta_sizes(hparams)
     rope = read_rope(hparams, sizes, has_axes=True, default_partial=0.25)
     is_attention = _read_attention_layers(hparams, sizes)
-    biases = builder.attention_biases(layer=is_attention.index(True) if True in is_attention else 0)
+    first = is_attention.index(True) if True in is_attention else 0
+    biases = builder.attention_biases(layer=sizes.num_layers if hparams.drafts else first)
+
+    def attention(index: int) -> Attention:
+        return builder.attention(index, rope=rope, biases=biases, qk_norm="head", output_gate=True)
+
+    if hparams.drafts:
+        return next_token_block(builder, blocks, attention, feed_forward, tied_by_default=False)
 
     def mixer(index: int) -> Mixer:
         if is_attention[index]:
-            return builder.attention(index, rope=rope, biases=biases, qk_norm="head", output_gate=True)
+            return attention(index)
         return _build_delta_net(builder, index, delta_sizes, alternating=alternating, tiled=tiled)
 
     layers = builder.layers(mixer, feed_forward)

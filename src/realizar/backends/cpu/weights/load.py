@@ -26,7 +26,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.parameters import size_of_token
 from realizar.models.parts import Linear, Norm
 from realizar.models.spec import ExpertLinear, ModelSpec
-from realizar.models.tensor_source import TensorName
+from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization.block_source import FLOAT32_LAYOUT, float32_source
 from realizar.quantization.layout import FloatType, WeightLayout
 from realizar.quantization.source import MatrixSource
@@ -35,10 +35,19 @@ _CHECKED_BYTES = 4 << 20  # of the embedding, at a time
 
 
 class Weights:
-    """Loads tensors of a spec, one at a time, releasing their pages. A tile has `lanes`. Routers become floats."""
+    """Loads tensors of a spec, one at a time, releasing their pages. A tile has `lanes`. Routers become floats.
 
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, lanes: int, threads: int) -> None:
+    `lent` are weights that stay as long as these: matrices of the same tensors of the same checkpoint are theirs.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, checkpoint: Checkpoint, lanes: int, threads: int, lent: Weights | None = None
+    ) -> None:
         self._spec, self._tensors, self._lanes = spec, WeightTensors(spec, checkpoint), lanes
+        self._checkpoint = checkpoint
+        self._lent: dict[TensorSource, Matrix] = {}
+        if lent is not None and lent._checkpoint is checkpoint:
+            self._lent = {lent._spec.tensors[name]: matrix for name, matrix in lent.matrices.items()}
         self._threads = threads
         self._routers = {experts.router.weight for _, experts in spec.mixtures()}
         self.matrices: dict[TensorName, Matrix] = {}
@@ -50,6 +59,9 @@ class Weights:
         Raises UnsupportedModelError where no kernel expresses a matrix's layout, or experts of a layer have several.
         """
         for each in matrices:
+            if self._is_lent(each):
+                self.matrices[each.weight] = self._lent[self._spec.tensors[each.weight]]
+                continue
             with naming_refusals(each.weight):
                 layout, count = self._tensors.layout(each.weight), 1
                 if isinstance(each, ExpertLinear):
@@ -59,6 +71,9 @@ class Weights:
                 made = allocate(layout, each.out_features, each.in_features, self._lanes, count, zeros)
                 self.matrices[each.weight] = made
 
+    def _is_lent(self, matrix: Linear | ExpertLinear) -> bool:
+        return self._spec.tensors[matrix.weight] in self._lent
+
     def load(self, matrices: Sequence[Linear | ExpertLinear], progress: Callable[[int], None]) -> None:
         """Pack the matrices, as they were reserved; `progress` gets the bytes of each as it is done.
 
@@ -67,6 +82,7 @@ class Weights:
         self._tensors.check_vectors()
         distinct = list({each.weight: each for each in matrices}.values())
         self.reserve(distinct)
+        distinct = [each for each in distinct if not self._is_lent(each)]
         inputs = self._spec.layer_inputs
         self._embedding = EmbeddingRows(self._tensors.matrix(self._spec.embedding))
         self._layer_rows = None if inputs is None else EmbeddingRows(self._tensors.matrix(inputs.table))
@@ -154,7 +170,9 @@ class Weights:
 
     @property
     def size_bytes(self) -> int:
-        return sum(matrix.size_bytes for matrix in self.matrices.values())
+        """Of what is not lent."""
+        own = (name for name in self.matrices if self._spec.tensors[name] not in self._lent)
+        return sum(self.matrices[name].size_bytes for name in own)
 
     @property
     def token_bytes(self) -> int:
