@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.server
 import json
@@ -54,6 +55,9 @@ class Endpoint:
         sizes: sizes of files that it tells, where they are not true.
         held: names of files of which it sends the first half, and the rest once they are removed.
         half_sent: set when a first half is.
+        cuts: bytes after which the next answers of files break off, each number for one of them.
+        wrong: names of files that it sends with a wrong byte.
+        pace_s: seconds that it waits after each chunk of 256 KiB.
         gives_ranges: False to answer range requests with whole files.
         sent_bytes: of all bodies that it sent.
     """
@@ -63,6 +67,9 @@ class Endpoint:
     sizes: dict[str, int] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     half_sent: threading.Event = field(default_factory=threading.Event)
+    cuts: list[int] = field(default_factory=list)
+    wrong: set[str] = field(default_factory=set)
+    pace_s: float = 0
     gives_ranges: bool = True
     sent_bytes: int = 0
 
@@ -115,6 +122,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         headers = {"ETag": f'"{_sha256(content)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         part = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if name in self.endpoint.wrong:
+            content = content[: len(content) // 2] + b"!" + content[len(content) // 2 + 1 :]
         first, last = 0, len(content)
         if part is not None and self.endpoint.gives_ranges:
             first, last = int(part[1]), min(last, int(part[2]) + 1 if part[2] else last)
@@ -143,6 +152,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         with suppress(ConnectionError):
+            if part is not None and self.endpoint.cuts:
+                self._send(body, first, min(first + self.endpoint.cuts.pop(), last))
+                self.close_connection = True
+                return
             half = (first + last) // 2
             self._send(body, first, half)
             while held and held in self.endpoint.held:
@@ -154,6 +167,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for start in range(first, last, _CHUNK_BYTES):
             piece = body[start : min(start + _CHUNK_BYTES, last)]
             self.wfile.write(piece)
+            time.sleep(self.endpoint.pace_s)
             with _COUNT:
                 self.endpoint.sent_bytes += len(piece)
 
@@ -189,6 +203,7 @@ def _sibling(name: str, content: Content, sizes: Mapping[str, int]) -> dict[str,
     return sibling
 
 
+@functools.lru_cache
 def _sha256(content: Content) -> str:
     """Of a sparse file that of its beginning."""
     return hashlib.sha256(content.start if isinstance(content, Sparse) else content).hexdigest()

@@ -62,6 +62,16 @@ def test_one_quantization_is_pulled_listed_and_found_again_offline(tmp_path: Pat
     assert not any((tmp_path / "hf" / "hub").glob("models--user--quants/blobs/*"))
 
 
+def test_names_are_taken_as_people_paste_them(tmp_path: Path, endpoint: Endpoint) -> None:
+    path = pulled_path(endpoint.run(tmp_path, "pull", "hf.co/user/quants:q4_k_m"))
+    assert path.name == "m-Q4_K_M.gguf"
+    assert pulled_path(endpoint.run(tmp_path, "pull", "-hf", "user/quants:Q4_K_M")) == path
+    assert pulled_path(endpoint.run(tmp_path, "pull", f"{endpoint.url}/user/quants/blob/main/m-Q4_K_M.gguf")) == path
+    unnamed = endpoint.run(tmp_path, "pull", "--json", "--hf-repo=user/quants")
+    assert json.loads(unnamed.stdout)["path"] == str(path)
+    assert "realizar: user/quants has 2 models: Q4_K_M is taken (14.0 kB), as" in unnamed.stderr
+
+
 def test_parts_of_a_split_file_lie_side_by_side(tmp_path: Path, endpoint: Endpoint) -> None:
     path = pulled_path(endpoint.run(tmp_path, "pull", "user/quants:Q8_0"))
     assert path.name == "m-Q8_0-00001-of-00002.gguf"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from realizar.errors import HubError
@@ -36,34 +38,38 @@ def test_quantization_is_read_from_the_name(name: str, quantization: str | None)
     assert quantization_of(name) == quantization
 
 
+def chosen(names: Iterable[str], wanted: str | None) -> tuple[str, ...]:
+    return select_files("u/r", dict.fromkeys(names), wanted)
+
+
 @pytest.mark.parametrize("wanted", ["Q4_K_M", "q4_k_m", "model-Q4_K_M.gguf"])
 def test_a_quantization_or_a_file_name_picks_one(wanted: str) -> None:
-    assert select_files("u/r", GGUFS, wanted) == ("model-Q4_K_M.gguf",)
+    assert chosen(GGUFS, wanted) == ("model-Q4_K_M.gguf",)
 
 
 def test_q4_k_m_is_not_confused_with_longer_names() -> None:
     names = ("a-IQ4_K_M.gguf", "a-Q4_K_M_L.gguf", "a-Q4_K_M.gguf", "a-UD-Q4_K_M.gguf")
-    assert select_files("u/r", names, "Q4_K_M") == ("a-Q4_K_M.gguf",)
+    assert chosen(names, "Q4_K_M") == ("a-Q4_K_M.gguf",)
 
 
 def test_projector_and_importance_files_are_no_models() -> None:
-    assert select_files("u/r", GGUFS, "F16") == ("model-f16.gguf",)
+    assert chosen(GGUFS, "F16") == ("model-f16.gguf",)
 
 
 def test_all_parts_of_a_split_file_come_in_order() -> None:
     parts = tuple(f"Q8_0/m-Q8_0-0000{part}-of-00003.gguf" for part in (1, 2, 3))
-    assert select_files("u/r", ("m-Q4_0.gguf", parts[2], parts[0], parts[1]), "Q8_0") == parts
+    assert chosen(("m-Q4_0.gguf", parts[2], parts[0], parts[1]), "Q8_0") == parts
 
 
 def test_a_missing_part_is_refused() -> None:
     with pytest.raises(HubError, match="3 parts"):
-        select_files("u/r", ("m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00003-of-00003.gguf"), "Q8_0")
+        chosen(("m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00003-of-00003.gguf"), "Q8_0")
 
 
 def test_without_a_quantization_q4_k_m_comes_first_then_q8_0() -> None:
-    assert select_files("u/r", GGUFS, None) == ("model-Q4_K_M.gguf",)
-    assert select_files("u/r", ("m-Q8_0.gguf", "m-Q2_K.gguf"), None) == ("m-Q8_0.gguf",)
-    assert select_files("u/r", ("only.gguf",), None) == ("only.gguf",)
+    assert chosen(GGUFS, None) == ("model-Q4_K_M.gguf",)
+    assert chosen(("m-Q8_0.gguf", "m-Q2_K.gguf"), None) == ("m-Q8_0.gguf",)
+    assert chosen(("only.gguf",), None) == ("only.gguf",)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,45 @@ def test_what_does_not_fit_is_refused_with_the_choices(
     names: tuple[str, ...], wanted: str | None, message: str
 ) -> None:
     with pytest.raises(HubError, match=message):
-        select_files("u/r", names, wanted)
+        chosen(names, wanted)
+
+
+SIZES = {"m-Q2_K.gguf": 3 * 10**9, "m-Q4_K_M.gguf": 5 * 10**9, "m-Q4_K_S.gguf": 4 * 10**9, "m-Q8_0.gguf": 8 * 10**9}
+
+
+@pytest.mark.parametrize(
+    ("free", "file"),
+    [(10**11, "m-Q4_K_M.gguf"), (6_000_000_000, "m-Q4_K_M.gguf"), (5_999_999_999, "m-Q4_K_S.gguf"),
+     (4 * 10**9, "m-Q2_K.gguf")],
+)  # fmt: skip
+def test_the_first_choice_that_fits_is_taken_and_said(free: int, file: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert select_files("u/r", SIZES, None, lambda: free) == (file,)
+    (line,) = caplog.messages
+    assert line.startswith(f"u/r has 4 models: {quantization_of(file)} is taken (")
+
+
+def test_room_is_asked_for_only_where_there_is_a_choice(caplog: pytest.LogCaptureFixture) -> None:
+    def never() -> int:
+        raise AssertionError
+
+    assert select_files("u/r", SIZES, "q8_0", never) == ("m-Q8_0.gguf",)
+    assert select_files("u/r", {"only.gguf": 1}, None, never) == ("only.gguf",)
+    assert select_files("u/r", {"config.json": 1, "model.safetensors": 1}, None, never)
+    with pytest.raises(HubError, match="has several models"):
+        select_files("u/r", {"a-Q2_K.gguf": 1, "b-Q3_K.gguf": 1}, None, never)
+    assert not caplog.messages
+
+
+def test_where_no_model_fits_the_smallest_is_named() -> None:
+    with pytest.raises(HubError, match=r"none of its 4 models fits into the 3.00 GB that are free; Q2_K has 3.00 GB"):
+        select_files("u/r", SIZES, None, lambda: 3 * 10**9)
+
+
+def test_parts_count_together() -> None:
+    sizes = {"m-Q4_K_M-00001-of-00002.gguf": 4 * 10**9, "m-Q4_K_M-00002-of-00002.gguf": 4 * 10**9, **SIZES}
+    del sizes["m-Q4_K_M.gguf"]
+    assert select_files("u/r", sizes, None, lambda: 9 * 10**9) == ("m-Q4_K_S.gguf",)
+    assert len(select_files("u/r", sizes, None, lambda: 10**10)) == 2
 
 
 def test_safetensors_are_preferred_and_come_with_their_json_files() -> None:
@@ -93,7 +137,7 @@ def test_safetensors_are_preferred_and_come_with_their_json_files() -> None:
         "modeling_x.py",
         "a-Q4_K_M.gguf",
     )
-    assert select_files("u/r", names, None) == ("config.json", "model.safetensors", "tokenizer.json")
+    assert chosen(names, None) == ("config.json", "model.safetensors", "tokenizer.json")
 
 
 def test_shards_are_taken_and_other_exports_left() -> None:
@@ -105,13 +149,13 @@ def test_shards_are_taken_and_other_exports_left() -> None:
         *shards,
         "onnx/model.safetensors",
     )
-    assert select_files("u/r", names, None) == ("config.json", *shards, "model.safetensors.index.json")
+    assert chosen(names, None) == ("config.json", *shards, "model.safetensors.index.json")
 
 
 def test_all_chat_templates_come() -> None:
     templates = ("additional_chat_templates/rag.jinja", "chat_template.jinja", "chat_template.json")
     names = ("config.json", "model.safetensors", *templates, "additional_chat_templates/x/y.jinja", "other/z.jinja")
-    assert select_files("u/r", names, None) == ("config.json", "model.safetensors", *templates)
+    assert chosen(names, None) == ("config.json", "model.safetensors", *templates)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +176,43 @@ def test_names_are_taken_apart(name: str, parts: tuple[str, str | None, str | No
 
 
 @pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("hf.co/user/repo:Q4_K_M", "user/repo:Q4_K_M"),
+        ("hf.co/user/repo", "user/repo"),
+        ("hf.co/user/repo:latest", "user/repo"),
+        ("hf.co/user/repo@v1.0:Q8_0", "user/repo@v1.0:Q8_0"),
+        ("https://huggingface.co/user/Repo-1.5B-GGUF", "user/Repo-1.5B-GGUF"),
+        ("https://huggingface.co/user/repo/", "user/repo"),
+        ("HTTPS://HuggingFace.co/user/repo?show_file_info=m.gguf#files", "user/repo"),
+        ("https://huggingface.co/user/repo/tree/main", "user/repo"),
+        ("https://huggingface.co/user/repo/tree/v2", "user/repo@v2"),
+        ("https://huggingface.co/user/repo/tree/main/Q8_0", "user/repo:Q8_0"),
+        ("https://huggingface.co/user/repo/blob/main/sub/m-Q8_0.gguf", "user/repo:sub/m-Q8_0.gguf"),
+        ("https://huggingface.co/user/repo/resolve/main/m%20a.gguf?download=true", "user/repo:m a.gguf"),
+        ("https://huggingface.co/user/repo/blob/v2/model-00001-of-00002.safetensors", "user/repo@v2"),
+        ("http://127.0.0.1:8080/user/repo:Q4_0", "user/repo:Q4_0"),
+    ],
+)
+def test_addresses_of_pages_are_names(monkeypatch: pytest.MonkeyPatch, address: str, name: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:8080")
+    parsed = parse_name(address)
+    assert parsed is not None
+    assert str(parsed) == name
+
+
+@pytest.mark.parametrize(
     "name",
     [
+        *(
+            "hf.co",
+            "hf.co/",
+            "hf.co/user",
+            "hf.co/user/..",
+            "hf.co/user/repo/settings",
+            "https://elsewhere.org/user/repo",
+        ),
+        *("https://huggingface.co/user/repo/blob/main/../../x.gguf", "https://huggingface.co/spaces/user/repo"),
         *("", "repo", "a/b/c", "smollm2:135m", "user/", "user/repo:", "us er/repo", "user/repo\n"),
         *("user/repo@/srv/models", "user/repo@refs//x", "user/repo@x/", "user/repo@refs/../x", "user/repo@."),
         *("user/repo:/srv/m.gguf", "user/repo:../m.gguf", "user/..", "./repo"),

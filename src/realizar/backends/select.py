@@ -13,6 +13,7 @@ from realizar.backends.devices import THE_CPU, ChosenDevice
 from realizar.backends.draft_model import find_drafter
 from realizar.backends.inspection import InspectedBackend
 from realizar.backends.load_progress import LoadProgress, no_progress
+from realizar.backends.machine import free_memory_bytes
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig, resolve_config
 from realizar.backends.weight_tensors import WeightTensors
@@ -210,6 +211,12 @@ def _free_on_gpu(device: ChosenDevice) -> int:
     from realizar.backends.cuda.device import free_bytes, open_device
 
     return free_bytes(open_device(device.index))
+
+
+def free_room() -> int:
+    """Bytes that are free now for a model, on the device that runs one where none is chosen."""
+    device = choose_device("auto")
+    return free_memory_bytes() if device.kind == "cpu" else _free_on_gpu(device)
 
 
 def plan_load(

@@ -29,6 +29,7 @@ from realizar.cli.commands.serve import SOURCES, serve_command
 from realizar.cli.terminal.printable import PrintableFormatter, error_line
 from realizar.errors import RealizarError
 
+_HUB_OPTIONS = ("-hf", "-hfr", "--hf-repo")
 _ENOUGH_ADDRESSES = 4 << 30
 _Shell = Literal["bash", "zsh", "fish"]
 
@@ -111,7 +112,7 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
                 reconfigure(errors=errors)
-        result = application(list(arguments), exit_on_error=False, print_error=False)
+        result = application(_with_model_first(arguments), exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except UnusedCliTokensError as error:
         words = " ".join(error.unused_tokens or ())
@@ -138,6 +139,20 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
         print(file=sys.stderr)
         return 130
     return result if isinstance(result, int) else 0
+
+
+def _with_model_first(arguments: Sequence[str]) -> list[str]:
+    """A command line as other programs' model pages write it: the model after `-hf` is the command's first argument."""
+    words = list(arguments)
+    for place, word in enumerate(words):
+        if word == "--":
+            break
+        name, equals, value = word.partition("=")
+        if name in _HUB_OPTIONS and place and (equals or place + 1 < len(words)):
+            model = value if equals else words[place + 1]
+            rest = words[1:place] + words[place + (1 if equals else 2) :]
+            return [words[0], model, *rest]
+    return words
 
 
 def _see_help(error: CycloptsError) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from realizar.backends.base import Backend, FetchesSnapshots
 from realizar.backends.load_progress import LoadProgress
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import make_backend, plan_load, refusal, resolve_model
+from realizar.backends.select import free_room, make_backend, plan_load, refusal, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -42,7 +42,7 @@ def find_checkpoint(model: str | Path, progress: Progress = ignore_progress) -> 
 
     It raises HubError if the model can't be found or fetched, and CheckpointError if the file is malformed.
     """
-    return open_checkpoint(resolve(str(model), progress))
+    return open_checkpoint(resolve(str(model), progress, free_room))
 
 
 def load_core(

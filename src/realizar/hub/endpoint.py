@@ -39,7 +39,13 @@ def open_range(url: str, start: int, stop: int) -> Iterator[tuple[int, Iterator[
 
     wanted = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
     headers = build_hf_headers(library_name="realizar", headers=wanted)
-    with http_stream_backoff("GET", url, headers=headers, timeout=HF_HUB_DOWNLOAD_TIMEOUT) as response:
+    with http_stream_backoff(
+        "GET",
+        url,
+        headers=headers,
+        timeout=HF_HUB_DOWNLOAD_TIMEOUT,
+        retry_on_exceptions=(),  # who asks knows what is left to ask for
+    ) as response:
         hf_raise_for_status(response)
         yield _whole_size(response, start, stop), response.iter_bytes()
 

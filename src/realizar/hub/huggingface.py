@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from realizar.errors import HubError
-from realizar.hub.endpoint import is_transport, translated
+from realizar.hub.endpoint import NoRangesError, is_transport, translated
 from realizar.hub.names import RepositoryName, leads_elsewhere
 from realizar.hub.progress import Announce, Progress, RemoteFile, ignore_files
-from realizar.hub.selection import select_files
+from realizar.hub.resumed import ResumedFile, count_kept, sha256_of
+from realizar.hub.selection import Room, select_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,10 @@ class Listing:
     files: tuple[RemoteFile, ...]
 
 
-def find(name: RepositoryName) -> Listing | Download:
+def find(name: RepositoryName, room: Room | None = None) -> Listing | Download:
     """Look a model up; it is a `Download` where no answer comes and all its files are in huggingface_hub's cache.
+
+    `room` is that of `select_files`.
 
     UnknownModelError: no repository has the name, it is private, or lacks fitting files. HubError: no answer comes.
     """
@@ -49,36 +53,83 @@ def find(name: RepositoryName) -> Listing | Download:
         raise
     listed = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     siblings = {file: sibling for file, sibling in listed.items() if not leads_elsewhere(file)}
-    wanted = select_files(name.repo, list(siblings), name.wanted)
+    sizes = {file: sibling.size for file, sibling in siblings.items()}
+    wanted = select_files(name.repo, sizes, name.wanted, room)
     return Listing(info.sha, tuple(_remote_file(name, siblings[file], info.sha) for file in wanted))
 
 
-def fetch(name: RepositoryName, progress: Progress, announce: Announce = ignore_files) -> Download:
+def fetch(
+    name: RepositoryName, progress: Progress, announce: Announce = ignore_files, room: Room | None = None
+) -> Download:
     """Download the model's missing files into huggingface_hub's cache; raises as `find`."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    found = find(name)
+    found = find(name, room)
     if isinstance(found, Download):
         return found
     announce(Path(HF_HUB_CACHE), found.files)
-    return _download([translated(name, partial(_fetch_file, name, file.label, progress)) for file in found.files])
+    return _download(
+        [translated(name, partial(_fetch_file, name, file, found.commit, progress)) for file in found.files]
+    )
 
 
 def _remote_file(name: RepositoryName, sibling: Any, commit: str | None) -> RemoteFile:
     from huggingface_hub import try_to_load_from_cache
 
-    cached = isinstance(try_to_load_from_cache(name.repo, sibling.rfilename, revision=commit), str)
+    size, missing = sibling.size, sibling.size or 0
     digest = None if sibling.blob_id is None else f"sha1:{sibling.blob_id}"
     if sibling.lfs is not None:
         digest = f"sha256:{sibling.lfs.sha256}"
-    return RemoteFile(sibling.rfilename, sibling.size, 0 if cached else sibling.size or 0, digest)
+        missing -= count_kept(_blob(name, sibling.lfs.sha256), missing)
+    if isinstance(try_to_load_from_cache(name.repo, sibling.rfilename, revision=commit), str):
+        missing = 0
+    return RemoteFile(sibling.rfilename, size, missing, digest)
 
 
-def _fetch_file(name: RepositoryName, file_name: str, progress: Progress) -> Path:
+def _fetch_file(name: RepositoryName, file: RemoteFile, commit: str | None, progress: Progress) -> Path:
+    """Fetch a file; those that are not small are verified. The library links what is in its place already."""
     from huggingface_hub import hf_hub_download
 
-    bar = _bar_class(progress, file_name)
-    return Path(hf_hub_download(name.repo, file_name, revision=name.revision, tqdm_class=bar, library_name="realizar"))
+    kind, _, digest = (file.digest or "").partition(":")
+    blob = _blob(name, digest) if kind == "sha256" else None
+    is_new = blob is not None and not blob.exists()
+    if blob is not None and is_new and file.size_bytes:
+        with suppress(NoRangesError):
+            _fetch_blob(name, file, blob, commit, progress)
+            is_new = False
+    bar = _bar_class(progress, file.label)
+    path = Path(hf_hub_download(name.repo, file.label, revision=name.revision, tqdm_class=bar, library_name="realizar"))
+    if is_new and (found := sha256_of(path)) != digest:
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        raise HubError(f"{file.label} has SHA-256 {found} instead of {digest}; the download was discarded")
+    return path
+
+
+def _fetch_blob(name: RepositoryName, file: RemoteFile, blob: Path, commit: str | None, progress: Progress) -> None:
+    """Fetch a file to the place where huggingface_hub would put its content, under the library's own lock."""
+    from filelock import FileLock
+    from huggingface_hub import hf_hub_url
+
+    size = file.size_bytes or 0
+    lock = blob.parents[2] / ".locks" / blob.parents[1].name / f"{blob.name}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        if not blob.exists():
+            url = hf_hub_url(name.repo, file.label, revision=commit)
+            ResumedFile(url, blob, size, blob.name).fetch(lambda done: progress(file.label, done, size))
+
+
+def _blob(name: RepositoryName, digest: str) -> Path:
+    """The place of a file's content in huggingface_hub's cache."""
+    return _cache_folder(name) / "blobs" / digest
+
+
+def _cache_folder(name: RepositoryName) -> Path:
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name.repo, repo_type="model")
 
 
 def _download(files: list[Path]) -> Download:
@@ -88,10 +139,7 @@ def _download(files: list[Path]) -> Download:
 
 def _cached(name: RepositoryName) -> Download | None:
     """The model in huggingface_hub's cache, without network access; None if it is not there."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name.repo, repo_type="model")
+    folder = _cache_folder(name)
     revision = name.revision or "main"
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
@@ -99,7 +147,7 @@ def _cached(name: RepositoryName) -> Download | None:
     names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
     if not names:
         return None
-    return _download([snapshot / file for file in select_files(name.repo, names, name.wanted)])
+    return _download([snapshot / file for file in select_files(name.repo, dict.fromkeys(names), name.wanted)])
 
 
 def _bar_class(progress: Progress, label: str) -> type[Any]:

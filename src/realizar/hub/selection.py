@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import TypeAlias
 
 from realizar.errors import UnknownModelError
+from realizar.sizes import format_bytes
+
+_LOG = logging.getLogger(__name__)
+
+Room: TypeAlias = Callable[[], int]
+"""Asks for the bytes that are free for a model. It is called where a choice depends on them."""
 
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _QUANT = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q\d_[A-Z0-9_]+|I?Q\d|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|BF16|F16|FP16|F32|FP32))(?=[-./]|$)",
     re.IGNORECASE,
 )
-_PREFERRED_QUANTS = ("Q4_K_M", "Q8_0")
+_PREFERRED_QUANTS = ("Q4_K_M", "UD-Q4_K_XL", "Q4_K_S", "Q4_0", "Q8_0")
+_BESIDE_WEIGHTS, _BESIDE_BYTES = 1.1, 500_000_000
+"""What a model takes: its files with a tenth more, and that many bytes, for workspace and a short KV cache."""
 _NOT_A_MODEL = ("mmproj", "imatrix")
 _CONFIG_FILES = frozenset(
     {
@@ -31,17 +41,22 @@ _MORE_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
-def select_files(repo: str, names: Sequence[str], wanted: str | None) -> tuple[str, ...]:
+def select_files(
+    repo: str, sizes: Mapping[str, int | None], wanted: str | None, room: Room | None = None
+) -> tuple[str, ...]:
     """Choose the files to download, with the file to open first: all parts of a GGUF, or safetensors with JSON files.
 
     Args:
-        names: every file of the repository, with `/` between folders.
+        sizes: bytes of every file of the repository by its name, with `/` between folders; None where not known.
         wanted: a quantisation (`Q4_K_M`) or a GGUF file's name; None takes safetensors, else the repository's only
-            GGUF, else its Q4_K_M or Q8_0.
+            GGUF, else its Q4_K_M or one like it.
+        room: with it that is the first of these that fits, else the largest file that does; a log line says which.
 
     Raises:
-        UnknownModelError: no file or several files match, parts are missing, or there are only pickled weights.
+        UnknownModelError: no file or several files match, none fits, parts are missing, or there are only pickled
+            weights.
     """
+    names = list(sizes)
     models = _gguf_models(names)
     if wanted is not None:
         return _checked(repo, _named(repo, models, wanted))
@@ -53,7 +68,7 @@ def select_files(repo: str, names: Sequence[str], wanted: str | None) -> tuple[s
         others = (_CONFIG_FILES - {"config.json"}).intersection(names)
         return ("config.json", *safetensors, *sorted(others.union(templates)))
     if models:
-        return _checked(repo, _default(repo, models))
+        return _checked(repo, _default(repo, models, sizes, room))
     if any(name.lower().endswith(_PICKLES) for name in names):
         raise UnknownModelError(
             f"{repo} has only pickled weights, which are refused because they can run code when they are opened"
@@ -89,14 +104,41 @@ def _named(repo: str, models: dict[str, list[str]], wanted: str) -> list[str]:
     raise UnknownModelError(f"{repo} has no file of {wanted}; it has: {_choices(models)}")
 
 
-def _default(repo: str, models: dict[str, list[str]]) -> list[str]:
+def _default(repo: str, models: dict[str, list[str]], sizes: Mapping[str, int | None], room: Room | None) -> list[str]:
     if len(models) == 1:
         return next(iter(models.values()))
-    for quant in _PREFERRED_QUANTS:
-        matches = [files for key, files in models.items() if quantization_of(key) == quant]
-        if len(matches) == 1:
-            return matches[0]
-    raise UnknownModelError(f"{repo} has several models; add `:` and one of: {_choices(models)}")
+    keys: dict[str, list[str]] = {}
+    for key in models:
+        keys.setdefault(quantization_of(key) or "", []).append(key)
+    single = {quant: models[matches[0]] for quant, matches in keys.items() if quant and len(matches) == 1}
+    preferred = [quant for quant in _PREFERRED_QUANTS if quant in single]
+    is_one_model = len({_without_quantization(key) for key in models}) == 1
+    if not preferred and (room is None or not is_one_model):
+        raise UnknownModelError(f"{repo} has several models; add `:` and one of: {_choices(models)}")
+    if room is None:
+        return single[preferred[0]]
+    free = room()
+    bytes_of = {quant: sum(sizes[file] or 0 for file in files) for quant, files in single.items()}
+    fitting = [quant for quant, size in bytes_of.items() if size * _BESIDE_WEIGHTS + _BESIDE_BYTES <= free]
+    candidates = [quant for quant in preferred if quant in fitting]
+    if is_one_model:
+        candidates += sorted(fitting, key=bytes_of.__getitem__, reverse=True)
+    if not candidates:
+        least = min(single, key=bytes_of.__getitem__)
+        raise UnknownModelError(
+            f"{repo}: none of its {len(models)} models fits into the {format_bytes(free)} that are free; {least} has"
+            f" {format_bytes(bytes_of[least])} (a name after a colon takes any)"
+        )
+    quant = candidates[0]
+    _LOG.warning(
+        "%s has %d models: %s is taken (%s), as %s are free; a name after a colon takes another",
+        repo, len(models), quant, format_bytes(bytes_of[quant]), format_bytes(free),
+    )  # fmt: skip
+    return single[quant]
+
+
+def _without_quantization(key: str) -> str:
+    return _QUANT.sub("", PurePosixPath(key).name.lower())
 
 
 def _choices(models: dict[str, list[str]]) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from realizar.cli.options.arguments import Json, Model, PulledModel
+from realizar.cli.options.loading import free_room
 from realizar.cli.terminal.printable import printable
 from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError
@@ -20,7 +21,7 @@ def pull_command(model: Model, /, *, as_json: Json = False) -> None:
     from realizar.hub.pull import pull
 
     with download_progress() as progress:
-        path = pull(model, progress)
+        path = pull(model, progress, free_room)
     print(
         json.dumps({"name": model, "path": str(path)}) if as_json else printable(path) if sys.stdout.isatty() else path
     )

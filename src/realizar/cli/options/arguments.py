@@ -128,7 +128,7 @@ def size_in_bytes(_type: Any, tokens: Sequence[Token]) -> int:
 Model = Annotated[
     str,
     Parameter(
-        help="A path, a pulled name (smollm2:135m) or a Hugging Face name (user/repo:Q4_K_M).",
+        help="A path, a pulled name (smollm2:135m) or a Hugging Face name (user/repo:Q4_K_M) or page.",
         completer=_complete_model,
     ),
 ]

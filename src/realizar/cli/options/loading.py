@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from realizar.engine.llm import LLM
 
 
+def free_room() -> int:
+    """As of `backends.select`, which is imported where it is asked."""
+    from realizar.backends.select import free_room as asked
+
+    return asked()
+
+
 def fetch_model(model: str) -> Checkpoint:
     """Open a model by its name, showing downloads on stderr; errors as of `find_checkpoint`."""
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
 
     with download_progress() as fetching:
-        return open_checkpoint(resolve(model, fetching))
+        return open_checkpoint(resolve(model, fetching, free_room))
 
 
 def with_drafter(config: EngineConfig) -> EngineConfig:
@@ -68,7 +75,7 @@ def planned_model(model: str, *, vocabulary: bool = False) -> Iterator[PlannedMo
     """
     from realizar.hub.pull import find_unfetched
 
-    found = find_unfetched(model)
+    found = find_unfetched(model, free_room)
     if found is None:
         yield PlannedModel(fetch_model(model))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ class _Bars:
         if not self._tasks:
             self._start()
         if label not in self._tasks:
-            self._tasks[label] = self._bars.add_task(printable(label), total=total)
+            self._tasks[label] = self._bars.add_task(printable(label), total=total, completed=done)
         self._bars.update(self._tasks[label], completed=done, total=total)
 
     def _start(self) -> None:
@@ -64,16 +65,20 @@ class _Bars:
 
 class _Lines:
     def __init__(self) -> None:
-        self._finished: dict[str, bool] = {}
+        self._started: dict[str, tuple[int, float]] = {}
+        self._finished: set[str] = set()
 
     def __call__(self, label: str, done: int, total: int | None) -> None:
-        if label not in self._finished:
-            self._finished[label] = False
-            size = "" if total is None else f" ({format_bytes(total)})"
+        now_s = time.monotonic()
+        if label not in self._started:
+            self._started[label] = done, now_s
+            size = "" if total is None else f" ({format_bytes(total)}{f', {format_bytes(done)} here' if done else ''})"
             print(f"fetching {printable(label)}{size}", file=sys.stderr, flush=True)
-        if done == total and not self._finished[label]:
-            self._finished[label] = True
-            print(f"fetched {printable(label)}", file=sys.stderr, flush=True)
+        if done == total and label not in self._finished:
+            self._finished.add(label)
+            before, started_s = self._started[label]
+            speed = f" ({format_bytes((done - before) / max(now_s - started_s, 1e-3))}/s)" if done > before else ""
+            print(f"fetched {printable(label)}{speed}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Do nothing: every line is complete."""
