@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 
 from hub.fake_hub import Content, Endpoint, Sparse, fake_hub
+from quantization.integer_checkpoints import Stored, write_model
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, gguf_header
+from realizar.cli.main import app, run_app
+from realizar.hub import pull, stand_in
+from realizar.hub.huggingface import Listing
+from realizar.hub.names import parse_name
+from realizar.hub.progress import RemoteFile
+from realizar.hub.stand_in import StandIn
 from realizar.models.generated.generate import generated_header
 from tiny_model import write_tiny_model
 
@@ -162,6 +169,36 @@ def test_a_drafter_is_not_fetched_either(tmp_path: Path, endpoint: Endpoint, tin
     assert (remote["fetched"], local["fetched"]) == (False, True)
     result = endpoint.run(tmp_path, "plan", "user/floats", "--drafter", "user/tiny", "--device", "cpu")
     assert "more than 30.0 MB of it would have to be read" in result.stderr, "for the vocabulary, which is compared"
+
+
+@pytest.mark.parametrize("stored", [Stored("gptq"), Stored("awq"), Stored("packed")], ids=str)
+def test_values_that_a_plan_depends_on_are_read(
+    stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The order of a GPTQ model's columns, for one; small reads leave holes in a small file."""
+    write_model(tmp_path, stored)
+    names = ("config.json", "model.safetensors")
+    listing = Listing(None, tuple(RemoteFile(name, (tmp_path / name).stat().st_size, 1, None) for name in names))
+
+    def request(self: StandIn, file: str, start: int, stop: int) -> tuple[int, int]:
+        data = (tmp_path / file).read_bytes()
+        with (self._folder / file).open("r+b") as stream:
+            stream.seek(start)
+            return len(data), stream.write(data[start:stop])
+
+    monkeypatch.setattr(stand_in, "_FIRST_BYTES", 512)
+    monkeypatch.setattr(StandIn, "_request", request)
+    monkeypatch.setattr(
+        pull, "find_unfetched", lambda name, room: (name == "u/r" and (parse_name(name), listing)) or None
+    )
+    plans = []
+    for name in ("u/r", str(tmp_path)):
+        assert run_app(app, ["plan", name, "--device", "cpu", "--memory", "1G", "--json"]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    remote, local = plans
+    assert remote.pop("read_bytes") < remote["file_bytes"] - 50_000
+    assert not remote.pop("fetched")
+    assert {**remote, "fetched": True, "read_bytes": 0} == local
 
 
 def test_the_report_says_what_was_read(tmp_path: Path, endpoint: Endpoint) -> None:

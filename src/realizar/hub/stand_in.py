@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from realizar.errors import HubError
 from realizar.hub.endpoint import open_range, translated
 from realizar.hub.names import RepositoryName
 from realizar.hub.progress import RemoteFile
 from realizar.sizes import format_bytes
+
+Item = TypeVar("Item")
 
 MOST_BYTES = 30_000_000
 """Bytes of files that are read for one model."""
@@ -45,18 +48,13 @@ class StandIn:
         """
         whole = (*_READ_WHOLE, *(_VOCABULARY if vocabulary else ()))
         wanted = [file for file in self._files if file.label.lower().endswith(_WEIGHTS) or file.label in whole]
-        with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            try:
-                list(pool.map(partial(self._read_header, holds_header), wanted))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        _side_by_side(partial(self._read_header, holds_header), wanted)
         first = self._folder / self._files[0].label
         return first if first.suffix.lower() == ".gguf" else first.parent
 
-    def read(self, path: Path, start: int, stop: int) -> None:
-        """Read more of a file that stands in for one of the model's."""
-        self._copy(path.relative_to(self._folder).as_posix(), start, stop)
+    def read(self, parts: Sequence[tuple[Path, int, int]]) -> None:
+        """Read more of files that stand in for the model's: from an offset to another."""
+        _side_by_side(lambda part: self._copy(part[0].relative_to(self._folder).as_posix(), *part[1:]), parts)
 
     def _read_header(self, holds_header: Callable[[Path], bool], file: RemoteFile) -> None:
         path = self._folder / file.label
@@ -94,6 +92,15 @@ class StandIn:
         with open_range(url, start, stop) as (size, chunks), (self._folder / file).open("r+b") as stream:
             stream.seek(start)
             return size, sum(map(stream.write, _cut(chunks, stop - start)))
+
+
+def _side_by_side(read: Callable[[Item], object], items: Sequence[Item]) -> None:
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        try:
+            list(pool.map(read, items))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _cut(chunks: Iterator[bytes], most: int) -> Iterator[bytes]:

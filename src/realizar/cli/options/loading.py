@@ -15,7 +15,7 @@ from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.progress import download_progress
 
 if TYPE_CHECKING:
-    from realizar.checkpoint.checkpoint import Checkpoint
+    from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
     from realizar.config import EngineConfig
     from realizar.engine.llm import LLM
 
@@ -44,12 +44,12 @@ def with_drafter(config: EngineConfig) -> EngineConfig:
 
 
 _PLANNED_TENSORS = (
-    ".rope_freqs.weight",
-    ".rope_factors_long.weight",
-    ".rope_factors_short.weight",
-    *(".output.weight", ".token_embd.weight", ".lm_head.weight", ".embed_tokens.weight"),  # is the one the other?
+    *(".rope_freqs.weight", ".rope_factors_long.weight", ".rope_factors_short.weight"),
+    *(".g_idx", ".weight_g_idx", ".weight_shape"),
 )
-_PLANNED_BYTES = 64 << 10
+_COMPARED_TENSORS = (".output.weight", ".token_embd.weight", ".lm_head.weight", ".embed_tokens.weight")
+_COMPARED_BYTES = 64 << 10
+"""Of a head and an embedding, which may be one and the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,19 @@ def planned_model(model: str, *, vocabulary: bool = False) -> Iterator[PlannedMo
     with tempfile.TemporaryDirectory(prefix="realizar-plan-") as folder:
         stand_in = StandIn(name, listing.commit, listing.files, Path(folder))
         checkpoint = open_checkpoint(stand_in.read_headers(holds_header, vocabulary=vocabulary))
-        for tensor in checkpoint.tensors.values():
-            if f".{tensor.name}".endswith(_PLANNED_TENSORS):
-                stand_in.read(tensor.path, tensor.offset, tensor.offset + min(tensor.size_bytes, _PLANNED_BYTES))
+        stand_in.read([part for tensor in checkpoint.tensors.values() for part in _read_by_plans(tensor)])
         size = sum(file.size_bytes or 0 for file in listing.files)
         yield PlannedModel(checkpoint, size, stand_in.read_bytes)
+
+
+def _read_by_plans(tensor: StoredTensor) -> Iterator[tuple[Path, int, int]]:
+    """The bytes of a tensor that a plan depends on, by their offsets in its file."""
+    name = f".{tensor.name}"
+    size = tensor.size_bytes if name.endswith(_PLANNED_TENSORS) else 0
+    if name.endswith(_COMPARED_TENSORS):
+        size = min(tensor.size_bytes, _COMPARED_BYTES)
+    if size:
+        yield tensor.path, tensor.offset, tensor.offset + size
 
 
 def load_model(
