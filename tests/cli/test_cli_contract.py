@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -36,12 +37,22 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'numpy', 'numba', 'torch', 'tokenizers', 'jinja2', 'huggingface_hub'}\n"
         "for command in [[], *([name] for name in sys.argv[1:])]:\n"
         "    status, found = run_app(app, [*command, '--help']), heavy & set(sys.modules)\n"
+        "    if not command: found |= {name for name in sys.modules if name.startswith('realizar.cli.commands.')}\n"
         "    if status or found: sys.exit(f'{command} ended with {status} and imported {found}')\n"
     )
     command = [sys.executable, "-c", code, *COMMANDS]
     result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("Usage: realizar") == 1 + len(COMMANDS)
+
+
+def test_a_command_is_listed_with_its_own_words() -> None:
+    """They are read from its source, and not imported."""
+    functions = {name: app[name].default_command for name in COMMANDS}
+    assert {name: app[name].help for name in COMMANDS if name != "completion"} == {
+        name: inspect.getdoc(function) for name, function in functions.items() if name != "completion"
+    }
+    assert all(inspect.getdoc(function) for function in functions.values())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

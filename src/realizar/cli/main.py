@@ -6,28 +6,23 @@ by its consumer. A server that was stopped by a second signal ends with 128 plus
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from realizar import __version__
-from realizar.cli.commands.bench import bench_command, profile_command, trace_command, tune_command
-from realizar.cli.commands.bench_serve import bench_serve_command
-from realizar.cli.commands.chat import chat_command
-from realizar.cli.commands.doctor import doctor_command
-from realizar.cli.commands.inspect import inspect_model, show_command
-from realizar.cli.commands.plan import plan_command
-from realizar.cli.commands.ps import ps_command
-from realizar.cli.commands.pulled import list_command, pull_command, rm_command
-from realizar.cli.commands.run import run_command
-from realizar.cli.commands.score import perplexity_command, score_command, tokenize_command
-from realizar.cli.commands.serve import SOURCES, serve_command
 from realizar.cli.terminal.printable import PrintableFormatter, error_line
 from realizar.errors import RealizarError
+
+if TYPE_CHECKING:
+    from cyclopts import ArgumentCollection
 
 _HUB_OPTIONS = ("-hf", "-hfr", "--hf-repo")
 _ENOUGH_ADDRESSES = 4 << 30
@@ -51,6 +46,30 @@ _FISH_END = "\ncomplete -c realizar -n __fish_use_subcommand -f\n"
 """Where a command is to be named, cyclopts' script offers files too."""
 
 
+_COMMANDS = {
+    "run": ("run", "run_command"),
+    "chat": ("chat", "chat_command"),
+    "serve": ("serve", "serve_command"),
+    "ps": ("ps", "ps_command"),
+    "pull": ("pulled", "pull_command"),
+    "list": ("pulled", "list_command"),
+    "rm": ("pulled", "rm_command"),
+    "show": ("inspect", "show_command"),
+    "inspect": ("inspect", "inspect_model"),
+    "plan": ("plan", "plan_command"),
+    "tokenize": ("score", "tokenize_command"),
+    "score": ("score", "score_command"),
+    "perplexity": ("score", "perplexity_command"),
+    "bench": ("bench", "bench_command"),
+    "bench-serve": ("bench_serve", "bench_serve_command"),
+    "profile": ("bench", "profile_command"),
+    "trace": ("bench", "trace_command"),
+    "tune": ("bench", "tune_command"),
+    "doctor": ("doctor", "doctor_command"),
+}
+"""Modules of `cli/commands` and their functions: one is imported when its command is used."""
+
+
 def _shown_default(value: object) -> str | None:
     """A default as the help text shows it; None for switches that are off and empty lists."""
     return None if value is False or value is None or value == () else str(value)
@@ -65,25 +84,28 @@ app = App(
     help_format="plaintext",
     default_parameter=Parameter(show_default=_shown_default),
 )
-app.command(run_command, name="run")
-app.command(chat_command, name="chat")
-app.command(serve_command, name="serve", config=(SOURCES,))
-app.command(ps_command, name="ps")
-app.command(pull_command, name="pull")
-app.command(list_command, name="list")
-app.command(rm_command, name="rm")
-app.command(show_command, name="show")
-app.command(inspect_model, name="inspect")
-app.command(plan_command, name="plan")
-app.command(tokenize_command, name="tokenize")
-app.command(score_command, name="score")
-app.command(perplexity_command, name="perplexity")
-app.command(bench_command, name="bench")
-app.command(bench_serve_command, name="bench-serve")
-app.command(profile_command, name="profile")
-app.command(trace_command, name="trace")
-app.command(tune_command, name="tune")
-app.command(doctor_command, name="doctor")
+
+
+def _help_of(module: str, function: str) -> str:
+    """The docstring of a command, from its source: to list the commands would import all of them otherwise."""
+    text = (Path(__file__).parent / "commands" / f"{module}.py").read_text(encoding="utf-8")
+    found = re.search(rf'^def {function}\(.*?^    """(.*?)"""', text, re.DOTALL | re.MULTILINE)
+    return inspect.cleandoc(found[1]) if found else ""
+
+
+def _serve_sources(application: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    from realizar.cli.commands.serve import SOURCES
+
+    SOURCES(application, commands, arguments)
+
+
+for _name, (_module, _function) in _COMMANDS.items():
+    app.command(
+        f"realizar.cli.commands.{_module}:{_function}",
+        name=_name,
+        help=_help_of(_module, _function),
+        config=(_serve_sources,) if _name == "serve" else None,
+    )
 
 
 @app.command(name="completion")
