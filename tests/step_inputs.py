@@ -23,7 +23,7 @@ from realizar.batch import (
     StepRows,
 )
 from realizar.engine.llm_prompts import prompt_embeddings
-from realizar.outputs import NO_SNAPSHOTS, FinishReason, RowError, SnapshotUse, TokenLogprobs
+from realizar.outputs import NO_DRAFTS, NO_SNAPSHOTS, FinishReason, RowError, SnapshotUse, TokenLogprobs
 from realizar.request import Pooling, Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.growing_deltas import GrowingDeltas
@@ -319,6 +319,7 @@ class DeltaWriter:
             self._open[name] = sequence = SimpleNamespace(
                 sequence_id=next(self._numbers), request=SimpleNamespace(request_id=name[0]), choice=name[1],
                 scheduled_s=output.scheduled_s, num_cached_tokens=output.num_cached_tokens, snapshots=NO_SNAPSHOTS,
+                drafts=NO_DRAFTS,
             )  # fmt: skip
             self._deltas.open(sequence)  # type: ignore[arg-type]
         return self._open[name]

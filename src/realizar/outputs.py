@@ -1,9 +1,10 @@
-"""What steps give of requests beside tokens: errors, log-probabilities, uses of snapshots. Standard library only."""
+"""What steps give of requests beside tokens: errors, log-probabilities, snapshots and drafts. Standard library only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 from realizar.errors import CapacityError, InvalidRequestError, RealizarError
@@ -77,6 +78,26 @@ class SnapshotUse:
 
 
 NO_SNAPSHOTS = SnapshotUse()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftUse:
+    """Drafts of a choice that were verified, and how many of them were right."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+    @classmethod
+    def total(cls, uses: Iterable[DraftUse]) -> DraftUse:
+        return cls(*map(sum, zip(*[(use.drafted, use.accepted) for use in uses], strict=True)))
+
+
+NO_DRAFTS = DraftUse()
+
+
+def added_by_place(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """The sums of two lists of counts, one of which may be shorter."""
+    return tuple(map(sum, zip_longest(one, other, fillvalue=0)))
 
 
 @dataclass(frozen=True, slots=True)

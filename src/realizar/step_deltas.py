@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from realizar.logprob_columns import LogprobColumns
-from realizar.outputs import FinishReason, RowError, SnapshotUse
+from realizar.outputs import NO_DRAFTS, DraftUse, FinishReason, RowError, SnapshotUse
 
 _NUMBER_BYTES, _TOKEN_BYTES = 8, 4
 
@@ -39,13 +39,15 @@ class ChoiceSnapshots:
 class ChoiceEnd:
     """The end of a choice.
 
-    `stop_token_id` ended it, and is then the last of its tokens. `pooled` are float32 values [hidden_size].
+    `stop_token_id` ended it, and is then the last of its tokens. `pooled` are float32 values [hidden_size], and
+    `drafts` all that were verified of it.
     """
 
     number: int
     finish_reason: FinishReason
     stop_token_id: int | None = None
     pooled: tuple[float, ...] | None = None
+    drafts: DraftUse = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)

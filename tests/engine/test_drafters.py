@@ -17,8 +17,11 @@ from realizar.config import EngineConfig
 from realizar.engine.draft_models import open_drafter
 from realizar.engine.loading import load_core
 from realizar.engine.planned_load import plan_within
+from realizar.engine.stats import EngineStats
 from realizar.errors import InvalidRequestError, UnsupportedModelError
+from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.server.metrics import exposition_of
 from tiny_model import write_tiny_model
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "threads": 1, "context_length": 256, "kv_cache_bytes": 4 << 20}
@@ -48,6 +51,27 @@ def texts(path: Path, **options: Any) -> tuple[list[str], int]:
             PROMPTS, [SamplingParams(temperature=0, max_tokens=30), SamplingParams(seed=5, max_tokens=30)]
         )
         return [each.outputs[0].text for each in found], llm.capacity.num_drafts
+
+
+def test_requests_say_how_many_drafts_were_right(path: Path) -> None:
+    with LLM(path, **OPTIONS, drafter=str(path), prompt_lookup_min=90, prompt_lookup_max=90) as llm:
+        (found,) = llm.generate(PROMPTS[:1], SamplingParams(temperature=0, max_tokens=31, ignore_eos=True))
+    assert found.drafts.drafted == found.drafts.accepted >= 20
+
+
+def test_metrics_count_drafts_by_place(path: Path) -> None:
+    config = EngineConfig(**OPTIONS, drafter=str(path), prompt_lookup_min=90, prompt_lookup_max=90)
+    core = load_core(open_checkpoint(path), config)
+    core.add(Request("a", tuple(range(40, 60)), SamplingParams(temperature=0), 33))
+    while core.has_work:
+        core.step()
+    counts = core.scheduler.counts
+    core.close()
+    assert counts.accepted_by_place == (counts.num_drafts,) * 3
+    assert sum(counts.accepted_by_place) == counts.accepted_tokens == counts.draft_tokens == 3 * counts.num_drafts
+    text = exposition_of({"tiny": EngineStats(accepted_by_place=(5, 2), num_drafts=6)}, ()).decode()
+    assert 'realizar:spec_decode_num_drafts_total{model_name="tiny"} 6.0' in text
+    assert 'realizar:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",position="1"} 2.0' in text
 
 
 def test_a_model_drafts_three_tokens_unless_another_number_is_wanted(path: Path) -> None:

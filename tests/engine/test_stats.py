@@ -20,10 +20,11 @@ MOMENTARY = {"num_running", "num_waiting", "num_used_blocks", "num_blocks", *MEM
 
 
 def test_counts_go_on_and_figures_of_the_moment_do_not() -> None:
-    names = [field.name for field in fields(EngineStats)]
-    now = EngineStats(*range(1, len(names) + 1))
-    before = EngineStats(*range(100, 100 + len(names)))
+    names = [field.name for field in fields(EngineStats) if field.name != "accepted_by_place"]
+    now = EngineStats(**dict(zip(names, range(1, len(names) + 1), strict=True)), accepted_by_place=(5, 2))
+    before = EngineStats(**dict(zip(names, range(100, 100 + len(names)), strict=True)), accepted_by_place=(7, 4, 1))
     both = now.plus(before)
+    assert both.accepted_by_place == (12, 6, 1)
     for name in names:
         mine, earlier = getattr(now, name), getattr(before, name)
         assert getattr(both, name) == (mine if name in MOMENTARY else mine + earlier)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from realizar.outputs import added_by_place
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
@@ -17,7 +19,8 @@ class EngineStats:
         prefix_cache_queries, prefix_cache_hits: prompt tokens looked up, and found computed.
         num_snapshots, num_host_snapshots: of states, kept on the device and on the host now.
         snapshots_taken, and the like: copies of states, as in `SnapshotCounts`.
-        draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
+        num_drafts: times that drafts of a choice were verified. draft_tokens, accepted_tokens: tokens speculated, and
+            those of them that were right. accepted_by_place: of the latter those that came first, second, and so on.
         num_steps: steps run. step_s: seconds spent in them.
         prompt_tokens, generation_tokens: tokens read and sampled.
         device_memory_used_bytes: of the GPU, by all programs. device_memory_total_bytes: all it has; both 0 on the CPU.
@@ -40,8 +43,10 @@ class EngineStats:
     num_host_snapshots: int = 0
     snapshots_stored: int = 0
     snapshots_fetched: int = 0
+    num_drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_by_place: tuple[int, ...] = ()
     num_steps: int = 0
     step_s: float = 0.0
     prompt_tokens: int = 0
@@ -59,7 +64,10 @@ class EngineStats:
         return replace(self.added(earlier), **{name: getattr(self, name) for name in _MOMENTARY})
 
     def added(self, other: EngineStats) -> EngineStats:
-        return EngineStats(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+        places = added_by_place(self.accepted_by_place, other.accepted_by_place)
+        numbers = [each.name for each in fields(self) if each.name != "accepted_by_place"]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in numbers}
+        return EngineStats(**sums, accepted_by_place=places)
 
 
 _MOMENTARY = (

@@ -75,7 +75,7 @@ class GrowingDeltas:
         self._start(sequence)
         stop_token_id = int(sequence.token_ids[-1]) if reason == "stop" else None
         values = None if pooled is None else tuple(pooled.tolist())
-        self._gained.ends.append(ChoiceEnd(number, reason, stop_token_id, values))
+        self._gained.ends.append(ChoiceEnd(number, reason, stop_token_id, values, sequence.drafts))
         self._gained.ended[number] = sequence.request.request_id
 
     def fail(self, sequence: Sequence, error: RowError) -> None:

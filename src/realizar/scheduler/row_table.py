@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from realizar.batch import FROM_PREVIOUS_STEP, GIVEN_EMBEDDING, LogprobQuery, OpenedRow, StepRows
 from realizar.kv_cache.block_keys import BlockKeys
-from realizar.outputs import NO_SNAPSHOTS
+from realizar.outputs import NO_DRAFTS, NO_SNAPSHOTS
 from realizar.request import Request
 from realizar.stop_rule import StopRule, up_to_end
 
@@ -201,7 +201,7 @@ class Sequence:
         self.row: int | None = None
         self.num_queried = self.num_cached_tokens = 0
         self.snapshot_positions: list[int] = []
-        self.snapshots = NO_SNAPSHOTS
+        self.snapshots, self.drafts = NO_SNAPSHOTS, NO_DRAFTS
         self.scheduled_s: float | None = None
         self._table = table
         self._history = np.array(request.prompt_token_ids, np.int32)  # while it has no row

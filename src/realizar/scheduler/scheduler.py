@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from realizar.batch import NOT_SAMPLED, LogprobQuery, ScheduledBatch, StepOutput, StepRows
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError, QueueFullError
 from realizar.kv_cache.manager import KVCacheManager, Prefix
-from realizar.outputs import FinishReason, PromptProgress, RowError
+from realizar.outputs import DraftUse, FinishReason, PromptProgress, RowError, added_by_place
 from realizar.request import Pooling, Request
 from realizar.scheduler.drafts import Drafting
 from realizar.scheduler.growing_deltas import GrowingDeltas
@@ -52,8 +52,10 @@ class SchedulerCounts:
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    num_drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_by_place: tuple[int, ...] = ()
 
 
 class Scheduler:
@@ -551,9 +553,16 @@ class Scheduler:
         self._table.num_drafts[rows] = 0
         self._table.num_computed[rows] = step.num_computed_tokens[drafted] + num_sampled
         num_drafts, num_accepted = step.num_drafts[drafted].tolist(), (num_sampled - 1).tolist()
-        self._counts.draft_tokens += sum(num_drafts)
-        self._counts.accepted_tokens += sum(num_accepted)
-        self._drafting.verified(self._open.of_rows(rows), num_drafts, num_accepted)
+        sequences = self._open.of_rows(rows)
+        for sequence, count, accepted in zip(sequences, num_drafts, num_accepted, strict=True):
+            sequence.drafts = DraftUse(sequence.drafts.drafted + count, sequence.drafts.accepted + accepted)
+        counts = self._counts
+        counts.num_drafts += len(drafted)
+        counts.draft_tokens += sum(num_drafts)
+        counts.accepted_tokens += sum(num_accepted)
+        right = [sum(accepted > place for accepted in num_accepted) for place in range(max(num_accepted))]
+        counts.accepted_by_place = added_by_place(counts.accepted_by_place, right)
+        self._drafting.verified(sequences, num_drafts, num_accepted)
 
     def _register(self, sequence: Sequence) -> None:
         if sequence.running:

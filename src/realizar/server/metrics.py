@@ -55,6 +55,7 @@ COUNTERS = (
     ("num_preemptions", "Choices computed again for lack of KV blocks.", "num_preemptions"),
     ("prompt_tokens", "Prompt tokens computed.", "prompt_tokens"),
     ("generation_tokens", "Tokens generated.", "generation_tokens"),
+    ("spec_decode_num_drafts", "Times that drafts of a choice were verified.", "num_drafts"),
     ("spec_decode_num_draft_tokens", "Tokens speculated.", "draft_tokens"),
     ("spec_decode_num_accepted_tokens", "Speculated tokens that were right.", "accepted_tokens"),
     ("engine_steps", "Steps of the engine.", "num_steps"),
@@ -102,7 +103,14 @@ def engine_samples(
     """The figures of engines, each under its labels; `with_gpu`, those of the GPU too where one has it."""
     on_gpu = with_gpu and any(stats.device_memory_total_bytes for _, stats in engines)
     gauges = table_samples(prefix, "gauge", GAUGES + (_GAUGES_OF_A_GPU if on_gpu else ()), engines)
-    return gauges + table_samples(prefix, "counter", COUNTERS, engines)
+    name, text = "spec_decode_num_accepted_tokens_per_pos", "Speculated tokens that were right, by place from 0."
+    by_place = [
+        ({**labels, "position": str(place)}, count)
+        for labels, stats in engines
+        for place, count in enumerate(stats.accepted_by_place)
+    ]
+    places = MetricSamples.of(f"{prefix}{name}", text, "counter", by_place)
+    return (*gauges, *table_samples(prefix, "counter", COUNTERS, engines), places)
 
 
 class Metrics:

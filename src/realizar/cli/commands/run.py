@@ -114,9 +114,11 @@ def show(deltas: Iterator[str], *, wrap: bool = True) -> None:
 
 
 def statistics(output: RequestOutput) -> str:
+    drafts = output.drafts
     return (
         f"{output.num_generated_tokens} tokens at {output.decode_tokens_per_s:.1f} tok/s"
         f" (prompt: {len(output.prompt_token_ids)} tokens at {output.prompt_tokens_per_s:.1f} tok/s)"
+        + (f", {drafts.accepted} of {drafts.drafted} drafts right" if drafts.drafted else "")
     )
 
 
@@ -130,6 +132,8 @@ def record(output: RequestOutput) -> dict[str, Any]:
         "stop_reason": choice.stop_reason,
         "prefill_tokens_per_s": output.prompt_tokens_per_s,
         "decode_tokens_per_s": output.decode_tokens_per_s,
+        "draft_tokens": output.drafts.drafted,
+        "accepted_tokens": output.drafts.accepted,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from realizar.engine.frontend.async_stream import TakeDelta
 from realizar.engine.frontend.outputs import ChoiceDelta, CompletionOutput
 from realizar.logprob_columns import LogprobColumns, StepEntry
-from realizar.outputs import NO_SNAPSHOTS, FinishReason, SnapshotUse
+from realizar.outputs import NO_DRAFTS, NO_SNAPSHOTS, DraftUse, FinishReason, SnapshotUse
 
 
 class GrowingText(Protocol):
@@ -101,6 +101,7 @@ class GrowingChoice:
     token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
     snapshots: SnapshotUse = NO_SNAPSHOTS
+    drafts: DraftUse = NO_DRAFTS
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     may_stop: bool = field(init=False)

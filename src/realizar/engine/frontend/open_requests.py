@@ -17,7 +17,7 @@ from realizar.engine.frontend.places import Places
 from realizar.engine.frontend.suspects import Suspects
 from realizar.engine.process.messages import Abort, Add, PromptRead, RequestsLost, restore_error
 from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError, StepMemoryError
-from realizar.outputs import RowError, SnapshotUse
+from realizar.outputs import DraftUse, RowError, SnapshotUse
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas, StepLogprobs
@@ -230,7 +230,7 @@ class OpenRequests:
         choice = self._growing.get(end.number)
         if choice is None or not choice.end(end.finish_reason, end.stop_token_id):
             return
-        self._open[choice.request_id].pooled = end.pooled
+        self._open[choice.request_id].pooled, choice.drafts = end.pooled, end.drafts
         self._end_growing(end.number, choice, now_s)
 
     def _end_growing(self, number: int, choice: GrowingChoice, now_s: float) -> None:
@@ -301,6 +301,7 @@ def _output_of(entry: _Open, now_s: float) -> RequestOutput:
         num_cached_tokens=entry.choices[0].num_cached_tokens,
         snapshots=SnapshotUse.total(choice.snapshots for choice in entry.choices),
         pooled=entry.pooled,
+        drafts=DraftUse.total(choice.drafts for choice in entry.choices),
     )
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from realizar.outputs import NO_SNAPSHOTS, FinishReason, PromptProgress, SnapshotUse, TokenLogprobs
+from realizar.outputs import (
+    NO_DRAFTS,
+    NO_SNAPSHOTS,
+    DraftUse,
+    FinishReason,
+    PromptProgress,
+    SnapshotUse,
+    TokenLogprobs,
+)
 
 
 @dataclass(slots=True)  # one a choice and step: frozen it would take four times as long to make
@@ -89,6 +97,7 @@ class RequestOutput:
         outputs: the choices, by index.
         num_cached_tokens: prompt tokens that the first choice found in the prefix cache.
         snapshots: that all choices used.
+        drafts: that were verified of all choices, but of those that ended at a stop string.
         pooled: float32 values [hidden_size], of a pooled request.
     """
 
@@ -101,6 +110,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     pooled: tuple[float, ...] | None = None
     snapshots: SnapshotUse = NO_SNAPSHOTS
+    drafts: DraftUse = NO_DRAFTS
 
     @property
     def num_generated_tokens(self) -> int:

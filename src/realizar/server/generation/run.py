@@ -105,6 +105,8 @@ class Run(Generic[D]):
             notes["cached"] = self.num_cached_tokens
         if self.output is not None:
             timings = self.output.timings
+            if self.output.drafts.drafted:
+                notes |= asdict(self.output.drafts)
             notes |= {"queue_s": timings.queue_s, "first_token_s": timings.first_token_s - timings.arrival_s}
         notes |= snapshot_notes(self._snapshots.values())
         replicas = ",".join(sorted({stream.replica for stream in self._streams}))
