@@ -11,7 +11,7 @@ FUZZ_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo lint format test test-full test-gpu clients test-ray parity sanitize fuzz bench-peers clean
+.PHONY: help install dev demo wheel lint format test test-full test-gpu clients test-ray parity sanitize fuzz bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,12 @@ demo: .venv/.installed  ## fetch SmolLM2-135M, ask it a question, print the answ
 	$(REALIZAR) pull smollm2:135m
 	$(REALIZAR) run smollm2:135m "What is photosynthesis?" \
 		--temperature 0 --max-tokens 256 2>&1
+
+wheel: $(BIN)/python  ## build dist/realizar-*.whl, which uvx, pipx and pip install
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf build
+	@ls dist/*.whl
 
 lint: .venv/.dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

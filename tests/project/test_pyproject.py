@@ -16,6 +16,14 @@ def test_the_version_is_that_of_the_project() -> None:
     assert realizar.__version__ == project["version"]
 
 
+def test_every_file_of_the_package_comes_in_its_wheel() -> None:
+    globs = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["realizar"]
+    folder = ROOT / "src/realizar"
+    given = {path for glob in globs for path in folder.glob(glob) if path.is_file()}
+    others = {path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others <= given
+
+
 def test_dependencies_do_not_bring_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lean = [*project["dependencies"], *project["optional-dependencies"]["dev"]]

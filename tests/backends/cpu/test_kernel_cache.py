@@ -6,6 +6,9 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,10 @@ import numba
 import pytest
 from numba.core import caching
 
+import realizar
 from realizar.backends.cpu import kernel_cache
 from realizar.backends.cpu.kernel_cache import cache_folder, forget_old_folders, is_kept, use_cache_folder
+from waits import HANG_S
 
 
 def test_folders_used_last_stay(tmp_path: Path) -> None:
@@ -34,6 +39,35 @@ def test_folders_used_last_stay(tmp_path: Path) -> None:
 def test_folder_is_named_by_the_sources() -> None:
     assert cache_folder() == cache_folder()
     assert cache_folder().parent.name == "kernels"
+
+
+def test_another_installation_finds_the_kernels(tmp_path: Path) -> None:
+    """Two copies of the package, run one after the other: the second compiles nothing."""
+    code = (
+        "from numba.core import event\n"
+        "passes = event.RecordingListener()\n"
+        "event.register('numba:run_pass', passes)\n"
+        "from realizar.backends.cpu import threads\n"
+        "print(threads.__file__, len(passes.buffer), sep='\\n')\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    passes = []
+    for name in ("first", "second"):
+        shutil.copytree(Path(realizar.__file__).parent, tmp_path / name / "realizar")
+        command = [sys.executable, "-c", code]
+        result = subprocess.run(
+            command,
+            env={**environment, "PYTHONPATH": str(tmp_path / name)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=HANG_S,
+        )
+        place, count = result.stdout.splitlines()
+        assert Path(place).is_relative_to(tmp_path / name)
+        passes.append(int(count))
+    assert passes[0] > 0
+    assert passes[1] == 0
 
 
 @pytest.fixture

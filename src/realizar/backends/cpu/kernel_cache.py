@@ -78,7 +78,18 @@ def is_kept() -> bool:
 
 
 class KernelLocator(caching.UserProvidedCacheLocator):  # type: ignore[misc]
-    """Numba's cache in the folder given to it, without a look for others where that one can't be written now."""
+    """Numba's cache in the folder given to it, without a look for others where that one can't be written now.
+
+    Another installation of the same sources, as `uvx` and `pipx` make them, finds the kernels too.
+    """
+
+    @classmethod
+    def get_suitable_cache_subpath(cls, py_file: str) -> str:
+        """Of our own files the place below this folder; Numba's has a digest of the installation's path in it."""
+        folder, root = Path(py_file).absolute().parent, Path(__file__).absolute().parent
+        if folder.is_relative_to(root):
+            return "-".join(("cpu", *folder.relative_to(root).parts))
+        return str(super().get_suitable_cache_subpath(py_file))
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> KernelLocator:
