@@ -81,15 +81,19 @@ _CHANGE = re.compile(r"(\S+): (asleep|awake), .*? in ([\d.]+) s, ([\d.]+) GB/s")
 _PROMPT = "The history of the copper letter in the winter garden"
 
 
-def write_model(shape_name: str, path: Path, folder: Path, file_type: FileType = "q4_k_m") -> None:
+def write_model(
+    shape_name: str, path: Path, folder: Path, file_type: FileType = "q4_k_m", context_length: int = 0
+) -> None:
     """A random model with the vocabulary of Llama 3 and a template; matrices of one shape and type have the same bytes.
 
     Vectors, and whatever else is in float32, are a tensor's own: what a state decays by has the shape of a bias.
 
     Args:
         shape_name: a key of `SHAPES`; one with a vocabulary of another size gets that of Llama 3.
+        context_length: the model's in tokens, where that of its shape is less.
     """
-    shape = replace(SHAPES[shape_name], vocab_size=_VOCABULARY_SIZE)
+    shape = SHAPES[shape_name]
+    shape = replace(shape, vocab_size=_VOCABULARY_SIZE, context_length=max(shape.context_length, context_length))
     plain = folder / "vocabulary.gguf"
     plain.write_bytes(lzma.decompress(_VOCABULARY.read_bytes()))
     vocabulary = {k: v for k, v in open_checkpoint(plain).metadata.items() if k.startswith("tokenizer.")}
