@@ -6,6 +6,7 @@ A backend may propose drafts too, which come with the results of its steps.
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as ListOf
@@ -105,6 +106,81 @@ class DraftLookup:
         return None
 
 
+_RUN_STEPS = 16  # of one depth, by which it is measured
+_RUNS_OF_BEST = 48  # after which a neighbour of the best depth is measured again, which may be half as fast
+_NEW_SHARE = 0.5  # of a measure in the average
+
+
+class DraftDepth:
+    """Says how many drafts the backend is to propose for a row: as many as gave the most tokens a second.
+
+    Steps of decodes alone are measured. Numbers of rows that are less than a half apart share their measures: with more
+    rows a step takes longer for each draft that it verifies. 0 is a depth as others are.
+
+    `measures` false proposes as many as there may be.
+    """
+
+    def __init__(self, most: int, *, measures: bool) -> None:
+        self._depths = [*(depth for depth in (0, 1, 2, 3, 4, 6, 8, 12) if depth < most), most]
+        self._measures = measures
+        self._groups: dict[int, _Depths] = {}
+        self._last: _Depths | None = None  # of the last step, if the next one begins with drafts of the same depth
+        self._ended_s = 0.0
+
+    def of(self, num_rows: int) -> int:
+        return self._group(num_rows).depth if self._measures else self._depths[-1]
+
+    def take_in(self, num_rows: int, num_tokens: int, now_s: float, *, only_decodes: bool) -> None:
+        """Take in a step that gave rows so many tokens and ended now; it began when the one before it ended."""
+        group, last, seconds = self._group(num_rows), self._last, now_s - self._ended_s
+        self._last, self._ended_s = group if only_decodes else None, now_s
+        if only_decodes and group is last and group.take_in(num_tokens, seconds):
+            self._last = None
+
+    def _group(self, num_rows: int) -> _Depths:
+        number = int(2 * math.log2(max(num_rows, 1)))
+        if number not in self._groups:
+            self._groups[number] = _Depths(self._depths)
+        return self._groups[number]
+
+
+class _Depths:
+    """The depths of one group of numbers of rows, with what was measured of each, and the one to go on with."""
+
+    def __init__(self, depths: ListOf[int]) -> None:
+        self._depths, self._rates = depths, [0.0] * len(depths)
+        self._unknown = [*range(1, len(depths) - 1), 0]  # places, the next one last
+        self._place, self._num_runs = len(depths) - 1, 0
+        self._num_steps, self._num_tokens, self._seconds = 0, 0, 0.0
+
+    @property
+    def depth(self) -> int:
+        return self._depths[self._place]
+
+    def take_in(self, num_tokens: int, seconds: float) -> bool:
+        """Take in a step of the present depth; True where that ended its run, and another depth may follow."""
+        self._num_steps, self._num_tokens = self._num_steps + 1, self._num_tokens + num_tokens
+        self._seconds += seconds
+        if self._num_steps < _RUN_STEPS:
+            return False
+        rate, known = self._num_tokens / max(self._seconds, 1e-9), self._rates[self._place]
+        self._rates[self._place] = known + _NEW_SHARE * (rate - known) if known else rate
+        self._num_steps, self._num_tokens, self._seconds = 0, 0, 0.0
+        self._place = self._next_place()
+        return True
+
+    def _next_place(self) -> int:
+        if self._unknown:
+            place: int = self._unknown.pop()
+            return place
+        self._num_runs += 1
+        best = max(range(len(self._rates)), key=self._rates.__getitem__)
+        if self._num_runs % _RUNS_OF_BEST:
+            return best
+        aside = 1 if self._num_runs % (2 * _RUNS_OF_BEST) or best == 0 else -1
+        return min(best + aside, len(self._depths) - 1)
+
+
 class Drafting:
     """Owns the drafter. A drafter that raises is not asked again: texts are the same without drafts.
 
@@ -115,11 +191,12 @@ class Drafting:
         most_drafts: of a sequence that the backend has room for. most_proposed: that it proposes itself.
         forced: up to so many next tokens of a row that its grammar forces. They go before the drafter's, and are
             verified all the same.
+        measures: how many drafts the backend proposes is measured (`DraftDepth`), and not always as many as it may.
     """
 
     def __init__(
         self, drafter: Drafter | None, most_drafts: int, vocab_size: int, most_proposed: int = 0,
-        forced: Callable[[int, int], tuple[int, ...]] = lambda _row, _most: (),
+        forced: Callable[[int, int], tuple[int, ...]] = lambda _row, _most: (), *, measures: bool = True,
     ) -> None:  # fmt: skip
         if drafter is not None and most_drafts < 1:
             message = f"a drafter needs speculative_tokens of at least 1, not {most_drafts}"
@@ -127,6 +204,7 @@ class Drafting:
         self._drafter, self._most_drafts, self._vocab_size = drafter, most_drafts, vocab_size
         self._forced = forced
         self.most_proposed = min(most_proposed, most_drafts)
+        self.depth = DraftDepth(self.most_proposed, measures=measures and self.most_proposed > 0)
         self._of_drafter: set[int] = set()  # ids of sequences whose drafts the drafter has proposed
 
     @property

@@ -41,11 +41,13 @@ class Policy:
         stretch: times as long as a step of decodes alone that a step may take when prompts are read beside them;
             infinite where only throughput counts.
         least_step_s: seconds that such a step may take in any case: nobody can read a fast device's pace.
+        measures_drafts: a backend proposes as many drafts as pay by measure, and not as many as it may (`DraftDepth`).
     """
 
     first: Literal["decode", "prefill"] = "decode"
     stretch: float = 2.5
     least_step_s: float = 0.012
+    measures_drafts: bool = True
 
 
 @dataclass(slots=True)

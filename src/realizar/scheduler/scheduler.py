@@ -260,6 +260,9 @@ class Scheduler:
         self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position)
         self._update_rows(batch.columns, output)
         self._finished(batch)
+        if self._drafting.most_proposed:
+            num_rows, num_tokens = int(batch.columns.samples.sum()), int(output.num_sampled.sum())
+            self._drafting.depth.take_in(num_rows, num_tokens, now, only_decodes=decodes == batch.num_tokens)
         if self._drafting.is_on:
             go_on = self._table.go_on(batch.columns)
             proposed = None if output.drafts is None else output.drafts[go_on]
@@ -480,7 +483,7 @@ class Scheduler:
 
     def _look_ahead(self, columns: StepRows) -> StepRows:
         """The rows, with blocks for drafts that the backend proposes after them; nobody gives way for them."""
-        most = self._drafting.most_proposed
+        most = self._drafting.depth.of(int(columns.samples.sum()))
         if not most or not len(columns):
             return columns
         rows, ends = columns.numbers, columns.num_context_tokens

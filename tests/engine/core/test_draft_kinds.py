@@ -27,6 +27,7 @@ from realizar.models.mixers import GatedDeltaNet
 from realizar.models.spec import ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.pace import Policy
 from resolving import resolved
 from step_inputs import TokenOutput, stepped
 from structured.grammar_engines import END, GRAMMAR_TOKENS, GRAMMARS, structured_request
@@ -80,7 +81,7 @@ def core_with(kind: str, *, drafts: bool) -> EngineCore:
     config = replace(config, kv_blocks=(BLOCKS,) * len(spec.cache_groups()))
     backend = CPUBackend()
     backend.load(spec, checkpoint, config, {"drafter": drafter} if drafts and drafter is not None else NO_OTHERS)
-    return EngineCore(backend, spec, config, new_grammars=lambda: SERVICE)
+    return EngineCore(backend, spec, config, new_grammars=lambda: SERVICE, policy=Policy(measures_drafts=False))
 
 
 def random_sampling(rng: random.Random) -> SamplingParams:

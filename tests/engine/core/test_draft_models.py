@@ -21,6 +21,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.pace import Policy
 from reference_tensors import looked_up
 from resolving import resolved
 from step_inputs import with_given
@@ -45,7 +46,7 @@ def core_with(drafter: ModelSource | None, recipe: Recipe = RECIPE, **fields: An
     config = resolved(spec, checkpoint, replace(CONFIG, **fields))
     backend = CPUBackend()
     backend.load(spec, checkpoint, config, NO_OTHERS if drafter is None else {"drafter": drafter})
-    return EngineCore(backend, spec, config)
+    return EngineCore(backend, spec, config, policy=Policy(measures_drafts=False))
 
 
 def requests(count: int = 40) -> list[Request]:

@@ -20,6 +20,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import UnsupportedModelError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.pace import Policy
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
 from resolving import resolved
@@ -82,7 +83,7 @@ def core_with(drafter: ModelSource, recipe: Recipe = RECIPE, **fields: Any) -> t
     config = resolved(spec, checkpoint, replace(CONFIG, **fields))
     backend = CPUBackend()
     backend.load(spec, checkpoint, config, {"drafter": drafter})
-    return EngineCore(backend, spec, config), backend
+    return EngineCore(backend, spec, config, policy=Policy(measures_drafts=False)), backend
 
 
 def answered(core: EngineCore, prompts: dict[str, tuple[int, ...]], count: int) -> dict[str, list[int]]:

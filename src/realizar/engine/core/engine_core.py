@@ -83,7 +83,14 @@ class EngineCore:
             max_queued=config.max_queued,
             policy=policy,
             pace=Pace(policy.stretch, config.tile_tokens, policy.least_step_s, capacity.step_sizes),
-            drafting=Drafting(drafter, most_drafts, spec.vocab_size, capacity.num_drafts, self.grammars.certain_ids),
+            drafting=Drafting(
+                drafter,
+                most_drafts,
+                spec.vocab_size,
+                capacity.num_drafts,
+                self.grammars.certain_ids,
+                measures=policy.measures_drafts,
+            ),
         )
 
     @property

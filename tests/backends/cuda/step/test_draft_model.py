@@ -21,6 +21,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.pace import Policy
 from resolving import resolved
 
 RECIPE = Recipe(
@@ -44,7 +45,7 @@ def texts_of(drafter: ModelSource | None) -> tuple[list[list[int]], EngineCore]:
     spec, checkpoint = random_model(RECIPE)
     config, backend = resolved(spec, checkpoint, CONFIG, "cuda"), new_backend()
     backend.load(spec, checkpoint, config, NO_OTHERS if drafter is None else {"drafter": drafter})
-    core = EngineCore(backend, spec, config)
+    core = EngineCore(backend, spec, config, policy=Policy(measures_drafts=False))
     for index, length in enumerate((9, 40)):
         core.add(Request(str(index), tuple(random_tokens(RECIPE, length, index)), GREEDY, 9))
     found = run(core)

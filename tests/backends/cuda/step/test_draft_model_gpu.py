@@ -19,6 +19,7 @@ from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.core.engine_core import EngineCore  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
+from realizar.scheduler.pace import Policy  # noqa: E402
 from resolving import resolved  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -35,7 +36,7 @@ def texts_of(drafter: ModelSource | None) -> tuple[dict[str, list[int]], EngineC
     spec, checkpoint = random_model(RECIPE)
     config, backend = resolved(spec, checkpoint, CONFIG, "cuda"), CUDABackend(device=open_device())
     backend.load(spec, checkpoint, config, NO_OTHERS if drafter is None else {"drafter": drafter})
-    core = EngineCore(backend, spec, config)
+    core = EngineCore(backend, spec, config, policy=Policy(measures_drafts=False))
     for index in range(10):
         sampling = SamplingParams(temperature=0 if index % 3 else 0.8, seed=index)
         core.add(Request(str(index), tuple(random_tokens(RECIPE, 7 + 37 * index, index)), sampling, 60))
