@@ -26,7 +26,7 @@ COMMANDS = tuple(name for name in app if not name.startswith("-"))
 def test_every_promised_command_is_there() -> None:
     reading = {"list", "show", "inspect", "plan", "tokenize", "doctor", "completion", "ps"}
     measuring = {"score", "perplexity", "bench", "bench-serve", "profile", "trace", "tune"}
-    promised = {"run", "chat", "serve", "pull", "rm"} | reading | measuring
+    promised = {"run", "chat", "serve", "launch", "pull", "rm"} | reading | measuring
     assert set(COMMANDS) == promised
 
 

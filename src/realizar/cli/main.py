@@ -50,6 +50,7 @@ _COMMANDS = {
     "run": ("run", "run_command"),
     "chat": ("chat", "chat_command"),
     "serve": ("serve", "serve_command"),
+    "launch": ("launch", "launch_command"),
     "ps": ("ps", "ps_command"),
     "pull": ("pulled", "pull_command"),
     "list": ("pulled", "list_command"),

@@ -7,7 +7,6 @@ no model has the name. Standard library only.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import shutil
 import signal
@@ -22,13 +21,13 @@ from typing import Any
 from realizar.errors import HubError, RealizarError, UnknownModelError
 from realizar.hub.progress import RemoteFile
 from realizar.hub.pull import pull_by_name
+from realizar.ipc.with_parent import end_with_parent
 from realizar.sizes import format_bytes
 
 COMMAND = (sys.executable, "-m", "realizar.hub.pull_process")
 RESERVE_BYTES = 1 << 30
 """Room that a pull leaves on its disk."""
 _INTERVAL_S = 0.1
-_PR_SET_PDEATHSIG = 1
 
 
 def check_room(folder: Path, files: Sequence[RemoteFile]) -> None:
@@ -68,8 +67,7 @@ class _Lines:
 def main(name: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server's whole group
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # pip is ended on the way out
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     lines = _Lines()
     try:
         last, status = {"path": str(pull_by_name(name, lines.progress, lines.files))}, 0

@@ -1,4 +1,4 @@
-"""`leave_signals_to_parent` prepares a process whose parent handles signals. Standard library only."""
+"""Processes that end with their parent. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,5 +19,10 @@ def leave_signals_to_parent() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
+    end_with_parent(signal.SIGKILL)
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Have Linux send this process a signal when the thread that started it ends."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)

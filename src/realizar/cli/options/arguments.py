@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_FILES = 200
 
 
-def _complete_model(context: CompletionContext) -> list[str]:
+def complete_model(context: CompletionContext) -> list[str]:
     """Names of models, and paths that go on from the typed word; hidden files are left out."""
     return [*(model.name for model in _models()), *_paths(context.incomplete)]
 
@@ -129,7 +129,7 @@ Model = Annotated[
     str,
     Parameter(
         help="A path, a pulled name (smollm2:135m) or a Hugging Face name (user/repo:Q4_K_M) or page.",
-        completer=_complete_model,
+        completer=complete_model,
     ),
 ]
 Models = Annotated[
@@ -139,7 +139,7 @@ Models = Annotated[
         negative=(),
         help="A path, a pulled name (smollm2:135m) or a Hugging Face name (user/repo:Q4_K_M). Several are loaded on"
         " first use, chosen by the model of a request.",
-        completer=_complete_model,
+        completer=complete_model,
     ),
 ]
 PulledModel = Annotated[str, Parameter(help="A name that `realizar list` shows.", completer=_complete_pulled_model)]
