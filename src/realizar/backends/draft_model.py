@@ -49,8 +49,9 @@ def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -
         return None
     if config.speculative_tokens < 1:
         raise InvalidRequestError("a drafter needs speculative_tokens of at least 1, not 0", "speculative_tokens")
-    if _PADDING * abs(drafter.spec.vocab_size - spec.vocab_size) > spec.vocab_size:
-        sizes = f"{drafter.spec.vocab_size} ids, and the model's {spec.vocab_size}"
+    own, known = _num_ids(drafter.spec), _num_ids(spec)
+    if _PADDING * abs(own - known) > known:
+        sizes = f"{own} ids, and the model's {known}"
         raise UnsupportedModelError(f"the drafter's vocabulary has {sizes}: they must be the same, but for padding")
     if drafter.spec.next_token is not None and drafter.spec.hidden_size != spec.hidden_size:
         sizes = f"{drafter.spec.hidden_size} numbers, and the model's {spec.hidden_size}"
@@ -62,6 +63,11 @@ def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -
         raise UnsupportedModelError("a drafter whose layers have states does not run: their drafts can't be undone")
     shared_groups(drafter.spec, spec)
     return drafter
+
+
+def _num_ids(spec: ModelSpec) -> int:
+    """Ids that a model reads; a next-token block may draft fewer of them."""
+    return spec.tensors[spec.embedding].shape[0]
 
 
 def shared_groups(drafter: ModelSpec, spec: ModelSpec) -> list[int]:
@@ -174,7 +180,7 @@ class DraftModel:
         config: ResolvedConfig, num_blocks: Sequence[int],
     ) -> None:  # fmt: skip
         self._main, self._backend, self._block_size = main, backend, config.block_size
-        self._groups, self._vocab_size = shared_groups(drafter.spec, spec), drafter.spec.vocab_size
+        self._groups, self._num_ids = shared_groups(drafter.spec, spec), _num_ids(drafter.spec)
         self.num_drafts = config.speculative_tokens
         self._last = np.zeros(config.max_running, np.int32)  # by row: its last sampled token
         self._fails = False
@@ -305,7 +311,7 @@ class DraftModel:
         within = np.arange(starts[-1], dtype=np.int32)
         positions: NDArray[np.int32] = within + np.repeat(firsts - starts[:-1], counts)
         none, size = np.zeros(len(places), np.int32), np.int32(self._block_size)
-        token_ids = np.minimum(token_ids, np.int32(self._vocab_size - 1))
+        token_ids = np.minimum(token_ids, np.int32(self._num_ids - 1))
         columns = StepRows(
             step.columns.sequence_ids[places], step.columns.numbers[places], firsts, token_ids, starts, samples, none,
             none, only_decodes=bool((counts == 1).all() and samples.all()),

@@ -8,7 +8,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 from realizar.hub.pull import resolve
-from realizar.models.next_token import is_next_token_file
+from realizar.models.next_token import is_next_token_file, with_shortlist
 from realizar.models.registry import build_next_token_block, build_spec
 from realizar.tokenizer.load import load_tokenizer
 
@@ -25,7 +25,7 @@ def open_drafter(checkpoint: Checkpoint, config: ResolvedConfig) -> OtherModels:
     """
     if config.drafter == "auto" and config.speculative_tokens:
         block = build_next_token_block(checkpoint, config.context_length)
-        return NO_OTHERS if block is None else {"drafter": ModelSource(block, checkpoint)}
+        return NO_OTHERS if block is None else {"drafter": ModelSource(with_shortlist(block), checkpoint)}
     name = config.draft_model
     if name is None:
         return NO_OTHERS
@@ -33,7 +33,8 @@ def open_drafter(checkpoint: Checkpoint, config: ResolvedConfig) -> OtherModels:
     _check_vocabularies(drafter, checkpoint)
     try:
         block = build_next_token_block(drafter, config.context_length) if is_next_token_file(drafter) else None
-        return {"drafter": ModelSource(block or build_spec(drafter, config.context_length), drafter)}
+        spec = build_spec(drafter, config.context_length) if block is None else with_shortlist(block)
+        return {"drafter": ModelSource(spec, drafter)}
     except (UnsupportedModelError, InvalidRequestError) as error:
         raise UnsupportedModelError(f"the drafter {name}: {error}") from error
 

@@ -25,6 +25,9 @@ _APART_NAMES = {
 }
 """Qwen's names in safetensors, after `mtp.`; all others lie in `mtp.layers.0.`."""
 _PROJECTION = re.compile(r"(?:model\.layers\.\d+\.|blk\.\d+\.nextn\.)eh_proj\.weight|(?:model\.)?mtp\.fc\.weight")
+SHORTLIST = 1 << 15
+"""Ids that a block of a large vocabulary drafts: the first ones, which are the most frequent where merges made them."""
+
 _FIRST_LAYER = re.compile(r"(?:blk|(?:\w+\.)*layers)\.0\..+")
 
 
@@ -105,6 +108,16 @@ def next_token_block(
     if builder.has(f"{base}.shared_head.head.weight"):
         spec = replace(spec, head=builder.linear(f"{base}.shared_head.head", vocabulary, hidden, bias=False))
     return _of_its_own(replace(spec, next_token=inputs))
+
+
+def with_shortlist(block: ModelSpec, count: int = SHORTLIST) -> ModelSpec:
+    """The block with a head for the first ids alone, where there are more than twice as many; it reads all."""
+    if block.vocab_size <= 2 * count or block.head.bias is not None:
+        return block
+    name = f"{block.head.weight}.first"
+    part = block.tensors[block.head.weight].cut(rows=[(0, count)])
+    head = Linear(name, count, block.hidden_size)
+    return _of_its_own(replace(block, vocab_size=count, head=head, tensors={**block.tensors, name: part}))
 
 
 def _halves(builder: SpecBuilder, base: str) -> list[Linear]:

@@ -14,6 +14,10 @@ from architectures import MAX_RELATIVE_ERROR
 from engine.core.core_runs import run, tokens
 from handmade_checkpoint import stored
 from models.drafting.next_token_files import FAMILIES, write_file
+from realizar.backends.base import ModelSource
+from realizar.backends.cpu.runner import CPUBackend
+from realizar.backends.cpu.weights.pack import FloatMatrix
+from realizar.backends.select import resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -21,7 +25,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import load_core
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
-from realizar.models.next_token import is_next_token_file
+from realizar.models.next_token import is_next_token_file, with_shortlist
 from realizar.models.registry import build_next_token_block, build_spec
 from realizar.models.spec import ModelSpec
 from realizar.request import Request
@@ -116,3 +120,44 @@ def test_auto_without_a_block_is_lookup(tmp_path: Path) -> None:
     core = load_core(replace(checkpoint, tensors=kept), EngineConfig(**OPTIONS, drafter="auto"))
     assert (core.config.drafter, core.config.speculative_tokens, core.capacity.num_drafts) == ("lookup", 0, 0)
     core.close()
+
+
+def test_a_shortlist_is_the_first_rows_of_the_models_head(tmp_path: Path) -> None:
+    """The block drafts the first ids alone, reads all, and packs no row of the head again; texts are the same."""
+    file = write_file("qwen35", tmp_path, "gguf")
+    checkpoint = open_checkpoint(file.path)
+    spec, block = build_spec(checkpoint), block_of(checkpoint)
+    assert with_shortlist(block, 66) is block
+    short = with_shortlist(block, 64)
+    check_tensors(short, checkpoint)
+    given = np.random.default_rng(2).standard_normal((8, spec.hidden_size)).astype(np.float32)
+    whole, part = (
+        ReferenceModel(each, load_tensors(each, checkpoint)).logits(range(100, 108), given=given)
+        for each in (block, short)
+    )
+    np.testing.assert_array_equal(part, whole[:, :64])
+    config = resolve_model(checkpoint, EngineConfig(**OPTIONS, speculative_tokens=3))[1]
+    backends = [CPUBackend(), CPUBackend()]
+    backends[0].load(spec, checkpoint, config, {"drafter": ModelSource(short, checkpoint)})
+    backends[1].load(spec, checkpoint, config)
+    assert backends[0]._drafter is not None
+    drafter = backends[0]._drafter.backend
+    assert isinstance(drafter, CPUBackend)
+    own, head = drafter.model.weights.matrices[short.head.weight], backends[0].model.weights.matrices[spec.head.weight]
+    assert isinstance(own, FloatMatrix)
+    assert isinstance(head, FloatMatrix)
+    assert np.shares_memory(own.weights, head.weights)
+    assert (own.out_features, drafter.model.weights.size_bytes) == (64, packed_bytes(block, spec, drafter))
+    drafted, plain = (EngineCore(each, spec, config) for each in backends)
+    assert answers(drafted) == answers(plain)
+    assert drafted.scheduler.counts.draft_tokens > 30
+
+
+def packed_bytes(block: ModelSpec, spec: ModelSpec, drafter: CPUBackend) -> int:
+    """Of the block's matrices, but for those of the model."""
+    sources = set(spec.tensors.values())
+    return sum(
+        drafter.model.weights.matrices[each.weight].size_bytes
+        for each in block.matrices()
+        if block.tensors[each.weight] not in sources
+    )

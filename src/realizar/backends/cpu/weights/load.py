@@ -37,7 +37,8 @@ _CHECKED_BYTES = 4 << 20  # of the embedding, at a time
 class Weights:
     """Loads tensors of a spec, one at a time, releasing their pages. A tile has `lanes`. Routers become floats.
 
-    `lent` are weights that stay as long as these: matrices of the same tensors of the same checkpoint are theirs.
+    `lent` are weights that stay as long as these: matrices of the same tensors of the same checkpoint are theirs, and
+    those that are the first out_features of one.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class Weights:
         Raises UnsupportedModelError where no kernel expresses a matrix's layout, or experts of a layer have several.
         """
         for each in matrices:
-            if self._is_lent(each):
-                self.matrices[each.weight] = self._lent[self._spec.tensors[each.weight]]
+            if (taken := self._taken(each)) is not None:
+                self.matrices[each.weight] = taken
                 continue
             with naming_refusals(each.weight):
                 layout, count = self._tensors.layout(each.weight), 1
@@ -71,8 +72,16 @@ class Weights:
                 made = allocate(layout, each.out_features, each.in_features, self._lanes, count, zeros)
                 self.matrices[each.weight] = made
 
-    def _is_lent(self, matrix: Linear | ExpertLinear) -> bool:
-        return self._spec.tensors[matrix.weight] in self._lent
+    def _taken(self, matrix: Linear | ExpertLinear) -> Matrix | None:
+        """What is lent of a matrix; None where it is to be packed."""
+        place = self._spec.tensors[matrix.weight]
+        if place in self._lent:
+            return self._lent[place]
+        count, whole = matrix.out_features, place.whole
+        is_first = place.rows == ((0, count),) and place.columns is None and count % self._lanes == 0
+        if whole is None or not is_first or whole not in self._lent:
+            return None
+        return self._lent[whole].first(count, self._lanes)
 
     def load(self, matrices: Sequence[Linear | ExpertLinear], progress: Callable[[int], None]) -> None:
         """Pack the matrices, as they were reserved; `progress` gets the bytes of each as it is done.
@@ -82,7 +91,7 @@ class Weights:
         self._tensors.check_vectors()
         distinct = list({each.weight: each for each in matrices}.values())
         self.reserve(distinct)
-        distinct = [each for each in distinct if not self._is_lent(each)]
+        distinct = [each for each in distinct if self._taken(each) is None]
         inputs = self._spec.layer_inputs
         self._embedding = EmbeddingRows(self._tensors.matrix(self._spec.embedding))
         self._layer_rows = None if inputs is None else EmbeddingRows(self._tensors.matrix(inputs.table))
@@ -171,8 +180,8 @@ class Weights:
     @property
     def size_bytes(self) -> int:
         """Of what is not lent."""
-        own = (name for name in self.matrices if self._spec.tensors[name] not in self._lent)
-        return sum(self.matrices[name].size_bytes for name in own)
+        own = {each.weight for each in self._spec.matrices() if self._taken(each) is None}
+        return sum(matrix.size_bytes for name, matrix in self.matrices.items() if name in own)
 
     @property
     def token_bytes(self) -> int:

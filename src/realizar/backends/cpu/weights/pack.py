@@ -69,6 +69,12 @@ class PackedMatrix:
         codes, scales, supers = arrays
         return replace(self, codes=codes, scales=scales, supers=supers, count=1)
 
+    def first(self, out_features: int, lanes: int) -> PackedMatrix:
+        """Its first out_features, whole tiles of so many lanes; its arrays are views."""
+        tiles = out_features // lanes
+        parts = [each[: each.size // self.tiles * tiles] for each in (self.codes, self.scales, self.supers)]
+        return replace(self, out_features=out_features, tiles=tiles, codes=parts[0], scales=parts[1], supers=parts[2])
+
     def fields(self, lanes: int) -> dict[str, int]:
         """Addresses of the first matrix for a matmul's record, by the names in `kernels.linear.LINEAR`."""
         weight_format, cols = self.weight_format, self.in_features
@@ -110,6 +116,12 @@ class FloatMatrix:
     def part(self, index: int) -> FloatMatrix:
         """One of several matrices; its weights are a view."""
         return replace(self, weights=self.weights.reshape(self.count, -1)[index], count=1)
+
+    def first(self, out_features: int, lanes: int) -> FloatMatrix:
+        """Its first out_features, whole tiles of so many lanes; its weights are a view."""
+        tiles = out_features // lanes
+        weights = self.weights[: self.weights.size // self.tiles * tiles]
+        return replace(self, out_features=out_features, tiles=tiles, weights=weights)
 
 
 Matrix: TypeAlias = PackedMatrix | FloatMatrix
