@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,3 +185,26 @@ class StepEntry(Sequence[TokenLogprobs]):
 
     def __hash__(self) -> int:
         return hash(self.alone())
+
+
+class RowColumns(Mapping[int, StepEntry]):
+    """Entries of a step's rows that have one token each, by row, in columns that whoever hands them on leaves whole.
+
+    Attributes:
+        rows: indices in the step, in the order of the columns' tokens.
+    """
+
+    def __init__(self, rows: Sequence[int], columns: LogprobColumns) -> None:
+        self.rows, self.columns = rows, columns
+
+    def __getitem__(self, row: int) -> StepEntry:
+        try:
+            return StepEntry(self.columns, self.rows.index(row))
+        except ValueError:
+            raise KeyError(row) from None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)

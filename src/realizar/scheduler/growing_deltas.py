@@ -17,6 +17,7 @@ from realizar.scheduler.row_table import Sequence
 from realizar.step_deltas import ChoiceEnd, ChoiceSnapshots, ChoiceStart, RequestFailure, StepDeltas, StepLogprobs
 
 _Entries: TypeAlias = tuple[int, ListOf[TokenLogprobs]]  # with the choice's number
+_Parts: TypeAlias = tuple[list[int], LogprobColumns]  # a token of each choice
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class _Gained:
     token_ids: list[NDArray[np.int32]] = field(default_factory=list)
     starts: list[ChoiceStart] = field(default_factory=list)
     snapshots: list[ChoiceSnapshots] = field(default_factory=list)
-    logprobs: list[_Entries] = field(default_factory=list)
+    logprobs: list[_Entries | _Parts] = field(default_factory=list)
     prompt_logprobs: list[_Entries] = field(default_factory=list)
     ends: list[ChoiceEnd] = field(default_factory=list)
     failures: list[RequestFailure] = field(default_factory=list)
@@ -64,6 +65,11 @@ class GrowingDeltas:
     def add_logprobs(self, number: int, entries: ListOf[TokenLogprobs]) -> None:
         """Of each of a choice's new tokens."""
         self._gained.logprobs.append((number, entries))
+
+    def add_step_logprobs(self, numbers: NDArray[np.int64], columns: LogprobColumns) -> None:
+        """Of one new token of each of these choices."""
+        if len(numbers):
+            self._gained.logprobs.append((numbers.tolist(), columns))
 
     def add_prompt_logprobs(self, sequence: Sequence, entries: ListOf[TokenLogprobs]) -> None:
         self._start(sequence)
@@ -110,24 +116,29 @@ class GrowingDeltas:
                 self._gained.snapshots.append(ChoiceSnapshots(number, sequence.snapshots))
 
 
-def _by_width(listed: ListOf[_Entries]) -> tuple[StepLogprobs, ...]:
+def _by_width(listed: ListOf[_Entries | _Parts]) -> tuple[StepLogprobs, ...]:
     """The log-probabilities of choices, those together that list equally many ids."""
     groups: dict[int, tuple[list[int], list[LogprobColumns]]] = {}
     for _, run in itertools.groupby(listed, lambda each: id(_step_of(each[1]))):
-        of_run = list(run)
-        step = _step_of(of_run[0][1])
-        if step is None:
-            parts = [([number] * len(entries), LogprobColumns.of(entries)) for number, entries in of_run]
-        else:
-            indices = [entry.at for _, entry in of_run if isinstance(entry, StepEntry)]
-            parts = [([number for number, _ in of_run], step.picked(indices))]
-        for of_part, columns in parts:
+        for of_part, columns in _columns_of(list(run)):
             of_width, of_columns = groups.setdefault(columns.width, ([], []))
             of_width.extend(of_part)
             of_columns.append(columns)
     return tuple(
         StepLogprobs(array("q", numbers).tobytes(), LogprobColumns.joined(parts)) for numbers, parts in groups.values()
     )
+
+
+def _columns_of(run: list[_Entries | _Parts]) -> list[_Parts]:
+    """The columns of entries that lie in those of one step, or lie apart, with the choice of each token."""
+    step = _step_of(run[0][1])
+    if step is not None:
+        numbers = [number for number, _ in run if isinstance(number, int)]
+        return [(numbers, step.picked([entry.at for _, entry in run if isinstance(entry, StepEntry)]))]
+    return [
+        ([number] * len(entries) if isinstance(number, int) else number, LogprobColumns.of(entries))
+        for number, entries in run
+    ]
 
 
 def _step_of(entries: ListOf[TokenLogprobs]) -> LogprobColumns | None:

@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from realizar.batch import NOT_SAMPLED, LogprobQuery, ScheduledBatch, StepOutput, StepRows
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError, QueueFullError
 from realizar.kv_cache.manager import KVCacheManager, Prefix
+from realizar.logprob_columns import RowColumns
 from realizar.outputs import DraftUse, FinishReason, PromptProgress, RowError, added_by_place
 from realizar.request import Pooling, Request
 from realizar.scheduler.drafts import Drafting
@@ -511,7 +512,9 @@ class Scheduler:
         kept = np.arange(sampled.shape[1]) < counts[:, None]
         self._deltas.add_tokens(np.repeat(step.sequence_ids[at], counts), sampled[kept])
         if output.logprobs or output.queried:
-            self._add_logprobs(step, output, dict(zip(at.tolist(), counts.tolist(), strict=True)), is_open)
+            kept_counts = np.zeros(len(rows), np.intp)
+            kept_counts[at] = counts
+            self._add_logprobs(step, output, kept_counts, is_open)
         need_care = stopped | full
         if self._cache.prefix_cache:
             need_care |= self._cache.have_new_blocks(numbers, table.num_known[numbers], table.num_computed[numbers])
@@ -536,11 +539,16 @@ class Scheduler:
                     self.fail(owner.sequence_id, RowError.of(error, "tokens"))
 
     def _add_logprobs(
-        self, step: StepRows, output: StepOutput, counts: Mapping[int, int], is_open: NDArray[np.bool_]
+        self, step: StepRows, output: StepOutput, counts: NDArray[np.intp], is_open: NDArray[np.bool_]
     ) -> None:
-        """Hand on the log-probabilities of tokens that rows keep, so many by index, and of prompts."""
-        for index, entries in output.logprobs.items():
-            if count := counts.get(index, 0):
+        """Hand on the log-probabilities of tokens that rows keep, `counts` [rows] of them, and of prompts."""
+        apart = output.logprobs
+        if isinstance(apart, RowColumns):
+            rows, columns, apart = np.array(apart.rows, np.intp), apart.columns, {}
+            places = counts[rows].nonzero()[0]
+            self._deltas.add_step_logprobs(step.sequence_ids[rows[places]], columns.picked(places.tolist()))
+        for index, entries in apart.items():
+            if count := counts.item(index):
                 kept = entries if len(entries) <= count else entries[:count]
                 self._deltas.add_logprobs(int(step.sequence_ids[index]), kept)
         for index, entries in output.queried.items():

@@ -16,7 +16,7 @@ from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.row_faults import finite_vector, nothing_allowed, unusable_logit, unusable_logits
 from realizar.batch import NOT_SAMPLED, StepOutput
 from realizar.errors import RealizarError
-from realizar.logprob_columns import StepEntry
+from realizar.logprob_columns import RowColumns, StepEntry
 from realizar.outputs import RowError, TokenLogprobs
 
 NOT_REACHED = -2  # in place of a token after a draft that was not sampled
@@ -75,7 +75,7 @@ class PendingResult:
             except RealizarError as raised:
                 errors[index] = RowError.of(raised, "sampling")
             else:
-                logprobs |= {index: made} if made else {}
+                logprobs = {**logprobs, index: made} if made else logprobs
                 queried |= {index: asked} if asked else {}
         sampled[list(errors)] = NOT_SAMPLED
         self.release()
@@ -106,7 +106,7 @@ class PendingResult:
 
     def _take_logprobs(
         self, step: CUDAStep, sampled: NDArray[np.int32]
-    ) -> tuple[dict[int, Sequence[TokenLogprobs]], dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]]]:
+    ) -> tuple[Mapping[int, Sequence[TokenLogprobs]], dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]]]:
         """Log-probabilities by row: of those with one sampled token and nothing else, and of the others' sampled tokens
         and queries.
         """
@@ -125,6 +125,8 @@ class PendingResult:
             for places, entries, are_usable in logprobs.groups():
                 owners = of_rows[places]
                 are_plain = alone[owners] & are_usable
+                if len(self.logprobs) == 1 and len(places) == len(indices) and are_plain.all():
+                    return RowColumns(owners.tolist(), entries), {}  # nearly every step that has any
                 every = zip(owners.tolist(), are_plain.tolist(), entries.apart(), strict=True)
                 for place, (row, is_plain, entry) in enumerate(every):
                     if is_plain:
