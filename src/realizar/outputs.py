@@ -82,14 +82,20 @@ NO_SNAPSHOTS = SnapshotUse()
 
 @dataclass(frozen=True, slots=True)
 class DraftUse:
-    """Drafts of a choice that were verified, and how many of them were right."""
+    """Drafts of a choice that were verified, and how many of them were right.
+
+    `predicted` and `predicted_right` are those of both that its request's prediction brought.
+    """
 
     drafted: int = 0
     accepted: int = 0
+    predicted: int = 0
+    predicted_right: int = 0
 
     @classmethod
     def total(cls, uses: Iterable[DraftUse]) -> DraftUse:
-        return cls(*map(sum, zip(*[(use.drafted, use.accepted) for use in uses], strict=True)))
+        counts = [(use.drafted, use.accepted, use.predicted, use.predicted_right) for use in uses]
+        return cls(*map(sum, zip(*counts, strict=True)))
 
 
 NO_DRAFTS = DraftUse()

@@ -84,6 +84,7 @@ class Request:
             keeps copies of it there.
         reports_progress: True if the engine tells how much of the prompt it has read, after each step that reads some.
         client: whose share of the places, and of the work before it runs, the request takes.
+        prediction: ids of a text that the answer may repeat in part, from which drafts are taken.
         embeddings: that the request brings for some of the prompt's tokens, ascending and without overlap.
     """
 
@@ -99,6 +100,7 @@ class Request:
     reports_progress: bool = False
     prompt_marks: tuple[int, ...] = ()
     embeddings: tuple[PromptEmbeddings, ...] = ()
+    prediction: tuple[int, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:

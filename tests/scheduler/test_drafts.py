@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED
-from realizar.scheduler.drafts import DraftLookup
+from realizar.scheduler.drafts import DraftLookup, Prediction
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape
 from step_inputs import RowOutput, rows_of, step_output, updated
 
@@ -39,6 +39,43 @@ def test_the_latest_place_of_the_longest_match(tokens: list[int], count: int, lo
         known = tokens[:end]
         wanted = looked_up(known, count, longest, min(shortest, longest)) if count else ()
         assert lookup.propose(np.array(known, np.int32), count) == wanted
+
+
+def followed(prediction: list[int], answer: list[int], most: int = 3) -> list[tuple[int, ...]]:
+    """The drafts after each token of an answer, whose tokens come one or two at a time."""
+    found, part = Prediction(prediction, 4, 2), np.array(answer, np.int32)
+    return [found.propose(part[:end], most) for end in range(1, len(answer) + 1)]
+
+
+def test_an_answer_that_repeats_its_prediction_is_foreseen() -> None:
+    text = [5, 6, 7, 5, 6, 9]
+    assert followed(text, text) == [(6, 7, 5), (7, 5, 6), (5, 6, 9), (6, 9), (9,), ()]
+
+
+def test_an_answer_is_found_again_behind_a_change() -> None:
+    text = [*range(10, 30)]
+    changed, longer, shorter = [*text[:5], 99, *text[6:]], [*text[:5], 99, 98, *text[5:]], [*text[:5], *text[8:]]
+    assert followed(text, changed)[4:9] == [(15, 16, 17), (), (), (18, 19, 20), (19, 20, 21)]
+    assert followed(text, longer)[4:10] == [(15, 16, 17), (), (), (), (17, 18, 19), (18, 19, 20)]
+    assert followed(text, shorter)[4:7] == [(15, 16, 17), (), (20, 21, 22)]
+
+
+def test_what_stands_before_the_place_is_not_found_again() -> None:
+    """Nor bytes that look like the ids in between two of them."""
+    text = [1, 2, 3, 4, 1, 2, 7]
+    assert followed(text, [1, 2, 3, 4, 9, 1, 2])[-1] == (7,)
+    assert followed(text, [1, 2, 3, 4, 1, 2, 9, 1, 2])[-1] == ()
+    assert followed([0x01000000, 0x02000000, 3], [0x0100, 0x0200])[-1] == ()
+
+
+@given(
+    text=st.lists(st.sampled_from([0, 1, 256, 65536]), max_size=20),
+    answer=st.lists(st.sampled_from([0, 1, 256, 65536]), min_size=1, max_size=30),
+)
+def test_drafts_are_parts_of_the_prediction(text: list[int], answer: list[int]) -> None:
+    whole = Prediction(text, 4, 2).propose(np.array(answer, np.int32), 4)
+    assert whole == followed(text, answer, 4)[-1]
+    assert not whole or any(tuple(text[at : at + len(whole)]) == whole for at in range(len(text)))
 
 
 def test_fewer_are_proposed_while_they_are_wrong() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.errors import InvalidRequestError
+from realizar.outputs import DraftUse
 from realizar.scheduler.row_table import Sequence
 
 _BYTES = 4  # of a token id
@@ -50,20 +51,86 @@ class Drafter(Protocol):
 
 
 class PromptLookup:
-    """Drafts are the tokens that followed the last `shortest` to `longest` tokens where they stood before."""
+    """Drafts go on with the request's prediction, where the answer is within it.
+
+    Elsewhere they are the tokens that followed the last `shortest` to `longest` tokens where they stood before.
+    """
 
     def __init__(self, most_tokens: int, longest: int, shortest: int) -> None:
         self.awaits_results = True
+        self._most_tokens, self._longest, self._shortest = most_tokens, longest, shortest
         self._lookups: dict[int, DraftLookup] = defaultdict(lambda: DraftLookup(most_tokens, longest, shortest))
+        self._predictions: dict[int, Prediction] = {}
+        self._predicted: set[int] = set()  # ids of sequences whose last drafts their prediction gave
 
     def propose(self, sequences: ListOf[Sequence]) -> list[tuple[int, ...]]:
-        return [self._lookups[each.sequence_id].propose(each.token_ids, each.max_drafts) for each in sequences]
+        return [self._of_prediction(each) or self._of_history(each) for each in sequences]
+
+    def _of_history(self, sequence: Sequence) -> tuple[int, ...]:
+        return self._lookups[sequence.sequence_id].propose(sequence.token_ids, sequence.max_drafts)
+
+    def _of_prediction(self, sequence: Sequence) -> tuple[int, ...]:
+        number, request = sequence.sequence_id, sequence.request
+        self._predicted.discard(number)
+        if not request.prediction:
+            return ()
+        if number not in self._predictions:
+            self._predictions[number] = Prediction(request.prediction, self._longest, self._shortest)
+        most = min(self._most_tokens, sequence.max_drafts)
+        drafts = self._predictions[number].propose(sequence.token_ids[request.num_prompt_tokens :], most)
+        if drafts:
+            self._predicted.add(number)
+        return drafts
 
     def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        self._lookups[sequence.sequence_id].verified(num_accepted)
+        if sequence.sequence_id in self._predicted:
+            use = DraftUse(predicted=num_drafts, predicted_right=num_accepted)
+            sequence.drafts = DraftUse.total((sequence.drafts, use))
+        else:
+            self._lookups[sequence.sequence_id].verified(num_accepted)
 
     def forget(self, sequence_id: int) -> None:
         self._lookups.pop(sequence_id, None)
+        self._predictions.pop(sequence_id, None)
+        self._predicted.discard(sequence_id)
+
+
+class Prediction:
+    """A text that an answer may repeat with changes, followed token by token.
+
+    While the answer is what stands there, it is expected to go on so. Where it departs, it is found again behind that
+    place by its last `shortest` to `longest` tokens; until `longest` of them have stood there it may be elsewhere.
+    """
+
+    def __init__(self, token_ids: ListOf[int], longest: int, shortest: int) -> None:
+        self._ids, self._bytes = token_ids, np.array(token_ids, np.int32).tobytes()
+        self._longest, self._shortest = longest, shortest
+        self._num_seen, self._at, self._is_within = 0, 0, True
+        self._sure = self._num_right = 0  # the last place that is sure, and the tokens that stood before `_at`
+
+    def propose(self, answer: NDArray[np.int32], most_tokens: int) -> tuple[int, ...]:
+        """Up to `most_tokens` drafts that follow int32 [tokens], which begin with those of every earlier call."""
+        for end in range(self._num_seen + 1, len(answer) + 1):
+            self._follow(answer[:end])
+        self._num_seen = len(answer)
+        return tuple(self._ids[self._at : self._at + most_tokens]) if self._is_within else ()
+
+    def _follow(self, answer: NDArray[np.int32]) -> None:
+        """Take in the last token of an answer."""
+        if self._is_within and self._at < len(self._ids) and self._ids[self._at] == answer[-1]:
+            self._at, self._num_right = self._at + 1, self._num_right + 1
+            if self._num_right >= self._longest:
+                self._sure = self._at
+            return
+        self._is_within = False
+        for length in range(min(self._longest, len(answer)), self._shortest - 1, -1):
+            words = answer[-length:].tobytes()
+            found = self._bytes.find(words, self._sure * _BYTES)
+            while found >= 0 and found % _BYTES:
+                found = self._bytes.find(words, found + 1)
+            if found >= 0:
+                self._at, self._num_right, self._is_within = found // _BYTES + length, length, True
+                return
 
 
 class DraftLookup:

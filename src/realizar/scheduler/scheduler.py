@@ -566,7 +566,7 @@ class Scheduler:
         num_drafts, num_accepted = step.num_drafts[drafted].tolist(), (num_sampled - 1).tolist()
         sequences = self._open.of_rows(rows)
         for sequence, count, accepted in zip(sequences, num_drafts, num_accepted, strict=True):
-            sequence.drafts = DraftUse(sequence.drafts.drafted + count, sequence.drafts.accepted + accepted)
+            sequence.drafts = DraftUse.total((sequence.drafts, DraftUse(count, accepted)))
         counts = self._counts
         counts.num_drafts += len(drafted)
         counts.draft_tokens += sum(num_drafts)

@@ -160,10 +160,29 @@ def plain() -> dict[str, tuple[Found, set[str]]]:
     return found
 
 
+def predicted(requests: list[Request], found: Found) -> list[Request]:
+    """Each with a prediction: its first choice's tokens, of which some are changed, some missing, and some added."""
+    rng, changed = random.Random(3), []
+    for request in requests:
+        ids = [part[0] for part in found.get((request.request_id, 0), []) if isinstance(part[0], int)]
+        for at in sorted(rng.sample(range(len(ids)), len(ids) // 8), reverse=True):
+            ids[at : at + rng.randrange(2)] = [rng.randrange(END)] * rng.randrange(3)
+        changed.append(replace(request, prediction=tuple(ids)))
+    return changed
+
+
+def test_predictions_change_no_token(plain: dict[str, tuple[Found, set[str]]]) -> None:
+    check("lookup", plain["lookup"], predicted(random_requests(COUNT), plain["lookup"][0]))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_change_no_token(kind: str, plain: dict[str, tuple[Found, set[str]]]) -> None:
-    (expected, left_before), core = plain[kind], core_with(kind, drafts=True)
-    found, left = run(core, random_requests(COUNT))
+    check(kind, plain[kind], random_requests(COUNT))
+
+
+def check(kind: str, plain: tuple[Found, set[str]], requests: list[Request]) -> None:
+    (expected, left_before), core = plain, core_with(kind, drafts=True)
+    found, left = run(core, requests)
     for key in expected.keys() | found.keys():
         one, other = expected.get(key, []), found.get(key, [])
         shared = min(len(one), len(other)) if key[0] in left | left_before else max(len(one), len(other))

@@ -78,7 +78,7 @@ STREAMING = (
     chat_create_params.CompletionCreateParamsStreaming,
     completion_create_params.CompletionCreateParamsStreaming,
 )
-# They change nothing of an answer, here or there: nobody but OpenAI's own machines reads them.
+# They change nothing of an answer, here or there.
 WITHOUT_EFFECT = {
     *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("cache_control", "safety_identifier", "user"),

@@ -23,6 +23,7 @@ class RequestFields(TypedDict, total=False):
     client: Client
     reports_progress: bool
     embeddings: tuple[PromptEmbeddings, ...]
+    prediction: tuple[int, ...]
 
 
 def prepare_request(

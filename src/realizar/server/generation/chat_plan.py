@@ -52,6 +52,7 @@ class ChatPlan:
         prompt_end: the prompt's last words, with control tokens spelled out.
         names: the request's names of the engine's fields, for errors.
         content_only: the whole answer is what a grammar describes: it has no reasoning, and no calls.
+        prediction: ids of a text that the answer may repeat in part.
         cut_by_context: the context ends the answer before the request's `max_tokens` do.
         num_dropped: messages that the prompt leaves out for lack of room.
         marks: of calls and reasoning that the vocabulary has as tokens.
@@ -67,6 +68,7 @@ class ChatPlan:
     priority: int = 0
     cache_salt: str | None = None
     reports_progress: bool = False
+    prediction: tuple[int, ...] = ()
     content_only: bool = False
     cut_by_context: bool = False
     num_dropped: int = 0
@@ -138,6 +140,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         cache_salt=conversation.cache_salt,
         names=_engine_names(conversation),
         reports_progress=conversation.reports_progress,
+        prediction=_predicted(api, conversation.prediction),
         content_only=wanted is not None and sampling.structured is wanted,
         cut_by_context=cut,
         num_dropped=num_messages - len(conversation.messages),
@@ -149,6 +152,11 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
 def _rows(api: Api, top_n: int | None, *, as_ids: bool = False) -> LogprobRows | None:
     """Makes the names of all tokens too, unless they are there, which takes a while."""
     return None if top_n is None else api.names(as_ids=as_ids).rows(chat_rows, top_n)
+
+
+def _predicted(api: Api, text: str) -> tuple[int, ...]:
+    check_fits(text, api.model.tokenizer, api.max_tokens, "prediction")
+    return tuple(api.model.tokenizer.encode(text, add_special=False, parse_special=False)) if text else ()
 
 
 def _shortened(

@@ -76,6 +76,7 @@ class ChatRun(Run[AnswerDelta]):
                 cache_salt=plan.cache_salt,
                 client=self._lease.client,
                 reports_progress=plan.reports_progress,
+                prediction=plan.prediction,
             )
             self._streams.append(stream)
             counted = deltas_of(stream, self.api.metrics, self._lease, sampling.logprobs or 0, lambda: not self._open)

@@ -33,6 +33,7 @@ class Conversation:
         keep_last: cut the prompt to its last tokens; -1 is the length of the context, None cuts nothing.
         cache_salt: keeps the cache of one tenant from another's.
         tokens_as_ids: log-probabilities name tokens by their ids.
+        prediction: text that the answer may repeat in part, from which drafts are taken.
         reports_progress: get deltas that tell how much of the prompt has been read.
         names: the dialect's names of the fields that errors name: `messages`, `tools`, `structured` (the constraint on
             the answer) and others by their names here. A name that is not listed stays.
@@ -53,6 +54,7 @@ class Conversation:
     priority: int | None = None
     cache_salt: str | None = None
     tokens_as_ids: bool = False
+    prediction: str = ""
     reports_progress: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 

@@ -106,7 +106,7 @@ class Run(Generic[D]):
         if self.output is not None:
             timings = self.output.timings
             if self.output.drafts.drafted:
-                notes |= asdict(self.output.drafts)
+                notes |= {"drafted": self.output.drafts.drafted, "accepted": self.output.drafts.accepted}
             notes |= {"queue_s": timings.queue_s, "first_token_s": timings.first_token_s - timings.arrival_s}
         notes |= snapshot_notes(self._snapshots.values())
         replicas = ",".join(sorted({stream.replica for stream in self._streams}))

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from realizar.outputs import PromptProgress
+from realizar.outputs import NO_DRAFTS, PromptProgress
 from realizar.server.api import now_s
 from realizar.server.generation.embedding import Embedded
 from realizar.server.generation.prompt_read import PromptRead
@@ -21,11 +21,17 @@ D = TypeVar("D")
 def usage_of(counted: Run[Any] | Embedded[Any]) -> dict[str, Any]:
     """Tokens of a request, over all its prompts and choices; those found in the cache once they are known."""
     cached = counted.num_cached_tokens
+    drafts = counted.output.drafts if isinstance(counted, Run) and counted.output is not None else NO_DRAFTS
+    predicted = {
+        "accepted_prediction_tokens": drafts.predicted_right,
+        "rejected_prediction_tokens": drafts.predicted - drafts.predicted_right,
+    }
     return {
         "prompt_tokens": counted.num_prompt_tokens,
         "completion_tokens": counted.num_completion_tokens,
         "total_tokens": counted.num_prompt_tokens + counted.num_completion_tokens,
         **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}),
+        **({"completion_tokens_details": predicted} if drafts.predicted else {}),
         **counted.snapshots,
     }
 

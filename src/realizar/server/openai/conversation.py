@@ -219,9 +219,20 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
         priority=request.priority,
         cache_salt=request.cache_salt,
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        prediction=_predicted(request.prediction),
         reports_progress=check_progress(request.return_progress, stream=request.stream),
         names=names,
     )
+
+
+def _predicted(prediction: dict[str, Any] | None) -> str:
+    """The text of a prediction, which is one or several parts."""
+    if prediction is None:
+        return ""
+    _require(prediction.get("type") == "content", "prediction.type", "must be 'content'")
+    known_only("prediction", prediction, ("type", "content"))
+    content = _checked_content("prediction.content", prediction.get("content"))
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def continues_last(request: ChatCompletionRequest | TokenizeRequest, last: dict[str, Any]) -> bool:
