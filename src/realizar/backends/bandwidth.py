@@ -9,9 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.machine import default_threads, free_memory_bytes
+
 LEAST_BYTES = 1 << 20
 """Bytes of each thread, at least: less would be in the nearest caches, and calls would take longer than sums."""
 _CHUNK_BYTES = 16 << 20  # of each thread: long against starting threads, short against a scheduler's time slice
+
+
+def memory_bandwidth() -> float:
+    """GB/s at which the threads of the CPU backend read memory, by an array of 1 GiB or a quarter of what is free."""
+    return read_bandwidth(default_threads(), min(1 << 30, free_memory_bytes() // 4))
 
 
 def read_bandwidth(threads: int, size_bytes: int = 1 << 30, passes: int = 5) -> float:

@@ -257,7 +257,6 @@ _MOST_PERPLEXITY = 1000.0
 """Small models of other languages, or of programs, stay below it; noise comes near the size of the vocabulary."""
 _MOST_DIFFERENCE = 0.02  # of perplexities of a GPU and the CPU: they round differently
 _CONTEXT, _SPEED_TOKENS = 1024, 33
-_BANDWIDTH_BYTES = 1 << 28  # more than caches hold, as a rule
 _CONVERSATION = (
     {"role": "user", "content": "How many legs has a spider?"},
     {"role": "assistant", "content": "It has eight legs."},
@@ -322,7 +321,7 @@ def _fitting(checkpoint: Checkpoint, memory: int | None) -> dict[str, Any]:
     from realizar.config import EngineConfig
 
     chosen = choose_planned_device("auto", memory_given=memory is not None)
-    spec, resolved = resolve_model(checkpoint, EngineConfig(), chosen, memory)
+    spec, resolved = resolve_model(checkpoint, EngineConfig(max_running=1), chosen, memory)
     plan = plan_memory(spec, checkpoint, resolved, memory)
     check_fits(plan)
     fits = [each for each in plan.contexts if each.num_requests]
@@ -335,8 +334,7 @@ def _fitting(checkpoint: Checkpoint, memory: int | None) -> dict[str, Any]:
 
 def _read_and_write(checkpoint: Checkpoint, device: str, facts: dict[str, dict[str, float]]) -> None:
     """Find the perplexity of a text, and the speed of a continuation."""
-    from realizar.backends.bandwidth import read_bandwidth
-    from realizar.backends.machine import default_threads
+    from realizar.backends.bandwidth import memory_bandwidth
     from realizar.engine.llm import LLM
     from realizar.sampling_params import SamplingParams
 
@@ -352,7 +350,7 @@ def _read_and_write(checkpoint: Checkpoint, device: str, facts: dict[str, dict[s
     }
     weights = known_weights(checkpoint)
     if device == "cpu" and weights is not None:
-        bandwidth = read_bandwidth(default_threads(), _BANDWIDTH_BYTES)
+        bandwidth = memory_bandwidth()
         facts[device] |= {"bandwidth_gb_per_s": bandwidth, "most_tokens_per_s": bandwidth * 1e9 / weights.token_bytes}
 
 

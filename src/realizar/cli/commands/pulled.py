@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -15,9 +17,26 @@ from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError
 from realizar.sizes import format_bytes
 
+if TYPE_CHECKING:
+    from realizar.backends.devices import ChosenDevice
+    from realizar.checkpoint.checkpoint import StoredTensor
 
-def pull_command(model: Model, /, *, as_json: Json = False) -> None:
+
+def pull_command(
+    model: Model | None = None,
+    /,
+    *,
+    recommend: Annotated[
+        bool, Parameter(negative=(), help="List models that this machine can run, and how fast, in place of fetching.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Fetch a model into the cache and print its path."""
+    if recommend == (model is not None):
+        raise InvalidRequestError("name a model, or list what this machine can run by --recommend, not both", "model")
+    if model is None:
+        _recommend(as_json=as_json)
+        return
     from realizar.hub.pull import pull
 
     with download_progress() as progress:
@@ -25,6 +44,95 @@ def pull_command(model: Model, /, *, as_json: Json = False) -> None:
     print(
         json.dumps({"name": model, "path": str(path)}) if as_json else printable(path) if sys.stdout.isatty() else path
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Recommended:
+    """A published model at 4 bits.
+
+    Attributes:
+        file_bytes: of a GGUF file. needed_bytes: of memory before any request.
+        parameters: in all. active_parameters: those that a token goes through.
+        longest_context: of a request that fits, in tokens; 0 where none does.
+        most_tokens_per_s: of one stream on a CPU, by what a token reads; None on a GPU.
+    """
+
+    name: str
+    file_bytes: int
+    needed_bytes: int
+    parameters: int
+    active_parameters: int
+    longest_context: int
+    most_tokens_per_s: float | None
+
+
+_SHORTEST_CONTEXT, _LEAST_TOKENS_PER_S = 8192, 10.0
+"""What a model has to have here to be recommended."""
+
+
+def _recommend(*, as_json: bool) -> None:
+    from realizar.backends.bandwidth import memory_bandwidth
+    from realizar.backends.device_choice import choose_device
+    from realizar.backends.select import free_room
+    from realizar.models.generated.shapes import PUBLISHED
+
+    device = choose_device("auto")
+    free, bandwidth = free_room(), memory_bandwidth() if device.kind == "cpu" else None
+    planned = (_planned(key, name, device, free, bandwidth) for key, name in PUBLISHED.items())
+    models = [each for each in planned if each is not None]
+    models.sort(key=lambda each: each.parameters, reverse=True)
+    best = next(filter(_is_recommended, models), None)
+    if as_json:
+        record = {"device": device.label, "free_bytes": free, "bandwidth_gb_per_s": bandwidth}
+        print(json.dumps({**record, "best": best and best.name, "models": [asdict(each) for each in models]}))
+        return
+    at = "" if bandwidth is None else f", read at {bandwidth:.1f} GB/s"
+    print(f"{format_bytes(free)} of memory are free on {device.label}{at}\n")
+    print(f"{'model':<16}  {'file':>9}  {'parameters':>20}  {'context':>7}  tokens/s at most")
+    for each in models:
+        parameters = " of ".join(f"{count / 1e9:.1f}" for count in sorted({each.active_parameters, each.parameters}))
+        speed = "-" if each.most_tokens_per_s is None else f"{each.most_tokens_per_s:.0f}"
+        fits = (f"{each.longest_context:>7}", speed) if each.longest_context else ("   does", "not fit")
+        print(f"{each.name:<16}  {format_bytes(each.file_bytes):>9}  {parameters + ' billion':>20}  {'  '.join(fits)}")
+    if best is not None:
+        print(f"\nthe largest of them that this machine runs well: {best.name}")
+    print("files are those of Q4_K_M, or of MXFP4 for gpt-oss; `realizar plan hf.co/OWNER/REPO` looks at a repository")
+
+
+def _planned(key: str, name: str, device: ChosenDevice, free: int, bandwidth: float | None) -> _Recommended | None:
+    """Plan for a model by its shape: no file is read. None where the device does not run the kind."""
+    from realizar.backends.select import plan_memory, refusal, resolve_model
+    from realizar.config import EngineConfig
+    from realizar.models.generated.generate import generated_header
+    from realizar.models.parameters import count_parameters
+
+    header = generated_header(key)
+    spec, resolved = resolve_model(header, EngineConfig(device=device.kind, max_running=1), device, free)
+    if refusal(spec, resolved.chosen.kind) is not None:
+        return None
+    plan = plan_memory(spec, header, resolved, free)
+    fits = [each.context_length for each in plan.contexts if each.num_requests and plan.needed_bytes <= free]
+    counts = count_parameters(spec)
+    return _Recommended(
+        name,
+        sum(_stored_bytes(tensor) for tensor in header.tensors.values()),
+        plan.needed_bytes,
+        counts.total,
+        counts.active,
+        fits[-1] if fits else 0,
+        None if bandwidth is None else bandwidth * 1e9 / (plan.token_weight_bytes or plan.weight_bytes),
+    )
+
+
+def _stored_bytes(tensor: StoredTensor) -> int:
+    """By its shape: a header has no data."""
+    kind = tensor.ggml_type
+    return 0 if kind is None else math.prod(tensor.shape) // kind.block_size * kind.type_size
+
+
+def _is_recommended(model: _Recommended) -> bool:
+    is_fast = model.most_tokens_per_s is None or model.most_tokens_per_s >= _LEAST_TOKENS_PER_S
+    return is_fast and model.longest_context >= _SHORTEST_CONTEXT
 
 
 def list_command(*, as_json: Json = False) -> None:

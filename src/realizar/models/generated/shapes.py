@@ -78,5 +78,22 @@ SHAPES: dict[str, Shape] = {
     "tiny-delta": Shape("qwen35", 4, 256, 512, 2, 1, 128, 512, False, 1e7, 1e-6, 2048, key_heads=1, value_heads=2),
     "tiny-convolution": Shape("lfm2", 3, 256, 512, 4, 2, 64, 512, True, 1e6, 1e-5, 2048, attention_layers=(1,)),
 }  # fmt: skip
-"""Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, Qwen3-30B-A3B, OLMoE-1B-7B, gpt-oss-20b and -120b, Gemma 4
-26B-A4B, Qwen3.5-0.8B, Qwen3.6-27B and 35B-A3B, LFM2-1.2B and 8B-A1B, and six small ones to try a device out."""
+"""Those of `PUBLISHED`, and six small ones to try a device out."""
+
+PUBLISHED: dict[str, str] = {
+    "llama-8b": "Llama-3.1-8B",
+    "llama-1b": "Llama-3.2-1B",
+    "qwen2.5-1.5b": "Qwen2.5-1.5B",
+    "qwen3-0.6b": "Qwen3-0.6B",
+    "qwen3-30b-a3b": "Qwen3-30B-A3B",
+    "olmoe-7b": "OLMoE-1B-7B",
+    "gpt-oss-20b": "gpt-oss-20b",
+    "gpt-oss-120b": "gpt-oss-120b",
+    "gemma4-26b-a4b": "Gemma 4 26B-A4B",
+    "qwen3.5-0.8b": "Qwen3.5-0.8B",
+    "qwen3.6-27b": "Qwen3.6-27B",
+    "qwen3.6-35b-a3b": "Qwen3.6-35B-A3B",
+    "lfm2-1.2b": "LFM2-1.2B",
+    "lfm2-8b-a1b": "LFM2-8B-A1B",
+}
+"""Names of the models whose shapes are known."""
