@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -30,8 +29,6 @@ TILES = [
     MatvecTiles(2, 2, 6, 2, 1), MatvecTiles(3, 2, 2, 1, 2), MatvecTiles(5, 2, 1, 1, 2), MatvecTiles(7, 2, 1, 1, 2),
 ]  # fmt: skip
 _TOLERANCE = 1.5e-2  # relative: eight bits of the largest of 16 leave about 8e-3
-# Of 127 codes, how many a rounded one may be away: a gate's square has twice the gate's error.
-_MOST_APART = {"silu": 2, "gelu_tanh": 2, "gelu": 2, "relu_squared": 4}
 _POISON = 77
 _EPS = 1e-5
 
@@ -91,12 +88,15 @@ def test_few_rows(matmuls: MatmulKernels, ggml_type: GGMLType, activation: Gated
             if folded:
                 read = read / (x.double().square().mean(1, keepdim=True) + _EPS).sqrt()
             reference = expected(read, exact, activation)
-            error = (written(target) - reference).norm(dim=1) / reference.norm(dim=1)
+            found = written(target)
+            error = (found - reference).norm(dim=1) / reference.norm(dim=1)
             assert float(error.max()) < _TOLERANCE, (tiles, folded)  # NaN where something was not written
+            # Where all gates of 16 are negative, a code is a part of next to nothing, less than what sums differ by.
+            least = 0.01 * reference.square().mean(1, keepdim=True).sqrt()
+            code = target.terms[:-1, :, 0].double().repeat_interleave(16, dim=1)
+            assert bool(((found - reference).abs() <= 2 * code + least).all()), (tiles, folded)
             codes, _ = int8_activations(reference.float().cpu().numpy())
-            apart = np.abs(target.codes[:-1].cpu().numpy().astype(np.int32) - codes)
-            assert apart.max() <= _MOST_APART[activation], (tiles, folded)
-            assert (apart > 0).mean() < 0.2, (tiles, folded)
+            assert (target.codes[:-1].cpu().numpy() != codes).mean() < 0.2, (tiles, folded)
 
 
 def test_zeros_and_what_is_not_a_number(matmuls: MatmulKernels) -> None:
