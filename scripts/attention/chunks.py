@@ -3,9 +3,10 @@
     python scripts/attention/chunks.py --head 128 --tokens 8192
     python scripts/attention/chunks.py --head 128 --tokens 2048 --past 14336
 
-With `--int8` the cache has codes and scales; with `--whole` Hopper's kernel cuts no context into parts. Each runs for
-as long as the others in turn, and the order turns too: the card's power limit sets its clock, so what follows a lighter
-kernel is faster. Blocks of the cache lie in a random order.
+With `--int8` the cache has codes and scales; with `--whole` Hopper's kernel cuts no context into parts, and
+with `--part 512` both cut them at multiples of 512 keys. Each runs for as long as the others in turn, and the order
+turns too: the card's power limit sets its clock, so what follows a lighter kernel is faster. Blocks of the cache lie in
+a random order.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def native(inputs: Inputs) -> Callable[[], None]:
     asked = inputs.asked
     tokens = chunk_rows(asked.head, inputs.kv_dtype) // asked.group
     kernel = AttendChunkKernel(
-        asked.head, asked.group, tokens, inputs.kv_dtype, BLOCK, asked.window, asked.cap > 0, sinks=asked.sinks
+        asked.head, asked.group, tokens, inputs.kv_dtype, BLOCK, asked.window, asked.cap > 0, asked.sinks, asked.part
     )
     read = chunk_inputs(kernel, inputs.query, inputs.cache, inputs.heads)
     tables = inputs.tables(tokens)
@@ -80,7 +81,7 @@ def native(inputs: Inputs) -> Callable[[], None]:
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     next_tile, arrivals = (torch.zeros(n, dtype=torch.int32, device="cuda") for n in (1, CHUNK_PARTS * kernel.warps))
     parts = torch.zeros(CHUNK_PARTS * kernel.part_floats, device="cuda")
-    tensors = [*tables, inputs.sinks, *written, next_tile, parts, arrivals]
+    tensors = [*tables, inputs.sinks, *written, next_tile, parts, inputs.out, arrivals]
     tiles = len(tables[0])
     own = inputs.scale, asked.cap, asked.window, tiles, asked.kv_heads, 0, inputs.out.stride(0), 128, halves.chunks
     numbers = *own, 0 if asked.whole else CHUNK_PARTS
@@ -104,7 +105,7 @@ def in_triton(inputs: Inputs) -> Callable[[], None]:
         HEADS=inputs.heads, KV_HEADS=asked.kv_heads, HEAD=asked.head, PADDED_HEAD=triton.next_power_of_2(asked.head),
         BLOCK_SIZE=BLOCK, WINDOW=asked.window, SOFT_CAP=asked.cap > 0, SINKS=asked.sinks, INT8=asked.int8,
         COMPUTE=TRITON_TYPES[inputs.dtype], KEYS=32 if wide else 64,
-        QUERIES=triton.next_power_of_2(tokens * asked.group), TOKENS=tokens, PART=0, HALVES=False,
+        QUERIES=triton.next_power_of_2(tokens * asked.group), TOKENS=tokens, PART=asked.part, HALVES=False,
         DEPENDENT=False, num_warps=8, **({"num_stages": 1} if wide else {}),
     )  # fmt: skip
 
@@ -144,10 +145,11 @@ def main() -> int:
     parser.add_argument("--sinks", action="store_true")
     parser.add_argument("--int8", action="store_true")
     parser.add_argument("--whole", action="store_true")
+    integer("--part", default=0)
     asked = parser.parse_args()
     inputs = Inputs(asked)
     runs = {"Hopper's": native(inputs), "Triton": in_triton(inputs)}
-    if not (asked.past or asked.window or asked.cap or asked.sinks or asked.int8 or asked.head > 256):
+    if not (asked.past or asked.window or asked.cap or asked.sinks or asked.int8 or asked.part or asked.head > 256):
         runs["cuDNN"] = in_cudnn(inputs)
     counts = {}
     for name, run in runs.items():

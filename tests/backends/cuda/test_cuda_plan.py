@@ -82,7 +82,7 @@ def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
     assert plan.contexts[-1].num_requests == (200 << 20) // cache.size_bytes
     compute = torch.float16  # of an int8 cache, on a GPU
     sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, HOPPER, fixed=False))
-    parts = max(MAX_PARTS, chunk_parts(spec, config.kv_dtype, HOPPER))
+    parts = max(MAX_PARTS, chunk_parts(spec, config.kv_dtype, HOPPER, fixed=False))
     assert plan.workspace_bytes == Workspace(spec, sizes, device, compute, parts).size_bytes
     heads = sum(layer.mixer.num_kv_heads * (layer.mixer.head_size * 34 // 32) for layer in spec.layers)
     assert plan.kv_bytes_per_token == 2 * heads, "a byte an element, and a scale of two for 32"

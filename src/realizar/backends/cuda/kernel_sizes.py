@@ -10,7 +10,7 @@ import triton.language as tl
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.layouts.activations import padded_cols
-from realizar.backends.cuda.native.chunks.source import chunk_rows
+from realizar.backends.cuda.native.chunks.source import ALONE_ROWS, chunk_rows
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention, ModelSpec
@@ -88,12 +88,14 @@ def shared_heads(attention: Attention | SharedAttention) -> int:
 def hopper_rows(attention: Attention | SharedAttention, kv_dtype: str, device: DeviceProfile, fixed: bool) -> int:
     """Queries of a tile of a chunk, at most, where Hopper's kernel attends chunks (`native.chunks.source`).
 
-    0 where Triton does: for other sizes and caches in float32, and where contexts are cut at `fixed` places, so that
-    chunks have the bits of decodes.
+    0 where Triton does: for other sizes and caches in float32. Where contexts are cut at `fixed` places it attends
+    single tokens, too, and there are no registers for that with heads of 512.
     """
-    hopper = device.capability == (9, 0) and device.runs("attention")
-    rows = chunk_rows(attention.head_size, kv_dtype) if hopper else 0
-    return rows if attention.num_heads // attention.num_kv_heads <= rows and not fixed else 0
+    if device.capability != (9, 0) or not device.runs("attention") or (fixed and attention.head_size > _WIDE_HEAD):
+        return 0
+    rows = chunk_rows(attention.head_size, kv_dtype)
+    most = min(rows, ALONE_ROWS) if fixed else rows
+    return rows if attention.num_heads // attention.num_kv_heads <= most else 0
 
 
 def tile_tokens(spec: ModelSpec, kv_dtype: str, device: DeviceProfile, fixed: bool) -> int:
@@ -150,20 +152,21 @@ def attention_parts(
 
     `fixed` where contexts are cut at fixed places.
     """
+    of_chunks = chunk_parts(spec, kv_dtype, device, fixed)
     if fixed:
-        return max(row_counts) * fixed_parts(context_length)
+        return max(of_chunks, max(row_counts) * fixed_parts(context_length))
     decodes = (
         rows * decode_parts(attention, rows, context_length, device)
         for _, attention in spec.all_attentions()
         for rows in row_counts
     )
-    return max(chunk_parts(spec, kv_dtype, device), *decodes)
+    return max(of_chunks, *decodes)
 
 
-def chunk_parts(spec: ModelSpec, kv_dtype: str, device: DeviceProfile) -> int:
+def chunk_parts(spec: ModelSpec, kv_dtype: str, device: DeviceProfile, fixed: bool) -> int:
     """Parts of decodes' contexts that take as much memory as all parts of chunks'; 0 where Triton attends chunks."""
     attentions = [attention for _, attention in spec.all_attentions()]
-    rows = (hopper_rows(each, kv_dtype, device, fixed=False) * (each.head_size + 16) for each in attentions)
+    rows = (hopper_rows(each, kv_dtype, device, fixed) * (each.head_size + 16) for each in attentions)
     return CHUNK_PARTS * -(-max(rows) // max(each.num_heads * each.head_size for each in attentions))
 
 

@@ -60,10 +60,9 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     weight_bytes, embedding = weights.size_bytes, WeightTensors(spec, checkpoint).table_bytes
     compute = compute_type(config.kv_dtype, is_gpu=True)
     sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, _DEVICE, config.batch_invariant))
-    if config.batch_invariant:
-        parts = config.max_running * fixed_parts(config.context_length)
-    else:
-        parts = max(MAX_PARTS, chunk_parts(spec, config.kv_dtype, _DEVICE))
+    invariant = config.batch_invariant
+    parts = config.max_running * fixed_parts(config.context_length) if invariant else MAX_PARTS
+    parts = max(parts, chunk_parts(spec, config.kv_dtype, _DEVICE, invariant))
     workspace = Workspace(spec, sizes, _DEVICE, compute, parts)
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0

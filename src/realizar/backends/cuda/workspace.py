@@ -9,7 +9,7 @@ from realizar.backends.cuda.kernel_sizes import CHUNK_PARTS, norm_square_parts
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers
 from realizar.backends.cuda.matmul.residual import epilogue_square_parts
-from realizar.backends.cuda.native.chunks.source import MOST_WARPS
+from realizar.backends.cuda.native.chunks.source import ALONE_WARPS, MOST_WARPS
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
 from realizar.models.mixers import GatedDeltaNet
 from realizar.models.spec import ModelSpec
@@ -55,7 +55,7 @@ class Workspace:
         self.attention_parts = torch.zeros(attention_parts * width, device=where)
         self.attention_state = torch.zeros(attention_parts * heads * 2, device=where)
         kv_heads = max(a.num_kv_heads for a in attentions)
-        counted = max(sizes.rows * kv_heads, CHUNK_PARTS * MOST_WARPS)
+        counted = max(sizes.rows * kv_heads * ALONE_WARPS, CHUNK_PARTS * MOST_WARPS)
         self.arrivals = torch.zeros(counted, dtype=torch.int32, device=where)
         self.next_tile = torch.zeros(1, dtype=torch.int32, device=where)
         self.logits = torch.zeros((sizes.selected, spec.vocab_size), device=where)

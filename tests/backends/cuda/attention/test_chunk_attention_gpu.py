@@ -102,6 +102,17 @@ CASES = {
     ),
     "512-int8": Case(replace(WIDEST, kv_dtype="int8", block_size=16), ((0, 20), (150, 9))),
     "512-parts": Case(WIDEST, ((4200, 8),), kv_heads=1, blocks=4, parts=4),
+    "128-fixed": Case(replace(PLAIN, part=512), ((0, 700), (1300, 40), (200, 1))),
+    "128-alone": Case(
+        replace(PLAIN, tokens=1, part=512, alone=True), ((0, 1), (1300, 1), (200, 3), (511, 1), (512, 1)), blocks=2
+    ),
+    "64-alone-gqa20-sinks-window": Case(
+        AttendChunkKernel(64, 20, 1, "f16", 32, window=700, sinks=True, part=512, alone=True), ((3, 1), (2300, 1)),
+        blocks=1,
+    ),
+    "256-int8-alone-cap": Case(
+        AttendChunkKernel(256, 4, 1, "int8", 32, cap=True, part=512, alone=True), ((1100, 1), (99, 1)), soft_cap=9.0
+    ),
     "256-int8-one warpgroup-window": Case(
         AttendChunkKernel(256, 2, 32, "int8", 16, window=99), ((0, 50), (150, 40))
     ),
@@ -109,7 +120,7 @@ CASES = {
 KERNELS = [
     PLAIN, WIDE, NARROW, WIDEST, CODED, replace(WIDE, tokens=16), replace(PLAIN, window=1000, cap=True),
     replace(NARROW, window=128), replace(CODED, window=1000, cap=True), replace(WIDE, kv_dtype="int8"),
-    replace(WIDEST, kv_dtype="int8"),
+    replace(WIDEST, kv_dtype="int8"), replace(WIDE, part=512), replace(PLAIN, tokens=1, part=512, alone=True),
 ]  # fmt: skip
 
 
@@ -200,6 +211,12 @@ def dequantized(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return codes * np.repeat(scales.astype(np.float64), 32, axis=-1)[..., : codes.shape[-1]]
 
 
+def single_tokens(twin: Twin) -> torch.Tensor:
+    """As `StepArrays` has decodes: rows, tokens, contexts, positions; and one that is none."""
+    alone = [(row, twin.starts[row], past + 1, past) for row, (past, n) in enumerate(twin.case.rows) if n == 1]
+    return ints([*alone, (-1, 0, 0, 0)])
+
+
 def attended(twin: Twin, times: int = 1, block_tokens: int = 0, most_parts: int = MOST_PARTS) -> np.ndarray:
     """float32 [tokens + SPARE, heads * head] from the device, the same each time; NaN where nothing was written.
 
@@ -213,44 +230,35 @@ def attended(twin: Twin, times: int = 1, block_tokens: int = 0, most_parts: int 
     tiles = [*case.tiles, (-1, 0), (-1, 0)]
     pasts, counts = np.array(case.rows).T
     out, next_tile = torch.full((len(query), width), torch.nan, device="cuda"), ints([0])
-    arrivals, handed = ints([0] * MOST_PARTS * kernel.warps), torch.zeros(MOST_PARTS, kernel.part_floats, device="cuda")
+    arrivals, rows = ints([0] * MOST_PARTS * kernel.warps), len(case.rows)
+    each = (rows * width, 2 * rows * twin.heads) if kernel.alone else (kernel.part_floats, 1)
+    handed, states = (torch.zeros(MOST_PARTS, n, device="cuda") for n in each)
     halves = make_buffer(InputFormat("half", block_tokens or 8), width, len(query), out.device)
     scales = np.full(len(halves.scales), np.nan, np.float32)
-    scales[: twin.tokens] = np.repeat([1.0 if n > 1 else np.nan for _, n in case.rows], counts)
+    scales[: twin.tokens] = np.repeat([1.0 if (n == 1) == kernel.alone else np.nan for _, n in case.rows], counts)
     tensors = [
-        ints([row for row, _ in tiles]), ints([first for _, first in tiles]), ints(twin.starts), ints(counts),
+        single_tokens(twin) if kernel.alone else ints([row for row, _ in tiles]),
+        ints([first for _, first in tiles]), ints(twin.starts), ints(counts),
         ints(pasts + counts), ints(twin.table), ints([twin.table.shape[1]]),
         torch.tensor(twin.sinks, device="cuda"), out,
     ]  # fmt: skip
-    addresses = (
-        *(halves.addresses if block_tokens else (0, 0)),
-        *(each.data_ptr() for each in (next_tile, handed, arrivals)),
-    )
-    numbers = (
-        SCALE,
-        case.soft_cap,
-        case.kernel.window,
-        len(tiles),
-        case.kv_heads,
-        0,
-        width,
-        block_tokens,
-        halves.chunks,
-        most_parts,
-    )
+    addresses = [*(halves.addresses if block_tokens else (0, 0))]
+    addresses += [each.data_ptr() for each in (next_tile, handed, states, arrivals)]
+    numbers = SCALE, case.soft_cap, kernel.window, len(tiles), case.kv_heads, 0, width, block_tokens, halves.chunks
+    grid = (len(tensors[0]), case.kv_heads, case.blocks) if kernel.alone else (case.blocks, 1, 1)
     kernels, found = LoadedKernels("sm_90a"), []
     for _ in range(times):
-        for filled in (out, halves.values, halves.scales, handed):
+        for filled in (out, halves.values, halves.scales, handed, states):
             filled.fill_(torch.nan)
         kernels[kernel.source()].launch(
-            (case.blocks, 1, 1), kernel.threads, [*read, *(each.data_ptr() for each in tensors), *addresses, *numbers],
+            grid, kernel.threads, [*read, *(each.data_ptr() for each in tensors), *addresses, *numbers, most_parts],
             kernel.sizes, int(torch.cuda.current_stream().cuda_stream), dependent=False,
         )  # fmt: skip
         torch.cuda.synchronize()
         assert not next_tile.any()
         assert not arrivals.any()
         used = handed.isnan().logical_not().any(dim=1)
-        assert int(used.sum()) == (case.parts if most_parts else 0)
+        assert kernel.part or int(used.sum()) == (case.parts if most_parts else 0)
         found.append((halves.values if block_tokens else out).cpu().numpy())
         assert np.array_equal(halves.scales.cpu().numpy(), scales if block_tokens else scales * np.nan, equal_nan=True)
     assert all(np.array_equal(each, found[0], equal_nan=True) for each in found)
@@ -277,7 +285,7 @@ def test_attention_of_chunks(name: str) -> None:
     rounded = {"bf16": 3e-3, "f16": 4e-4, "int8": 8e-4}[twin.case.kernel.kv_dtype]
     for start, (_, count) in zip(twin.starts, twin.case.rows, strict=True):
         rows = slice(start, start + count)
-        if count == 1:
+        if (count == 1) != twin.case.kernel.alone:
             assert np.isnan(found[rows]).all()
         else:
             error = np.linalg.norm(found[rows] - twin.expected[rows]) / np.linalg.norm(twin.expected[rows])
@@ -316,3 +324,32 @@ def test_a_tokens_bits_are_its_contexts_alone(form: AttendChunkKernel, window: i
         part.query[: last - first] = whole.query[first:last]
         found = attended(part)[: last - first]
         assert np.array_equal(found.view(np.uint32), expected[first:last].view(np.uint32)), (first, last)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "form",
+    [
+        PLAIN, replace(PLAIN, window=700, cap=True, sinks=True), replace(PLAIN, window=150), NARROW, WIDE, CODED,
+        replace(WIDE, kv_dtype="int8"), AttendChunkKernel(80, 7, 18, "f16", 16, sinks=True),
+    ],
+)  # fmt: skip
+def test_a_token_alone_has_the_bits_that_it_has_in_a_chunk(form: AttendChunkKernel) -> None:
+    """Contexts are cut at fixed places; blocks of threads share them, or not."""
+    needs_hopper()
+    kernel, soft_cap = replace(form, part=512), 9.0 if form.cap else 0.0
+    whole = Twin(Case(kernel, ((600, 1000),), soft_cap=soft_cap), 6)
+    ragged = Twin(Case(kernel, ((900, 333), (0, 70)), soft_cap=soft_cap), 7)
+    ragged.cached[0], ragged.query[:333], ragged.sinks = whole.cached[0][:, :1233], whole.query[300:633], whole.sinks
+    chunk = attended(whole)
+    assert np.array_equal(attended(ragged)[:333].view(np.uint32), chunk[300:633].view(np.uint32))
+    positions = 600, 900, 1023, 1024, 1400, 1599
+    for blocks in (1, 2, 5):
+        case = Case(replace(kernel, tokens=1, alone=True), tuple((p, 1) for p in positions), 2, soft_cap, blocks)
+        alone = Twin(case, 8)
+        alone.sinks = whole.sinks
+        for row, position in enumerate(positions):
+            alone.cached[row], alone.query[row] = whole.cached[0][:, : position + 1], whole.query[position - 600]
+        found = attended(alone, 2)
+        for row, position in enumerate(positions):
+            assert np.array_equal(found[row].view(np.uint32), chunk[position - 600].view(np.uint32)), (blocks, position)

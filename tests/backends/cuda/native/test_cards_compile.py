@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +130,9 @@ def attention(capability: tuple[int, int], head: int, element: str) -> Iterator[
     if capability == (9, 0) and (rows := chunk_rows(head, element)):
         chunk = AttendChunkKernel(head, 8, rows // 8, element, 32, window=1000, cap=True, sinks=True)
         yield Needed(chunk.source(), chunk.threads, chunk.shared_bytes)
+        if head <= 256:
+            for fixed in (replace(chunk, part=512), replace(chunk, tokens=1, part=512, alone=True)):
+                yield Needed(fixed.source(), fixed.threads, fixed.shared_bytes)
 
 
 def check_on(capability: tuple[int, int], needed: list[Needed], folder: Path) -> None:

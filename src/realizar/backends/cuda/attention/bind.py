@@ -51,12 +51,13 @@ class AttentionBinder:
         self._weights, self._space, self._kv = weights, workspace, kv
         self._part = part_keys(context_length) if batch_invariant else 0
         self._arguments = AttentionArguments(weights, workspace, kv, ropes, device, batch_invariant)
+        parts = fixed_parts(context_length) if batch_invariant else 0
+        self._chunks = ChunkBinder(self._arguments, workspace, kv, device, self._part, parts)
         self._decodes: PartBinder | DecodeBinder = (
-            PartBinder(self._arguments, workspace, kv, device, context_length)
+            PartBinder(self._arguments, workspace, kv, device, context_length, self._chunks)
             if batch_invariant
             else DecodeBinder(self._arguments, workspace, kv, device, context_length)
         )
-        self._chunks = ChunkBinder(self._arguments, workspace, kv, device, self._part)
 
     def prepare(self, kinds: Iterable[StepKind]) -> None:
         self._decodes.prepare(kinds)
@@ -163,25 +164,31 @@ class AttentionBinder:
 
 
 class PartBinder:
-    """Starts `attend_parts` for the single tokens of a step, in each layer; rope and the cache are done before it."""
+    """Starts the kernel for the single tokens of a step, in each layer; rope and the cache are done before it.
+
+    It is that of chunks, or `attend_parts` where `attend_chunk` attends those.
+    """
 
     def __init__(
         self, arguments: AttentionArguments, workspace: Workspace, kv: KVMemory, device: DeviceProfile,
-        context_length: int,
+        context_length: int, chunks: ChunkBinder,
     ) -> None:  # fmt: skip
-        self._arguments, self._space, self._kv = arguments, workspace, kv
+        self._arguments, self._space, self._kv, self._chunks = arguments, workspace, kv, chunks
         self._device, self._context = device, context_length
 
     def bind(self, decode: BoundDecode) -> Callable[[StepKind], None]:
         """Return a function that starts a layer's kernel, for steps with decodes."""
         attention, layer = decode.block.attention, decode.block.cache_layer
+        parts, native = fixed_parts(self._context), self._chunks.bind_alone(decode.block, decode.consumer)
 
         def run(kind: StepKind) -> None:
-            space, arrays = self._space, self._space.arrays
-            queries, warps = decode_queries(attention, arrays.sizes.tile_tokens, space.query.dtype)
-            parts = fixed_parts(self._context)
             # Programs may be few or many: which of them takes a part changes no bit of it.
             programs = min(parts, decode_parts(attention, kind.decodes, self._context, self._device))
+            if native is not None:
+                native(kind, programs)
+                return
+            space, arrays = self._space, self._space.arrays
+            queries, warps = decode_queries(attention, arrays.sizes.tile_tokens, space.query.dtype)
             attend_parts[(kind.decodes, attention.num_kv_heads, programs)](
                 space.query, *self._arguments.cache(layer), self._arguments.sinks(attention), space.attended,
                 space.attention_parts, space.attention_state, space.arrivals, arrays["decodes"], arrays["tables"],
@@ -197,7 +204,7 @@ class PartBinder:
         return run
 
     def prepare(self, kinds: Iterable[StepKind]) -> None:
-        """There are no CUDA kernels to compile."""
+        """Those of CUDA C++ are prepared with the chunks'."""
 
     def kernels_of(self, kind: StepKind) -> object:
         """Equal for steps whose decodes start the same kernels, with the same compile-time constants."""

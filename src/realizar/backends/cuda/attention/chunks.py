@@ -24,59 +24,77 @@ from realizar.backends.program import AttentionBlock, SharedAttentionBlock
 class ChunkBinder:
     """Chooses and starts the kernel for the tiles of a step, in each layer; rope and the cache are done before it.
 
-    `part`: keys of a part of the context where it is cut at fixed places, else 0.
+    `part`, `parts`: keys of a part of the context where it is cut at fixed places, and how many one may have; else 0.
     """
 
     def __init__(
-        self, arguments: AttentionArguments, workspace: Workspace, kv: KVMemory, device: DeviceProfile, part: int
-    ) -> None:
-        self._arguments, self._space, self._kv, self._device, self._part = arguments, workspace, kv, device, part
+        self, arguments: AttentionArguments, workspace: Workspace, kv: KVMemory, device: DeviceProfile, part: int,
+        parts: int,
+    ) -> None:  # fmt: skip
+        self._arguments, self._space, self._kv, self._device = arguments, workspace, kv, device
+        self._part, self._parts = part, parts
         self._kernels = LoadedKernels(architecture(device.capability))
         self._wanted: list[Source] = []
 
     def bind(self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear) -> Callable[[StepKind], None]:
         """Return a function that starts a layer's kernel, for steps with tiles."""
-        if not hopper_rows(block.attention, self._kv.dtype, self._device, fixed=self._part > 0):
+        if not self._is_native(block):
             return lambda kind: self._start_triton(block, consumer, kind)
-        attention, tokens = block.attention, self._space.arrays.sizes.tile_tokens
-        kernel = AttendChunkKernel(
-            attention.head_size, attention.num_heads // attention.num_kv_heads, tokens, self._kv.dtype,
-            self._kv.block_size, attention.window or 0, attention.soft_cap is not None,
-            attention.sinks is not None,
-        )  # fmt: skip
-        source = kernel.source()
-        self._wanted.append(source)
-        cache = self._arguments.cache(block.cache_layer)
-        read = chunk_inputs(kernel, self._space.query, cache, attention.num_heads)
-        return lambda kind: self._start_native(source, kernel, read, block, consumer, kind)
+        start, grid = self._bind_native(block, consumer, alone=False), (min(self._device.processors, CHUNK_PARTS), 1, 1)
+        return lambda kind: start(kind, grid)
+
+    def bind_alone(
+        self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear
+    ) -> Callable[[StepKind, int], None] | None:
+        """Return a function that starts a layer's kernel for a step's single tokens, with so many blocks for a context.
+
+        Contexts are cut at fixed places. None where Triton attends the chunks, so that both have the same bits.
+        """
+        if not self._is_native(block):
+            return None
+        start = self._bind_native(block, consumer, alone=True)
+        return lambda kind, blocks: start(kind, (kind.decodes, block.attention.num_kv_heads, blocks))
 
     def prepare(self) -> None:
         """Compile and load the layers' kernels; KernelError where one does not compile, or the device refuses it."""
         self._kernels.prepare(self._wanted)
 
-    def _start_native(
-        self, source: Source, kernel: AttendChunkKernel, read: Sequence[TensorMap | int],
-        block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, kind: StepKind,
-    ) -> None:  # fmt: skip
+    def _is_native(self, block: AttentionBlock | SharedAttentionBlock) -> bool:
+        return hopper_rows(block.attention, self._kv.dtype, self._device, fixed=self._part > 0) > 0
+
+    def _bind_native(
+        self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, *, alone: bool
+    ) -> Callable[[StepKind, tuple[int, int, int]], None]:
         attention, space, arrays = block.attention, self._space, self._space.arrays
-        names = "tile_rows", "tile_firsts", "starts", "counts", "contexts", "tables", "header"
+        kernel = AttendChunkKernel(
+            attention.head_size, attention.num_heads // attention.num_kv_heads,
+            1 if alone else arrays.sizes.tile_tokens, self._kv.dtype, self._kv.block_size, attention.window or 0,
+            attention.soft_cap is not None, attention.sinks is not None, self._part, alone,
+        )  # fmt: skip
+        source = kernel.source()
+        self._wanted.append(source)
+        read = chunk_inputs(kernel, space.query, self._arguments.cache(block.cache_layer), attention.num_heads)
+        names = "decodes" if alone else "tile_rows", "tile_firsts", "starts", "counts", "contexts", "tables", "header"
         tensors = [*(arrays[name] for name in names), self._arguments.sinks(attention), space.attended]
-        target = self._arguments.direct(attention, consumer, kind)
-        halves, order = (
-            ((0, 0), (1, 1)) if target is None else (target.addresses, (target.format.block_tokens, target.chunks))
-        )
-        arguments = [
-            *read, *(tensor.data_ptr() for tensor in tensors), *halves,
-            *(each.data_ptr() for each in (space.next_tile, space.attention_parts, space.arrivals)),
-            float(attention.scale), float(attention.soft_cap or 0.0), attention.window or 0, kind.tiles,
-            attention.num_kv_heads, self._kv.group_of(block.cache_layer) * arrays.sizes.rows, space.attended.stride(0),
-            *order, min(CHUNK_PARTS, space.attention_parts.numel() // kernel.part_floats),
-        ]  # fmt: skip
-        stream = int(torch.cuda.current_stream(self._device.torch_device).cuda_stream)
-        dependent = space.launching(kind)["DEPENDENT"]
-        self._kernels[source].launch(
-            (self._device.processors, 1, 1), kernel.threads, arguments, kernel.sizes, stream, dependent
-        )
+        handed = space.next_tile, space.attention_parts, space.attention_state, space.arrivals
+        parts = self._parts if alone else min(CHUNK_PARTS, space.attention_parts.numel() // kernel.part_floats)
+
+        def start(kind: StepKind, grid: tuple[int, int, int]) -> None:
+            target = self._arguments.direct(attention, consumer, kind)
+            halves, order = (
+                ((0, 0), (1, 1)) if target is None else (target.addresses, (target.format.block_tokens, target.chunks))
+            )
+            arguments = [
+                *read, *(each.data_ptr() for each in tensors), *halves, *(each.data_ptr() for each in handed),
+                float(attention.scale), float(attention.soft_cap or 0.0), attention.window or 0, kind.tiles,
+                attention.num_kv_heads, self._kv.group_of(block.cache_layer) * arrays.sizes.rows,
+                space.attended.stride(0), *order, parts,
+            ]  # fmt: skip
+            stream = int(torch.cuda.current_stream(self._device.torch_device).cuda_stream)
+            dependent = space.launching(kind)["DEPENDENT"]
+            self._kernels[source].launch(grid, kernel.threads, arguments, kernel.sizes, stream, dependent)
+
+        return start
 
     def _start_triton(
         self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, kind: StepKind

@@ -105,72 +105,159 @@ INLINE void write_halves(const Arguments& in, const float (&sums)[OWN / 2], int 
   if (own && head == 0 && side == 0 && t == 0) in.half_scales[token] = 1.f;
 }
 
-// What other blocks of threads have written: from the second-level cache.
-INLINE float4 load_part(const float4* at) {
-  float4 r;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w) : "l"(at) : "memory");
-  return r;
+// Largest scores and sums of weights of two parts; `first` and `second` are what each part's sums count for.
+INLINE void join_states(float& top, float& total, float other_top, float other_total, float factor, float& first, float& second) {
+  const float higher = fmaxf(top, other_top), reference = higher == __int_as_float(0xff800000) ? 0.f : higher;
+  first = power2((top - reference) * factor), second = power2((other_top - reference) * factor);
+  top = higher;
+  total = fmaf(total, first, __fmul_rn(other_total, second));
 }
+// What other blocks of threads have written: from the second-level cache.
+INLINE float4 load_part(const float4* at) { float4 r; asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w) : "l"(at) : "memory"); return r; }
+INLINE float2 load_part(const float2* at) { float2 r; asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(at) : "memory"); return r; }
+// Of loads in a row only a few get registers at once, as none is made earlier than such a line.
+INLINE void few_at_once(int i) { if (i % 4 == 3) __syncwarp(); }
+INLINE float joined(float one, float first, float other, float second) { return fmaf(other, second, __fmul_rn(one, first)); }
 
-// A part's softmax is written for the last part's warp to join all of them; true if this is that one. `arrivals` of a
-// warp's parts is 0, and left so.
-INLINE bool join_parts(const Arguments& in, const Tile& tile, Rows& rows, float factor) {
-  constexpr int SUMS = OWN / 8, WARPS = CONSUMERS * 4;  // of a thread, in fours; of a part
-  const int warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, first = tile.work - tile.part * in.kv_heads;
-  auto place = [&](int work) { return in.parts + ((long)work * WARPS + warp) * ((SUMS + 1) * 32) + lane; };
-  float4* own = place(tile.work);
-#pragma unroll
-  for (int i = 0; i < SUMS; i++)
-    __stcg(own + i * 32, make_float4(rows.sums[i * 4], rows.sums[i * 4 + 1], rows.sums[i * 4 + 2], rows.sums[i * 4 + 3]));
-  __stcg(own + SUMS * 32, make_float4(rows.top[0], rows.top[1], rows.total[0], rows.total[1]));
+// Whether this warp is the last of `parts` to come. `arrived` is 0, and left so.
+INLINE bool is_last(int* arrived, int parts) {
   __threadfence();
   __syncwarp();
   int before = 0;
-  if (lane == 0) {
-    int* arrived = in.arrivals + first * WARPS + warp;
+  if (threadIdx.x % 32 == 0) {
     before = atomicAdd(arrived, 1);
-    if (before == tile.parts - 1) *arrived = 0;
+    if (before == parts - 1) *arrived = 0;
   }
-  if (__shfl_sync(~0u, before, 0) < tile.parts - 1) return false;
+  before = __shfl_sync(~0u, before, 0);
   __threadfence();
-  rows.top[0] = rows.top[1] = __int_as_float(0xff800000);
-  for (int p = 0; p < tile.parts; p++) {
-    const float4 state = load_part(place(first + p * in.kv_heads) + SUMS * 32);
-    rows.top[0] = fmaxf(rows.top[0], state.x), rows.top[1] = fmaxf(rows.top[1], state.y);
-  }
-  rows.total[0] = rows.total[1] = 0.f;
+  return before == parts - 1;
+}
+
+// What a warp hands on of a part, each thread for itself: its sums in fours, and its state.
+constexpr int FOURS = OWN / 8;
+INLINE float4* handed(const Arguments& in, int place) {
+  return in.parts + ((long)place * (CONSUMERS * 4) + threadIdx.x / 32 - 4) * ((FOURS + 1) * 32) + threadIdx.x % 32;
+}
+INLINE void hand_on(float4* to, const Rows& rows) {
 #pragma unroll
-  for (int i = 0; i < OWN / 2; i++) rows.sums[i] = 0.f;
-#pragma unroll 1
-  for (int p = 0; p < tile.parts; p++) {
-    const float4* from = place(first + p * in.kv_heads);
-    const float4 state = load_part(from + SUMS * 32);
-    float kept[2];
+  for (int i = 0; i < FOURS; i++)
+    __stcg(to + i * 32, make_float4(rows.sums[i * 4], rows.sums[i * 4 + 1], rows.sums[i * 4 + 2], rows.sums[i * 4 + 3]));
+  __stcg(to + FOURS * 32, make_float4(rows.top[0], rows.top[1], rows.total[0], rows.total[1]));
+}
+
+#if ALONE
+// Through `parts` [tokens, most parts, heads, HEAD] and `states` [.., 2] go the parts of single tokens.
+INLINE bool join_parts(const Arguments& in, const Tile& tile, Rows& rows, float factor, int row, int side, int t) {
+  if (tile.parts == 1) return true;
+  const int warp = threadIdx.x / 32 % 4;
+  if (warp * 16 >= GROUP) return false;
+  auto place = [&](int part, int r) {
+    return ((long)(tile.work * in.most_parts + part) * in.kv_heads + tile.kv_head) * GROUP + row + r * 8;
+  };
+  auto sums = [&](int part, int r) { return (float2*)((float*)in.parts + place(part, r) * HEAD + side * OWN + t * 2); };
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const float reference = rows.top[r] == __int_as_float(0xff800000) ? 0.f : rows.top[r];
-      kept[r] = power2(((r ? state.y : state.x) - reference) * factor);
-      rows.total[r] += (r ? state.w : state.z) * kept[r];
+  for (int r = 0; r < 2; r++)
+    if (row + r * 8 < GROUP) {
+      float2* to = sums(tile.part, r);
+#pragma unroll
+      for (int i = 0; i < OWN / 8; i++) __stcg(to + i * 4, make_float2(rows.sums[i * 4 + r * 2], rows.sums[i * 4 + r * 2 + 1]));
+      if (t == 0) __stcg((float2*)in.states + place(tile.part, r), make_float2(rows.top[r], rows.total[r]));
     }
+  if (!is_last(in.arrivals + ((tile.work * in.kv_heads + tile.kv_head) * SPLIT + side) * 4 + warp, tile.parts)) return false;
 #pragma unroll
-    for (int i = 0; i < SUMS; i++) {
-      const float4 sums = load_part(from + i * 32);
-      rows.sums[i * 4] += sums.x * kept[0], rows.sums[i * 4 + 1] += sums.y * kept[0];
-      rows.sums[i * 4 + 2] += sums.z * kept[1], rows.sums[i * 4 + 3] += sums.w * kept[1];
+  for (int r = 0; r < 2; r++) {
+    const bool own = row + r * 8 < GROUP;
+    auto load = [&](const float2* from) { return own ? load_part(from) : make_float2(0.f, 0.f); };
+    const float2 last = load((const float2*)in.states + place(tile.parts - 1, r));
+    rows.top[r] = last.x, rows.total[r] = last.y;
+#pragma unroll
+    for (int i = 0; i < OWN / 8; i++) {
+      const float2 x = load(sums(tile.parts - 1, r) + i * 4);
+      rows.sums[i * 4 + r * 2] = x.x, rows.sums[i * 4 + r * 2 + 1] = x.y;
+    }
+#pragma unroll 1
+    for (int p = tile.parts - 2; p >= 0; p--) {
+      const float2 state = load((const float2*)in.states + place(p, r));
+      float first, second;
+      join_states(rows.top[r], rows.total[r], state.x, state.y, factor, first, second);
+#pragma unroll
+      for (int i = 0; i < OWN / 8; i++) {
+        float* to = rows.sums + i * 4 + r * 2;
+        to[0] = __fmul_rn(to[0], first), to[1] = __fmul_rn(to[1], first);
+      }
+      pin(rows.sums);
+#pragma unroll
+      for (int i = 0; i < OWN / 8; i++) {  // as `joined`
+        const float2 x = load(sums(p, r) + i * 4);
+        float* to = rows.sums + i * 4 + r * 2;
+        to[0] = fmaf(x.x, second, to[0]), to[1] = fmaf(x.y, second, to[1]);
+        few_at_once(i);
+      }
     }
   }
   return true;
 }
+#elif FIXED > 0
+// Joins a tile's part with those before it; true for the last, part 0.
+INLINE bool join_parts(const Arguments& in, const Tile& tile, Rows& rows, float factor, int, int, int) {
+  float4* before = handed(in, blockIdx.x);
+  if (tile.part < tile.parts - 1) {
+    const float4 state = load_part(before + FOURS * 32);
+    float tops[2] = {state.x, state.y}, totals[2] = {state.z, state.w}, first[2], second[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      join_states(tops[r], totals[r], rows.top[r], rows.total[r], factor, first[r], second[r]);
+      rows.top[r] = tops[r], rows.total[r] = totals[r];
+    }
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+      const float4 x = load_part(before + i * 32);
+      float* own = rows.sums + i * 4;
+      own[0] = joined(x.x, first[0], own[0], second[0]), own[1] = joined(x.y, first[0], own[1], second[0]);
+      own[2] = joined(x.z, first[1], own[2], second[1]), own[3] = joined(x.w, first[1], own[3], second[1]);
+      few_at_once(i);
+    }
+  }
+  if (tile.part > 0) hand_on(before, rows);
+  return tile.part == 0;
+}
+#else
+// A part is handed to the last part's warp, which joins all; true if this is that one.
+INLINE bool join_parts(const Arguments& in, const Tile& tile, Rows& rows, float factor, int, int, int) {
+  if (tile.parts == 1) return true;
+  const int warp = threadIdx.x / 32 - 4, lowest = tile.work - tile.part * in.kv_heads;
+  hand_on(handed(in, tile.work), rows);
+  if (!is_last(in.arrivals + lowest * (CONSUMERS * 4) + warp, tile.parts)) return false;
+  rows.top[0] = rows.top[1] = __int_as_float(0xff800000);
+  rows.total[0] = rows.total[1] = 0.f;
+#pragma unroll
+  for (int i = 0; i < OWN / 2; i++) rows.sums[i] = 0.f;
+#pragma unroll 1
+  for (int p = tile.parts - 1; p >= 0; p--) {
+    const float4* from = handed(in, lowest + p * in.kv_heads);
+    const float4 state = load_part(from + FOURS * 32);
+    float first[2], second[2];
+    join_states(rows.top[0], rows.total[0], state.x, state.z, factor, first[0], second[0]);
+    join_states(rows.top[1], rows.total[1], state.y, state.w, factor, first[1], second[1]);
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+      const float4 x = load_part(from + i * 32);
+      float* own = rows.sums + i * 4;
+      own[0] = joined(x.x, second[0], own[0], first[0]), own[1] = joined(x.y, second[0], own[1], first[0]);
+      own[2] = joined(x.z, second[1], own[2], first[1]), own[3] = joined(x.w, second[1], own[3], first[1]);
+      few_at_once(i);
+    }
+  }
+  return true;
+}
+#endif
 
 INLINE void write_rows(const Arguments& in, const Tile& tile, Rows& rows, float factor, int row, int side, int t) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int at = row + r * 8, head = tile.kv_head * GROUP + at % GROUP, token = tile.token + at / GROUP;
     const bool own = at < tile.own * GROUP;
-    float total = rows.total[r];
-    total += __shfl_xor_sync(~0u, total, 1);
-    total += __shfl_xor_sync(~0u, total, 2);
-    float kept = 1.f;
+    float total = rows.total[r], kept = 1.f;
     if (SINKS && own) {
       const float sink = load_float(in.sinks + head) * 1.4426950408889634f, top = rows.top[r] * factor;
       const float higher = fmaxf(top, sink);
@@ -293,22 +380,27 @@ INLINE void attend_tiles(const Arguments& in, const Shared& at) {
     pin(rows.sums);
     leave(place.slot);
     place.advance();
-    if (tile.parts == 1 || join_parts(in, tile, rows, factor)) write_rows(in, tile, rows, factor, row, side, t);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      rows.total[r] += __shfl_xor_sync(~0u, rows.total[r], 1);
+      rows.total[r] += __shfl_xor_sync(~0u, rows.total[r], 2);
+    }
+    if (join_parts(in, tile, rows, factor, row, side, t)) write_rows(in, tile, rows, factor, row, side, t);
   }
 }
 
 // Warpgroups hand one another registers of those that a block is launched with: for more they would wait forever.
-static_assert(CONSUMERS * REGISTERS + PRODUCER_REGISTERS + DECODER_REGISTERS <= WARPGROUPS * (512 / WARPGROUPS / 8 * 8));
+static_assert(CONSUMERS * REGISTERS + PRODUCER_REGISTERS + DECODER_REGISTERS <= WARPGROUPS * (512 / (WARPGROUPS * BLOCKS) / 8 * 8));
 #if CODED
 #define CACHE_PARAMETERS const char* keys, const char* key_scales, const char* values, const char* value_scales
 #else
 #define CACHE_PARAMETERS const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap values
 #endif
-extern "C" __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
+extern "C" __global__ void __launch_bounds__(WARPGROUPS * 128, BLOCKS)
 NAME(const __grid_constant__ TensorMap queries, CACHE_PARAMETERS, const int* tile_rows, const int* tile_firsts,
      const int* starts, const int* counts, const int* contexts, const int* tables, const int* table_stride,
-     const float* sinks, float* out, char* halves, float* half_scales, int* next_tile, float4* parts, int* arrivals,
-     float scale, float soft_cap, int window, int tiles, int kv_heads, int first_table, int out_stride, int block_tokens,
+     const float* sinks, float* out, char* halves, float* half_scales, int* next_tile, float4* parts, float* states,
+     int* arrivals, float scale, float soft_cap, int window, int tiles, int kv_heads, int first_table, int out_stride, int block_tokens,
      int chunks, int most_parts) {
   __shared__ __align__(8) u64 barriers[2 * SLOTS + 4 + 2 * CODE_SLOTS];
   __shared__ Tile two_tiles[2];
@@ -345,7 +437,7 @@ NAME(const __grid_constant__ TensorMap queries, CACHE_PARAMETERS, const int* til
   const Cache of_keys{&keys}, of_values{&values};
 #endif
   const Arguments in{&queries, of_keys, of_values, tile_rows, tile_firsts, starts, counts, contexts, tables,
-                     table_stride, sinks, out, halves, half_scales, next_tile, parts, arrivals, scale, soft_cap, window, tiles,
+                     table_stride, sinks, out, halves, half_scales, next_tile, parts, states, arrivals, scale, soft_cap, window, tiles,
                      kv_heads, first_table, out_stride, block_tokens, chunks, most_parts};
   if (threadIdx.x < 128) {
     if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));

@@ -54,27 +54,73 @@ INLINE Cut cut_contexts(const Arguments& in, int live, int lane) {
   return {__shfl_sync(~0u, length, best), __shfl_sync(~0u, total, best)};
 }
 
-// The warp that hands out tiles, and copies their queries. `next_tile` is 0, and left so.
+// Hands a tile, or a part of one, to the warps that copy and attend, and copies its queries.
+struct Handing {
+  const Arguments& in;
+  const Shared& at;
+  const int lane;
+  int turn = 0;
+  INLINE void hand(const Tile& tile) {
+    if (lane == 0) {
+      at.tiles[turn] = tile;
+      barrier_arrive(at.tiles_full + turn * 8);
+    }
+    barrier_wait(at.queries_empty, turn ^ 1);
+    if (lane == 0) {
+      barrier_expect(at.queries_full, COLUMNS * GROUP * TOKENS * 128);
+      for (int c = 0; c < COLUMNS; c++)
+        copy_heads(at.queries + c * QUERIES * 128, in.queries, c * 64, tile.kv_head * GROUP, tile.token,
+                   at.queries_full);
+    }
+    turn ^= 1;
+  }
+  INLINE void end() {
+    if (lane == 0) {
+      at.tiles[turn].own = -1;
+      barrier_arrive(at.tiles_full + turn * 8);
+    }
+    barrier_wait(at.queries_empty, turn ^ 1);
+    if (lane == 0) barrier_arrive(at.queries_full);
+  }
+  // Parts at fixed places, every `step`-th from the last on.
+  INLINE void hand_parts(Tile tile, int from, int step) {
+    const int low = tile.low, high = tile.high, first = low / FIXED;
+    tile.parts = (high + FIXED - 1) / FIXED - first;
+    for (tile.part = tile.parts - 1 - from; tile.part >= 0; tile.part -= step) {
+      tile.low = max(low, (first + tile.part) * FIXED), tile.high = min(high, (first + tile.part + 1) * FIXED);
+      hand(tile);
+    }
+  }
+};
+
+#if ALONE
+// The same for a single token, a KV head, and some parts. `tile_rows` has a token's row, place in the step, context and
+// position.
+INLINE void hand_out_tiles(const Arguments& in, const Shared& at, int lane) {
+  Handing handing{in, at, lane};
+  const uint4 own = load16(in.tile_rows + blockIdx.x * 4);
+  const int row = own.x, token = own.y, length = own.z, decode = blockIdx.x, kv_head = blockIdx.y;
+  const int low = (WINDOWED ? max(length - in.window, 0) : 0) / KEYS, high = (length + KEYS - 1) / KEYS;
+  if (row >= 0)
+    handing.hand_parts({1, token, length - 1, kv_head, low, high, length, row, decode, 0, 0}, blockIdx.z, gridDim.z);
+  handing.end();
+}
+#else
+// The warp that hands out tiles. `next_tile` is 0, and left so.
 INLINE void hand_out_tiles(const Arguments& in, const Shared& at, int lane) {
   int live = 0;
   for (int i = lane; i - lane < in.tiles; i += 32)
     live += __popc(__ballot_sync(~0u, i < in.tiles && load_int(in.tile_rows + i) >= 0));
-  const Cut cut = cut_contexts(in, live, lane);
+  const Cut cut = FIXED ? Cut{1 << 30, live} : cut_contexts(in, live, lane);
   const float inverse = 1.f / cut.length;
   auto take = [&] { return lane == 0 ? atomicAdd(in.next_tile, 1) : 0; };
   int next = take();
-  for (int turn = 0;; turn ^= 1) {
+  Handing handing{in, at, lane};
+  for (;;) {
     const int work = __shfl_sync(~0u, next, 0), total = cut.total * in.kv_heads;
-    Tile* tile = at.tiles + turn;
     if (work >= total) {
-      if (lane == 0) {
-        if (work == total + (int)gridDim.x - 1) *in.next_tile = 0;  // the last of all
-        tile->own = -1;
-        barrier_arrive(at.tiles_full + turn * 8);
-      }
-      barrier_wait(at.queries_empty, turn ^ 1);
-      if (lane == 0) barrier_arrive(at.queries_full);
-      return;
+      if (lane == 0 && work == total + (int)gridDim.x - 1) *in.next_tile = 0;  // the last of all
+      break;
     }
     next = take();
     const int place = work / in.kv_heads, kv_head = work % in.kv_heads;
@@ -106,20 +152,15 @@ INLINE void hand_out_tiles(const Arguments& in, const Shared& at, int lane) {
     }
     const Seen seen = seen_by(in, index);
     const int token = load_int(in.starts + seen.row) + seen.offset;
-    if (lane == 0) {
-      const int blocks = seen.high - seen.low, length = (blocks + parts - 1) / parts, low = seen.low + part * length;
-      *tile = {min(TOKENS, seen.count - seen.offset), token, seen.length - seen.count + seen.offset, kv_head, low,
-               min(low + length, seen.high), seen.length, seen.row, work, part, parts};
-      barrier_arrive(at.tiles_full + turn * 8);
-    }
-    barrier_wait(at.queries_empty, turn ^ 1);
-    if (lane == 0) {
-      barrier_expect(at.queries_full, COLUMNS * GROUP * TOKENS * 128);
-      for (int c = 0; c < COLUMNS; c++)
-        copy_heads(at.queries + c * QUERIES * 128, in.queries, c * 64, kv_head * GROUP, token, at.queries_full);
-    }
+    const int length = (seen.high - seen.low + parts - 1) / parts, low = seen.low + part * length;
+    const Tile tile{min(TOKENS, seen.count - seen.offset), token, seen.length - seen.count + seen.offset, kv_head, low,
+                    min(low + length, seen.high), seen.length, seen.row, work, part, parts};
+    if constexpr (FIXED > 0) handing.hand_parts(tile, 0, 1);
+    else handing.hand(tile);
   }
+  handing.end();
 }
+#endif
 
 // The warp that copies keys and values.
 INLINE void copy_tiles(const Arguments& in, const Shared& at, int lane) {

@@ -10,6 +10,7 @@ from realizar.backends.cuda.native.sources import Defines, define, wgmma_operand
 _TYPES = {"bf16": ("bf16.bf16", "cvt.rn.bf16x2.f32"), "f16": ("f16.f16", "cvt.rn.f16x2.f32")}
 # Of a thread of a consumer, of the producer, and of what decodes, by consumers.
 _REGISTERS = {1: (0, 0, 0), 2: (232, 40, 0), 3: (160, 32, 0)}
+_SHARED_REGISTERS = 216, 40, 0  # where two blocks share a multiprocessor
 _CODED_REGISTERS = {1: (240, 48, 48), 2: (216, 40, 40)}
 # Keys of a part at least; as many as could be attended in the time that a part takes besides; and the rounds of the
 # card from which on tiles are not cut.
@@ -17,6 +18,7 @@ _LEAST_PART, _PART_COST, _FEW_ROUNDS = 1024, 384, 4
 _SHARED_BYTES, _MOST_SLOTS, _CODE_SLOTS = 224 << 10, 8, 3
 _NARROW_WINDOW = 256
 MOST_WARPS = 12  # of consumers
+ALONE_WARPS, ALONE_ROWS = 4, 64  # of consumers of a single token, and its queries, at most
 _FILES = "primitives.cu", "bulk.cu", "chunks/warpgroups.cu", "chunks/tiles.cu", "chunks/copies.cu", "chunks/attend.cu"
 
 
@@ -44,6 +46,9 @@ class AttendChunkKernel:
         tokens: of a tile; `tokens * group` is at most the head's `chunk_rows`.
         kv_dtype: of the cache: `bf16`, `f16` or `int8`. block_size: tokens of its blocks, a power of two.
         window: keys that a query sees, or 0. cap, sinks: the layer caps scores, has sinks.
+        part: keys of a part of the context where it is cut at fixed places, a power of two from 512 on, or 0.
+        alone: tiles are of single tokens, as `StepArrays` has decodes, with blocks of threads for each token, KV head,
+            and some parts of the context.
     """
 
     head: int
@@ -54,6 +59,8 @@ class AttendChunkKernel:
     window: int = 0
     cap: bool = False
     sinks: bool = False
+    part: int = 0
+    alone: bool = False
 
     @property
     def element(self) -> str:
@@ -67,7 +74,7 @@ class AttendChunkKernel:
     @property
     def sizes(self) -> str:
         """Of the arguments, as `Kernel.launch` takes them."""
-        return ("tpppp" if self.coded else "ttt") + "p" * 14 + "ff" + "i" * 8
+        return ("tpppp" if self.coded else "ttt") + "p" * 15 + "ff" + "i" * 8
 
     @property
     def consumers(self) -> int:
@@ -88,7 +95,9 @@ class AttendChunkKernel:
     @property
     def slots(self) -> int:
         """Places of the ring that matrix instructions read."""
-        room = _SHARED_BYTES - self._row_bytes * self._rows - self.code_slots * self._code_bytes * self.keys
+        room = (
+            _SHARED_BYTES // self.blocks - self._row_bytes * self._rows - self.code_slots * self._code_bytes * self.keys
+        )
         return min(_MOST_SLOTS, room // (self._row_bytes * self.keys))
 
     @property
@@ -107,6 +116,11 @@ class AttendChunkKernel:
     @property
     def _code_bytes(self) -> int:
         return self.head + 2 * -(-self.head // 32)
+
+    @property
+    def blocks(self) -> int:
+        """Of threads that share a multiprocessor."""
+        return 2 if self.alone and self.head <= 128 and self.consumers == 1 and not self.coded else 1
 
     @property
     def sum_width(self) -> int:
@@ -139,13 +153,16 @@ class AttendChunkKernel:
         name = f"attend_chunk_{self.kv_dtype}_head{self.head}_group{self.group}"
         types, convert = _TYPES[self.element]
         registers, producer, decoder = (_CODED_REGISTERS if self.coded else _REGISTERS)[self.consumers]
+        if self.blocks > 1:
+            registers, producer, decoder = _SHARED_REGISTERS
         width = self.sum_width
         values: Defines = {
             "NAME": name, "HEAD": self.head, "GROUP": self.group, "TOKENS": self.tokens,
             "BLOCK_SIZE": self.block_size, "KEYS": self.keys, "CONSUMERS": self.consumers, "SPLIT": self.split,
             "SLOTS": self.slots, "REGISTERS": registers, "PRODUCER_REGISTERS": producer, "DECODER_REGISTERS": decoder,
             "LEAST_PART": _LEAST_PART // self.keys, "PART_COST": -(-_PART_COST // self.keys), "FEW_ROUNDS": _FEW_ROUNDS,
-            "WINDOWED": int(self.window > 0), "CAP": int(self.cap), "SINKS": int(self.sinks), "CODED": int(self.coded),
+            "WINDOWED": int(self.window > 0), "CAP": int(self.cap), "SINKS": int(self.sinks),
+            "FIXED": self.part // self.keys, "ALONE": int(self.alone), "BLOCKS": self.blocks, "CODED": int(self.coded),
             "CODE_SLOTS": self.code_slots, "TYPE_TEXT": f'"{types}"', "CONVERT_TEXT": f'"{convert}"',
             "KEYS_TEXT": f'"{self.keys}"', "SUM_WIDTH": width, "SUM_TEXT": f'"{width}"',
             **wgmma_operands("SCORE", self.keys // 2, "%{0}, %{1}, %{2}"),

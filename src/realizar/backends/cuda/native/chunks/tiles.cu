@@ -4,14 +4,17 @@
 // on, and those that a row does not see change no bit of it: so its bits depend on its own context alone. Blocks stay
 // and take tile after tile, the longest context first. Where there are too few tiles their contexts are cut into
 // parts, which the last of them joins in a fixed order; then bits depend on where a step cuts, too.
-// Of wide heads SPLIT warpgroups have the same rows: all their scores, and each its own dimensions of the sums, as all
-// have no room in a thread's registers. A cache of codes (CODED) is copied into a ring of its own, from which one more
-// warpgroup makes halves.
-// Defined around it: NAME HEAD GROUP TOKENS BLOCK_SIZE KEYS CONSUMERS SPLIT SLOTS WINDOWED CAP SINKS CODED CODE_SLOTS;
-// of a thread of a consumer (or 0), of the warps that copy, and of those that decode: REGISTERS PRODUCER_REGISTERS
-// DECODER_REGISTERS; in blocks of KEYS, and in rounds of the card: LEAST_PART PART_COST FEW_ROUNDS (source.py);
-// SUM_WIDTH, dimensions of an instruction, TYPE_TEXT CONVERT_TEXT KEYS_TEXT SUM_TEXT, and for both instructions, SCORE
-// and SUM, _LIST _INPUTS _OPERANDS: the accumulators, the other operands, and the accumulators' bindings.
+// With FIXED contexts are cut at multiples of so many blocks instead, and parts joined from the last to the first,
+// whether one block of threads has them all, or, ALONE, several have those of a single token: so both have the same
+// bits. Of wide heads SPLIT warpgroups have the same rows: all their scores, and each its own dimensions of the sums,
+// as all have no room in a thread's registers. A cache of codes (CODED) is copied into a ring of its own, from which
+// one more warpgroup makes halves.
+// Defined around it: NAME HEAD GROUP TOKENS BLOCK_SIZE KEYS CONSUMERS SPLIT SLOTS WINDOWED CAP SINKS FIXED ALONE CODED
+// CODE_SLOTS; of a thread of a consumer (or 0), of the warps that copy, and of those that decode: REGISTERS
+// PRODUCER_REGISTERS DECODER_REGISTERS; BLOCKS, of threads that fit a multiprocessor; in blocks of KEYS, and in rounds
+// of the card: LEAST_PART PART_COST FEW_ROUNDS (source.py); SUM_WIDTH, dimensions of an instruction, TYPE_TEXT
+// CONVERT_TEXT KEYS_TEXT SUM_TEXT, and for both instructions, SCORE and SUM, _LIST _INPUTS _OPERANDS: the
+// accumulators, the other operands, and the accumulators' bindings.
 
 // Runs of 64 dimensions, 128 bytes, as the copy engine interleaves them; it writes zeros behind a head.
 constexpr int COLUMNS = (HEAD + 63) / 64;
@@ -30,7 +33,8 @@ static_assert(!CODED || ROWS * ((HEAD + 31) / 32) % 8 == 0);  // the copy engine
 
 struct __align__(64) TensorMap { char bytes[128]; };
 // A part of a tile: `own` of the step's tokens from `token` on, or -1 at the end; blocks of keys from `low` up to
-// `high`. `work` counts parts: those of a tile with the same KV head are `kv_heads` apart.
+// `high`. `work` counts parts: those of a tile with the same KV head are `kv_heads` apart. At fixed places it counts
+// what parts are of.
 struct Tile { int own, token, earliest, kv_head, low, high, length, row, work, part, parts; };
 struct Span { int from, to; };  // keys of a place that a tile may see; to -1 is the end
 
@@ -76,6 +80,7 @@ struct Arguments {
   float* half_scales;
   int* next_tile;
   float4* parts;
+  float* states;
   int* arrivals;
   float scale, soft_cap;
   int window, tiles, kv_heads, first_table, out_stride, block_tokens, chunks, most_parts;
