@@ -87,5 +87,5 @@ def test_a_shape_is_planned_like_its_file(realizar: Callable[..., Any], tmp_path
 @pytest.mark.parametrize("words", [(), ("user/repo", "--recommend")])
 def test_one_or_the_other(realizar: Callable[..., Any], words: tuple[str, ...]) -> None:
     result = realizar("pull", *words)
-    assert result.status == 1
-    assert "name a model, or list what this machine can run by --recommend, not both" in result.stderr
+    assert result.status == 2
+    assert "Name a model, or list what this machine can run by --recommend, not both" in result.stderr

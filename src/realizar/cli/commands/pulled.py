@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import ArgumentCollection, Group, Parameter
 
 from realizar.cli.options.arguments import Json, Model, PulledModel
 from realizar.cli.options.loading import free_room
@@ -22,19 +22,30 @@ if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import StoredTensor
 
 
+def _check_one(arguments: ArgumentCollection) -> None:
+    if len(arguments.filter_by(value_set=True)) != 1:
+        raise ValueError("Name a model, or list what this machine can run by --recommend, not both")
+
+
+_WANTED = Group("Model", validator=_check_one)
+
+
 def pull_command(
-    model: Model | None = None,
+    model: Annotated[Model | None, Parameter(group=_WANTED)] = None,
     /,
     *,
     recommend: Annotated[
-        bool, Parameter(negative=(), help="List models that this machine can run, and how fast, in place of fetching.")
+        bool,
+        Parameter(
+            negative=(),
+            group=_WANTED,
+            help="List models that this machine can run, and how fast, in place of fetching.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Fetch a model into the cache and print its path."""
-    if recommend == (model is not None):
-        raise InvalidRequestError("name a model, or list what this machine can run by --recommend, not both", "model")
-    if model is None:
+    if model is None or recommend:
         _recommend(as_json=as_json)
         return
     from realizar.hub.pull import pull
