@@ -1,7 +1,7 @@
 """Mixed load over HTTP for a while: memory of both processes, what was answered, and the engine's audit.
 
     python scripts/soak.py smollm2:135m [--minutes 20] [--clients 24] [--kv-cache-bytes 400000000]
-    python scripts/soak.py hybrid.gguf --host-snapshot-bytes 4000000 --speculative-tokens 4
+    python scripts/soak.py hybrid.gguf --host-snapshot-bytes 4000000 --speculative-tokens 4 [--drafter auto]
 
 Clients run in a process of their own: streams and whole answers, several choices, log-probabilities, grammars,
 embeddings, prompts that begin alike, conversations of several turns, and one in four leaves before its answer is
@@ -132,6 +132,7 @@ async def soak(arguments: argparse.Namespace) -> int:
         kv_cache_bytes=arguments.kv_cache_bytes,
         host_snapshot_bytes=arguments.host_snapshot_bytes,
         max_running=_ENOUGH_ROWS,
+        drafter=arguments.drafter,
         speculative_tokens=arguments.speculative_tokens,
     )
     engine = AsyncEngine(
@@ -178,7 +179,8 @@ def main() -> int:
     parser.add_argument("--context-length", type=int, default=2048)
     parser.add_argument("--kv-cache-bytes", type=int, default=400_000_000)
     parser.add_argument("--host-snapshot-bytes", type=int, default=0)
-    parser.add_argument("--speculative-tokens", type=int, default=0)
+    parser.add_argument("--drafter", default="lookup")
+    parser.add_argument("--speculative-tokens", type=int)
     parser.add_argument("--url", help="load this server instead of starting one")
     arguments = parser.parse_args()
     if arguments.url is None:

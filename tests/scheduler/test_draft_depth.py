@@ -73,6 +73,14 @@ def test_what_pays_is_found_again_when_texts_change() -> None:
     assert load.run(2000) >= 0.95 * fixed(3, 0.95)
 
 
+def test_a_machine_that_gets_slower_is_no_reason_to_look_again() -> None:
+    """Steps take twice as long in the end, as of a long context, and drafts are never right."""
+    slower = iter(np.linspace(1.0, 2.0, 12_000))
+    load = Load(DraftDepth(3, measures=True), lambda rows, depth: seconds(rows, depth) * next(slower), 0.0)
+    load.run(12_000)
+    assert np.mean(np.array(load.depths[200:]) > 0) < 0.03
+
+
 def test_numbers_of_rows_are_measured_apart_and_beside_prompts() -> None:
     load = Load(DraftDepth(3, measures=True), seconds, 0.7)
     for _ in range(60):

@@ -212,13 +212,18 @@ class DraftDepth:
 
 
 class _Depths:
-    """The depths of one group of numbers of rows, with what was measured of each, and the one to go on with."""
+    """The depths of one group of numbers of rows, with what was measured of each, and the one to go on with.
+
+    A step of the present depth that takes longer than before is taken for a slower machine or a longer context, which
+    all depths have in common. What its drafts bring is its own.
+    """
 
     def __init__(self, depths: ListOf[int]) -> None:
-        self._depths, self._rates = depths, [0.0] * len(depths)
+        self._depths = depths
+        self._tokens, self._seconds = np.zeros(len(depths)), np.zeros(len(depths))  # of a step of each depth
         self._unknown = [*range(1, len(depths) - 1), 0]  # places, the next one last
         self._place, self._num_runs = len(depths) - 1, 0
-        self._num_steps, self._num_tokens, self._seconds = 0, 0, 0.0
+        self._run_steps, self._run_tokens, self._run_s = 0, 0, 0.0
 
     @property
     def depth(self) -> int:
@@ -226,13 +231,17 @@ class _Depths:
 
     def take_in(self, num_tokens: int, seconds: float) -> bool:
         """Take in a step of the present depth; True where that ended its run, and another depth may follow."""
-        self._num_steps, self._num_tokens = self._num_steps + 1, self._num_tokens + num_tokens
-        self._seconds += seconds
-        if self._num_steps < _RUN_STEPS:
+        self._run_steps, self._run_tokens = self._run_steps + 1, self._run_tokens + num_tokens
+        self._run_s += seconds
+        if self._run_steps < _RUN_STEPS:
             return False
-        rate, known = self._num_tokens / max(self._seconds, 1e-9), self._rates[self._place]
-        self._rates[self._place] = known + _NEW_SHARE * (rate - known) if known else rate
-        self._num_steps, self._num_tokens, self._seconds = 0, 0, 0.0
+        place, tokens, step_s = self._place, self._run_tokens / _RUN_STEPS, max(self._run_s / _RUN_STEPS, 1e-9)
+        if self._seconds[place]:
+            self._tokens[place] += _NEW_SHARE * (tokens - self._tokens[place])
+            self._seconds *= 1 + _NEW_SHARE * (step_s / self._seconds[place] - 1)
+        else:
+            self._tokens[place], self._seconds[place] = tokens, step_s
+        self._run_steps, self._run_tokens, self._run_s = 0, 0, 0.0
         self._place = self._next_place()
         return True
 
@@ -241,7 +250,7 @@ class _Depths:
             place: int = self._unknown.pop()
             return place
         self._num_runs += 1
-        best = max(range(len(self._rates)), key=self._rates.__getitem__)
+        best = int((self._tokens / self._seconds).argmax())
         if self._num_runs % _RUNS_OF_BEST:
             return best
         aside = 1 if self._num_runs % (2 * _RUNS_OF_BEST) or best == 0 else -1
