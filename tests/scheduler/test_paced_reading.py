@@ -10,7 +10,7 @@ import pytest
 from realizar.batch import ScheduledBatch
 from realizar.scheduler.pace import Pace
 from scheduler.timed_runs import Run, ids
-from step_inputs import ScheduledRow, step_rows
+from step_inputs import ScheduledRow, rows_of, step_rows
 
 SIZES = (16, 32, *range(64, 513, 64))
 PADDED_TOKEN_S = 1e-4
@@ -93,6 +93,28 @@ def test_steps_of_the_devices_sizes_read_prompts_sooner() -> None:
     assert all(size in (*SIZES, 8) for size in sizes[1][:-2])
     assert took_s[1] < 0.9 * took_s[0]
     assert max(sizes[1]) <= 128
+
+
+def far_step_s(batch: ScheduledBatch) -> float:
+    """The seconds of a step of a padding device whose prompt tokens also take their share of what is before them."""
+    prompts = [row for row in rows_of(batch) if not row.sample or row.num_tokens > 1]
+    return padded_step_s(batch) + sum(row.num_tokens * 1e-7 * row.num_computed_tokens for row in prompts)
+
+
+def test_far_behind_a_step_is_not_filled_up() -> None:
+    """Once a token's attention costs thrice what padding does, filling a step up to the next size makes it longer.
+
+    12 ms hold 25 to 35 tokens there, beside 8 decodes: between the sizes of 32 and 64.
+    """
+    run = Run(Pace(2.5, 64, 0.012, SIZES), far_step_s).started(8)
+    run.add("long", ids(4000, 50), 1)
+    far_s: list[float] = []
+    while not run.tokens_s["long"]:
+        before_s, rows = run.now_s, run.step()
+        if rows[-1].num_computed_tokens > 2200:
+            far_s.append(run.now_s - before_s)
+    assert len(far_s) > 40
+    assert max(far_s[8:]) < 1.15 * 0.012
 
 
 def test_a_chunk_of_one_token_is_a_prompt_all_the_same() -> None:

@@ -38,6 +38,7 @@ class DeviceTraits:
             more to be busy.
         steps_in_flight: steps that a backend is given before the first one's result is asked for.
         tile_tokens: tokens that a matmul takes at once: one more takes as long as filling a further tile.
+        stretch: times as long as a step of decodes that one with prompts may take: gaps of a CPU's streams are felt.
         kv_dtype: element type of the KV cache that `auto` stands for, unless all matrices are float32.
     """
 
@@ -45,11 +46,12 @@ class DeviceTraits:
     step_tokens: int
     steps_in_flight: int
     tile_tokens: int
+    stretch: float
     kv_dtype: str
 
 
 TRAITS: Mapping[Device, DeviceTraits] = {
-    "cpu": DeviceTraits(rows=64, step_tokens=512, steps_in_flight=1, tile_tokens=12, kv_dtype="f16"),
-    "cuda": DeviceTraits(rows=256, step_tokens=4096, steps_in_flight=2, tile_tokens=64, kv_dtype="bf16"),
+    "cpu": DeviceTraits(rows=64, step_tokens=512, steps_in_flight=1, tile_tokens=12, stretch=2.5, kv_dtype="f16"),
+    "cuda": DeviceTraits(rows=256, step_tokens=4096, steps_in_flight=2, tile_tokens=64, stretch=3.25, kv_dtype="bf16"),
 }
 """The traits of each kind of device."""

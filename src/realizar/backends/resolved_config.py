@@ -42,7 +42,7 @@ class ResolvedConfig(EngineConfig):
         speculative_tokens: drafts of a row and step, at most; 0 where nobody drafts.
         kv_dtype: element type of the KV cache: f32, f16, bf16 or int8.
         queue_length: choices that a server lets wait while as many as possible run.
-        steps_in_flight, tile_tokens: see `DeviceTraits`.
+        steps_in_flight, tile_tokens, stretch: see `DeviceTraits`.
         hidden_layers: indices of layers, ascending, after which each step keeps the residual stream
             (`GivesHiddenStates`).
         beside: another model that the device is shared with.
@@ -59,6 +59,7 @@ class ResolvedConfig(EngineConfig):
     queue_length: int
     steps_in_flight: int
     tile_tokens: int
+    stretch: float
     hidden_layers: tuple[int, ...] = ()
     beside: Beside = NOTHING_BESIDE
     kv_blocks: tuple[int, ...] | None = None
@@ -94,6 +95,7 @@ def resolve_config(
         "queue_length": QUEUED_PER_ROW * max_running if config.max_queued is None else config.max_queued,
         "steps_in_flight": traits.steps_in_flight,
         "tile_tokens": traits.tile_tokens,
+        "stretch": traits.stretch,
     }
     return ResolvedConfig(**(given | derived))
 

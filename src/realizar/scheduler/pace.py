@@ -17,6 +17,8 @@ from typing import Literal
 
 _ALONE_S = 0.05  # a step of prompts alone: a request that comes waits for the steps in flight
 _ALONE_TOKENS = 2048  # which it may have however long they take: with fewer a GPU is not busy
+_WORTH_FACTOR = 1.5  # and which larger ones have to exceed: a GPU starts those of so many tokens at once, others slowly
+_DEAR_FACTOR = 2.0  # of a token over one that only fills a step up: then a step that is filled up is a longer one
 _FREE_SHARE = 4  # a tile that lacks no more than this part of it takes no longer when it is full
 _LEAST_TOKENS = 2  # far behind in a small model's context, one costs as much as a step of decodes
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
@@ -104,8 +106,7 @@ class Pace:
         if math.isinf(self._stretch):
             return None
         if num_decode_tokens == 0:
-            alone = self._token_alone
-            return None if alone is None else max(int(_ALONE_S / max(alone.seconds, 1e-9)), _ALONE_TOKENS)
+            return self._alone_tokens()
         token_s = self._token_s(_distance(position))
         if token_s is None:
             return None
@@ -122,15 +123,31 @@ class Pace:
             return 0
         tokens = max(int(chunk), _LEAST_TOKENS)
         if self._sizes:
-            return self._of_a_size(num_decode_tokens, tokens)
+            return self._of_a_size(num_decode_tokens, tokens, token_s)
         lacking = -(num_decode_tokens + tokens) % self._tile_tokens
         return tokens + lacking if lacking <= min(self._tile_tokens // _FREE_SHARE, tokens // 3) else tokens
 
-    def _of_a_size(self, num_decode_tokens: int, tokens: int) -> int:
-        """The prompt tokens that fill the size nearest to so many: with fewer the device would take as long."""
+    def _alone_tokens(self) -> int | None:
+        """Prompt tokens of a step without decodes."""
+        if self._token_alone is None:
+            return None
+        tokens = int(_ALONE_S / max(self._token_alone.seconds, 1e-9))
+        return tokens if tokens >= _WORTH_FACTOR * _ALONE_TOKENS else _ALONE_TOKENS
+
+    def _of_a_size(self, num_decode_tokens: int, tokens: int, token_s: float) -> int:
+        """The prompt tokens that fill the size nearest to so many: with fewer the device would take as long.
+
+        Where a token takes much longer than one that only fills a step up, as far behind in a long prompt, a step that
+        is filled up is a longer one: then there are so many, but for those that cost less than the size they begin.
+        """
         place = bisect_left(self._sizes, num_decode_tokens + tokens)
         around = [size - num_decode_tokens for size in self._sizes[max(place - 1, 0) : place + 1]]
         least = min(tokens, _LEAST_TOKENS)
+        padding_s = self._token_beside[min(self._token_beside)].seconds if self._token_beside else math.inf
+        if token_s > _DEAR_FACTOR * padding_s:
+            below, above = around[0], around[-1]
+            cost_more = (above - tokens) * padding_s > (tokens - below) * token_s
+            return below if below >= least and cost_more else tokens
         return min((count for count in around if count >= least), key=lambda count: abs(count - tokens), default=tokens)
 
     def most_decodes(self, equal: int, wanted: int, *, leaves_room: bool) -> int:

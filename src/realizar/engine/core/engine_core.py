@@ -75,7 +75,7 @@ class EngineCore:
             num_host_snapshots=capacity.num_host_snapshots,
         )
         self._is_asleep = False
-        policy, most_drafts = policy or Policy(), config.speculative_tokens
+        policy, most_drafts = policy or Policy(stretch=config.stretch), config.speculative_tokens
         if drafter is None and most_drafts:
             drafter = PromptLookup(most_drafts, config.prompt_lookup_max, config.prompt_lookup_min)
         self.scheduler = Scheduler(
