@@ -117,9 +117,8 @@ class StepArrays:
         self.given = [(first, self._pinned(values)) for first, values in step.columns.embeddings] if kind.embeds else ()
         self._start_copy(self._host[self._next], end)
         if self._device.is_gpu:
-            event = torch.cuda.Event()
+            event = self._copied[self._next] = self._copied[self._next] or torch.cuda.Event()
             event.record()
-            self._copied[self._next] = event
         self._next = (self._next + 1) % _RING
 
     def _pinned(self, values: NDArray[np.float32]) -> torch.Tensor:
