@@ -190,42 +190,12 @@ NO_MOVES = StateMoves()
 
 
 @dataclass(frozen=True, slots=True)
-class AsideSizes:
-    """What a backend can read aside: a chunk of a prompt in parts, between which it runs other steps.
-
-    `parts` are those of any chunk, which has at most so many `tokens`; steps between have at most as many as `beside`.
-    """
-
-    parts: int
-    tokens: int
-    beside: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AsideParts:
-    """The next parts of a chunk that is read aside, to run before a step's own rows.
-
-    Attributes:
-        row, sequence_id: whose chunk it is. num_tokens: of all of it. position: tokens before them.
-        chunk: where it begins with these parts. Nothing is sampled after it.
-    """
-
-    row: int
-    sequence_id: int
-    num_tokens: int
-    position: int
-    num_parts: int
-    chunk: StepRows | None
-
-
-@dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step: decodes before chunks of prefill, the rows to open first, copies of states, and what is read aside."""
+    """One step: decodes before chunks of prefill, the rows to open first, and copies of states."""
 
     columns: StepRows
     opened: tuple[OpenedRow, ...] = ()
     state_moves: StateMoves = NO_MOVES
-    aside: AsideParts | None = None
 
     @property
     def num_rows(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from realizar.batch import AsideSizes, ScheduledBatch
+from realizar.batch import ScheduledBatch
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import NO_CLIENT, Client, Request
 from realizar.sampling_params import SamplingParams
@@ -24,9 +24,8 @@ class Run:
     """A scheduler whose clock is moved by its steps, and when which request got tokens."""
 
     def __init__(
-        self, pace: Pace | None, seconds: Callable[[ScheduledBatch], float] = step_s, *, rows: int = 96,
-        aside: AsideSizes | None = None,
-    ) -> None:  # fmt: skip
+        self, pace: Pace | None, seconds: Callable[[ScheduledBatch], float] = step_s, *, rows: int = 96
+    ) -> None:
         self._seconds = seconds
         cache = KVCacheManager(
             (None,),
@@ -42,7 +41,6 @@ class Run:
             cache,
             pace=pace,
             clock=lambda: self.now_s,
-            aside=aside,
         )
         self.tokens_s: dict[str, list[float]] = {}
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import NO_MOVES, AsideSizes, OpenedRow, StateMoves, StepOutput, StepRows
+from realizar.batch import NO_MOVES, OpenedRow, StateMoves, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec
 
@@ -55,7 +55,6 @@ class Capacity:
         step_sizes: numbers of tokens, ascending, to which a step with prompts is padded; none where none is.
         num_snapshots: of states; 0 for a model without any. num_host_snapshots: of those in the host's memory.
         num_drafts: tokens that the backend itself proposes after a row's sampled tokens, at most (`StepOutput.drafts`).
-        aside: of chunks that it reads in parts (`ReadsAside`); None where it does not.
     """
 
     block_size: int
@@ -69,7 +68,6 @@ class Capacity:
     num_snapshots: int = 0
     num_host_snapshots: int = 0
     num_drafts: int = 0
-    aside: AsideSizes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +131,6 @@ class GivesHiddenStates(Protocol):
             layer: one of `ResolvedConfig.hidden_layers`, for the residual stream after it; None for the state after the
                 final norm, which every load gives.
         """
-
-
-@runtime_checkable
-class ReadsAside(Protocol):
-    """A backend that reads a chunk of a prompt in parts, between which steps of few tokens run (`Capacity.aside`)."""
-
-    def begin_aside(self, chunk: ForwardInput) -> None:
-        """Take a chunk of one row in place of the one before; none of it runs yet, and nothing is sampled after it."""
-
-    def run_aside(self, num_parts: int) -> None:
-        """Start its next parts behind the steps that were submitted, of which the last is sampled first."""
 
 
 @runtime_checkable

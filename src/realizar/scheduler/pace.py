@@ -15,16 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from realizar.batch import AsideParts, AsideSizes
-
 _ALONE_S = 0.05  # a step of prompts alone: a request that comes waits for the steps in flight
 _ALONE_TOKENS = 2048  # which it may have however long they take: with fewer a GPU is not busy
 _WORTH_FACTOR = 1.5  # and which larger ones have to exceed: a GPU starts those of so many tokens at once, others slowly
 _DEAR_FACTOR = 2.0  # of a token over one that only fills a step up: then a step that is filled up is a longer one
-_LEAST_ASIDE = 512  # tokens of a chunk that is read aside: with fewer, places kept for steps beside it count
-_WHOLE_ASIDE = 128  # tokens of it are a multiple of so many: devices pad steps of as many
-_PARTS_OF_A_STEP = 3.5  # of such a chunk: fewer and larger ones would miss the time that there is by more
-_ROUNDED_DOWN = 0.2  # of a part: a step that is too long is felt
 _FREE_SHARE = 4  # a tile that lacks no more than this part of it takes no longer when it is full
 _LEAST_TOKENS = 2  # far behind in a small model's context, one costs as much as a step of decodes
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
@@ -98,11 +92,6 @@ class Pace:
         self._ended_s = -math.inf
         self._token_alone: _Estimate | None = None
         self._token_beside: dict[int, _Estimate] = {}
-        self._token_part: dict[int, _Estimate] = {}  # of a token in a part of a chunk that is read aside
-
-    @property
-    def is_bound(self) -> bool:
-        return not math.isinf(self._stretch)
 
     def prompt_tokens(
         self, num_decode_tokens: int, position: int = 0, equal: int | None = None, *, is_much: bool = False
@@ -137,49 +126,6 @@ class Pace:
             return self._of_a_size(num_decode_tokens, tokens, token_s)
         lacking = -(num_decode_tokens + tokens) % self._tile_tokens
         return tokens + lacking if lacking <= min(self._tile_tokens // _FREE_SHARE, tokens // 3) else tokens
-
-    def aside_pays(self, position: int, sizes: AsideSizes) -> bool:
-        """True where a token costs less in parts of a chunk than beside decodes, or the former is not known."""
-        known, beside_s = self._token_part.get(_distance(position)), self._token_s(_distance(position))
-        return known is None or beside_s is None or known.seconds * sizes.parts < beside_s
-
-    def aside_tokens(self, num_decode_tokens: int, position: int, sizes: AsideSizes) -> int:
-        """Tokens of the next chunk that is read aside: so many that a few of its parts fit beside a step of decodes."""
-        part_s, spare_s = self._part_s(_distance(position), sizes), self._spare_s(num_decode_tokens)
-        tokens = sizes.tokens if part_s is None else int(spare_s / (_PARTS_OF_A_STEP * max(part_s, 1e-12)))
-        return max(min(tokens, sizes.tokens) // _WHOLE_ASIDE * _WHOLE_ASIDE, min(_LEAST_ASIDE, sizes.tokens))
-
-    def aside_parts(self, num_decode_tokens: int, num_tokens: int, position: int, sizes: AsideSizes) -> int:
-        """Parts of such a chunk that the next step may run beside `num_decode_tokens`; 0 measures decodes alone."""
-        decode, part_s = self._decode.get(_bucket(num_decode_tokens)), self._part_s(_distance(position), sizes)
-        if (decode is None or self._num_steps - decode.step > _STALE_STEPS) and self._num_probes < _MOST_PROBES:
-            self._num_probes += 1
-            return 0
-        if part_s is None:
-            return 1
-        return max(round(self._spare_s(num_decode_tokens) / max(part_s * num_tokens, 1e-12) - _ROUNDED_DOWN), 1)
-
-    def _spare_s(self, num_decode_tokens: int) -> float:
-        decode = self._decode.get(_bucket(num_decode_tokens))
-        return 0.0 if decode is None else max(self._stretch * decode.seconds, self._least_s) - decode.seconds
-
-    def _part_s(self, distance: int, sizes: AsideSizes) -> float | None:
-        """Seconds of a token in a part, from those of the next known distance, or of tokens beside decodes."""
-        if nearer := [other for other in self._token_part if other <= distance]:
-            return self._token_part[max(nearer)].seconds * _FARTHER_FACTOR ** (distance - max(nearer))
-        token_s = self._token_s(distance)
-        return None if token_s is None else token_s / sizes.parts
-
-    def _learn_part(self, num_decode_tokens: int, seconds: float, aside: AsideParts) -> None:
-        """Take in the time of a step of decodes behind parts of a chunk."""
-        self._num_steps += 1
-        self._num_probes = 0
-        decode, distance = self._decode.get(_bucket(num_decode_tokens)), _distance(aside.position)
-        if decode is None:
-            return
-        sample = max(seconds - decode.seconds, 0.1 * seconds) / (aside.num_tokens * aside.num_parts)
-        known = self._token_part.setdefault(distance, _Estimate(sample, self._num_steps))
-        known.take_in_middle(sample, self._num_steps, _TOKEN_UP, _TOKEN_DOWN)
 
     def _alone_tokens(self) -> int | None:
         """Prompt tokens of a step without decodes."""
@@ -228,17 +174,10 @@ class Pace:
     def submitted(self, now_s: float) -> None:
         self._submitted_s.append(now_s)
 
-    def ended(
-        self, num_decode_tokens: int, num_prompt_tokens: int, now_s: float, position: int = 0,
-        aside: AsideParts | None = None,
-    ) -> None:  # fmt: skip
+    def ended(self, num_decode_tokens: int, num_prompt_tokens: int, now_s: float, position: int = 0) -> None:
         """Take in the oldest step in flight, which began when it was submitted, or when the one before it ended."""
         started_s = max(self._submitted_s.popleft(), self._ended_s)
         self._ended_s = now_s
-        if aside is not None and aside.num_parts:
-            if not num_prompt_tokens:
-                self._learn_part(num_decode_tokens, now_s - started_s, aside)
-            return
         self.observe(num_decode_tokens, num_prompt_tokens, now_s - started_s, position)
 
     def lost(self) -> None:

@@ -1,19 +1,14 @@
-"""`Plan`: a step that is being composed; `Aside`, the prompt that is read between steps; and `StepLimit`, a step's size
-while the device is short of memory."""
+"""`Plan`: a step that is being composed; and `StepLimit`, its size while the device is short of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as ListOf
-from dataclasses import replace
 
 import numpy as np
 
-from realizar.batch import AsideParts, AsideSizes, OpenedRow, StepRows
+from realizar.batch import OpenedRow
 from realizar.scheduler.row_table import Column, Rows, Sequence
 
-LEFT_TOKENS = 64
-"""Tokens of a prompt that are never read aside: after the last one a token is sampled."""
 _LEAST_TOKENS = 16  # a step of one sequence is not cut below this: its request fails
 _STEPS_TO_GROW = 64  # steps in a row that must have fitted before larger ones are tried
 
@@ -96,79 +91,6 @@ class Plan:
         self.prompts.pop(sequence, None)
         self.restored.pop(sequence, None)
         self.budget += before - self.num_tokens
-
-
-class Aside:
-    """The prompt that is read aside, if any: a chunk of it in parts, which run before steps of decodes.
-
-    A step that has a few tokens of a prompt beside its decodes takes nearly as long as one that has several times as
-    many. A chunk of many is not longer felt by streams if they get their tokens between its layers. Its tokens count as
-    computed from its begin, so the prompt is in no other step before all parts are scheduled. One that is preempted, or
-    ends, leaves: what is left of its chunk is not run.
-
-    Attributes:
-        sizes: of the backend; None where nothing is read aside.
-        sequence: whose prompt it is.
-    """
-
-    def __init__(self, sizes: AsideSizes | None) -> None:
-        self.sizes = sizes
-        self.sequence: Sequence | None = None
-        self._parts: AsideParts | None = None  # the last ones
-        self._num_left = 0
-        self._last: int | None = None  # the sequence that was chosen last
-        self._refused: int | None = None  # one that there are no blocks for
-
-    @property
-    def has_begun(self) -> bool:
-        return self._num_left > 0
-
-    def choose(self, prompts: ListOf[Sequence], pays: Callable[[int], bool]) -> None:
-        """Take the first prompt that is long enough, and that wants nothing of its tokens but the one after the last.
-
-        `pays` says for a position whether tokens there are cheaper aside.
-        """
-        if self.sizes is None or self.sequence is not None:
-            return
-        for each in prompts:
-            request = each.request
-            is_plain = not (request.embeddings or request.pooling or request.sampling.prompt_logprobs is not None)
-            least = self.sizes.tokens // 4 if each.sequence_id == self._last else self.sizes.tokens
-            is_plain &= each.running and not each.snapshot_positions and each.sequence_id != self._refused
-            if is_plain and each.num_chunk_tokens >= least + LEFT_TOKENS and pays(each.num_computed_tokens):
-                self.sequence, self._last = each, each.sequence_id
-                return
-
-    def refuse(self) -> None:
-        """The cache has no blocks for a chunk of the prompt that was chosen: it is read as others are."""
-        self._refused = self._last
-        self.leave()
-
-    def leave(self, sequence: Sequence | None = None) -> None:
-        """Read nothing aside any more, or not this prompt."""
-        if sequence is None or sequence is self.sequence:
-            self.sequence, self._num_left = None, 0
-
-    def begin(self, chunk: StepRows) -> AsideParts:
-        """Begin a chunk; the number of its first parts is still to be set."""
-        assert self.sizes is not None
-        self._num_left = self.sizes.parts
-        row, position = int(chunk.numbers[0]), int(chunk.num_computed_tokens[0])
-        self._parts = AsideParts(row, int(chunk.sequence_ids[0]), len(chunk.token_ids), position, 0, chunk)
-        return self._parts
-
-    def next_parts(self) -> AsideParts:
-        """Those of the chunk that has begun."""
-        assert self._parts is not None
-        return replace(self._parts, chunk=None)
-
-    def take(self, parts: AsideParts, count: int | None = None) -> AsideParts:
-        """So many parts, at most those that are left; None takes all. After the last ones the prompt may go on."""
-        taken = self._num_left if count is None else min(count, self._num_left)
-        self._num_left -= taken
-        if not self._num_left:
-            self.sequence = None
-        return replace(parts, num_parts=taken)
 
 
 class StepLimit:

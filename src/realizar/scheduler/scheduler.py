@@ -25,7 +25,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.batch import NOT_SAMPLED, AsideParts, AsideSizes, LogprobQuery, ScheduledBatch, StepOutput, StepRows
+from realizar.batch import NOT_SAMPLED, LogprobQuery, ScheduledBatch, StepOutput, StepRows
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError, QueueFullError
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.logprob_columns import RowColumns
@@ -35,7 +35,7 @@ from realizar.scheduler.drafts import Drafting
 from realizar.scheduler.growing_deltas import GrowingDeltas
 from realizar.scheduler.open_sequences import OpenSequences, ReadSteps
 from realizar.scheduler.pace import Pace, Policy
-from realizar.scheduler.plan import LEFT_TOKENS, Aside, Plan, StepLimit
+from realizar.scheduler.plan import Plan, StepLimit
 from realizar.scheduler.row_table import Rows, RowTable, Sequence
 from realizar.scheduler.state_copies import StateCopies
 from realizar.step_deltas import StepDeltas
@@ -69,20 +69,17 @@ class Scheduler:
         pace: bounds what is read beside decodes; by default what fits is read.
         drafting: has drafts proposed once a step's results are taken in; None drafts nothing.
         clock: seconds, monotonic.
-        aside: what the backend can read aside, with a pace that bounds what is read beside decodes.
     """
 
     def __init__(
         self, cache: KVCacheManager, *, max_queued: int | None = None, policy: Policy | None = None,
         pace: Pace | None = None, drafting: Drafting | None = None, clock: Callable[[], float] = time.monotonic,
-        aside: AsideSizes | None = None,
     ) -> None:  # fmt: skip
         self._cache = cache
         self._limit = StepLimit(cache.num_rows, cache.max_step_tokens)
         self._max_queued = max_queued
         self._policy = policy or Policy()
         self._pace = pace or Pace(math.inf, 1)
-        self._aside = Aside(aside)
         self._clock = clock
         self._table = RowTable(cache.num_rows, cache.context_length, has_state=cache.has_state)
         self._open = OpenSequences(cache.block_size, self._table)
@@ -235,61 +232,17 @@ class Scheduler:
                 most_rows = self._pace.most_decodes(equal, len(decoding), leaves_room=is_much)
                 plan.takes_turns = most_rows < len(decoding)
                 decoding = self._open.in_turn(decoding, most_rows) if plan.takes_turns else decoding
-            if len(decoding) and self._aside.sequence is not None and self._aside.sizes is not None:
-                plan.budget = min(plan.budget, self._aside.sizes.beside)
             self._schedule_decodes(decoding, plan)
-            prompts = self._without_aside(prompts, readers, plan)
             most = partial(self._pace.prompt_tokens, plan.num_tokens, equal=equal, is_much=is_much)
             plan.start_prompts(most, max((sequence.num_computed_tokens for sequence in prompts), default=0))
             self._schedule_prompts(prompts, readers, plan)
         if self._is_shared and len(plan.decodes):
             self._read_steps.note(plan.prompts, is_much=is_much)
         columns = self._look_ahead(self._advance(plan))
-        aside = self._schedule_aside(plan) if len(columns) else None
         self._rows.submitted(columns.numbers)
-        if aside is not None:
-            self._rows.submitted(np.array([aside.row]))
         if len(columns):
             self._pace.submitted(self._clock())
-        return ScheduledBatch(columns, tuple(plan.opened), self._copies.of_step(plan), aside)
-
-    def _without_aside(self, prompts: list[Sequence], readers: Collection[str], plan: Plan) -> list[Sequence]:
-        """The prompts but the one that is read aside. Without decodes it goes on behind what is left of its chunk."""
-        aside = self._aside
-        if not len(plan.decodes):
-            if aside.sequence is not None and not aside.has_begun:
-                aside.leave()
-            return prompts
-        if aside.sizes is not None and self._pace.is_bound and len(readers) <= 1 and not self._limit.is_short:
-            if plan.num_tokens <= aside.sizes.beside // 2:
-                aside.choose(prompts, partial(self._pace.aside_pays, sizes=aside.sizes))
-            if aside.sequence is not None:
-                plan.budget = min(plan.budget, aside.sizes.beside - plan.num_tokens)
-        return [each for each in prompts if each is not aside.sequence]
-
-    def _schedule_aside(self, plan: Plan) -> AsideParts | None:
-        """The parts of the chunk that is read aside which run before this step."""
-        aside, sequence = self._aside, self._aside.sequence
-        if sequence is None or aside.sizes is None:
-            return None
-        if sequence in plan.prompts:  # it goes on with its own tokens in this step
-            return aside.take(aside.next_parts()) if aside.has_begun else None
-        decodes = plan.num_tokens
-        if aside.has_begun:
-            parts = aside.next_parts()
-        else:
-            row, position = sequence.own_row, sequence.num_computed_tokens
-            wanted = min(
-                self._pace.aside_tokens(decodes, position, aside.sizes), sequence.num_chunk_tokens - LEFT_TOKENS
-            )
-            count = self._cache.allocate(row, position, wanted)
-            if count < wanted // 2:
-                aside.refuse()
-                return None
-            rows = np.array([row], np.intp)
-            parts = aside.begin(self._table.advance(rows, np.array([count], np.int32), np.zeros(1, np.int32)))
-        most = self._pace.aside_parts(decodes, parts.num_tokens, parts.position, aside.sizes)
-        return aside.take(parts, 1 if plan.prompts else most)
+        return ScheduledBatch(columns, tuple(plan.opened), self._copies.of_step(plan))
 
     def take_deltas(self) -> StepDeltas:
         """What choices gained since the last call."""
@@ -305,7 +258,7 @@ class Scheduler:
         now = self._deltas.now_s = self._clock()
         self._limit.fitted()
         decodes = batch.num_decode_tokens
-        self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position, batch.aside)
+        self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position)
         self._update_rows(batch.columns, output)
         self._finished(batch)
         if self._drafting.most_proposed:
@@ -629,20 +582,15 @@ class Scheduler:
     def _forget(self, steps: Collection[ScheduledBatch]) -> None:
         """Steps in flight gave nothing: blocks and snapshots of theirs are not to be found."""
         for step in steps:
-            if step.aside is not None and (sequence := self._open.get(step.aside.sequence_id)) is not None:
-                self._restart(sequence)
             self._finished(step)
         self._cache.forget()
         self._pace.lost()
 
     def _finished(self, step: ScheduledBatch) -> None:
         self._rows.finished(step.columns.numbers)
-        if step.aside is not None:
-            self._rows.finished(np.array([step.aside.row]))
         self._cache.snapshots.finished(step.state_moves)
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._aside.leave(sequence)
         row = sequence.own_row
         self._cache.free(row)
         self._table.num_computed[row] = self._table.num_proposed[row] = 0
@@ -656,7 +604,6 @@ class Scheduler:
         self._open.take_row(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
-        self._aside.leave(sequence)
         if sequence.row is not None:
             self._cache.free(sequence.row)
         self._drafting.forget(sequence)

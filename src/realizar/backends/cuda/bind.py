@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -52,8 +51,6 @@ class Binder:
         launches, branch = list(self._begin(program)), None
         for index, block in enumerate(program.blocks):
             first, *others = self._block(block, branch)
-            if isinstance(block, AttentionBlock | SharedAttentionBlock):
-                first = replace(first, may_pause=True)  # the branch before it is in the stream, no other sums are left
             launches += [first, *self._kept(program, index), *others]
             branch = self._branch(block)
         if branch is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,19 +33,6 @@ class GraphRunner:
     ) -> None:
         self._body, self._tail, self._space, self._device = body, tail, workspace, device
         self._graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
-        pauses = [index + 1 for index, launch in enumerate(body) if launch.may_pause]
-        self._parts = [slice(*pair) for pair in itertools.pairwise((0, *pauses, len(body)))]
-
-    @property
-    def num_parts(self) -> int:
-        """Parts of the body between which other steps may run."""
-        return len(self._parts)
-
-    def run_parts(self, kind: StepKind, first: int, count: int) -> None:
-        """Start some parts of the body launch by launch."""
-        for part in self._parts[first : first + count]:
-            for launch in self._body[part]:
-                launch.run(kind)
 
     def padded(self, chunks: StepKind) -> StepKind:
         """The kind that a step with chunks, padded, runs as: that of the smallest graph with room, or its own."""

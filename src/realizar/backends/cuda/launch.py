@@ -40,8 +40,6 @@ class Launch:
         weight_bytes: of the matrices that it reads.
         share_of_token: of those bytes, that one token reads at most: of the matrices of experts.
         attention: of the layer whose cache it reads; None for what reads none.
-        may_pause: after it, all that later launches read lies at the places of the step's own tokens, so that a step of
-            other tokens may run between.
     """
 
     name: str
@@ -49,7 +47,6 @@ class Launch:
     weight_bytes: int = 0
     share_of_token: float = 1.0
     attention: Attention | SharedAttention | None = None
-    may_pause: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from realizar.backends.base import Capacity
@@ -40,7 +40,6 @@ from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSample
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import chunk_kinds, mixed_kinds, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.sleep.load_memory import LoadMemory
-from realizar.backends.cuda.step_arrays import BESIDE
 from realizar.backends.cuda.weights.load import Weights, stacks_shared
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.host_sampler import HostSampler
@@ -48,15 +47,12 @@ from realizar.backends.load_progress import LoadProgress, report_weights
 from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import AsideSizes
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CaptureLostError, DeviceLostError
 from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
-_ASIDE_TOKENS = 2048  # of a chunk that is read in parts: more of them are no faster a token
-_LEAST_PARTS = 4  # of it, or steps between would wait longer than for a chunk of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +85,10 @@ class LoadedModel:
 
     @property
     def capacity(self) -> Capacity:
-        capacity = loaded_capacity(
+        return loaded_capacity(
             self.config, self.kv, self.weights.size_bytes, self.load_s, self.weights.token_bytes,
             tuple(token_counts(self.space.arrays.sizes.tokens)),
         )  # fmt: skip
-        return replace(capacity, aside=self._aside_sizes())
-
-    def _aside_sizes(self) -> AsideSizes | None:
-        """None where there is little room behind the steps beside it, or what they share with it is of the whole step:
-        states of rows, and layers whose stream is kept.
-        """
-        tokens, parts = min(self.space.arrays.sizes.tokens - BESIDE, _ASIDE_TOKENS), self.graphs.num_parts
-        if parts < _LEAST_PARTS or tokens < BESIDE or self.spec.state_layers() or self.config.hidden_layers:
-            return None
-        return AsideSizes(parts, tokens, BESIDE)
 
     def close(self) -> None:
         """Free the graphs, and threads and memory of the host: none is that of tensors."""

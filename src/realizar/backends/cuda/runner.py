@@ -28,7 +28,7 @@ from realizar.backends.cuda.plan import beside_drafter
 from realizar.backends.cuda.shapes import padded_rows, padded_tokens
 from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
-from realizar.backends.cuda.step_arrays import BESIDE, count_decodes, tiles_of
+from realizar.backends.cuda.step_arrays import count_decodes, tiles_of
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter
 from realizar.backends.load_progress import LoadProgress, no_progress
@@ -64,7 +64,6 @@ class CUDABackend:
         self._model: LoadedModel | None = None
         self._drafter: DraftModel | None = None
         self._pending: CUDAStep | None = None
-        self._aside = StepKind(0), 0  # the chunk that is read aside, and how many of its parts have run
 
     def load(
         self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
@@ -178,22 +177,6 @@ class CUDABackend:
         if not self.model.sampler.awaits_masks(forward_input.columns.numbers):
             self._pending.start_sampling()  # the device goes on to it by itself
         return self._pending
-
-    def begin_aside(self, chunk: ForwardInput) -> None:
-        arrays = self.model.space.arrays
-        with step_errors(self.device.torch_device):
-            tokens = padded_tokens(BESIDE + len(chunk.columns.token_ids), arrays.sizes.tokens)
-            self._aside = StepKind(tokens, 0, len(tiles_of(chunk, arrays.sizes.tile_tokens))), 0
-            arrays.hold(chunk, self._aside[0])
-
-    def run_aside(self, num_parts: int) -> None:
-        kind, first = self._aside
-        with step_errors(self.device.torch_device):
-            if self._pending is not None:
-                self._pending.start_sampling()  # it reads what the last step has left
-            self.model.space.arrays.send_held()
-            self.model.graphs.run_parts(kind, first, num_parts)
-        self._aside = kind, first + num_parts
 
     def _kind(self, step: ForwardInput) -> StepKind:
         sizes, embeds = self.model.space.arrays.sizes, bool(step.columns.embeddings)

@@ -23,8 +23,6 @@ _FETCHED = 1024  # numbers of a block
 SCAN_TILE = 64  # tokens of a tile of `kernels.recurrences.delta_scan`
 ROW_FIELDS = 8  # numbers of a row; see `kernels.recurrences.delta_net`
 _RING = 3  # host copies: two steps in flight, and the one being filled
-_HELD = 2  # of chunks that are read aside, whose arrays are sent again for each part
-BESIDE = 256  # tokens of steps that run between the parts of a chunk, which begins behind their places
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +75,10 @@ class StepArrays:
             self._places[name] = slice(at, at + count)
             at += -(-count // 4) * 4  # 16-byte aligned
         self._buffer = torch.zeros(at, dtype=torch.int32, device=device.torch_device)
-        self._host = [torch.zeros(at, dtype=torch.int32, pin_memory=device.is_gpu) for _ in range(_RING + _HELD)]
+        self._host = [torch.zeros(at, dtype=torch.int32, pin_memory=device.is_gpu) for _ in range(_RING)]
         self._views = [{name: host.numpy()[place] for name, place in self._places.items()} for host in self._host]
-        self._copied: list[torch.cuda.Event | None] = [None] * (_RING + _HELD)
-        self._next, self._held, self._held_end = 0, _RING, 0
+        self._copied: list[torch.cuda.Event | None] = [None] * _RING
+        self._next = 0
         self.fill_recurrences: FillRecurrences | None = None
         self.given: Sequence[tuple[int, torch.Tensor]] = ()
         self._start_copy(self._host[0], 1)  # compiles it
@@ -112,32 +110,16 @@ class StepArrays:
             selected: index of every selected token, at most `sizes.selected`.
             selected_rows: the row that each one's sampled token is for, -1 where it is for none.
         """
-        self._await(self._next)
-        end = self._fill(self._views[self._next], step, kind, selected, selected_rows)
-        self.given = [(first, self._pinned(values)) for first, values in step.columns.embeddings] if kind.embeds else ()
-        self._send(self._next, end)
-        self._next = (self._next + 1) % _RING
-
-    def hold(self, chunk: ForwardInput, kind: StepKind) -> None:
-        """Fill a host copy with a chunk that is read aside, its tokens behind those of steps beside it."""
-        self._held = _RING + (self._held + 1 - _RING) % _HELD
-        self._await(self._held)
-        self._held_end = self._fill(self._views[self._held], chunk, kind, (), (), BESIDE)
-
-    def send_held(self) -> None:
-        """Start sending the chunk that is held, once more."""
-        self._send(self._held, self._held_end)
-
-    def _await(self, place: int) -> None:
-        copied = self._copied[place]
+        copied = self._copied[self._next]
         if copied is not None:
             copied.synchronize()
-
-    def _send(self, place: int, end: int) -> None:
-        self._start_copy(self._host[place], end)
+        end = self._fill(self._views[self._next], step, kind, selected, selected_rows)
+        self.given = [(first, self._pinned(values)) for first, values in step.columns.embeddings] if kind.embeds else ()
+        self._start_copy(self._host[self._next], end)
         if self._device.is_gpu:
-            event = self._copied[place] = self._copied[place] or torch.cuda.Event()
+            event = self._copied[self._next] = self._copied[self._next] or torch.cuda.Event()
             event.record()
+        self._next = (self._next + 1) % _RING
 
     def _pinned(self, values: NDArray[np.float32]) -> torch.Tensor:
         copied = torch.empty(values.shape, pin_memory=self._device.is_gpu)
@@ -152,23 +134,21 @@ class StepArrays:
 
     def _fill(
         self, views: dict[str, NDArray[np.int32]], step: ForwardInput, kind: StepKind, selected: Integers,
-        selected_rows: Integers, begin: int = 0,
+        selected_rows: Integers,
     ) -> int:  # fmt: skip
-        """Fill the views. The first tokens, up to `begin`, are nobody's. Returns the end of what was filled."""
         columns = step.columns
-        tokens, rows = begin + len(columns.token_ids), len(columns)
+        tokens, rows = len(columns.token_ids), len(columns)
 
-        def put(name: str, values: Integers, padded: int, nothing: int, begin: int = 0) -> None:
-            size = begin + len(values)
-            views[name][:begin] = nothing
-            views[name][begin:size] = values
+        def put(name: str, values: Integers, padded: int, nothing: int) -> None:
+            size = len(values)
+            views[name][:size] = values
             views[name][size:padded] = nothing
 
-        put("ids", step.columns.token_ids, kind.tokens, 0, begin)
+        put("ids", step.columns.token_ids, kind.tokens, 0)
         if kind.embeds:  # as `kernels.embed` knows them
             for first, values in columns.embeddings:
                 views["ids"][first : first + len(values)] = -2 - step.columns.token_ids[first : first + len(values)]
-        put("positions", step.positions, kind.tokens, 0, begin)
+        put("positions", step.positions, kind.tokens, 0)
         views["token_rows"][: kind.tokens] = 0
         follows = (columns.token_ids == FROM_PREVIOUS_STEP).nonzero()[0]  # each is its row's first
         if len(follows):
@@ -176,10 +156,9 @@ class StepArrays:
             views["token_rows"][follows] = columns.numbers[owners]
         for group, slots in enumerate(step.slot_mapping):
             first = group * self.sizes.tokens
-            views["slots"][first : first + begin] = -1
-            views["slots"][first + begin : first + tokens] = slots
+            views["slots"][first : first + tokens] = slots
             views["slots"][first + tokens : first + kind.tokens] = -1
-        views["starts"][:rows] = columns.starts[:-1] + begin
+        views["starts"][:rows] = columns.starts[:-1]
         views["counts"][:rows] = columns.num_tokens
         views["contexts"][:rows] = columns.num_context_tokens
         views["header"][1] = tokens

@@ -10,16 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from realizar.backends.base import (
-    Backend,
-    CountsExperts,
-    DeviceMemory,
-    ForwardInput,
-    ReadsAside,
-    Sleeps,
-    Step,
-    Transfer,
-)
+from realizar.backends.base import Backend, CountsExperts, DeviceMemory, ForwardInput, Sleeps, Step, Transfer
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import ScheduledBatch
 from realizar.engine.core.row_grammars import RowGrammars
@@ -100,7 +91,6 @@ class EngineCore:
                 self.grammars.certain_ids,
                 measures=policy.measures_drafts,
             ),
-            aside=capacity.aside,
         )
 
     @property
@@ -254,11 +244,6 @@ class EngineCore:
             self.grammars.start(batch.columns)  # else its rows' last tokens are not known yet
         elif deferred := self._give_masks():
             batch = self.scheduler.computed_again(batch, deferred)
-        if batch.aside is not None and isinstance(self._backend, ReadsAside):
-            if batch.aside.chunk is not None:
-                self._backend.begin_aside(build_forward_input(ScheduledBatch(batch.aside.chunk), self.cache))
-            if batch.aside.num_parts:
-                self._backend.run_aside(batch.aside.num_parts)
         self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self.cache))))
         self._end_failing()
 
