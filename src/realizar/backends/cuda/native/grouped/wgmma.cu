@@ -109,14 +109,14 @@ INLINE void multiply_experts(const Experts& experts) {
   __shared__ __align__(8) u64 barriers[2 * STAGES];  // full, then empty
   __shared__ float2 all_factors[2][GROUPS][TOKENS];
   __shared__ int all_pairs[2][GROUPS][TOKENS];
-  const u32 full = (u32)__cvta_generic_to_shared(barriers), empty = full + STAGES * 8;
-  const u32 base = (u32)__cvta_generic_to_shared(ring);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunks = experts.chunks;
+  const u32 shared_full = (u32)__cvta_generic_to_shared(barriers), shared_empty = shared_full + STAGES * 8;
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // so the compiler sees one number
+  const int lane = threadIdx.x % 32, chunks = experts.chunks;
   const int strips = (experts.out_features + 63) / 64, per_tile = (strips + WIDTH - 1) / WIDTH;
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) {
-      barrier_init(full + s * 8, GATHER ? 33 : 1);  // with rows that are gathered, each lane of the producer arrives
-      barrier_init(empty + s * 8, GROUPS * 4);
+      barrier_init(shared_full + s * 8, GATHER ? 33 : 1);  // gathered rows: each lane of the producer arrives
+      barrier_init(shared_empty + s * 8, GROUPS * 4);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -125,15 +125,19 @@ INLINE void multiply_experts(const Experts& experts) {
   const int total = load_listed(experts.work) * per_tile;
   if (warp >= GROUPS * 4) {
     if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (warp == GROUPS * 4) produce(experts, full, empty, base, total, per_tile);
+    const u32 base = (u32)__cvta_generic_to_shared(ring);
+    if (warp == GROUPS * 4) produce(experts, shared_full, shared_empty, base, total, per_tile);
     return;
   }
   if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS ? REGISTERS : 24));
   if constexpr (!GATHER) wait_for_previous();
 
+  // Made once; the producer has no registers to keep them.
+  const u32 full = shared_address(barriers), empty = full + STAGES * 8, base = shared_address(ring);
   const int group = warp / 4, tile16 = warp % 4, thread = threadIdx.x % 128, g = lane >> 2, t = lane & 3;
   // Core matrices are 128 bytes apart along rows, TOKENS / 8 * 128 along K; no swizzle.
-  constexpr u64 descriptor = ((u64)((TOKENS / 8 * 128) >> 4) << 16) | ((u64)(128 >> 4) << 32);
+  constexpr u32 CORE = TOKENS / 8 * 128 / 16;
+  const u32 x_low = (CORE << 16) + (((base + WEIGHTS_STAGE) & 0x3ffff) >> 4);
   u32 a[2][TOGETHER][4][4];
   float c[STRIPS][TOKENS / 2];
   int slot = 0, parity = 0, turn = 0;
@@ -166,7 +170,8 @@ INLINE void multiply_experts(const Experts& experts) {
     auto step = [&](int inner, bool real, int first, u32(&operand)[TOGETHER][4][4]) {
 #pragma unroll
       for (int i = 0; i < TOGETHER; i++) {
-        const char* strip = ring + slot * STAGE_BYTES + (group * STRIPS + first + i) * STRIP_STAGE;
+        const u32 staged = base + slot * STAGE_BYTES + (group * STRIPS + first + i) * STRIP_STAGE;
+        const char* strip = (const char*)__cvta_shared_to_generic(staged);
         const Staged block{strip + inner * BLOCK_BYTES}, supers{strip + STEP * BLOCK_BYTES};
         Raw raw;
         read_codes(raw, block, tile16, lane);
@@ -177,13 +182,12 @@ INLINE void multiply_experts(const Experts& experts) {
           for (int j = 0; j < 16; j++) operand[i][j / 4][j % 4] = 0;
       }
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-      const u32 x = base + slot * STAGE_BYTES + WEIGHTS_STAGE + inner * X_CHUNK;
+      const u32 low = x_low + slot * (STAGE_BYTES / 16) + inner * (X_CHUNK / 16);
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const u64 columns = descriptor | (u64)(((x + 2 * j * (TOKENS / 8) * 128) & 0x3ffff) >> 4);
+      for (int j = 0; j < 4; j++)
 #pragma unroll
-        for (int i = 0; i < TOGETHER; i++) multiply(c[first + i], operand[i][j], columns);
-      }
+        for (int i = 0; i < TOGETHER; i++)
+          multiply(c[first + i], operand[i][j], (u64)(128 >> 4) << 32 | (low + 2 * j * CORE));
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
     };
