@@ -46,7 +46,6 @@ WIDE_LINES = {
     "repack.cu": 7,
     "weights.cu": 17,
     "wgmma.cu": 10,
-    "wgmma_gated.cu": 3,
     "wgmma_instructions.cu": 1,
 }
 

@@ -1,4 +1,4 @@
-"""Matmul kernels on a GPU against float64: every weight type, odd shapes, 1 to 150 rows, outputs poisoned before."""
+"""Matmul kernels on a GPU against float64: every weight type, odd shapes, 1 to 210 rows, outputs poisoned before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from realizar.quantization.layout import WeightLayout
 from realizar.quantization.random_blocks import random_blocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 95, 100, 127, 150)
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 95, 100, 127, 150, 180, 210)
 NORM_TOKENS = (1, 2, 7, 8, 33, 64, 130)
 FAMILIES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q3_K, GGMLType.IQ4_NL, GGMLType.IQ2_XS)
 _TOLERANCE = 1e-3  # weights rounded to halves: about 3e-4

@@ -54,7 +54,7 @@ def test_few_tokens_take_integers_and_more_take_halves(monkeypatch: pytest.Monke
     matmuls = matmuls_on(monkeypatch)
     kinds = {tokens: matmuls.activation_format(tokens) for tokens in (1, 2, 3, 8, 9, 64, 65, 127, 129, 4096)}
     assert [activation_format.kind for activation_format in kinds.values()] == ["int8", "int8", *["half"] * 8]
-    assert [each.block_tokens for each in kinds.values()] == [1, 1, 8, 8, 16, 64, 80, 128, 80, 128]
+    assert [each.block_tokens for each in kinds.values()] == [1, 1, 8, 8, 16, 64, 80, 128, 160, 128]
     assert matmuls_on(monkeypatch, invariant=True).activation_format(1).kind == "half"
 
 
@@ -96,12 +96,12 @@ def test_two_formats_share_one_grid(kernel: type[RecordingKernel], monkeypatch: 
     tiles = config.tiles
     assert isinstance(tiles, WgmmaTiles)
     partials = torch.empty((config.splits, 200, 840))
-    matmuls.launch_merged(pair, half(2, 112, 1024), partials, 200, config)
+    matmuls.launch_merged(pair, half(1, 224, 1024), partials, 200, config)
     (name, grid, _, arguments, sizes, *_) = kernel.launches[0]
-    assert name == "wgmma_q4_f16_q6_f16_tokens112"
+    assert name == "wgmma_q4_f16_q6_f16_tokens224"
     per_block = 64 * tiles.strips * tiles.groups
     first, second = -(-640 // per_block), -(-200 // per_block)
-    assert grid == (first + second, config.splits, 2)
+    assert grid == (first + second, config.splits, 1)
     assert isinstance(arguments, list)
     assert arguments[3:6] == [partials.data_ptr(), 640, 0]
     assert arguments[9:12] == [partials.data_ptr() + 4 * 640, 200, first]
@@ -120,11 +120,11 @@ def test_arguments_of_a_matmul_with_an_activation_epilogue(
     config = route_gated(matmuls, 200, weights, "gelu_tanh")
     assert config is not None
     assert (config.splits, config.format) == (1, matmuls.activation_format(200))
-    x, target = half(2, 112, 4096), half(2, 112, 14336)
+    x, target = half(1, 224, 4096), half(1, 224, 14336)
     launch_gated(matmuls, weights, x, target, 200, config)
     (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[0]
-    assert name == "wgmma_q4_f16_gelu_tanh_tokens112"
-    assert grid == (28672 // 256, 1, 2)
+    assert name == "wgmma_q4_f16_gelu_tanh_tokens224"
+    assert grid == (28672 // 128, 1, 1)
     assert (threads, stream, dependent) == (config.tiles.threads, STREAM, True)
     assert arguments == [
         weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.weights.data_ptr(),

@@ -103,7 +103,7 @@ MATVEC_GATED = (MatvecTiles(1, 2, 2, 2, 7), MatvecTiles(1, 2, 6, 1, 2), MatvecTi
 WGMMA_GATED = (
     WgmmaTiles(8, 2, 2, 4, 2, 1), WgmmaTiles(32, 2, 1, 6, 2, 1), WgmmaTiles(64, 2, 1, 3, 2, 2),
     WgmmaTiles(80, 2, 2, 3, 2, 1), WgmmaTiles(112, 2, 2, 6, 1, 1), WgmmaTiles(128, 2, 2, 3, 2, 1),
-    WgmmaTiles(128, 2, 1, 6, 2, 1),
+    WgmmaTiles(128, 2, 1, 6, 2, 1), WgmmaTiles(160, 1, 2, 3, 2, 1), WgmmaTiles(224, 1, 2, 3, 2, 1),
 )  # fmt: skip
 GATED: dict[str, tuple[Tiles, ...]] = {"sm_80": MATVEC_GATED, "sm_90a": MATVEC_GATED + WGMMA_GATED}
 

@@ -119,16 +119,14 @@ def test_one_row_takes_whole_columns(name: str) -> None:
 
 
 def test_blocks_of_activations_hold_little_more_than_a_step() -> None:
-    """On Hopper, up to 256 tokens: a block of them all, or two equal ones."""
+    """On Hopper, up to 224 tokens: one block of them all."""
     hopper, other = DEVICES["NVIDIA H200"], DEVICES["A100"]
-    sizes = {64: 64, 65: 80, 96: 96, 112: 112, 128: 128, 160: 80, 192: 96, 224: 112, 256: 128, 320: 128}
+    sizes = {64: 64, 65: 80, 96: 96, 112: 112, 128: 128, 160: 160, 192: 192, 224: 224, 225: 128, 256: 128, 320: 128}
     assert {tokens: hopper.block_tokens(tokens) for tokens in sizes} == sizes
     assert {other.block_tokens(tokens) for tokens in sizes} == {64, 128}
     for tokens in range(1, 2100):
         block = hopper.block_tokens(tokens)
-        blocks = -(-tokens // block)
-        assert blocks == -(-tokens // 128)
-        assert not 64 < tokens <= 256 or blocks * block - tokens < 16 * blocks
+        assert not 64 < tokens <= 224 or 0 <= block - tokens < 32
         assert tokens <= (most_tokens(block) or tokens)
 
 
@@ -139,8 +137,10 @@ def test_activation_epilogues_keep_measured_tiles() -> None:
     for tokens in (8, 16, 32, 64, 96, 128, 256, 2048):
         assert tuning.gated(tokens, 28672, 4096, form) == lines[tokens].tiles
     assert tuning.gated(320, 28672, 4096, form) == tuning.gated(512, 28672, 4096, form) == lines[2048].tiles
-    for tokens, block, line in ((65, 80, 96), (100, 112, 128), (192, 96, 256)):
+    for tokens, block, line in ((65, 80, 96), (100, 112, 128)):
         assert tuning.gated(tokens, 28672, 4096, form) == replace(lines[line].tiles, tokens=block)
+    assert tuning.gated(150, 28672, 4096, form) == WgmmaTiles(160, 1, 2, 3, 2, 1)
+    assert tuning.many_tokens(200, 4096, 14336, form) == Tiling(WgmmaTiles(224, 1, 2, 3, 2, 1), 4)
     assert tuning.gated_few(1, 28672, 4096, form) == MatvecTiles(1, 2, 2, 2, 7)
     assert tuning.few_tokens(1, 4096, 14336, form) == Tiling(MatvecTiles(1, 1, 12, 2, 2), 1)
     assert tuning.few_tokens(2, 4096, 14336, form) == Tiling(MatvecTiles(2, 1, 8, 2, 2), 1)

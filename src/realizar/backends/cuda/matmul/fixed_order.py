@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
-from realizar.backends.cuda.matmul.tuning_table import BLOCK_TOKENS, FEW_TOKENS, DeviceTuning, Tiling
+from realizar.backends.cuda.matmul.tuning_table import BLOCK_TOKENS, FEW_TOKENS, MANY_TOKENS, DeviceTuning, Tiling
 from realizar.backends.cuda.native.sources import MmaSyncTiles, WgmmaTiles
 
 _MOST_SPLITS, _LEAST_CHUNKS = 4, 8  # of a matrix's columns; chunks of a split
@@ -24,7 +24,8 @@ _LEAST_BLOCKS, _LEAST_GROUPS = 0.85, 1.8  # blocks and warpgroups of a multiproc
 _RINGS = {
     FEW_TOKENS // 2: {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (6, 2, 2)},
     FEW_TOKENS: {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (4, 2, 2)},
-    BLOCK_TOKENS[-1]: {(2, 2): (4, 1, 1), (1, 2): (3, 2, 1), (1, 1): (3, 2, 1)},
+    MANY_TOKENS: {(2, 2): (4, 1, 1), (1, 2): (3, 2, 1), (1, 1): (3, 2, 1)},
+    BLOCK_TOKENS[-1]: {(1, 2): (3, 2, 1), (1, 1): (3, 2, 1)},
 }
 """Stages, step and blocks of tiles by their strips and warpgroups, largest first, by a block's tokens, at most."""
 _MOST_IN_TURN, _MOST_BY_THREE = 32, 16  # tokens of a block whose stages two warpgroups take in turn, or three

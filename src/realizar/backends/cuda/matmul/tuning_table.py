@@ -29,21 +29,21 @@ _LOG = logging.getLogger(__name__)
 
 _KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "mma_sync": MmaSyncTiles}
 _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
-BLOCK_TOKENS = (8, 16, 32, 64, 80, 96, 112, 128)
-"""Rows that a block of `half` activations may have; between 64 and 128 on Hopper alone."""
-FEW_TOKENS = 64  # of a block, up to which every card has it
-_EVEN_TOKENS = 256  # of a step, up to which Hopper has equal blocks that it fills
+BLOCK_TOKENS = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 224)
+"""Rows that a block of `half` activations may have; other cards than Hopper's have 8 to 64, and 128."""
+FEW_TOKENS, MANY_TOKENS = 64, 128  # of a block, up to which every card has it; of each block of a larger step
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
 _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and with the gated epilogue
 _MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
 _MOST_UNROLLED = 9  # blocks of two warps for one token, each of which has registers for one chunk more
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a matmul that can't be split
+_WHOLE = 1, 2, 3, 2, 1  # strips, groups, stages, step and blocks of a tile of more tokens than MANY_TOKENS
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
 
 
 def most_tokens(block_tokens: int) -> int | None:
     """Tokens of the largest step with blocks of a size that Hopper alone has; None of other sizes."""
-    return _EVEN_TOKENS if FEW_TOKENS < block_tokens < BLOCK_TOKENS[-1] else None
+    return block_tokens if block_tokens > FEW_TOKENS and block_tokens != MANY_TOKENS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +161,10 @@ class DeviceTuning:
         return tuple(line for line in self.expert_lines if line.tiles.kind in kinds)
 
     def block_tokens(self, tokens: int) -> int:
-        """Rows of a block of `half` activations: the smallest that holds a step, or an equal share of it."""
-        largest = BLOCK_TOKENS[-1]
-        if tokens > FEW_TOKENS and not (self.wgmma and tokens <= _EVEN_TOKENS):
-            return largest
-        share = -(-tokens // -(-tokens // largest))
-        return next(size for size in BLOCK_TOKENS if share <= size)
+        """Rows of a block of `half` activations: the smallest that holds a step, where one does."""
+        if tokens > (BLOCK_TOKENS[-1] if self.wgmma else FEW_TOKENS):
+            return MANY_TOKENS
+        return next(size for size in BLOCK_TOKENS if tokens <= size)
 
     def few_tokens(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> Tiling:
         """The mat-vec's tiling. A table's line counts for its own number of tokens, if it keeps columns whole."""
@@ -196,12 +194,14 @@ class DeviceTuning:
     def many_tokens(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> Tiling:
         chunks, block_tokens = weight_format.chunks(cols), self.block_tokens(tokens)
         line = self._nearest(tokens, out_features, cols, {"wgmma", "mma_sync"} if self.wgmma else {"mma_sync"})
-        if line is not None:
+        if line is not None and _is_of(line.tiles, block_tokens):
             return self._fitted(
                 replace(line.tiles, tokens=block_tokens), line, tokens, out_features, weight_format, cols
             )
         if not self.wgmma:
             tiles: Tiles = MmaSyncTiles(block_tokens, 2, 4, 1)
+        elif block_tokens > MANY_TOKENS:
+            tiles = WgmmaTiles(block_tokens, *_WHOLE)
         elif block_tokens <= FEW_TOKENS:
             tiles = WgmmaTiles(block_tokens, 1, 2, 6, 1, 1)
         else:
@@ -225,28 +225,30 @@ class DeviceTuning:
         return MatvecTiles(tokens, 2, parts, unroll, max(at_once, warps // (2 * parts)))
 
     def gated(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> WgmmaTiles | None:
-        """Tiles of a Hopper matmul with the gated epilogue: whole sums, gate and up in one warpgroup.
+        """Tiles of a Hopper matmul with the gated epilogue: whole sums, gate and up in a warpgroup or a pair of them.
 
         None where the Hopper kernel does not run, or where the matmul fills too little of the device without splits.
         """
         block_tokens, least = self.block_tokens(tokens), self.processors * _LEAST_FILLED
-        tiles = self._nearest_gated(tokens, out_features, cols) or WgmmaTiles(block_tokens, 2, 2, 4, 1, 1)
+        tiles = self._nearest_gated(tokens, out_features, cols)
+        if tiles is None or not _is_of(tiles, block_tokens):
+            tiles = WgmmaTiles(block_tokens, *(_WHOLE if block_tokens > MANY_TOKENS else (2, 2, 4, 1, 1)))
         tiles, token_blocks = replace(tiles, tokens=block_tokens), -(-tokens // block_tokens)
         blocks = tiles.grid(out_features, 1, 1)[0] * token_blocks
-        if blocks < least and tiles.groups == 2:
+        if blocks < least and tiles.strips == tiles.groups == 2:
             tiles = replace(tiles, groups=1, stages=2 * tiles.stages)
             blocks = tiles.grid(out_features, 1, 1)[0] * token_blocks
         if blocks <= self.processors or block_tokens > FEW_TOKENS:  # one on each, and registers for large ones
             tiles = replace(tiles, blocks=1, stages=tiles.blocks * tiles.stages)
         fitted = self.shrunk(tiles, [weight_format])
-        if not self.wgmma or blocks < least or not isinstance(fitted, WgmmaTiles) or fitted.strips != 2:
+        if not self.wgmma or blocks < least or not isinstance(fitted, WgmmaTiles) or not _has_gated(fitted):
             return None
         return fitted
 
     def _nearest_gated(self, tokens: int, out_features: int, cols: int) -> WgmmaTiles | None:
-        """The tiles of the line with two strips that is nearest by shape, then by a number of tokens no smaller."""
+        """The tiles of the line with the epilogue that is nearest by shape, then by a number of tokens no smaller."""
         of_shape = [line for line in self.lines if line.is_for(out_features, cols)]
-        lines = [line for line in of_shape if isinstance(line.tiles, WgmmaTiles) and line.tiles.strips == 2]
+        lines = [line for line in of_shape if isinstance(line.tiles, WgmmaTiles) and _has_gated(line.tiles)]
         most = max((line.tokens for line in lines), default=0)
         fitting = [line for line in lines if line.tokens >= min(tokens, most)]
         best = min(fitting, key=lambda line: (_distance(line, out_features, cols), line.tokens), default=None)
@@ -293,6 +295,16 @@ class DeviceTuning:
             else:
                 return replace(tiles, strips=1)
         return tiles
+
+
+def _is_of(tiles: Tiles, block_tokens: int) -> bool:
+    """True if tiles may have so many tokens: of more than MANY_TOKENS, registers hold sums of one strip."""
+    return block_tokens <= MANY_TOKENS or tiles.tokens > MANY_TOKENS
+
+
+def _has_gated(tiles: WgmmaTiles) -> bool:
+    """True if gate and up lie in a warpgroup; of more tokens than have room there, in a pair of them."""
+    return tiles.strips == 2 if tiles.tokens <= MANY_TOKENS else (tiles.strips, tiles.groups) == (1, 2)
 
 
 def _warps_and_unroll(tokens: int) -> tuple[int, int]:

@@ -255,7 +255,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");  // all scales are there; nobody reads the ring any more
 
 #ifdef ACTIVATION
-  static_assert(GROUPS * GATED_BYTES <= STAGES * STAGE_BYTES);
+  static_assert(GATED_ROOM <= STAGES * STAGE_BYTES);
   store_gated(c, strip_scales, matrix, block_x, strip0 + group * STRIPS, strips, scales);
 #else
   float* out = partials + (long)blockIdx.y * split_stride;

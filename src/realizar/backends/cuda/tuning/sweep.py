@@ -116,7 +116,7 @@ def sweep(
     return lines
 
 
-_REGISTERS = 65_536  # of a multiprocessor
+_REGISTERS, _MOST_REGISTERS = 65_536, 255  # of a multiprocessor, of a thread
 _STATIC_BYTES = 4096  # shared memory that kernels take beside the ring, rounded up
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 12)
 _WAVES = 2.2  # rounds of blocks beyond which splitting only writes more
@@ -160,7 +160,7 @@ def candidates(tokens: int, weight_format: FragmentFormat, device: DeviceTuning)
         return
     for shape in _SMALL if block <= FEW_TOKENS else _LARGE:
         tiles = WgmmaTiles(block, *shape)
-        available = tiles.registers or _REGISTERS // (tiles.threads * tiles.blocks)
+        available = tiles.registers or min(_MOST_REGISTERS, _REGISTERS // (tiles.threads * tiles.blocks))
         needed = tiles.strips * (block // 2 + 32) + 48  # accumulators, two operands, the rest
         if (
             tiles.shared_bytes(weight_format) * tiles.blocks + _STATIC_BYTES <= device.shared_bytes
