@@ -46,7 +46,7 @@ def test_a_kind_chooses_a_matmul_with_its_epilogue(monkeypatch: pytest.MonkeyPat
         KINDS[0]: ["int8 matvec 1 1 none", "int8 matvec 1 1 gated", "int8 matvec 1 1 residual"],
         KINDS[1]: ["int8 matvec 1 1 none", "int8 matvec 1 1 gated", "int8 matvec 1 1 residual"],
         KINDS[2]: ["int8 matvec 2 1 none", "int8 matvec 2 1 gated", "int8 matvec 2 1 residual"],
-        KINDS[3]: ["half wgmma 8 5 none", "half wgmma 8 1 gated", "half wgmma 8 8 none"],
+        KINDS[3]: ["half wgmma 8 8 none", "half wgmma 8 1 gated", "half wgmma 8 12 none"],
         KINDS[4]: ["half wgmma 64 2 none", "half wgmma 64 1 gated", "half wgmma 64 4 none"],
         KINDS[5]: ["half wgmma 128 1 none", "half wgmma 128 1 gated", "half wgmma 128 2 none"],
         KINDS[6]: ["half wgmma 64 2 none", "half wgmma 64 1 gated", "half wgmma 64 4 none"],

@@ -129,6 +129,7 @@ def test_what_is_measured_anew_replaces_the_old() -> None:
     tiles = WgmmaTiles(8, 1, 1, 4, 1, 2)
     old = [Line(8, 64, 64, tiles, 1, 0.01), Line(8, 128, 64, tiles, 1, 0.01), Line(1, 64, 64, tiles, 1, 0.01)]
     new = [Line(8, 64, 64, tiles, 2, 0.03), Line(8, 64, 64, tiles, 3, 0.05)]
+    old.append(replace(old[0], alone=True))
     assert updated_lines(old, new) == [old[2], new[0], old[1]]
 
 

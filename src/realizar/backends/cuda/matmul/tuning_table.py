@@ -90,9 +90,9 @@ class Line:
         return f"{self.out_features} x {self.cols}, {self.tokens} tokens"
 
     @property
-    def key(self) -> tuple[int, int, int, bool]:
-        """A table has one line for each key: tokens, shape, and True if activations are integers."""
-        return self.tokens, self.out_features, self.cols, self.tiles.kind == "matvec"
+    def key(self) -> tuple[int, int, int, bool, bool]:
+        """A table has one line for each key: tokens, shape, True if activations are integers, and `alone`."""
+        return self.tokens, self.out_features, self.cols, self.tiles.kind == "matvec", self.alone
 
     @property
     def cost(self) -> float:
@@ -102,7 +102,7 @@ class Line:
 
 def best_lines(lines: Iterable[Line]) -> list[Line]:
     """The cheapest line of each number of tokens, shape and kind of activations, in order."""
-    best: dict[tuple[int, int, int, bool], Line] = {}
+    best: dict[tuple[int, int, int, bool, bool], Line] = {}
     for line in lines:
         if line.key not in best or line.cost < best[line.key].cost:
             best[line.key] = line
@@ -112,8 +112,8 @@ def best_lines(lines: Iterable[Line]) -> list[Line]:
 def updated_lines(old: Iterable[Line], new: Iterable[Line]) -> list[Line]:
     """A table in which new lines replace the old ones of the same matmuls."""
     best = best_lines(new)
-    keys = {line.key for line in best}
-    return best_lines([*best, *(line for line in old if line.key not in keys)])
+    matmuls = {line.key[:-1] for line in best}
+    return best_lines([*best, *(line for line in old if line.key[:-1] not in matmuls)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class DeviceTuning:
         lines = [line for line in of_shape if isinstance(line.tiles, WgmmaTiles) and _has_gated(line.tiles)]
         most = max((line.tokens for line in lines), default=0)
         fitting = [line for line in lines if line.tokens >= min(tokens, most)]
-        best = min(fitting, key=lambda line: (_distance(line, out_features, cols), line.tokens), default=None)
+        best = min(fitting, key=lambda line: _rank(line, out_features, cols), default=None)
         return best.tiles if best is not None and isinstance(best.tiles, WgmmaTiles) else None
 
     def _nearest(self, tokens: int, out_features: int, cols: int, kinds: set[str]) -> Line | None:
@@ -261,7 +261,7 @@ class DeviceTuning:
         if not counts:
             return None
         at = min((count for count in counts if count >= tokens), default=max(counts))
-        return min((line for line in lines if line.tokens == at), key=lambda line: _distance(line, out_features, cols))
+        return min((line for line in lines if line.tokens == at), key=lambda line: _rank(line, out_features, cols))
 
     def _fitted(
         self, tiles: Tiles, line: Line, tokens: int, out_features: int, weight_format: FragmentFormat, cols: int
@@ -312,8 +312,10 @@ def _warps_and_unroll(tokens: int) -> tuple[int, int]:
     return 24 if tokens == 1 else 16, 2 if tokens <= 4 else 1
 
 
-def _distance(line: Line, out_features: int, cols: int) -> float:
-    return abs(math.log(line.out_features / out_features)) + abs(math.log(line.cols / cols))
+def _rank(line: Line, out_features: int, cols: int) -> tuple[float, int, bool]:
+    """The least for the nearest shape, then the fewest tokens, then what was measured for this shape alone."""
+    distance = abs(math.log(line.out_features / out_features)) + abs(math.log(line.cols / cols))
+    return distance, line.tokens, not line.alone
 
 
 def load_tuning(name: str, capability: tuple[int, int], processors: int, shared_bytes: int) -> DeviceTuning:
