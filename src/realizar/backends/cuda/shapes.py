@@ -10,7 +10,7 @@ from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.models.spec import ModelSpec
 
-_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _TOKEN_STEP = 64
 _COARSE_STEPS = ((1024, 128), (1536, 256), (2048, 128))
 """Of more tokens than 512, up to each: so few graphs more, and where a step takes the longest, little padding."""
