@@ -294,11 +294,9 @@ class ScriptedBackend:
     def propose(self, step: ForwardInput, output: StepOutput) -> NDArray[np.int32] | None:
         """Drafts after each row's sampled tokens, for whose keys and values the row has slots: they're written over."""
         lookahead = step.columns.lookahead
-        require(
-            (lookahead is None) is (self.limits.num_drafts == 0), "drafts are wanted of who has none, or the reverse"
-        )
-        if lookahead is None:
+        if lookahead is None:  # also of a step that wants none
             return None
+        require(self.limits.num_drafts > 0, "drafts are wanted of who has none")
         drafts = np.full((len(rows_of(step)), self.limits.num_drafts), NOT_SAMPLED, np.int32)
         for place, (row, made) in enumerate(zip(rows_of(step), results_of(output), strict=True)):
             require(0 <= row.lookahead <= self.limits.num_drafts, "too many drafts are wanted")
