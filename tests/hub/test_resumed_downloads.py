@@ -88,6 +88,14 @@ def test_wrong_bytes_are_discarded_and_fetched_anew(tmp_path: Path, endpoint: En
     check_pulled(tmp_path, endpoint.run(tmp_path, "pull", NAME))
 
 
+@pytest.mark.parametrize("size", [1 << 62, 1 << 50])
+def test_a_size_for_which_there_is_no_room_is_one_line(tmp_path: Path, endpoint: Endpoint, size: int) -> None:
+    endpoint.sizes = {"m-Q4_0.gguf": size}
+    result = endpoint.run(tmp_path, "pull", NAME)
+    assert result.returncode == 1
+    assert re.fullmatch(r"realizar: the model takes .* of disk, and .* are free\n", result.stderr), result.stderr
+
+
 def test_a_server_without_ranges_gives_whole_files(tmp_path: Path, endpoint: Endpoint) -> None:
     endpoint.gives_ranges = False
     check_pulled(tmp_path, endpoint.run(tmp_path, "pull", NAME))

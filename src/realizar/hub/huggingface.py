@@ -11,7 +11,7 @@ from typing import Any
 from realizar.errors import HubError
 from realizar.hub.endpoint import NoRangesError, is_transport, translated
 from realizar.hub.names import RepositoryName, leads_elsewhere
-from realizar.hub.progress import Announce, Progress, RemoteFile, ignore_files
+from realizar.hub.progress import Announce, Progress, RemoteFile, check_room
 from realizar.hub.resumed import ResumedFile, count_kept, sha256_of
 from realizar.hub.selection import Room, select_files
 
@@ -59,7 +59,7 @@ def find(name: RepositoryName, room: Room | None = None) -> Listing | Download:
 
 
 def fetch(
-    name: RepositoryName, progress: Progress, announce: Announce = ignore_files, room: Room | None = None
+    name: RepositoryName, progress: Progress, announce: Announce = check_room, room: Room | None = None
 ) -> Download:
     """Download the model's missing files into huggingface_hub's cache; raises as `find`."""
     from huggingface_hub.constants import HF_HUB_CACHE

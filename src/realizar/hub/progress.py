@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
+
+from realizar.errors import HubError
+from realizar.sizes import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +42,10 @@ def ignore_progress(label: str, done: int, total: int | None) -> None:
     """Ignore the progress."""
 
 
-def ignore_files(folder: Path, files: Sequence[RemoteFile]) -> None:
-    """Fetch whatever there is."""
+def check_room(folder: Path, files: Sequence[RemoteFile], reserve_bytes: int = 0) -> None:
+    """It raises HubError if the disk of a folder has no room for files, and for a reserve that stays free."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    needed, free = sum(file.missing_bytes for file in files), shutil.disk_usage(there).free
+    if needed and needed + reserve_bytes > free:
+        stays = f", of which {format_bytes(reserve_bytes)} stay so" if reserve_bytes else ""
+        raise HubError(f"the model takes {format_bytes(needed)} of disk, and {format_bytes(free)} are free{stays}")

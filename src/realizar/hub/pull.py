@@ -23,7 +23,7 @@ from realizar.errors import HubError, UnknownModelError
 from realizar.hub import huggingface
 from realizar.hub.cache import folder_bytes, locked, models_dir
 from realizar.hub.names import RepositoryName, is_address, parse_name
-from realizar.hub.progress import Announce, Progress, RemoteFile, ignore_files, ignore_progress
+from realizar.hub.progress import Announce, Progress, RemoteFile, check_room, ignore_progress
 from realizar.hub.selection import Room
 
 RECORD_FILE = "pulled.json"
@@ -99,7 +99,7 @@ def network_name(name: str) -> str:
     return name.lower() if name.lower() in BUILTIN_MODELS else str(_repository(name))
 
 
-def pull_by_name(name: str, progress: Progress, announce: Announce = ignore_files, room: Room | None = None) -> Path:
+def pull_by_name(name: str, progress: Progress, announce: Announce = check_room, room: Room | None = None) -> Path:
     """As `pull`, but the name is never taken for a path, and `announce` may raise HubError."""
     builtin = BUILTIN_MODELS.get(name.lower())
     if builtin is None:

@@ -8,7 +8,6 @@ no model has the name. Standard library only.
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import sys
 import threading
@@ -18,27 +17,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from realizar.errors import HubError, RealizarError, UnknownModelError
-from realizar.hub.progress import RemoteFile
+from realizar.errors import RealizarError, UnknownModelError
+from realizar.hub.progress import RemoteFile, check_room
 from realizar.hub.pull import pull_by_name
 from realizar.ipc.with_parent import end_with_parent
-from realizar.sizes import format_bytes
 
 COMMAND = (sys.executable, "-m", "realizar.hub.pull_process")
 RESERVE_BYTES = 1 << 30
 """Room that a pull leaves on its disk."""
 _INTERVAL_S = 0.1
-
-
-def check_room(folder: Path, files: Sequence[RemoteFile]) -> None:
-    """It raises HubError if the disk of a folder has no room for files; `RESERVE_BYTES` stay free."""
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    needed, free = sum(file.missing_bytes for file in files), shutil.disk_usage(there).free
-    if needed and needed + RESERVE_BYTES > free:
-        raise HubError(
-            f"the model takes {format_bytes(needed)} of disk, and {format_bytes(free)} are free, of which"
-            f" {format_bytes(RESERVE_BYTES)} stay so"
-        )
 
 
 class _Lines:
@@ -54,7 +41,7 @@ class _Lines:
             sys.stdout.flush()
 
     def files(self, folder: Path, files: Sequence[RemoteFile]) -> None:
-        check_room(folder, files)
+        check_room(folder, files, RESERVE_BYTES)
         self.write(files=[asdict(file) for file in files])
 
     def progress(self, label: str, done: int, total: int | None) -> None:

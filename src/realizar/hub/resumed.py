@@ -25,7 +25,7 @@ _POLL_S = 0.05
 
 def count_kept(target: Path, size_bytes: int) -> int:
     """Bytes of a file that a cut download left beside its place."""
-    return min(size_bytes, _UNIT * _read_kept(target, size_bytes).count(1))
+    return min(size_bytes, _UNIT * (_read_kept(target, size_bytes) or b"").count(1))
 
 
 class ResumedFile:
@@ -38,7 +38,7 @@ class ResumedFile:
     def __init__(self, url: str, target: Path, size_bytes: int, digest: str) -> None:
         self._url, self._target, self._size, self._digest = url, target, size_bytes, digest
         self._lock = threading.Lock()
-        self._kept = _read_kept(target, size_bytes)
+        self._kept = _read_kept(target, size_bytes) or bytearray(-(-size_bytes // _UNIT))
         self._done_bytes = count_kept(target, size_bytes)
         self._next = 0
         self._ends = threading.Event()
@@ -158,14 +158,14 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _read_kept(target: Path, size_bytes: int) -> bytearray:
-    count = -(-size_bytes // _UNIT)
+def _read_kept(target: Path, size_bytes: int) -> bytearray | None:
+    """The marks of a cut download; None where there is none of this size."""
     try:
         found = bytearray(_kept(target).read_bytes())
-        is_same = len(found) == count and _partial(target).stat().st_size == size_bytes
+        is_same = len(found) == -(-size_bytes // _UNIT) and _partial(target).stat().st_size == size_bytes
     except OSError:
-        is_same = False
-    return found if is_same else bytearray(count)
+        return None
+    return found if is_same else None
 
 
 def _partial(target: Path) -> Path:

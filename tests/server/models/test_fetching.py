@@ -17,8 +17,8 @@ import pytest
 from hub.fake_hub import Endpoint, fake_hub
 from realizar.errors import HubError, UnknownModelError
 from realizar.hub.cache import models_dir
-from realizar.hub.progress import RemoteFile
-from realizar.hub.pull_process import RESERVE_BYTES, check_room
+from realizar.hub.progress import RemoteFile, check_room
+from realizar.hub.pull_process import RESERVE_BYTES
 from realizar.server.models.pulls import PullEvent, fetch_in_process
 from waits import HANG_S
 
@@ -82,10 +82,10 @@ def test_a_hub_can_name_no_file_elsewhere(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_reserve_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=RESERVE_BYTES + 100))
     folder = tmp_path / "not" / "there"
-    check_room(folder, [RemoteFile("a", 60, 60, None), RemoteFile("b", 40, 40, None)])
-    check_room(folder, [RemoteFile("a", 1 << 60, 0, None)])  # it is here already
+    check_room(folder, [RemoteFile("a", 60, 60, None), RemoteFile("b", 40, 40, None)], RESERVE_BYTES)
+    check_room(folder, [RemoteFile("a", 1 << 60, 0, None)], RESERVE_BYTES)  # it is here already
     with pytest.raises(HubError, match="101 B of disk"):
-        check_room(folder, [RemoteFile("a", 60, 60, None), RemoteFile("b", 41, 41, None)])
+        check_room(folder, [RemoteFile("a", 60, 60, None), RemoteFile("b", 41, 41, None)], RESERVE_BYTES)
 
 
 def children() -> set[str]:
