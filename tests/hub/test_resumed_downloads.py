@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from hub.fake_hub import Content, Endpoint, fake_hub
+from realizar.hub.resumed import count_kept
 from waits import HANG_S
 
 CONTENT = b"GGUF" + random.Random(3).randbytes((40 << 20) + 12345)
@@ -67,6 +68,20 @@ def test_a_download_killed_20_times_ends_whole(tmp_path: Path, endpoint: Endpoin
     check_pulled(tmp_path, result)
     assert endpoint.sent_bytes - before < len(CONTENT)
     assert re.fullmatch(r"fetching .* \(42\.0 MB, .* here\)\nfetched .* \(.* [kM]B/s\)\n", result.stderr)
+
+
+def test_what_is_kept_is_counted_to_the_byte(tmp_path: Path) -> None:
+    """Progress must not pass the size: of the last unit less is there than of others."""
+    size, unit = (3 << 18) + 1000, 1 << 18
+    target = tmp_path / "file"
+    assert count_kept(target, size) == 0
+    with (tmp_path / "file.partial").open("wb") as stream:
+        stream.truncate(size)
+    (tmp_path / "file.kept").write_bytes(b"\0\1\0\1")
+    assert count_kept(target, size) == unit + 1000
+    (tmp_path / "file.kept").write_bytes(b"\1\1\1\1")
+    assert count_kept(target, size) == size
+    assert count_kept(target, size + 1) == 0, "of another file"
 
 
 def test_connections_that_break_20_times_are_opened_again(tmp_path: Path, endpoint: Endpoint) -> None:

@@ -25,7 +25,7 @@ _POLL_S = 0.05
 
 def count_kept(target: Path, size_bytes: int) -> int:
     """Bytes of a file that a cut download left beside its place."""
-    return min(size_bytes, _UNIT * (_read_kept(target, size_bytes) or b"").count(1))
+    return _kept_bytes(_read_kept(target, size_bytes) or bytearray(), size_bytes)
 
 
 class ResumedFile:
@@ -38,8 +38,9 @@ class ResumedFile:
     def __init__(self, url: str, target: Path, size_bytes: int, digest: str) -> None:
         self._url, self._target, self._size, self._digest = url, target, size_bytes, digest
         self._lock = threading.Lock()
-        self._kept = _read_kept(target, size_bytes) or bytearray(-(-size_bytes // _UNIT))
-        self._done_bytes = count_kept(target, size_bytes)
+        kept = _read_kept(target, size_bytes)
+        self._is_new, self._kept = kept is None, kept or bytearray(-(-size_bytes // _UNIT))
+        self._done_bytes = _kept_bytes(self._kept, size_bytes)
         self._next = 0
         self._ends = threading.Event()
         self._error: Exception | None = None
@@ -52,7 +53,8 @@ class ResumedFile:
         """
         partial, kept = _partial(self._target), _kept(self._target)
         self._target.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(self._kept)
+        if self._is_new:
+            kept.write_bytes(self._kept)
         with partial.open("r+b" if partial.exists() else "w+b") as data, kept.open("r+b") as marks:
             data.truncate(self._size)
             for _ in range(_CONNECTIONS):
@@ -156,6 +158,12 @@ class ResumedFile:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _kept_bytes(kept: bytearray, size_bytes: int) -> int:
+    """The last unit may be short."""
+    short = -size_bytes % _UNIT if kept and kept[-1] else 0
+    return _UNIT * kept.count(1) - short
 
 
 def _read_kept(target: Path, size_bytes: int) -> bytearray | None:
