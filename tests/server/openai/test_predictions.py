@@ -47,6 +47,18 @@ def test_a_prediction_with_a_change_brings_most_of_an_answer(client: openai.Open
         assert 0 < details.rejected_prediction_tokens < 12
 
 
+def test_answers_with_drafts_have_llama_cpps_timings(client: openai.OpenAI) -> None:
+    text, _ = ask(client)
+    prediction = {"type": "content", "content": text}
+    timings = client.chat.completions.create(**ASKED, prediction=prediction).model_extra["timings"]
+    assert timings["draft_n"] >= timings["draft_n_accepted"] > 24
+    assert timings["predicted_n"] == 48
+    assert timings["predicted_ms"] == pytest.approx(48 * timings["predicted_per_token_ms"])
+    assert timings["prompt_n"] + timings["cache_n"] == 38
+    short = client.chat.completions.create(**{**ASKED, "max_tokens": 1})
+    assert "timings" not in short.model_extra
+
+
 def test_a_stream_says_it_at_its_end(client: openai.OpenAI) -> None:
     text, _ = ask(client)
     prediction = {"type": "content", "content": text}
@@ -56,6 +68,7 @@ def test_a_stream_says_it_at_its_end(client: openai.OpenAI) -> None:
         )
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    assert chunks[-1].model_extra["timings"]["draft_n_accepted"] > 24
     assert chunks[-1].usage.completion_tokens_details.accepted_prediction_tokens > 24
 
 

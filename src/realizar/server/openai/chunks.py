@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
+from realizar.engine.frontend.outputs import RequestOutput
 from realizar.outputs import NO_DRAFTS, PromptProgress
 from realizar.server.api import now_s
 from realizar.server.generation.embedding import Embedded
@@ -36,6 +37,30 @@ def usage_of(counted: Run[Any] | Embedded[Any]) -> dict[str, Any]:
     }
 
 
+def _timings(output: RequestOutput | None) -> dict[str, float] | UnsetType:
+    """llama.cpp's figures of a request with drafts; unset where none were verified."""
+    if output is None or not output.drafts.drafted:
+        return UNSET
+    read, made = len(output.prompt_token_ids) - output.num_cached_tokens, output.num_generated_tokens
+    prompt_s, made_s = output.timings.prefill_s, output.timings.decode_s
+    return {
+        "cache_n": output.num_cached_tokens,
+        **_stage("prompt", read, prompt_s),
+        **_stage("predicted", made, made_s),
+        "draft_n": output.drafts.drafted,
+        "draft_n_accepted": output.drafts.accepted,
+    }
+
+
+def _stage(name: str, count: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": 1e3 * seconds,
+        f"{name}_per_token_ms": 1e3 * seconds / max(count, 1),
+        f"{name}_per_second": count / seconds if seconds > 0 else 0.0,
+    }
+
+
 class ChunkEncoder(Encoder[D]):
     """Writes the answer of a run to a request; `kind` is the `object` of its chunks."""
 
@@ -61,6 +86,7 @@ class ChunkEncoder(Encoder[D]):
             system_fingerprint=self._counted.api.fingerprint,
             choices=choices,
             usage=usage,
+            timings=_timings(self._counted.output) if isinstance(usage, dict) else UNSET,
         )
 
     def _chunk(self, *choices: Any) -> Answer:

@@ -149,7 +149,10 @@ class ChatChoice(msgspec.Struct):
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """An answer or a chunk. A chunk's `usage` is null except in the last chunk, if it was asked for."""
+    """An answer or a chunk. A chunk's `usage` is null except in the last chunk, if it was asked for.
+
+    `timings` are llama.cpp's, with its names; beside usage, where drafts were verified.
+    """
 
     id: str
     object: str
@@ -161,6 +164,7 @@ class Answer(msgspec.Struct, kw_only=True):
     prompt_logprobs: Any | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     prompt_progress: PromptRead | UnsetType = UNSET
+    timings: dict[str, float] | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct):
