@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from realizar.backends.cuda.matmul.fp8 import route_fp8
+from realizar.backends.cuda.matmul.fp8 import FP8_INPUT, launch_fp8, route_fp8
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat, make_buffer
 from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
 from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels
@@ -216,10 +216,12 @@ def time_fp8(matmuls: MatmulKernels, layout: WeightLayout) -> None:
 
             def run() -> None:
                 for matrix in matrices:  # noqa: B023
-                    if config.epilogue is None:  # noqa: B023
-                        matmuls.launch(matrix, x, sums, tokens, config)  # noqa: B023
-                    else:
+                    if config.epilogue is not None:  # noqa: B023
                         launch_gated(matmuls, matrix, x, target, tokens, config)  # noqa: B023
+                    elif config.format == FP8_INPUT:  # noqa: B023
+                        launch_fp8(matmuls, [matrix], x, sums, tokens, [0])  # noqa: B023
+                    else:
+                        matmuls.launch(matrix, x, sums, tokens, config)  # noqa: B023
 
             times.append(replay_ms(run))
         plain = torch.randn((tokens, cols), device="cuda").to(torch.float8_e4m3fn)

@@ -214,6 +214,8 @@ def _load_parts(
     counts, head_counts = {*rows, *token_counts(sizes.tokens)}, {*rows, *row_counts(sizes.selected)}
     matmuls = _Matmuls(kernels, layers, head, counts, head_counts)
     _compile(matmuls, progress)
+    if kernels is not None:
+        kernels.decoded(max(linear.decoded_bytes for linear in matmuls.all))
     mixtures = list(weights.experts.values())
     expert_matmuls = ExpertMatmuls(kernels)
     expert_matmuls.prepare(mixtures)

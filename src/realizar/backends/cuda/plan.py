@@ -17,6 +17,7 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, chunk_parts, compute_type, fixed_parts, tile_tokens
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.matmul.experts import expert_floats
+from realizar.backends.cuda.matmul.fp8 import decoded_bytes
 from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.recurrences.memory import slot_bytes
@@ -27,11 +28,12 @@ from realizar.backends.cuda.shapes import chunk_kinds, row_counts, step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.weights.load import Weights, stacks_shared
+from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.draft_model import drafter_bytes, drafter_config
 from realizar.backends.kv_blocks import host_snapshots_within, most_requests, snapshots_within
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
-from realizar.backends.program import build_program
+from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import Beside, ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -65,6 +67,8 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     parts = max(parts, chunk_parts(spec, config.kv_dtype, _DEVICE, invariant))
     workspace = Workspace(spec, sizes, _DEVICE, compute, parts)
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
+    if config.prompt_dtype == "fp8":
+        workspace_bytes += _decoded_bytes(weights, program)
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
     reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
     fixed = weight_bytes + embedding + workspace_bytes + reserved + config.beside.fixed_bytes
@@ -124,6 +128,13 @@ def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Worksp
     """Bytes of the states of all rows, and of what the kernels of a recurrence hand on."""
     handed_on = 0 if config.batch_invariant else scan_scratch(spec, workspace, _DEVICE).size_bytes
     return config.max_running * slot_bytes(spec, config) + handed_on
+
+
+def _decoded_bytes(weights: Weights, program: Program) -> int:
+    """Bytes of the weights that a matmul of a long step decodes to 8-bit floats."""
+    keys = [tuple(linear.weight for linear in group) for group in weights.apart(program.block_matmuls())]
+    packed = ([one for one in weights.groups[key] if isinstance(one, PackedMatrix)] for key in keys)
+    return max(map(decoded_bytes, packed), default=0)
 
 
 def _sampling_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes) -> int:

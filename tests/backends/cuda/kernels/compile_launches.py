@@ -112,7 +112,7 @@ RECIPES = {  # by element type of the cache, and size of heads, but for those th
     for kv in ("f16", "bf16", "int8", "f32")
     for head in (64, 80, 128, 256, 512)
 }
-FORMATS = (None, InputFormat("int8"), InputFormat("half", 8), InputFormat("half", 64), InputFormat("fp8", 256))
+FORMATS = (None, InputFormat("int8"), InputFormat("half", 8), InputFormat("half", 64), InputFormat("fp8", 128))
 
 _POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int8: "*i8", torch.uint8: "*u8",

@@ -87,14 +87,18 @@ class HostKernel:
     ) -> None:  # fmt: skip
         names = self.launches.names
         names[self.name] = names.get(self.name, 0) + 1
+        if self.name.startswith("decode_fp8"):
+            _floats[arguments[3]] = _floats[arguments[0]]
+            return
+        if self.name.startswith("wgmma_fp8"):
+            self._launch_fp8(arguments, sizes)
+            return
         gated, residual = sizes.endswith("ip"), "residual" in self.name
         count = sizes.index("pppiff") // 6
         x_at, scales_at, *norm, tokens, chunks, splits, token_stride, split_stride = arguments[6 * count :][:11]
         block_tokens = int(self.name.rpartition("tokens")[2])
         if self.name.startswith("matvec"):
             x = _read_int8(x_at, scales_at, tokens, chunks * 64)
-        elif self.name.startswith("wgmma_fp8"):
-            x = _read_fp8(x_at, scales_at, tokens, chunks)
         else:
             blocks = -(-tokens // block_tokens)
             x = _read_half(x_at, scales_at, blocks, chunks, block_tokens)[:tokens]
@@ -109,8 +113,6 @@ class HostKernel:
                 values = _activated(self.name, x[:, : matrix.shape[1]] @ matrix.T)
                 if self.name.startswith("matvec"):
                     _write_int8(values, out, arguments[-1])
-                elif self.name.startswith("wgmma_fp8"):
-                    _write_fp8(values, out, arguments[-1])
                 else:
                     _write_half(values, out, arguments[-1], block_tokens)
                 continue
@@ -123,6 +125,22 @@ class HostKernel:
                 for token in range(tokens):
                     to = _array(out + 4 * (split * split_stride + token * token_stride), np.float32, out_features)
                     to[:] = sums[token]
+
+    def _launch_fp8(self, arguments: Sequence[Any], sizes: str) -> None:
+        count = sizes.index("ppiii") // 5
+        x_at, scales_at, tokens, chunks, token_stride = arguments[5 * count :][:5]
+        x = _read_fp8(x_at, scales_at, tokens, chunks)
+        self.launches.norms.append(False)
+        for index in range(count):
+            weights_at, _, out, out_features, _ = arguments[5 * index :][:5]
+            matrix = _floats[weights_at]
+            assert len(matrix) == out_features
+            sums = x[:, : matrix.shape[1]] @ matrix.T
+            if sizes.endswith("ip"):
+                _write_fp8(_activated(self.name, sums), out, arguments[-1])
+                continue
+            for token in range(tokens):
+                _array(out + 4 * token * token_stride, np.float32, out_features)[:] = sums[token]
 
 
 def decoded(activations: ActivationBuffer, tokens: int, cols: int) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ if torch.cuda.is_available():
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.fp8_cases import (  # noqa: E402
+    BLOCK,
     FP8Reference,
     FP8Values,
     awkward_rows,
@@ -54,16 +55,16 @@ def test_every_element_has_its_place() -> None:
     x = torch.randn((300, 200), generator=torch.Generator().manual_seed(1))
     values, buffer = FP8Values.of(x), converted(x)
     seen = torch.zeros(buffer.codes.shape, dtype=torch.bool)
-    for m in (0, 7, 8, 130, 255, 256, 299):
+    for m in (0, 7, 8, 120, 127, 128, 255, 256, 299):
         for c in range(200):
             d = c % 64
-            at = m // 256, c // 64, d % 16 // 4, m % 256 // 8, m % 8, d // 16 * 4 + d % 2 * 2 + d % 4 // 2
+            at = m // BLOCK, c // 64, d % 16 // 4, m % BLOCK // 8, m % 8, d // 16 * 4 + d % 2 * 2 + d % 4 // 2
             assert int(buffer.codes[at]) == int(values.codes[m, c // 128, c % 128].view(torch.uint8))
             assert not seen[at]
             seen[at] = True
         for group in range(2):
-            place = m % 256 // 16 * 16 + m % 8 // 2 * 4 + m % 16 // 8 * 2 + m % 2
-            assert float(buffer.terms[m // 256, group, place]) == pytest.approx(float(values.scales[m, group]))
+            place = m % BLOCK // 16 * 16 + m % 8 // 2 * 4 + m % 16 // 8 * 2 + m % 2
+            assert float(buffer.terms[m // BLOCK, group, place]) == pytest.approx(float(values.scales[m, group]))
 
 
 @pytest.mark.parametrize("cols", [64, 700])

@@ -24,7 +24,7 @@ from backends.cuda.matmul.fp8_cases import (  # noqa: E402
 )
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul import linears  # noqa: E402
-from realizar.backends.cuda.matmul.fp8 import FP8_INPUT, route_fp8  # noqa: E402
+from realizar.backends.cuda.matmul.fp8 import FP8_INPUT, decoded_bytes, launch_fp8, route_fp8  # noqa: E402
 from realizar.backends.cuda.matmul.linears import launch_gated  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
@@ -75,8 +75,7 @@ def multiplied(matmuls: MatmulKernels, matrices: list[PackedMatrix], x: FP8Value
     tokens, width = len(x.codes), sum(matrix.out_features for matrix in matrices)
     columns = np.cumsum([beside, *(matrix.out_features for matrix in matrices[:-1])]).tolist()
     partials = torch.full((1, tokens + 1, width + 2 * beside), torch.nan, device="cuda")
-    config = route_fp8(matmuls, matrices, None)
-    matmuls.launch_merged(matrices, x.buffer(), partials, tokens, config, columns)
+    launch_fp8(matmuls, matrices, x.buffer(), partials, tokens, columns)
     sums = partials[0, :tokens, beside : beside + width].clone()
     partials[0, :tokens, beside : beside + width] = torch.nan
     assert bool(partials.isnan().all())
@@ -176,15 +175,16 @@ def test_a_graph_gives_the_same_bits(matmuls: MatmulKernels) -> None:
         FP8Values.of(torch.randn((300, 512), device="cuda")).buffer(),
         torch.empty((1, 300, 256), device="cuda"),
     )
-    config = route_fp8(matmuls, [matrix], None)
-    matmuls.launch(matrix, values, partials, 300, config)
+    launch_fp8(matmuls, [matrix], values, partials, 300, [0])
     once, graph = partials.clone(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        matmuls.launch(matrix, values, partials, 300, config)
+        launch_fp8(matmuls, [matrix], values, partials, 300, [0])
     partials.fill_(torch.nan)
+    matmuls.decoded_weights.fill_(0x7F)
     graph.replay()
     assert torch.equal(partials, once)
-    assert config.format == FP8_INPUT
+    assert route_fp8(matmuls, [matrix], None).format == FP8_INPUT
+    assert decoded_bytes([matrix]) == 256 * 512 + 256
 
 
 RECIPE = Recipe(

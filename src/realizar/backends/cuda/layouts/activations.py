@@ -28,7 +28,7 @@ token's largest value below 2^14 if that is above, near 2^-4 if below 2^-8; betw
 writes 64, since it does not know a token's largest value in time. Tokens beyond the step's, up to the end of the block,
 may hold anything: no token's result depends on another's.
 
-`fp8`, for long steps where it is asked for (`matmul.fp8`): bytes of e4m3 in the order of the tensor cores' B operand,
+`fp8`, for long steps where it is asked for (`matmul.fp8`): bytes of e4m3 in the order of the tensor cores' A operand,
 columns padded to a multiple of 128:
 
     codes  uint8    [blocks, padded_cols / 64, 4, block_tokens / 8, 8, 16]
@@ -38,8 +38,8 @@ Token m, column c lies at block m // block_tokens, chunk c // 64 and, with d = c
 
     [d % 16 // 4, m % block_tokens // 8, m % 8, d // 16 * 4 + d % 2 * 2 + d % 4 // 2]
 
-and the scale of its columns at [m // block_tokens, c // 128, n], where n puts side by side what a lane multiplies of 16
-tokens: with r = m % block_tokens, n = r // 16 * 16 + r % 8 // 2 * 4 + r % 16 // 8 * 2 + r % 2.
+and the scale of its columns at [m // block_tokens, c // 128, n], where n puts the two tokens of 16 that a lane adds up
+near each other: with r = m % block_tokens, n = r // 16 * 16 + r % 8 // 2 * 4 + r % 16 // 8 * 2 + r % 2.
 """
 
 from __future__ import annotations

@@ -15,7 +15,14 @@ from realizar.backends.cuda.kernels.plain_matmul import multiply, multiply_float
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.fixed_order import is_gated
-from realizar.backends.cuda.matmul.fp8 import FP8_INPUT, LEAST_TOKENS, route_fp8
+from realizar.backends.cuda.matmul.fp8 import (
+    FP8_INPUT,
+    LEAST_TOKENS,
+    decoded_bytes,
+    launch_fp8,
+    launch_fp8_gated,
+    route_fp8,
+)
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.quantized import (
     MATRIX_SIZES,
@@ -25,7 +32,7 @@ from realizar.backends.cuda.matmul.quantized import (
     shape_arguments,
 )
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
-from realizar.backends.cuda.native.sources import Epilogue, GatedActivation, matmul_source
+from realizar.backends.cuda.native.sources import Epilogue, FP8Tiles, GatedActivation, matmul_source
 from realizar.backends.cuda.weights.experts import matrix_bytes
 from realizar.backends.cuda.weights.load import Group, Matrix, Weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
@@ -58,7 +65,7 @@ class MergedLinear:
         prompts_in_fp8: whether packed matrices are multiplied in 8-bit floats in long steps: see `matmul.fp8`.
 
     Attributes:
-        matrices: in the order of their columns. packed: the packed ones among them.
+        matrices: in the order of their columns. packed: the packed ones among them. prompts_in_fp8: as given.
     """
 
     def __init__(
@@ -66,7 +73,7 @@ class MergedLinear:
         matmuls: MatmulKernels | None, activation: GatedActivation | None = None, adds_residual: bool = False,
         batch_invariant: bool = False, prompts_in_fp8: bool = False,
     ) -> None:  # fmt: skip
-        self._device, self._matmuls, self.bias, self._prompts_in_fp8 = device, matmuls, bias, prompts_in_fp8
+        self._device, self._matmuls, self.bias, self.prompts_in_fp8 = device, matmuls, bias, prompts_in_fp8
         self._activation, self._adds_residual, self._fixed = activation, adds_residual, batch_invariant
         self._routes: dict[int, MatmulConfig] = {}
         self.matrices = tuple(matrices)
@@ -143,7 +150,10 @@ class MergedLinear:
         config, tokens = self.route(kind), kind.tokens
         if self._matmuls is not None and config is not None and self.all_packed:
             source = inputs(config.format, self.cols).with_norm(norm)
-            self._matmuls.launch_merged(self.packed, source, partials, tokens, config)
+            if self._in_fp8(kind):
+                launch_fp8(self._matmuls, self.packed, source, partials, tokens, self._columns)
+            else:
+                self._matmuls.launch_merged(self.packed, source, partials, tokens, config)
             return
         splits = self.splits(kind) if config is None else 1
         if config is not None:
@@ -153,7 +163,10 @@ class MergedLinear:
             if isinstance(matrix, PackedMatrix):
                 assert self._matmuls is not None
                 assert config is not None
-                self._matmuls.launch(matrix, source, partials, tokens, config, column=column)
+                if self._in_fp8(kind):
+                    launch_fp8(self._matmuls, [matrix], source, partials, tokens, [column])
+                else:
+                    self._matmuls.launch(matrix, source, partials, tokens, config, column=column)
             elif isinstance(matrix, PlainMatrix):
                 tile = _MOST_TOKENS if self._fixed else _token_tile(tokens)
                 _multiply_plain(matrix, source, partials, tokens, column, splits, tile, self._device)
@@ -188,8 +201,13 @@ class MergedLinear:
         """True if `launch` applies a folded norm scale in a step of this kind."""
         return self.all_packed and not self._in_fp8(kind)
 
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of weights that a launch in 8-bit floats decodes."""
+        return decoded_bytes(self.packed) if self.prompts_in_fp8 else 0
+
     def _in_fp8(self, kind: StepKind) -> bool:
-        return self._prompts_in_fp8 and kind.tokens >= LEAST_TOKENS
+        return self.prompts_in_fp8 and kind.tokens >= LEAST_TOKENS
 
     def _input_format(self, matrix: Matrix, kind: StepKind) -> InputFormat:
         if isinstance(matrix, PackedMatrix) and self._in_fp8(kind):
@@ -291,6 +309,11 @@ def launch_gated(
         KernelError: the kernel can't be compiled, loaded or launched.
     """
     assert activations.format == target.format
+    assert config.epilogue is not None
+    if isinstance(config.tiles, FP8Tiles):
+        assert config.epilogue != "residual"
+        launch_fp8_gated(matmuls, matrix, activations, target, tokens, config.epilogue)
+        return
     source, tiles = matmul_source((matrix.format,), config.tiles, config.epilogue), config.tiles
     out, out_scales = target.addresses
     shape = shape_arguments(activations, tokens, matrix, 1, 0, 0)

@@ -41,7 +41,15 @@ from realizar.backends.cuda.matmul.inputs import NO_NORM, ActivationBuffer, Inpu
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Tiling, load_tuning
 from realizar.backends.cuda.native.compiler import Source, architecture, compile_source
 from realizar.backends.cuda.native.launcher import Kernel, LoadedKernels
-from realizar.backends.cuda.native.sources import AnyTiles, Epilogue, activations_source, matmul_source
+from realizar.backends.cuda.native.sources import (
+    AnyTiles,
+    Epilogue,
+    FP8Tiles,
+    activations_source,
+    fp8_source,
+    fp8_weights_source,
+    matmul_source,
+)
 from realizar.backends.cuda.weights.pack import PackedMatrix
 
 WeightFormats: TypeAlias = tuple[FragmentFormat, ...]
@@ -65,6 +73,14 @@ class MatmulConfig:
     splits: int
     dependent: bool = False
     epilogue: Epilogue | None = None
+
+    def sources(self, formats: WeightFormats) -> list[Source]:
+        """The kernels of one launch of matrices of these formats."""
+        if not isinstance(self.tiles, FP8Tiles):
+            return [matmul_source(formats, self.tiles, self.epilogue)]
+        activation = None if self.epilogue == "residual" else self.epilogue
+        weights = [fp8_weights_source(each, activation is not None) for each in formats]
+        return [*weights, fp8_source(len(formats), self.tiles, activation)]
 
 
 class MatmulKernels:
@@ -94,6 +110,7 @@ class MatmulKernels:
         )
         self.has_epilogues = "epilogues" not in without
         self.kernels = LoadedKernels(self.arch)
+        self.decoded_weights = torch.empty(0, dtype=torch.uint8, device=self.device)
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
     @property
@@ -150,10 +167,17 @@ class MatmulKernels:
             KernelError: a kernel does not compile or does not fit the device.
         """
         sources = [
-            matmul_source(formats if isinstance(formats, tuple) else (formats,), config.tiles, config.epilogue)
+            source
             for formats, config in wanted
+            for source in config.sources(formats if isinstance(formats, tuple) else (formats,))
         ]
         self.kernels.prepare(sources, compiled)
+
+    def decoded(self, size: int) -> int:
+        """The address of memory for a launch's decoded weights, of as many bytes; nothing may grow it in a capture."""
+        if self.decoded_weights.numel() < size:
+            self.decoded_weights = torch.empty(size, dtype=torch.uint8, device=self.device)
+        return self.decoded_weights.data_ptr()
 
     def launch(
         self, matrix: PackedMatrix, activations: ActivationBuffer, partials: torch.Tensor, tokens: int,
@@ -182,6 +206,7 @@ class MatmulKernels:
         `columns` are where each begins in the output, one after the other if None. `config` is from `route_merged`; for
         the rest and errors see `launch`.
         """
+        assert not isinstance(config.tiles, FP8Tiles)
         weight_formats = tuple(matrix.format for matrix in matrices)
         source, tiles = matmul_source(weight_formats, config.tiles, None), config.tiles
         token_blocks = 1 if config.format.kind == "int8" else -(-tokens // tiles.tokens)

@@ -75,6 +75,7 @@ def launch_residual(
     KernelError where the kernel can't be compiled, loaded or launched.
     """
     assert activations.norm is None
+    assert isinstance(config.tiles, MatvecTiles)
     source, tiles = matmul_source((matrix.format,), config.tiles, config.epilogue), config.tiles
     target, norm_weight, bias = residual.target, residual.norm_weight, residual.bias
     codes, terms = target.addresses if target is not None else (0, 0)

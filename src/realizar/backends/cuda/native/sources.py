@@ -14,11 +14,13 @@ from realizar.quantization.layout import WeightLayout
 
 Defines: TypeAlias = dict[str, int | str]
 """Macros of a source."""
-KernelKind = Literal["matvec", "wgmma", "mma_sync", "wgmma_fp8"]
+KernelKind = Literal["matvec", "wgmma", "mma_sync"]
 GatedActivation = Literal["silu", "gelu_tanh", "gelu", "clamped", "relu_squared"]
 """How gate and up become one: activation(gate) * up, or by `clamped` as `models.spec.Experts` says."""
 Epilogue = Literal["silu", "gelu_tanh", "gelu", "clamped", "relu_squared", "residual"]
 """An epilogue: the activation of a gated feed-forward, or the residual add."""
+FP8_FEATURES = 256
+"""Output features of a tile in 8-bit floats."""
 ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "clamped": 4, "relu_squared": 5}
 
 
@@ -142,18 +144,18 @@ class MmaSyncTiles:
 
 @dataclass(frozen=True, slots=True)
 class FP8Tiles:
-    """Parameters of the Hopper kernel for 8-bit floats: blocks of 128 output features, of 128 columns a stage.
+    """Parameters of the Hopper kernel for 8-bit floats: tiles of 256 output features, of 128 columns a stage.
 
     Attributes:
-        tokens: tokens of a block: a multiple of 32 up to 256.
+        tokens: of a tile: 128.
         stages: of the ring.
-        cluster: blocks of a cluster: 2 with the gated epilogue, else 1.
-        beside: blocks of tokens that run beside each other with the same weights.
+        cluster: blocks that share the weights which they copy: 1 or 2.
+        beside: clusters of tokens that run beside each other with the same weights.
     """
 
-    tokens: int
-    stages: int
-    cluster: int = 1
+    tokens: int = 128
+    stages: int = 4
+    cluster: int = 2
     beside: int = 8
 
     kind: Literal["wgmma_fp8"] = "wgmma_fp8"
@@ -166,19 +168,13 @@ class FP8Tiles:
     def blocks(self) -> int:
         return 1
 
-    def stage_bytes(self, weight_format: FragmentFormat) -> int:
-        return 2 * (2 * weight_format.block_bytes + weight_format.super_bytes) + self.tokens * 132
-
-    def shared_bytes(self, weight_format: FragmentFormat) -> int:
-        return self.stages * self.stage_bytes(weight_format)
-
-    def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
-        return -(-out_features // (128 * self.cluster)) * self.cluster, 1, token_blocks
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.stages * (FP8_FEATURES * 128 + self.tokens * 132)
 
     def defines(self) -> Defines:
-        count = self.tokens // 8
-        operands = wgmma_operands("PART", count, "{{%{}, %{}, %{}, %{}}}, %{}")
-        return of_fields(self) | operands | {"PART_TEXT": f'"{self.tokens // 4}"', "PREDICATE": f'"%{count + 5}"'}
+        return of_fields(self) | wgmma_operands("PART", 64, "%{}, %{}") | {"PREDICATE": '"%66"'}
 
 
 Tiles = MatvecTiles | WgmmaTiles | MmaSyncTiles
@@ -186,9 +182,7 @@ AnyTiles = Tiles | FP8Tiles
 
 
 @cache
-def matmul_source(
-    weight_formats: tuple[FragmentFormat, ...], tiles: AnyTiles, epilogue: Epilogue | None = None
-) -> Source:
+def matmul_source(weight_formats: tuple[FragmentFormat, ...], tiles: Tiles, epilogue: Epilogue | None = None) -> Source:
     """The kernel for matrices of these formats side by side: blocks in x go to one after the other.
 
     Its parameters: of each matrix weights, block scales, table, partials, out_features and its first block in x; then
@@ -203,15 +197,15 @@ def matmul_source(
     names = "_".join(map(format_name, weight_formats))
     name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else ''}_tokens{tiles.tokens}"
     parts = [define(tiles.defines() | epilogue_defines(epilogue)), read("primitives.cu")]
-    if tiles.kind in ("wgmma", "wgmma_fp8"):
+    if tiles.kind == "wgmma":
         parts.append(read("bulk.cu"))
     if tiles.kind != "matvec":
-        parts.append(read(_file(tiles.kind, "_instructions")))
+        parts.append(read(f"{tiles.kind}_instructions.cu"))
     parts.extend(read(name) for name in epilogue_files(tiles.kind, epilogue))
     for index, weight_format in enumerate(weight_formats):
-        defines = format_defines(weight_format) | {"POWER": weight_format.fp8_power}
+        defines = format_defines(weight_format)
         parts.append(f"namespace matrix{index} {{\n{define(defines)}")
-        parts.extend((read("weights.cu"), read(_file(tiles.kind))))
+        parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
         parts.append("".join(f"#undef {key}\n" for key in defines) + "}\n")
     shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
     return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue), shared)
@@ -227,17 +221,11 @@ def format_name(weight_format: FragmentFormat) -> str:
     return f"{kind}_{weight_format.small}"
 
 
-def _file(kind: KernelKind, part: str = "") -> str:
-    return f"fp8/wgmma{part}.cu" if kind == "wgmma_fp8" else f"{kind}{part}.cu"
-
-
 def epilogue_files(kind: KernelKind, epilogue: Epilogue | None) -> list[str]:
     if epilogue is None:
         return []
-    own = [_file(kind, "_residual")] if epilogue == "residual" else ["gated_epilogue.cu", _file(kind, "_gated")]
-    if kind == "wgmma_fp8":
-        own = ["experts/clusters.cu", *own]
-    return ["codes.cu", *own] if kind in ("matvec", "wgmma_fp8") else own
+    own = ["matvec_residual.cu"] if epilogue == "residual" else ["gated_epilogue.cu", f"{kind}_gated.cu"]
+    return ["codes.cu", *own] if kind == "matvec" else own
 
 
 def epilogue_defines(epilogue: Epilogue | None) -> Defines:
@@ -249,7 +237,7 @@ def epilogue_defines(epilogue: Epilogue | None) -> Defines:
     return {"ACTIVATION": ACTIVATIONS[epilogue]} | (numbers if epilogue == "clamped" else {})
 
 
-def _entry(name: str, count: int, tiles: AnyTiles, epilogue: Epilogue | None) -> str:
+def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> str:
     parameters = [
         f"const char* w{i}, const float* b{i}, const void* t{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)
     ]
@@ -265,17 +253,58 @@ def _entry(name: str, count: int, tiles: AnyTiles, epilogue: Epilogue | None) ->
     elif epilogue is not None:
         parameters.append("float* out_scales")
         out_scales = "out_scales"
-    clusters = f" __cluster_dims__({tiles.cluster}, 1, 1)" if tiles.kind == "wgmma_fp8" and tiles.cluster > 1 else ""
-    lines = [f'extern "C" __global__ void{clusters} __launch_bounds__({tiles.threads}, {tiles.blocks})']
+    lines = [f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})']
     lines.append(f"{name}({', '.join(parameters)}) {{")
     lines.append("  const Norm norm{square_sums, parts, inverse_width, eps};")
     lines.append(f"  const Shape shape{{tokens, chunks, splits, token_stride, split_stride, norm{stream}}};")
-    lines.append(f"  const int block_x = {'place_of().block_x' if tiles.kind == 'wgmma_fp8' else 'blockIdx.x'};")
+    lines.append("  const int block_x = blockIdx.x;")
     for i in reversed(range(count)):
         condition = f"if (block_x >= f{i}) " if i else ""
         matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}, {out_scales}, 1.f}}"
         lines.append(f"  {condition}return matrix{i}::multiply_matrix({matrix}, shape, block_x - f{i}, x, scales);")
     return "\n".join(lines) + "\n}\n"
+
+
+@cache
+def fp8_source(count: int, tiles: FP8Tiles, activation: GatedActivation | None = None) -> Source:
+    """The kernel in 8-bit floats for `count` matrices side by side, of any format: `fp8_weights_source` decodes them.
+
+    Its parameters: of each matrix its decoded weights and scales, output, out_features and first tile; then the
+    activations' two addresses, tokens, chunks, token stride, and with an activation the next matmul's scales.
+    """
+    name = f"wgmma_fp8_{count}{f'_{activation}' if activation else ''}_tokens{tiles.tokens}"
+    files = ["primitives.cu", "bulk.cu", "experts/clusters.cu", "fp8/wgmma_instructions.cu"]
+    if activation is not None:
+        files += ["codes.cu", "gated_epilogue.cu", "fp8/wgmma_gated.cu"]
+    files.append("fp8/wgmma.cu")
+    parameters = [f"const char* w{i}, const float* s{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)]
+    parameters.append("const char* x, const float* scales, int tokens, int chunks, int token_stride")
+    parameters.extend(["float* out_scales"] if activation else [])
+    clusters = f" __cluster_dims__({tiles.cluster}, 1, 1)" if tiles.cluster > 1 else ""
+    lines = [f'extern "C" __global__ void{clusters} __launch_bounds__({tiles.threads}, {tiles.blocks})']
+    lines.append(f"{name}({', '.join(parameters)}) {{")
+    lines.append("  auto segment_of = [&](int tile) -> Segment {")
+    for i in reversed(range(count)):
+        condition = f"if (tile >= f{i}) " if i else ""
+        out_scales = "out_scales" if activation else "nullptr"
+        lines.append(f"    {condition}return {{w{i}, s{i}, p{i}, n{i}, tile - f{i}, {out_scales}}};")
+    lines.append("  };")
+    lines.append(f"  const Tiles tiles{{f{count - 1}, n{count - 1}, tokens}};")
+    lines.append("  multiply_tiles(segment_of, tiles, tokens, chunks, token_stride, x, scales);\n}\n")
+    defines = define(tiles.defines() | epilogue_defines(activation))
+    return Source(name, defines + "".join(map(read, files)) + "\n".join(lines), tiles.shared_bytes)
+
+
+@cache
+def fp8_weights_source(weight_format: FragmentFormat, interleaved: bool) -> Source:
+    """Weights of a format as `fp8_source` reads them: `interleaved` ones of gate and up for its gated epilogue.
+
+    Its parameters: the matrix's weights, block scales and table, the decoded weights and scales, strips and chunks.
+    """
+    name = f"decode_fp8_{format_name(weight_format)}{'_gated' if interleaved else ''}"
+    numbers: Defines = {"POWER": weight_format.fp8_power, "INTERLEAVED": int(interleaved), "NAME": name}
+    files = ("primitives.cu", "weights.cu", "fp8/decode.cu")
+    return Source(name, define(format_defines(weight_format) | numbers) + "".join(map(read, files)))
 
 
 def activations_source() -> Source:

@@ -1,24 +1,64 @@
-// What all matrices of a launch in 8-bit floats share: the matrix instruction of compute capability 9.0a, of a quarter
-// of a block's tokens, and the order of blocks.
-// Defined around it: PART_TEXT (columns of D, as a string) PART_LIST PART_INPUTS (operand lists of the instruction)
-// PART_OPERANDS (their bindings) PREDICATE (of the operand that says whether D is added to) BESIDE (blocks of tokens that
-// run beside each other with the same weights) CLUSTER (blocks of a cluster).
+// What a launch in 8-bit floats has before its kernel: the matrix instruction of compute capability 9.0a, of 64 tokens
+// and half of a tile's output features, the order of tiles, and what blocks of a cluster do for each other.
+// Defined around it: PART_LIST PART_INPUTS (operand lists of the instruction) PART_OPERANDS (their bindings) PREDICATE
+// (of the operand that says whether D is added to) TOKENS (of a tile) STAGES (of the ring) BESIDE (pairs of blocks of
+// tokens that run beside each other with the same weights) CLUSTER (blocks of a cluster). Before it: bulk.cu,
+// clusters.cu.
 
-// c = a * b, or c += a * b; a from registers, b by its descriptor
-INLINE void multiply(float* c, const u32* a, u64 b, int adds) {
+constexpr int FEATURES = 256, PARTS = 2, PART = 64;  // of a tile; a thread's sums of a part
+constexpr int WEIGHTS_STAGE = FEATURES * 128, WEIGHTS_PART = WEIGHTS_STAGE / CLUSTER;
+constexpr int X_STAGE = TOKENS * 128, SCALES_BYTES = TOKENS * 4;
+constexpr int STAGE_BYTES = WEIGHTS_STAGE + X_STAGE + SCALES_BYTES;
+
+// c = a * b, or c += a * b; both by their descriptors
+INLINE void multiply(float* c, u64 a, u64 b, int adds) {
   asm volatile("{.reg .pred adds; setp.ne.b32 adds, " PREDICATE ", 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n" PART_TEXT "k32.f32.e4m3.e4m3 "
-               "{" PART_LIST "}, " PART_INPUTS ", adds, 1, 1;}"
-               : PART_OPERANDS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+               "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" PART_LIST "}, " PART_INPUTS ", adds, 1, 1;}"
+               : PART_OPERANDS : "l"(a), "l"(b), "r"(adds));
 }
 
-// Which output features and tokens a block has. Blocks start in the order of their numbers: those of BESIDE blocks of
-// tokens share weights in the second-level cache, where the activations of all of them stay as well. The blocks of a
-// cluster have the same tokens.
-struct Place { int block_x, token_block; };
-INLINE Place place_of() {
-  const int id = (blockIdx.z * gridDim.x + blockIdx.x) / CLUSTER, all = gridDim.x / CLUSTER * BESIDE;
-  const int first = id / all * BESIDE;
-  const int beside = (int)gridDim.z - first < BESIDE ? (int)gridDim.z - first : BESIDE;
-  return {id % all / beside * CLUSTER + (int)blockIdx.x % CLUSTER, first + id % all % beside};
+// One matrix of a launch, for a tile of it.
+struct Segment {
+  const char* weights;  // as decode.cu writes them
+  const float* scales;  // of 64 output features
+  float* out;           // of its own columns; with the gated epilogue the next matmul's codes
+  int out_features;
+  int tile;             // of its output features
+  float* out_scales;    // with the gated epilogue: the next matmul's scales
+};
+
+// Computed again where it is asked for: registers are scarce, and a tile takes long.
+INLINE int anew(int x) { asm volatile("" : "+r"(x)); return x; }
+
+// The order of tiles: those of BESIDE clusters of tokens share weights in the second-level cache, where the activations
+// of all of them stay as well. The blocks of a cluster have the same weights.
+struct Place { int column, token_block; };
+struct Tiles {
+  int last_first, last_features, tokens;  // of the last matrix: its first tile of output features; of the step
+  INLINE int columns() const { return anew(last_first) + (anew(last_features) + FEATURES - 1) / FEATURES; }
+  INLINE int token_blocks() const { return (anew(tokens) + TOKENS - 1) / TOKENS; }
+  INLINE int clusters() const { return (token_blocks() + CLUSTER - 1) / CLUSTER; }
+  INLINE int first() const { return blockIdx.x / CLUSTER; }
+  INLINE bool next(int& tile) const {
+    tile += gridDim.x / CLUSTER;
+    return tile < columns() * clusters();
+  }
+  INLINE Place place(int tile) const {
+    const int all = columns() * BESIDE, first = tile / all * BESIDE;
+    const int left = clusters() - first, beside = left < BESIDE ? left : BESIDE;
+    return {tile % all / beside, (first + tile % all % beside) * CLUSTER + (int)blockIdx.x % CLUSTER};
+  }
+};
+
+INLINE void arrive_in_cluster(u32 barrier, int block) {
+  if constexpr (CLUSTER == 1) return barrier_arrive(barrier);
+  asm volatile("{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1;\n"
+               "mbarrier.arrive.shared::cluster.b64 _, [at];}" ::"r"(barrier), "r"(block) : "memory");
+}
+// The same for all blocks of a cluster, at the same place in each, and with its barrier.
+INLINE void copy_bulk_to_all(u32 to, const void* from, u32 bytes, u32 barrier) {
+  if constexpr (CLUSTER == 1) return copy_bulk(to, from, bytes, barrier);
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+               "[%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier),
+               "h"((u16)((1 << CLUSTER) - 1)) : "memory");
 }
