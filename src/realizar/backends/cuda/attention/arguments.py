@@ -108,8 +108,9 @@ class AttentionArguments:
     ) -> ActivationBuffer | None:
         """The output projection's input, if attention can write it; None where the result must be converted.
 
-        Kernels of decodes alone write all formats; beside chunks all write halves if Hopper's attends these, or else
-        none. With `batch_invariant` all write halves.
+        Kernels of decodes alone write all formats but 8-bit floats; beside chunks all write halves if Hopper's attends
+        these, or else none. Hopper's writes 8-bit floats of heads that are whole scales, of steps without decodes. With
+        `batch_invariant` all write halves.
         """
         if attention.gate is not None:
             return None
@@ -118,7 +119,8 @@ class AttentionArguments:
         own = formats[0].kind in ("int8", "half")
         whole = attention.head_size == padded_head(attention) and group % CHUNK == 0
         if self._batch_invariant or (kind.tiles and hopper_rows(attention, self._kv.dtype, self._device, fixed=False)):
-            writes = whole and formats[0].kind == "half"
+            is_fp8 = formats[0].kind == "fp8" and not kind.decodes and attention.head_size % 128 == 0
+            writes = is_fp8 or (whole and formats[0].kind == "half")
         else:
             writes = not kind.tiles and (whole if own else formats[0].kind == "f32")
         return self._space.activations.get(formats[0], width) if writes and len(formats) == 1 else None

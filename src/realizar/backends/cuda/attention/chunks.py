@@ -69,7 +69,7 @@ class ChunkBinder:
         kernel = AttendChunkKernel(
             attention.head_size, attention.num_heads // attention.num_kv_heads,
             1 if alone else arrays.sizes.tile_tokens, self._kv.dtype, self._kv.block_size, attention.window or 0,
-            attention.soft_cap is not None, attention.sinks is not None, self._part, alone,
+            attention.soft_cap is not None, attention.sinks is not None, self._part, alone, consumer.prompts_in_fp8,
         )  # fmt: skip
         source = kernel.source()
         self._wanted.append(source)
@@ -81,14 +81,14 @@ class ChunkBinder:
 
         def start(kind: StepKind, grid: tuple[int, int, int]) -> None:
             target = self._arguments.direct(attention, consumer, kind)
-            halves, order = (
+            inputs, order = (
                 ((0, 0), (1, 1)) if target is None else (target.addresses, (target.format.block_tokens, target.chunks))
             )
             arguments = [
-                *read, *(each.data_ptr() for each in tensors), *halves, *(each.data_ptr() for each in handed),
+                *read, *(each.data_ptr() for each in tensors), *inputs, *(each.data_ptr() for each in handed),
                 float(attention.scale), float(attention.soft_cap or 0.0), attention.window or 0, kind.tiles,
                 attention.num_kv_heads, self._kv.group_of(block.cache_layer) * arrays.sizes.rows,
-                space.attended.stride(0), *order, parts,
+                space.attended.stride(0), *order, parts, int(target is not None and target.format.kind == "fp8"),
             ]  # fmt: skip
             stream = int(torch.cuda.current_stream(self._device.torch_device).cuda_stream)
             dependent = space.launching(kind)["DEPENDENT"]

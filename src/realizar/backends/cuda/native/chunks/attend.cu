@@ -85,7 +85,7 @@ INLINE void write_halves(const Arguments& in, const float (&sums)[OWN / 2], int 
   const bool odd = t % 2;
   const int block = in.block_tokens, column = (head * HEAD + side * OWN) / 64;
   const long first = ((long)(token / block) * in.chunks + column) * block + token % block / 8;
-  char* to = in.halves + first * 128 + token % 8 * 16 + (t / 2 * 2 + odd) * (block * 16);
+  char* to = in.inputs + first * 128 + token % 8 * 16 + (t / 2 * 2 + odd) * (block * 16);
 #pragma unroll
   for (int c = 0; c < OWN / 64; c++)
 #pragma unroll
@@ -102,7 +102,52 @@ INLINE void write_halves(const Arguments& in, const float (&sums)[OWN / 2], int 
       }
       if (own) *(uint4*)(to + (c * 8 + p * 4) * (long)(block * 16)) = make_uint4(words[0], words[1], words[2], words[3]);
     }
-  if (own && head == 0 && side == 0 && t == 0) in.half_scales[token] = 1.f;
+  if (own && head == 0 && side == 0 && t == 0) in.input_scales[token] = 1.f;
+}
+
+INLINE u32 e4m3_pair(float low, float high) {
+  u32 r;
+  asm("{.reg .b16 both; cvt.rn.satfinite.e4m3x2.f32 both, %2, %1; cvt.u32.u16 %0, both;}"
+      : "=r"(r) : "f"(low), "f"(high));
+  return r;
+}
+
+// The same as its 8-bit floats: 128 columns, which four lanes have, share a scale.
+INLINE void write_e4m3(const Arguments& in, const float (&sums)[OWN / 2], int r, float kept, int token, int head,
+                       int side, int t, bool own) {
+  const bool odd = t % 2;
+  const int block = in.block_tokens, row = token % block;
+  const int place = row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2;
+  const long first = (long)(token / block) * (in.chunks / 2) + (head * HEAD + side * OWN) / 128;
+#pragma unroll
+  for (int c = 0; c < OWN / 128; c++) {
+    const float* x = sums + c * 64 + r * 2;  // two columns of every eight
+    float top = 0.f;
+#pragma unroll
+    for (int i = 0; i < 16; i++) top = fmaxf(top, fmaxf(fabsf(x[i * 4]), fabsf(x[i * 4 + 1])));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * kept, 1e-30f);
+    const float factor = 448.f / top * kept;
+    if (own && t == 0) in.input_scales[(first + c) * block + place] = top / 448.f;
+    char* to = in.inputs + (first + c) * (block * 128) + row * 16 + (t / 2 + odd * 2) * (block * 16);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {  // 64 columns
+      u32 words[4];
+#pragma unroll
+      for (int s = 0; s < 2; s++) {  // 32 columns
+        const float* y = x + (h * 8 + s * 4) * 4;
+        auto run = [&](int i) {
+          return e4m3_pair(y[i * 4] * factor, y[i * 4 + 1] * factor) |
+                 e4m3_pair(y[i * 4 + 8] * factor, y[i * 4 + 9] * factor) << 16;
+        };
+        const u32 even_run = run(0), odd_run = run(1), other = __shfl_xor_sync(~0u, odd ? even_run : odd_run, 1);
+        const u32 low = odd ? other : even_run, high = odd ? odd_run : other;
+        words[s * 2] = permute(low, high, 0x5140);
+        words[s * 2 + 1] = permute(low, high, 0x7362);
+      }
+      if (own) *(uint4*)(to + h * (block * 64)) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
 }
 
 // Largest scores and sums of weights of two parts; `first` and `second` are what each part's sums count for.
@@ -265,8 +310,13 @@ INLINE void write_rows(const Arguments& in, const Tile& tile, Rows& rows, float 
       total = total * kept + power2(sink - higher);
     }
     kept = kept / (total > 0.f ? total : 1.f);
+    if constexpr (IN_FP8 && OWN % 128 == 0)
+      if (in.in_fp8) {
+        write_e4m3(in, rows.sums, r, kept, token, head, side, t, own);
+        continue;
+      }
     if constexpr (OWN % 64 == 0)
-      if (in.halves) {
+      if (in.inputs) {
         write_halves(in, rows.sums, r, kept, token, head, side, t, own);
         continue;
       }
@@ -399,9 +449,9 @@ static_assert(CONSUMERS * REGISTERS + PRODUCER_REGISTERS + DECODER_REGISTERS <= 
 extern "C" __global__ void __launch_bounds__(WARPGROUPS * 128, BLOCKS)
 NAME(const __grid_constant__ TensorMap queries, CACHE_PARAMETERS, const int* tile_rows, const int* tile_firsts,
      const int* starts, const int* counts, const int* contexts, const int* tables, const int* table_stride,
-     const float* sinks, float* out, char* halves, float* half_scales, int* next_tile, float4* parts, float* states,
+     const float* sinks, float* out, char* inputs, float* input_scales, int* next_tile, float4* parts, float* states,
      int* arrivals, float scale, float soft_cap, int window, int tiles, int kv_heads, int first_table, int out_stride, int block_tokens,
-     int chunks, int most_parts) {
+     int chunks, int most_parts, int in_fp8) {
   __shared__ __align__(8) u64 barriers[2 * SLOTS + 4 + 2 * CODE_SLOTS];
   __shared__ Tile two_tiles[2];
   __shared__ Span spans[CODED ? CODE_SLOTS : 1];
@@ -437,8 +487,8 @@ NAME(const __grid_constant__ TensorMap queries, CACHE_PARAMETERS, const int* til
   const Cache of_keys{&keys}, of_values{&values};
 #endif
   const Arguments in{&queries, of_keys, of_values, tile_rows, tile_firsts, starts, counts, contexts, tables,
-                     table_stride, sinks, out, halves, half_scales, next_tile, parts, states, arrivals, scale, soft_cap, window, tiles,
-                     kv_heads, first_table, out_stride, block_tokens, chunks, most_parts};
+                     table_stride, sinks, out, inputs, input_scales, next_tile, parts, states, arrivals, scale, soft_cap, window, tiles,
+                     kv_heads, first_table, out_stride, block_tokens, chunks, most_parts, in_fp8};
   if (threadIdx.x < 128) {
     if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
     if (threadIdx.x < 32) copy_tiles(in, at, threadIdx.x);

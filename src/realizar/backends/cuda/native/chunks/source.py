@@ -47,6 +47,7 @@ class AttendChunkKernel:
         kv_dtype: of the cache: `bf16`, `f16` or `int8`. block_size: tokens of its blocks, a power of two.
         window: keys that a query sees, or 0. cap, sinks: the layer caps scores, has sinks.
         part: keys of a part of the context where it is cut at fixed places, a power of two from 512 on, or 0.
+        in_fp8: it can write 8-bit floats, of heads of a multiple of 128 dimensions.
         alone: tiles are of single tokens, as `StepArrays` has decodes, with blocks of threads for each token, KV head,
             and some parts of the context.
     """
@@ -61,6 +62,7 @@ class AttendChunkKernel:
     sinks: bool = False
     part: int = 0
     alone: bool = False
+    in_fp8: bool = False
 
     @property
     def element(self) -> str:
@@ -74,7 +76,7 @@ class AttendChunkKernel:
     @property
     def sizes(self) -> str:
         """Of the arguments, as `Kernel.launch` takes them."""
-        return ("tpppp" if self.coded else "ttt") + "p" * 15 + "ff" + "i" * 8
+        return ("tpppp" if self.coded else "ttt") + "p" * 15 + "ff" + "i" * 9
 
     @property
     def consumers(self) -> int:
@@ -163,6 +165,7 @@ class AttendChunkKernel:
             "LEAST_PART": _LEAST_PART // self.keys, "PART_COST": -(-_PART_COST // self.keys), "FEW_ROUNDS": _FEW_ROUNDS,
             "WINDOWED": int(self.window > 0), "CAP": int(self.cap), "SINKS": int(self.sinks),
             "FIXED": self.part // self.keys, "ALONE": int(self.alone), "BLOCKS": self.blocks, "CODED": int(self.coded),
+            "IN_FP8": int(self.in_fp8),
             "CODE_SLOTS": self.code_slots, "TYPE_TEXT": f'"{types}"', "CONVERT_TEXT": f'"{convert}"',
             "KEYS_TEXT": f'"{self.keys}"', "SUM_WIDTH": width, "SUM_TEXT": f'"{width}"',
             **wgmma_operands("SCORE", self.keys // 2, "%{0}, %{1}, %{2}"),

@@ -76,12 +76,12 @@ struct Arguments {
   const int *tile_rows, *tile_firsts, *starts, *counts, *contexts, *tables, *table_stride;
   const float* sinks;
   float* out;
-  char* halves;  // or null
-  float* half_scales;
+  char* inputs;  // of the next matmul, or null
+  float* input_scales;
   int* next_tile;
   float4* parts;
   float* states;
   int* arrivals;
   float scale, soft_cap;
-  int window, tiles, kv_heads, first_table, out_stride, block_tokens, chunks, most_parts;
+  int window, tiles, kv_heads, first_table, out_stride, block_tokens, chunks, most_parts, in_fp8;
 };
