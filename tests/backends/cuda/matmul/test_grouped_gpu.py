@@ -28,7 +28,7 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.routing import ExpertsRead
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
-from realizar.backends.cuda.native.grouped.source import AnyTiles, DirectTiles, GroupedTiles
+from realizar.backends.cuda.native.grouped.source import AnyTiles, DirectTiles, GroupedTiles, sum_words
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.checkpoint.ggml_types import GGMLType
@@ -144,6 +144,7 @@ def buffers_for(step: StepTiles, experts: int, width: int = 0, hidden: int = 0) 
     buffers = GroupedBuffers("cuda", 1, 1, ExpertShape(experts, 64, 64), True)
     buffers.slots = torch.full((step.places,), 12345678, dtype=torch.int32, device="cuda")
     buffers.work = torch.full((1 + step.count,), 12345678, dtype=torch.int32, device="cuda")
+    buffers.sums = torch.full((sum_words(step.pairs, experts),), 12345678, dtype=torch.int32, device="cuda")
     buffers.gated, buffers.laid = (
         torch.full((step.places * cols,), torch.nan, dtype=torch.float16, device="cuda") for cols in (width, hidden)
     )
@@ -198,7 +199,10 @@ SORTS = {
     "large": random_choices(4096, 8, 128),
     "nobody": np.full((64, 8), -1, np.int32),
     "beyond": random_choices(77, 3, 200) - 50,
+    "a prompt's": random_choices(8192, 9, 128, skew=0.7),
+    "a prompt's, most nowhere": np.where(np.arange(4096)[:, None] % 7 == 3, random_choices(4096, 8, 128), -1),
     "many experts": random_choices(50, 10, 1000),
+    "a prompt's, many experts": random_choices(777, 10, 1000),
 }
 
 
@@ -206,7 +210,7 @@ SORTS = {
 @pytest.mark.parametrize("tokens", [8, 64])
 def test_pairs_are_sorted_by_expert(matmuls: MatmulKernels, case: str, tokens: int) -> None:
     chosen = SORTS[case]
-    experts = 1000 if case == "many experts" else 128
+    experts = 1000 if case.endswith("many experts") else 128
     experts_read = ExpertsRead("cuda")
     grouped, pairs = GroupedMatmuls(matmuls, experts_read), chosen.size
     step = StepTiles(pairs, tokens, most_tiles(pairs, experts, tokens))

@@ -18,7 +18,7 @@ from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.routing import ExpertsRead
 from realizar.backends.cuda.matmul.tuning_table import ExpertLine, ExpertShape
-from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles, route_source
+from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles, route_many_sources, route_source
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
@@ -83,6 +83,26 @@ def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch:
     assert last[3][4:6] == [out.data_ptr(), weights.data_ptr()]
     assert last[3][6:] == [buffers.gated.data_ptr(), 0, *lists, down.stride, HIDDEN, 5, 1, 1]
     assert len(first[3]) == len(first[4]) == len(last[4])
+
+
+def test_many_pairs_are_sorted_by_many_blocks(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Two launches of as many blocks as the pairs ask for; a block sorts 4,096."""
+    grouped, rows = GroupedMatmuls(matmuls_on(monkeypatch)), 1025
+    step, buffers = grouped.step(rows, PER_TOKEN, SHAPE), GroupedBuffers("cpu", rows, PER_TOKEN, SHAPE, True)
+    chosen = torch.zeros(rows, PER_TOKEN, dtype=torch.int32)
+    grouped.sort(chosen, step, EXPERTS, buffers)
+    first, second = kernel.launches
+    assert [(each[0], each[1], each[2]) for each in (first, second)] == [
+        ("count_pairs", (2, 1, 1), 1024), ("place_pairs", (2, 1, 1), 1024)
+    ]  # fmt: skip
+    assert len(buffers.sums) == 3 * EXPERTS + 1
+    lists = buffers.slots.data_ptr(), buffers.work.data_ptr(), buffers.starts.data_ptr()
+    between = buffers.sums.data_ptr(), buffers.arrivals.data_ptr()
+    assert first[3] == second[3] == [chosen.data_ptr(), *lists, 0, *between, rows * PER_TOKEN, step.tokens]
+    grouped.sort(chosen[:-1], grouped.step(rows - 1, PER_TOKEN, SHAPE), EXPERTS, buffers)
+    assert kernel.launches[-1][0] == "route_pairs"
 
 
 def test_rows_that_are_laid_in_tiles(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +192,7 @@ def test_kernels_are_loaded_once(kernel: type[RecordingKernel], monkeypatch: pyt
         grouped.prepare(configs, EXPERTS)
     shared = [each.source.shared_bytes for each in (configs[2], configs[0])]
     assert sorted(size for _, size in made) == sorted(
-        [*shared, route_source(EXPERTS).shared_bytes, 0]
+        [*shared, *(each.shared_bytes for each in (route_source(EXPERTS), *route_many_sources(EXPERTS))), 0]
     )  # rows laid: none
 
 

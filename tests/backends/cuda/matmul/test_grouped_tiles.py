@@ -20,7 +20,7 @@ from realizar.backends.cuda.matmul.grouped_tiles import (
     tile_tokens,
 )
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
-from realizar.backends.cuda.native.grouped.source import DirectTiles, route_source, route_warps
+from realizar.backends.cuda.native.grouped.source import DirectTiles, route_many_sources, route_source, route_warps
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.convert import QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
@@ -85,4 +85,5 @@ def test_direct_kernels_have_registers_and_memory() -> None:
 @pytest.mark.parametrize("experts", [1, 8, 128, 512, 1024])
 def test_the_sort_has_room_for_its_counts(experts: int) -> None:
     assert route_warps(experts) in range(1, 33)
-    assert route_source(experts).shared_bytes <= 99 * 1024
+    for source in (route_source(experts), *route_many_sources(experts)):
+        assert source.shared_bytes <= 99 * 1024

@@ -30,7 +30,7 @@ from realizar.backends.cuda.native.experts.source import (  # noqa: E402
     expert_sums_source,
     many_choices_source,
 )
-from realizar.backends.cuda.native.grouped.source import grouped_source, route_source  # noqa: E402
+from realizar.backends.cuda.native.grouped.source import grouped_source, route_many_sources, route_source  # noqa: E402
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS  # noqa: E402
 from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, sampling_source  # noqa: E402
 from realizar.backends.cuda.native.scans.source import THREADS, ScanKernels  # noqa: E402
@@ -81,7 +81,8 @@ def kernels(capability: tuple[int, int], part: str, *, all_of_them: bool) -> Ite
                 yield Needed(source, THREADS[name], source.shared_bytes)
         if capability >= (9, 0):
             yield Needed(many_choices_source(shape, 16), 256, 4 * shape.many_floats(16))
-        yield Needed(route_source(128), 1024, route_source(128).shared_bytes)
+        for sort in (route_source(128), *route_many_sources(128)):
+            yield Needed(sort, 1024, sort.shared_bytes)
     elif part == "sampling":
         yield Needed(sampling_source(), 1024, SELECT_BYTES)
     else:

@@ -18,6 +18,7 @@ from realizar.backends.cuda.native.grouped.source import (
     GroupedTiles,
     grouped_source,
     lay_source,
+    route_many_sources,
     route_source,
 )
 from realizar.backends.cuda.native.sources import GatedActivation
@@ -109,7 +110,7 @@ def test_kernels_for_newer_architectures() -> None:
 
 @pytest.mark.parametrize(("arch", "experts"), [("sm_80", 128), ("sm_90a", 1024), ("sm_100a", 8)])
 def test_sorts_compile(arch: str, experts: int) -> None:
-    check([route_source(experts)], arch)
+    check([route_source(experts), *route_many_sources(experts)], arch)
 
 
 @pytest.mark.parametrize("tokens", [8, 48, 128])

@@ -18,7 +18,12 @@ from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E4
 from realizar.backends.cuda.matmul.grouped_tiles import grouped_tiles  # noqa: E402
 from realizar.backends.cuda.native.attend_source import AttendKernel  # noqa: E402
 from realizar.backends.cuda.native.experts.source import ChoiceShape, choice_source, expert_source  # noqa: E402
-from realizar.backends.cuda.native.grouped.source import grouped_source, lay_source, route_source  # noqa: E402
+from realizar.backends.cuda.native.grouped.source import (  # noqa: E402
+    grouped_source,
+    lay_source,
+    route_many_sources,
+    route_source,
+)
 from realizar.backends.cuda.native.sampling.source import sampling_source  # noqa: E402
 from realizar.backends.cuda.native.scans.source import ScanKernels  # noqa: E402
 from realizar.backends.cuda.native.sources import (  # noqa: E402
@@ -72,6 +77,7 @@ def test_every_kernel_has_a_family() -> None:
         expert_source(Q4_K, matvec, "silu").name: "matmuls",
         choice_source(ChoiceShape(64, 6, 3), clusters=False).name: "matmuls",
         route_source(8).name: "matmuls",
+        **{source.name: "matmuls" for source in route_many_sources(8)},
         lay_source(8).name: "matmuls",
         activations_source().name: "matmuls",
         repack_source(GGML_LAYOUTS[GGMLType.Q4_K], Q4_K).name: "repack",

@@ -59,16 +59,20 @@ from realizar.backends.cuda.native.grouped.source import (
     AnyTiles,
     DirectTiles,
     GroupedTiles,
+    block_pairs,
     grouped_source,
     lay_source,
+    route_many_sources,
     route_source,
     route_warps,
+    sum_words,
 )
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack
 from realizar.models.tensor_source import TensorName
 
 _SIZES, _SORT_SIZES, _LAY_SIZES = "pppppppppppiiii", "pppppii", "ppppiii"  # of parameters
+_SORT_MANY_SIZES = "pppppppii"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ class GroupedBuffers:
         slots: int32 [places], the pair of each place of a tile, or -1.
         work: int32 [1 + tiles], the number of tiles, then each one's expert times two, plus one if it has several.
         starts: int32 [experts + 1], the first pair of each expert among all that go somewhere.
+        sums: int32, what the launches of a sort of many pairs leave for each other. arrivals: int32 [1], 0 between
+            sorts.
         gated: float16 [places * padded width], outputs of gate and up in the order of tiles.
         laid: float16 [places * padded hidden], rows of x in the order of tiles, for steps that lay them.
     """
@@ -124,7 +130,10 @@ class GroupedBuffers:
         places = max(step.places for step in steps)
         self.slots = torch.full((places,), -1, dtype=torch.int32, device=device)
         self.work = torch.zeros(1 + max(step.count for step in steps), dtype=torch.int32, device=device)
-        self.starts = torch.zeros(shape.experts + shared + 1, dtype=torch.int32, device=device)
+        experts, pairs = shape.experts + shared, max(step.pairs for step in steps)
+        self.starts = torch.zeros(experts + 1, dtype=torch.int32, device=device)
+        self.sums = torch.zeros(sum_words(pairs, experts), dtype=torch.int32, device=device)
+        self.arrivals = torch.zeros(1, dtype=torch.int32, device=device)
         self.gated = torch.zeros(places * shape.width, dtype=torch.float16, device=device)
         laid = max((step.places for step in steps if _lays(own, step, shape, wgmma)), default=0)
         self.laid = torch.zeros(laid * padded_cols(shape.hidden), dtype=torch.float16, device=device)
@@ -173,8 +182,11 @@ class GroupedMatmuls:
         configs = list(wanted)
         lays = sorted({config.tiles.tokens for config in configs if is_laid(config.tiles)})
         self._matmuls.kernels.prepare(
-            [*(config.source for config in configs), route_source(experts), *map(lay_source, lays)]
-        )
+            [
+                *(config.source for config in configs), route_source(experts), *route_many_sources(experts),
+                *map(lay_source, lays),
+            ]
+        )  # fmt: skip
 
     def sort(self, chosen: torch.Tensor, step: StepTiles, experts: int, buffers: GroupedBuffers) -> None:
         """Start the sort of a step's pairs by expert into `slots`, `work` and `starts`; KernelError as of
@@ -184,9 +196,15 @@ class GroupedMatmuls:
         """
         addresses = [each.data_ptr() for each in (chosen, buffers.slots, buffers.work, buffers.starts)]
         counts = 0 if self._experts_read is None else self._experts_read.address(int(step.shared > 0))
-        arguments = [*addresses, counts, step.pairs, step.tokens]
-        source, threads = route_source(experts), route_warps(experts) * 32
-        self._matmuls.start(source, (1, 1, 1), threads, arguments, _SORT_SIZES, self._dependent)
+        sizes, threads = [step.pairs, step.tokens], route_warps(experts) * 32
+        blocks = -(-step.pairs // block_pairs(experts))
+        if blocks == 1:
+            arguments = [*addresses, counts, *sizes]
+            self._matmuls.start(route_source(experts), (1, 1, 1), threads, arguments, _SORT_SIZES, self._dependent)
+            return
+        arguments = [*addresses, counts, buffers.sums.data_ptr(), buffers.arrivals.data_ptr(), *sizes]
+        for source in route_many_sources(experts):
+            self._matmuls.start(source, (blocks, 1, 1), threads, arguments, _SORT_MANY_SIZES, self._dependent)
 
     def launch_gated(
         self, stack: PackedExperts, x: ActivationBuffer, per_token: int, step: StepTiles, buffers: GroupedBuffers,

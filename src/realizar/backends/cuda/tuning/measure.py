@@ -30,7 +30,7 @@ from realizar.backends.cuda.matmul.tuning_table import (
     write_table,
 )
 from realizar.backends.cuda.native.experts.source import expert_source
-from realizar.backends.cuda.native.grouped.source import AnyTiles
+from realizar.backends.cuda.native.grouped.source import AnyTiles, sum_words
 from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles
 from realizar.backends.cuda.tuning.experts import TunedExperts
 from realizar.backends.cuda.tuning.sweep import Shape, sweep
@@ -152,6 +152,7 @@ def buffers_of(step: StepTiles, experts: int, width: int, hidden: int) -> Groupe
     buffers = GroupedBuffers("cuda", 1, 1, ExpertShape(experts, BLOCK, BLOCK), True)
     buffers.slots = torch.full((step.places,), -1, dtype=torch.int32, device="cuda")
     buffers.work = torch.zeros(1 + step.count, dtype=torch.int32, device="cuda")
+    buffers.sums = torch.zeros(sum_words(step.pairs, experts), dtype=torch.int32, device="cuda")
     buffers.gated = torch.zeros(step.places * width, dtype=torch.float16, device="cuda")
     buffers.laid = torch.zeros(step.places * padded_cols(hidden), dtype=torch.float16, device="cuda")
     return buffers

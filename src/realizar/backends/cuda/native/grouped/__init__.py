@@ -2,8 +2,8 @@
 
 Read in this order:
 
-1. `route.cu`: the sort. `work.cu`: what a matmul is given. `lay.cu`: rows copied in the order of tiles, where gate and
-   up of Hopper read them so.
+1. `sort.cu`, `route.cu` and, for many pairs, `route_many.cu`: the sort. `work.cu`: what a matmul is given. `lay.cu`:
+   rows copied in the order of tiles, where gate and up of Hopper read them so.
 2. `wgmma.cu` and `mma_sync.cu`: the matmuls of Hopper, and of other cards from Ampere on, whose weights come through a
    ring in shared memory. `direct.cu`: those of few rows an expert, whose warps read weights for themselves.
 3. Their ends: `wgmma_gated.cu`, `mma_sync_gated.cu` and `direct_gated.cu` for gate and up, `wgmma_pairs.cu`,

@@ -31,6 +31,7 @@ ROUTE_WARPS = 32
 _MOST_COUNTS = 16384  # of all warps, in the sort's shared memory
 _STAGED_PLACES = 12288  # at most, there
 _ROUTE_WORDS = 24 << 10  # of all of it, on any card
+_PAIRS_EACH = 4  # that a lane sorts: EACH of sort.cu
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +195,13 @@ def lay_source(tokens: int) -> Source:
 
 
 def route_warps(experts: int) -> int:
-    """Warps of the sort: as many as have room for a count of each expert."""
+    """Warps of a block of the sort: as many as have room for a count of each expert."""
     return max(1, min(ROUTE_WARPS, _MOST_COUNTS // experts))
+
+
+def block_pairs(experts: int) -> int:
+    """Pairs that one block sorts."""
+    return route_warps(experts) * 32 * _PAIRS_EACH
 
 
 def _count_words(experts: int) -> int:
@@ -208,11 +214,31 @@ def _staged_places(experts: int) -> int:
     return max(0, min(_STAGED_PLACES, _ROUTE_WORDS - _count_words(experts))) // 4 * 4
 
 
+def _sort_defines(experts: int) -> Defines:
+    return {"WARPS": route_warps(experts), "EXPERTS": experts, "EXPERT_BITS": (experts - 1).bit_length()}
+
+
 @cache
 def route_source(experts: int) -> Source:
-    own = {
-        "WARPS": route_warps(experts), "EXPERTS": experts, "EXPERT_BITS": (experts - 1).bit_length(),
-        "STAGED": _staged_places(experts),
-    }  # fmt: skip
+    """The sort of up to `block_pairs`, by one block."""
+    own: Defines = {**_sort_defines(experts), "STAGED": _staged_places(experts)}
     shared = 4 * (_staged_places(experts) + _count_words(experts))
-    return Source("route_pairs", define(own) + read("primitives.cu") + read("grouped/route.cu"), shared)
+    files = "primitives.cu", "grouped/sort.cu", "grouped/route.cu"
+    return Source("route_pairs", define(own) + "".join(map(read, files)), shared)
+
+
+@cache
+def route_many_sources(experts: int) -> tuple[Source, Source]:
+    """The sort of more pairs: the launch that counts, and the one that places."""
+    files, shared = ("primitives.cu", "grouped/sort.cu", "grouped/route_many.cu"), 4 * _count_words(experts)
+    count, place = (
+        Source(name, define({**_sort_defines(experts), "NAME": name, "PLACES": n}) + "".join(map(read, files)), shared)
+        for n, name in enumerate(("count_pairs", "place_pairs"))
+    )
+    return count, place
+
+
+def sum_words(pairs: int, experts: int) -> int:
+    """Integers of `sums` of the sort of so many pairs; 0 where one block sorts them."""
+    blocks = -(-pairs // block_pairs(experts))
+    return (blocks + 1) * experts + 1 if blocks > 1 else 0
