@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -23,6 +23,7 @@ MAX_PARTS = 64  # parts of a context
 CHUNK_PARTS = 400  # parts of the contexts of a step's chunks, at most: three for each of an H200's processors
 # Of kernels.activate, where 3 is no activation.
 ACTIVATIONS: dict[GatedActivation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 4, "relu_squared": 5}
+_MANY_TOKENS = 256  # more have programs for all multiprocessors where each has a token
 _LEAST_PART, _FIXED_PARTS = 512, 32  # keys of a part at fixed places; parts of the longest context, at most
 
 
@@ -43,6 +44,12 @@ def whole_width(cols: int) -> WidthCut:
 def width_in_blocks(cols: int) -> WidthCut:
     """Several programs per token; every block starts at a multiple of 256 columns."""
     return WidthCut(256, -(-padded_cols(cols) // 256), 2)
+
+
+def gate_blocks(cols: int, tokens: int) -> WidthCut:
+    """The cut of gated heads: a token at once where there are many, so that no program waits for the others of it."""
+    whole = whole_width(padded_cols(cols))
+    return replace(whole, warps=min(whole.warps, 8)) if tokens > _MANY_TOKENS else width_in_blocks(cols)
 
 
 def norm_blocks(cols: int) -> WidthCut:

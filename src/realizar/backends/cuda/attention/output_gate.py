@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from realizar.backends.cuda.kernel_sizes import width_in_blocks
+from realizar.backends.cuda.kernel_sizes import gate_blocks
 from realizar.backends.cuda.kernels.activate import SIGMOID
 from realizar.backends.cuda.kernels.gate_heads import gate_heads
 from realizar.backends.cuda.launch import StepKind
@@ -33,10 +33,11 @@ def start_gate(
     gated = space.attended if source is None else source
     for input_format in consumer.input_formats(kind):
         target = space.activations.get(input_format, width)
-        cut = width_in_blocks(width)
+        cut = gate_blocks(width, kind.tokens)
         gate_heads[(kind.tokens, cut.blocks)](
             gated, gated.stride(0), partials, partials.stride(0), partials.stride(1),
             space.hidden if linear.bias is None else linear.bias, gate_at, weight, eps, width, *target.pointers(),
             *space.token_state, SPLITS=1 if summed else splits, BIAS=has_bias, NORM=norm is not None, HEAD=head,
-            KIND=activation, BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(kind),
+            KIND=activation, WHOLE=cut.blocks == 1, BLOCK=cut.block, num_warps=cut.warps, **target.constants(),
+            **space.launching(kind),
         )  # fmt: skip

@@ -7,7 +7,7 @@ from realizar.backends.cuda.kernels.activate import apply_activation
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
 from realizar.backends.cuda.kernels.reduce import load_sum
-from realizar.backends.cuda.kernels.store_inputs import store_block, store_values
+from realizar.backends.cuda.kernels.store_inputs import store_block, store_token, store_values
 
 
 @triton.jit
@@ -39,9 +39,9 @@ def gate_heads(
     value_stride, value_scale, codes, terms, token_tops, token_arrivals,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, HEAD: tl.constexpr, KIND: tl.constexpr,
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gate heads and store them in a matmul's format. Grid: tokens, blocks of columns.
+    """Gate heads and store them in a matmul's format. Grid: tokens, blocks of columns: one block if WHOLE.
 
     source: float32 [tokens, width]. The gate lies in the partial sums from column `gate_at` on. With NORM, whole heads
     of HEAD columns lie in a block.
@@ -54,21 +54,26 @@ def gate_heads(
         source, source_at, partials, splits_stride, at, bias, gate_at, norm_weight, eps, width, first, SPLITS, BIAS,
         NORM, HEAD, KIND, BLOCK,
     )  # fmt: skip
-    factor = store_block(
-        x, token, first, width, values, value_stride, value_scale, codes, terms, token_tops, token_arrivals, FORMAT,
-        BLOCK_TOKENS, CHUNKS, BLOCK,
-    )  # fmt: skip
-    if factor != 1.0:
-        for block in tl.range(0, tl.num_programs(1)):
-            first = block * BLOCK
-            x = gated(
-                source, source_at, partials, splits_stride, at, bias, gate_at, norm_weight, eps, width, first, SPLITS,
-                BIAS, NORM, HEAD, KIND, BLOCK,
-            )  # fmt: skip
-            x = x / factor
-            store_values(
-                x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK
-            )
+    if WHOLE:
+        store_token(
+            x, token, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK
+        )  # fmt: skip
+    else:
+        factor = store_block(
+            x, token, first, width, values, value_stride, value_scale, codes, terms, token_tops, token_arrivals, FORMAT,
+            BLOCK_TOKENS, CHUNKS, BLOCK,
+        )  # fmt: skip
+        if factor != 1.0:
+            for block in tl.range(0, tl.num_programs(1)):
+                first = block * BLOCK
+                x = gated(
+                    source, source_at, partials, splits_stride, at, bias, gate_at, norm_weight, eps, width, first,
+                    SPLITS, BIAS, NORM, HEAD, KIND, BLOCK,
+                )  # fmt: skip
+                x = x / factor
+                store_values(
+                    x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK
+                )
 
 
 @triton.jit

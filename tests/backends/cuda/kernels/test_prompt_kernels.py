@@ -1,0 +1,84 @@
+"""Kernels of steps with many tokens beside float64, their outputs poisoned: on a GPU, or interpreted without one."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from realizar.backends.cuda.kernel_sizes import (  # noqa: E402
+    ACTIVATIONS,
+    WidthCut,
+    gate_blocks,
+    width_in_blocks,
+)
+from realizar.backends.cuda.kernels.activate import SIGMOID  # noqa: E402
+from realizar.backends.cuda.kernels.gate_heads import gate_heads  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
+
+HAS_GPU = torch.cuda.is_available()
+DEVICES = [
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="no CUDA device")]),
+    pytest.param("cpu", marks=pytest.mark.skipif(HAS_GPU, reason="interpreted only where there is no GPU")),
+]
+pytestmark = [
+    pytest.mark.parametrize("device", DEVICES),
+    # rows are written before their power of two is known
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
+
+
+def poisoned_halves(tokens: int, cols: int, device: str) -> object:
+    buffer = ActivationBuffers(tokens, torch.device(device)).get(InputFormat("half", 16), cols)
+    buffer.values.fill_(float("nan"))
+    buffer.scales.fill_(float("nan"))
+    return buffer
+
+
+def rows_of(buffer: object, tokens: int) -> torch.Tensor:
+    """float64 [tokens, cols] of halves in the tensor cores' order."""
+    blocks, chunks, _, runs, _, _ = buffer.values.shape
+    values = buffer.values.double().view(blocks, chunks, 4, 2, runs, 8, 4, 2)  # core / 2, core % 2, ..., place / 2, % 2
+    rows = values.permute(0, 4, 5, 1, 6, 2, 7, 3).reshape(blocks * runs * 8, chunks * 64)
+    return (rows * buffer.scales.double()[: len(rows), None])[:tokens, : buffer.cols]
+
+
+def gated(cut: WidthCut, cols: int, head: int, norm: bool, device: str) -> tuple[object, torch.Tensor]:
+    """What `gate_heads` writes, by a cut, and what it should."""
+    tokens, gate_at, splits = 5, 64, 2
+    torch.manual_seed(1)
+    source, weight = torch.randn(tokens, cols), torch.randn(head)
+    partials, bias = torch.randn(splits, tokens, gate_at + cols), torch.randn(gate_at + cols)
+    source[1] *= 1e-7
+    if not norm:
+        source[2] *= 1e6
+    buffer = poisoned_halves(tokens, cols, device)
+    state = [torch.zeros(tokens, dtype=torch.int32, device=device) for _ in range(2)]
+    on_device = [each.to(device) for each in (source, partials, bias, weight)]
+    gate_heads[(tokens, cut.blocks)](
+        on_device[0], cols, on_device[1], partials.stride(0), partials.stride(1), on_device[2], gate_at, on_device[3],
+        1e-6, cols, *buffer.pointers(), *state, SPLITS=splits, BIAS=True, NORM=norm, HEAD=head,
+        KIND=SIGMOID.value if norm else ACTIVATIONS["silu"], WHOLE=cut.blocks == 1, BLOCK=cut.block,
+        num_warps=cut.warps, DEPENDENT=False, **buffer.constants(),
+    )  # fmt: skip
+    gate = partials.double().sum(0)[:, gate_at:] + bias.double()[gate_at:]
+    x = source.double()
+    if norm:
+        heads = x.view(tokens, -1, head)
+        x = (heads / (heads.square().mean(2, keepdim=True) + 1e-6).sqrt() * weight.double()).view(tokens, cols)
+    return buffer, x * torch.nn.functional.silu(gate)
+
+
+@pytest.mark.parametrize(
+    ("cols", "head", "norm"), [(4096, 128, True), (6144, 128, True), (640, 64, True), (576, 64, False)]
+)
+def test_a_whole_token_is_gated_as_its_blocks_are(cols: int, head: int, norm: bool, device: str) -> None:
+    """By one program, in steps of many tokens, or by one for each 256 columns: the same bits."""
+    few, many = width_in_blocks(cols), gate_blocks(cols, 300)
+    assert gate_blocks(cols, 256) == few != many
+    (whole, wanted), (blocks, _) = gated(many, cols, head, norm, device), gated(few, cols, head, norm, device)
+    found = rows_of(whole, 5).cpu()
+    assert float(((found - wanted).norm(dim=1) / wanted.norm(dim=1)).max()) < 5e-4
+    assert torch.equal(found, rows_of(blocks, 5).cpu())
+    assert torch.equal(whole.scales[:5], blocks.scales[:5])
