@@ -17,7 +17,7 @@ from backends.cuda.matmul.packed_experts import run_packed_experts  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from backends.cuda.routed_runs import run_prompts  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cuda.matmul import routing  # noqa: E402
+from realizar.backends.cuda.matmul import grouped, routing  # noqa: E402
 from realizar.backends.cuda.matmul.experts import most_pair_tokens  # noqa: E402
 from realizar.backends.cuda.plan import plan_memory  # noqa: E402
 from realizar.backends.parts import SHARED_PART  # noqa: E402
@@ -125,7 +125,7 @@ def test_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         error = np.linalg.norm(request.values() - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
         assert error.max() <= 0.03
     runner.close()
-    assert set(launched) == kinds
+    assert set(+launched) == kinds
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,35 @@ def test_a_shared_expert_in_the_stacks(parts: tuple[str, ...], monkeypatch: pyte
     assert launched["pairs whole" if "layer_norm" in parts else "pairs folded"]
     assert launched["grouped"]
     assert launched["sums"]
+
+
+@pytest.mark.parametrize(
+    ("name", "halves"),
+    [
+        ("gate and up in one", True),
+        ("shared, gate, one stack", True),
+        ("norms between", True),
+        ("parallel dense", True),
+        ("shared of another type", False),  # which is added to the outputs
+        ("batch-invariant", False),
+    ],
+)
+# Outputs of padding keep what memory had.
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN slice:RuntimeWarning")
+def test_outputs_of_experts_as_halves(name: str, halves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In steps of more than 16 tokens, for all that adds them to the stream; other steps have floats."""
+    recipe, batch_invariant, _ = CASES[name]
+    run_packed(monkeypatch)
+    launched = run_packed_experts(monkeypatch)
+    monkeypatch.setattr(grouped, "MANY_TOKENS", 16)
+    config = EngineConfig(
+        threads=1, max_running=3, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64, kv_cache_dtype="f16",
+        batch_invariant=batch_invariant, graphs=False,
+    )  # fmt: skip
+    spec, tensors, runs = run_prompts(recipe, config, (2, 9, 20), (1, 5, 18))
+    assert max(run.errors(spec, tensors).max() for run in runs) <= 0.03
+    assert (launched["halves"] > 0) is halves
+    assert launched["grouped"] > launched["halves"]
 
 
 def test_a_shared_expert_in_the_stacks_is_not_counted_as_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

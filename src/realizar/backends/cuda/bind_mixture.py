@@ -158,7 +158,10 @@ class MixtureBinder:
         """The experts' outputs; `join`: how they are added to the stream, None where something else reads them."""
         directly = join is not None and join.norm is None and join.output_scale is None
         most = self._matmuls.residual_tokens(one.matrices) if directly else 0
-        return ExpertsOutput(one.pairs.per_token, one.experts.down.out_features, most)
+        halves = None
+        if self._grouped is not None and one.input.grouped is not None:
+            halves = partial(self._grouped.writes_halves, one.matrices)
+        return ExpertsOutput(one.pairs.per_token, one.experts.down.out_features, most, halves)
 
     def _bind_dense(self, one: _Mixture, folded: Folded | None) -> Iterator[Launch]:
         """The launches of the dense feed-forward before the experts; `folded`: the norm scale that is still missing."""
@@ -307,7 +310,7 @@ class MixtureBinder:
             assert isinstance(stack, PackedExperts)
             self._matmuls.add(stack, bias, self._activated(one), one.pairs, added(kind), kind.tokens)
             return
-        out = self._space.partials(1, kind.tokens * one.pairs.per_token, output.width)[0]
+        out = output.rows(self._space.partial_sums, kind.tokens)
         if self._grouped is not None and one.input.is_grouped(kind):
             self._grouped.launch_down(one.matrices, one.pairs, out, kind.tokens)
             return

@@ -267,7 +267,7 @@ class NormBinder:
         }  # fmt: skip
 
     def _partials(self, linear: MergedLinear | ExpertsOutput, kind: StepKind) -> torch.Tensor:
-        """A branch's sums: float32 [splits, tokens, hidden_size]."""
+        """A branch's sums: float32 [splits, tokens, hidden_size], or float16, divided by `HALF_FACTOR`."""
         if isinstance(linear, ExpertsOutput):
             return linear.partials(self._space.partial_sums, kind.tokens)
         return self._space.partials(linear.splits(kind), kind.tokens, self._cols)

@@ -11,10 +11,14 @@ from realizar.backends.cuda.kernel_sizes import (  # noqa: E402
     ACTIVATIONS,
     WidthCut,
     gate_blocks,
+    norm_blocks,
+    norm_square_parts,
     width_in_blocks,
 )
 from realizar.backends.cuda.kernels.activate import SIGMOID  # noqa: E402
 from realizar.backends.cuda.kernels.gate_heads import gate_heads  # noqa: E402
+from realizar.backends.cuda.kernels.normalize import normalize_block  # noqa: E402
+from realizar.backends.cuda.kernels.reduce import HALF_FACTOR  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 
 HAS_GPU = torch.cuda.is_available()
@@ -82,3 +86,26 @@ def test_a_whole_token_is_gated_as_its_blocks_are(cols: int, head: int, norm: bo
     assert float(((found - wanted).norm(dim=1) / wanted.norm(dim=1)).max()) < 5e-4
     assert torch.equal(found, rows_of(blocks, 5).cpu())
     assert torch.equal(whole.scales[:5], blocks.scales[:5])
+
+
+def test_halves_of_pairs_are_added_to_the_stream(device: str) -> None:
+    """Outputs of experts as float16, divided by a power of two: added in float32, in the order of slots."""
+    tokens, slots, cols, scale = 5, 3, 2048, 0.5
+    torch.manual_seed(2)
+    outputs, stream, weight = torch.randn(tokens, slots, cols) * 100, torch.randn(tokens, cols), torch.randn(cols)
+    halves = (outputs / HALF_FACTOR.value).half()
+    cut, parts, buffer = norm_blocks(cols), norm_square_parts(cols), poisoned_halves(tokens, cols, device)
+    partials, hidden = halves.to(device).transpose(0, 1), stream.to(device, copy=True)
+    before, sums = torch.ones(tokens, parts, device=device), torch.full((tokens, parts), torch.nan, device=device)
+    normalize_block[(tokens, cut.blocks)](
+        partials, partials.stride(0), partials.stride(1), hidden, scale, hidden, cols, weight.to(device),
+        *buffer.pointers(), cols, sums, before, SPLITS=slots, MATMUL_BIAS=False, DEPENDENT=False, PARTS=parts,
+        BLOCK=cut.block, num_warps=cut.warps, **buffer.constants(),
+    )  # fmt: skip
+    added = torch.zeros(tokens, cols)
+    for slot in range(slots):
+        added += halves[:, slot].float()
+    assert torch.equal(hidden.cpu(), stream + scale * (added * HALF_FACTOR.value))
+    wanted = hidden.cpu().double()
+    assert torch.allclose(sums.cpu().double()[:, : cut.blocks].sum(1), wanted.square().sum(1), rtol=1e-5)
+    assert torch.allclose(rows_of(buffer, tokens).cpu(), wanted * weight.double(), rtol=1e-3, atol=1e-2)

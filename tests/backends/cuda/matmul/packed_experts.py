@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from backends.cuda.matmul.packed_matmuls import _activated, _array, _floats, _join, _write_int8, decoded
 from realizar.backends.cuda import load
+from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
 from realizar.backends.cuda.matmul import grouped as grouped_matmuls
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, step_tiles
@@ -140,6 +141,11 @@ class HostRouters(RouterKernels):
         weights[: found.numel()] = found.reshape(-1)
 
 
+class HostConfig(NamedTuple):
+    activation: Any
+    halves: bool
+
+
 class HostGrouped:
     """A stand-in for `GroupedMatmuls`, whose tiles are rows of pairs."""
 
@@ -153,9 +159,11 @@ class HostGrouped:
     def step(self, rows: int, per_token: int, shape: ExpertShape, shared: int) -> StepTiles:
         return step_tiles(rows, per_token, shape, True, shared=shared)
 
-    def route(self, step: StepTiles, stack: PackedExperts, activation: Any = None, tiled: bool = False) -> Any:
+    def route(
+        self, step: StepTiles, stack: PackedExperts, activation: Any = None, tiled: bool = False, halves: bool = False
+    ) -> HostConfig:
         assert (activation is None) == tiled
-        return activation or "down", step.tokens, stack.format
+        return HostConfig(activation or "down", halves)
 
     def prepare(self, wanted: Iterable[Any], experts: int) -> None: ...
 
@@ -172,15 +180,16 @@ class HostGrouped:
         for pair, expert in enumerate(self._chosen):
             if expert >= 0:
                 sums = rows[pair // per_token][None] @ _matrix(stack, expert).T + _bias(bias, expert)
-                self._gated[pair] = _activated(config[0], sums)[0]
+                self._gated[pair] = _activated(config.activation, sums)[0]
 
     def launch_pairs(
         self, stack: PackedExperts, x: None, per_token: int, step: StepTiles, buffers: object, config: Any,
         out: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None,
     ) -> None:  # fmt: skip
+        launched["halves"] += config.halves
         for pair, values in self._gated.items():
             sums = _matrix(stack, self._chosen[pair]) @ values + _bias(bias, self._chosen[pair])
-            out[pair] = torch.from_numpy(sums) * weights[pair]
+            out[pair] = torch.from_numpy(sums) * weights[pair] / (HALF_FACTOR.value if config.halves else 1)
 
 
 def run_packed_experts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from backends.cuda.matmul.expert_stacks import expected_lists, random_choices, random_stack
+from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import (
     BETWEEN_TOKENS,
@@ -57,9 +58,10 @@ class RetiledMatmuls(GroupedMatmuls):
         raise NotImplementedError
 
     def route(
-        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
-    ) -> GroupedConfig:
-        chosen = super().route(step, stack, activation, tiled)
+        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False,
+        halves: bool = False,
+    ) -> GroupedConfig:  # fmt: skip
+        chosen = super().route(step, stack, activation, tiled, halves)
         return replace(chosen, tiles=self.other(chosen))
 
 
@@ -268,6 +270,36 @@ def test_rows_of_pairs(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_typ
                 bias,
             )
             check(found, wanted)
+
+
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0], ids=lambda v: v.name)
+def test_rows_of_pairs_as_halves(matmuls: MatmulKernels, ggml_type: GGMLType) -> None:
+    """The sums of floats, divided and rounded; those beyond the largest half are cut to it, and NaN stays one."""
+    if not matmuls.tuning.wgmma:
+        pytest.skip("wgmma does not run here")
+    grouped, (stack, _) = GroupedMatmuls(matmuls), random_stack(ggml_type, EXPERTS, 204, 1280)
+    for seed, (tokens, rows) in enumerate(((8, 3), (16, 30), (24, 37), (48, 90), (64, 150), (128, 300))):
+        chosen, bias = some_choices(rows, seed), torch.randn(EXPERTS, 204, device="cuda")
+        weights, values = torch.rand(chosen.size, device="cuda") + 0.5, torch.randn(rows, 1280, device="cuda")
+        weights[:PER_TOKEN] *= 3e6
+        x = matmuls.written(values, InputFormat("half", 64 if rows > 9 else 8))
+        x.scales[rows // 2] = torch.nan
+        step, flat = tiles_of(grouped, rows, tokens), on_device(chosen)
+        buffers, found = buffers_for(step, EXPERTS), []
+        grouped.sort(flat, step, EXPERTS, buffers)
+        for dtype in (torch.float32, torch.float16):
+            out = torch.full((chosen.size + 1, 204), -7.0, dtype=dtype, device="cuda")
+            config = grouped.route(step, stack, halves=dtype == torch.float16)
+            assert config.halves is (dtype == torch.float16)
+            grouped.launch_pairs(stack, x, PER_TOKEN, step, buffers, config, out, weights, bias)
+            found.append(out)
+        live = torch.isin(flat.reshape(-1), torch.arange(EXPERTS, device="cuda"))
+        wanted = (found[0][:-1] / HALF_FACTOR.value).clamp(-65504, 65504).half()
+        close = torch.isclose(found[1][:-1].float(), wanted.float(), rtol=2**-10, atol=2**-24, equal_nan=True)
+        assert bool(close[live].all())
+        assert bool(found[1][:PER_TOKEN][live[:PER_TOKEN]].abs().max() == 65504) or not bool(live[:PER_TOKEN].any())
+        assert bool((found[1][:-1][~live] == -7).all())
+        assert bool((found[1][-1] == -7).all())
 
 
 def gated_values(

@@ -47,7 +47,8 @@ def both(
     shared = H200_BYTES if wgmma else SMALL_BYTES
     tiles = [grouped_tiles(tokens, weight_format, gated, wgmma, shared) for gated in (True, False)]
     gate_up = grouped_source(weight_format, tiles[0], not tiles[0].laid, activation, 32)
-    return [gate_up, grouped_source(weight_format, tiles[1], False, None, 13 if tokens == 16 else 12)], tiles
+    halves = wgmma and tokens >= 64
+    return [gate_up, grouped_source(weight_format, tiles[1], False, None, 13 if tokens == 16 else 12, halves)], tiles
 
 
 @pytest.mark.parametrize(

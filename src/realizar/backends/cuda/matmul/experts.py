@@ -117,12 +117,15 @@ class ExpertsInput:
 class ExpertsOutput:
     """The outputs of a token's experts, which the norm after them adds up in the order of slots, as it does splits.
 
-    In steps of up to `residual_tokens` down adds them up, and to the stream.
+    In steps of up to `residual_tokens` down adds them up, and to the stream. `writes_halves` says by number of tokens
+    whether they are float16, divided by `HALF_FACTOR` of `kernels.reduce`; None where they never are. Padding's keep
+    what memory had, which may be NaN.
     """
 
     per_token: int
     width: int
     residual_tokens: int = 0
+    writes_halves: Callable[[int], bool] | None = None
     bias: None = None
 
     def splits(self, kind: StepKind) -> int:
@@ -132,9 +135,15 @@ class ExpertsOutput:
         """True if down adds to the stream; then no outputs are written."""
         return kind.tokens <= self.residual_tokens
 
+    def rows(self, memory: torch.Tensor, tokens: int) -> torch.Tensor:
+        """float32 or float16 [pairs, width], a view of `memory`, float32."""
+        if self.writes_halves is not None and self.writes_halves(tokens):
+            memory = memory.view(torch.float16)
+        return memory[: tokens * self.per_token * self.width].view(-1, self.width)
+
     def partials(self, memory: torch.Tensor, tokens: int) -> torch.Tensor:
-        """float32 [slots, tokens, width], a view of `memory`, which has the pairs one after the other."""
-        return memory[: tokens * self.per_token * self.width].view(tokens, self.per_token, -1).transpose(0, 1)
+        """The rows as [slots, tokens, width]."""
+        return self.rows(memory, tokens).view(tokens, self.per_token, -1).transpose(0, 1)
 
 
 class ExpertMatmuls:

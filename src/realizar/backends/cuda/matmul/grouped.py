@@ -45,7 +45,7 @@ from realizar.backends.cuda.matmul.grouped_tiles import (
 )
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
-from realizar.backends.cuda.matmul.routing import ExpertsRead
+from realizar.backends.cuda.matmul.routing import MANY_TOKENS, ExpertsRead
 from realizar.backends.cuda.matmul.tuning_table import (
     ExpertLine,
     ExpertShape,
@@ -83,6 +83,7 @@ class GroupedConfig:
         tiled: its input is what `launch_gated` writes.
         activation: of gate and up; None where sums go to rows of pairs.
         chunks: of a row of weights.
+        halves: sums leave as halves, divided by `HALF_FACTOR` of `kernels.reduce`.
     """
 
     format: FragmentFormat
@@ -90,6 +91,7 @@ class GroupedConfig:
     tiled: bool
     activation: GatedActivation | None
     chunks: int
+    halves: bool = False
 
     @property
     def gathers(self) -> bool:
@@ -98,7 +100,7 @@ class GroupedConfig:
 
     @property
     def source(self) -> Source:
-        return grouped_source(self.format, self.tiles, self.gathers, self.activation, self.chunks)
+        return grouped_source(self.format, self.tiles, self.gathers, self.activation, self.chunks, self.halves)
 
 
 class GroupedBuffers:
@@ -153,12 +155,13 @@ class GroupedMatmuls:
         return step_tiles(rows, per_token, shape, self._tuning.wgmma, self.lines, shared)
 
     def route(
-        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
-    ) -> GroupedConfig:
+        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False,
+        halves: bool = False,
+    ) -> GroupedConfig:  # fmt: skip
         """Choose the kernel of a grouped matmul.
 
-        An `activation` is of interleaved gate and up, None writes rows of pairs; `tiled` reads what `launch_gated`
-        writes.
+        An `activation` is of interleaved gate and up, None writes rows of pairs, with `halves` as float16 where the
+        Hopper kernel runs; `tiled` reads what `launch_gated` writes.
         """
         gated, shared = activation is not None, self._tuning.shared_bytes
         chunks = stack.format.chunks(stack.in_features)
@@ -171,7 +174,8 @@ class GroupedMatmuls:
             tiles = fitted(replace(measured, stages=MOST_STAGES), stack.format, gated, shared)
         else:
             tiles = grouped_tiles(step.tokens, stack.format, gated, self._tuning.wgmma, shared)
-        return GroupedConfig(stack.format, tiles, tiled, activation, chunks)
+        halves = halves and tiles.kind == "wgmma" and stack.out_features % 4 == 0
+        return GroupedConfig(stack.format, tiles, tiled, activation, chunks, halves)
 
     def prepare(self, wanted: Iterable[GroupedConfig], experts: int) -> None:
         """Compile and load kernels and the sort, in parallel where they are not on disk; not during a capture.
@@ -246,7 +250,8 @@ class GroupedMatmuls:
             x: rows, or None for `buffers.gated`.
             per_token: pairs that share a row of x: experts of a row, or 1 where x has a row for each pair.
             step, buffers: as `sort` had them. config: from `route` without an activation, `tiled` where x is None.
-            out: float32 [pairs, out_features], contiguous; rows of pairs that go nowhere are not written.
+            out: float32, or float16 with halves, [pairs, out_features], contiguous; rows of pairs that go nowhere are
+                not written.
             weights: float32 [pairs]. bias: float32 [experts, out_features].
 
         Raises:
@@ -331,11 +336,19 @@ class GroupedExperts:
         self._grouped.launch_gated(_packed(stack), source, pairs.per_token, plan.step, buffers, plan.gate_up, bias)
 
     def launch_down(self, matrices: ExpertMatrices, pairs: Pairs, out: torch.Tensor, tokens: int) -> None:
-        """Start out [pairs, out_features] = weights of the pairs times down, of what gate and up left."""
+        """Start out [pairs, out_features] = weights of the pairs times down, of what gate and up left.
+
+        `out` is float16 where `writes_halves`, else float32.
+        """
         plan, buffers = self._plan(matrices, tokens), self._buffers_of(matrices)
+        assert out.dtype == (torch.float16 if plan.down.halves else torch.float32)
         self._grouped.launch_pairs(
             _packed(matrices.down), None, 1, plan.step, buffers, plan.down, out, pairs.weights, matrices.down_bias
         )
+
+    def writes_halves(self, matrices: ExpertMatrices, tokens: int) -> bool:
+        """True if down's outputs are halves in a step of so many tokens."""
+        return tokens > MANY_TOKENS and self._plan(matrices, tokens).down.halves
 
     def _plan(self, matrices: ExpertMatrices, tokens: int) -> _Plan:
         """Tiles and kernels of a step, made once: steps without a graph ask for them layer by layer."""
@@ -344,7 +357,9 @@ class GroupedExperts:
         if key not in self._plans:
             step = self._grouped.step(tokens, experts.experts_per_token, ExpertShape.of(experts), matrices.shared)
             gate_up = self._grouped.route(step, _packed(matrices.gate_up[0]), gated_activation(experts))
-            down = self._grouped.route(step, _packed(matrices.down), tiled=True)
+            added_later = experts.shared is not None and experts.norms is None and not matrices.shared
+            halves = tokens > MANY_TOKENS and not added_later and not self._matmuls.batch_invariant
+            down = self._grouped.route(step, _packed(matrices.down), tiled=True, halves=halves)
             self._plans[key] = _Plan(step, gate_up, down)
         return self._plans[key]
 

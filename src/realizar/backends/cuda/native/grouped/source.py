@@ -144,8 +144,9 @@ AnyTiles: TypeAlias = GroupedTiles | DirectTiles
 
 @cache
 def grouped_source(
-    weight_format: FragmentFormat, tiles: AnyTiles, gathers: bool, activation: GatedActivation | None, chunks: int
-) -> Source:
+    weight_format: FragmentFormat, tiles: AnyTiles, gathers: bool, activation: GatedActivation | None, chunks: int,
+    halves: bool = False,
+) -> Source:  # fmt: skip
     """A grouped matmul; its parameters are the fields of `Experts` in work.cu, in order.
 
     Args:
@@ -153,15 +154,18 @@ def grouped_source(
         activation: of a feed-forward whose gate and up are interleaved; None writes sums to their pairs' rows.
         chunks: of a row of weights. Kernels of wgmma serve all numbers that are odd, or all that are even, those of
             mma.sync all.
+        halves: sums leave as halves, divided by 16; of the Hopper kernel without an activation.
     """
-    end = "pairs" if activation is None else "gated"
-    name = f"grouped_{tiles.kind}_{format_name(weight_format)}_{activation or end}_tokens{tiles.tokens}"
+    end, sums = "pairs" if activation is None else "gated", "halves" if halves else "pairs"
+    name = f"grouped_{tiles.kind}_{format_name(weight_format)}_{activation or sums}_tokens{tiles.tokens}"
     if isinstance(tiles, DirectTiles):
         own, shared = tiles.defines(chunks, activation is not None), tiles.shared_bytes(chunks)
     else:
         own = tiles.defines() | {"ODD": chunks % 2}
         shared = tiles.shared_bytes(weight_format, activation is not None)
-    own |= {"GATHER": int(gathers)} | format_defines(weight_format) | epilogue_defines(activation)
+    own |= (
+        {"GATHER": int(gathers), "HALVES": int(halves)} | format_defines(weight_format) | epilogue_defines(activation)
+    )
     instructions = "wgmma" if tiles.kind == "wgmma" else "mma_sync"
     files = ["primitives.cu", *(["bulk.cu"] if tiles.kind == "wgmma" else []), f"{instructions}_instructions.cu"]
     files += ["weights.cu", "grouped/work.cu", *(["gated_epilogue.cu"] if activation else [])]

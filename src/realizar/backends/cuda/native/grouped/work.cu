@@ -1,17 +1,19 @@
 // The work of a grouped matmul: tiles of pairs, each of one expert, by output features.
 // Defined around it: TOKENS (places of a tile) GATHER (1: rows of x are found by pairs, 0: they lie as tiles), and
-// ACTIVATION where gate and up of a feed-forward are multiplied.
+// ACTIVATION where gate and up of a feed-forward are multiplied, HALVES (1: sums of pairs leave as halves).
 
 // A power of two by which an activation's outputs are divided, which a matmul of tiles multiplies back: halves then
 // hold up to 65504 * 64.
 constexpr float TOKEN_FACTOR = 64.f, LARGEST_HALF = 65504.f;
+// Sums that leave as halves are divided by this: `HALF_FACTOR` of kernels/reduce.py.
+constexpr float OUTPUT_FACTOR = HALVES ? 16.f : 1.f;
 
 struct Experts {
   const char* weights;        // of expert e at e * stride
   const float* block_scales;  // [experts, strips]
   const void* table;
   const float* bias;  // [experts, out_features], or null
-  char* out;          // halves in tiles, or float [pairs, out_features]
+  char* out;          // halves in tiles, or float or halves [pairs, out_features]
   const float* pair_weights;  // factors of outputs, or null
   const char* x;
   const float* x_scales;  // of the rows of x; null where they are what gate and up left
@@ -41,7 +43,7 @@ INLINE float2 pair_factors(const Experts& experts, int pair) {
   if (pair < 0) return make_float2(0.f, 0.f);
   const bool scaled = GATHER || experts.x_scales;
   const float scale = scaled ? load_float(experts.x_scales + pair / experts.x_share) : TOKEN_FACTOR;
-  const float weight = experts.pair_weights ? load_float(experts.pair_weights + pair) : 1.f;
+  const float weight = (experts.pair_weights ? load_float(experts.pair_weights + pair) : 1.f) / OUTPUT_FACTOR;
   return make_float2(scale * weight, weight);
 }
 
