@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from realizar.backends.cuda.matmul.grouped import GroupedConfig, GroupedMatmuls
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
+from realizar.backends.cuda.matmul.inputs import InputFormat
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
-from realizar.backends.cuda.matmul.tuning_table import ExpertShape
+from realizar.backends.cuda.matmul.tuning_table import ExpertShape, is_laid
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
 from realizar.backends.cuda.tuning.measure import buffers_of, random_choices, random_experts, step_of
 from realizar.backends.cuda.weights.experts import PackedExperts
@@ -62,7 +62,8 @@ class Layers:
         self.gate_ups, self.downs = ([random_experts(self.experts, *each) for _ in range(self.count)] for each in sizes)
         self.chosen = random_choices(rows, self.per_token, self.experts, self.count, options.skew)
         x = torch.randn(rows, options.hidden, device="cuda")
-        self.x: ActivationBuffer = self.matmuls.written(x, InputFormat("half", 64 if rows >= 64 else 16))
+        formats = (InputFormat("half", block) for block in (64 if rows >= 64 else 16, 1))
+        self.x, self.x_laid = (self.matmuls.written(x, each) for each in formats)
         self.buffers = buffers_of(self.step, self.experts, options.width, options.hidden)
         self.out = torch.zeros(self.step.pairs, options.hidden, device="cuda")
         self.weights = torch.rand(self.step.pairs, device="cuda")
@@ -77,7 +78,8 @@ class Layers:
 
     def gate_up(self, config: GroupedConfig, layer: int) -> None:
         stack = self.gate_ups[layer]
-        self.grouped.launch_gated(stack, self.x, self.per_token, self.step, self.buffers, config)
+        x = self.x_laid if is_laid(config.tiles) else self.x
+        self.grouped.launch_gated(stack, x, self.per_token, self.step, self.buffers, config)
 
     def down(self, config: GroupedConfig, layer: int) -> None:
         stack = self.downs[layer]

@@ -145,7 +145,7 @@ class MixtureBinder:
             at_once, grouped, router = matrices.ends_with_activation, self._grouped, self._router(inputs.norm, experts)
             read = ExpertsInput(
                 tuple(dict.fromkeys(map(input_format, matrices.gate_up))),
-                grouped.input_format if grouped is not None and at_once else None,
+                partial(grouped.input_format, matrices) if grouped is not None and at_once else None,
                 self._matmuls.pair_tokens(matrices), router, not apart and at_once and router is not None,
                 None if apart or dense is None else dense[0], apart,
             )  # fmt: skip
@@ -276,7 +276,7 @@ class MixtureBinder:
         (stack,), (bias,), inputs = one.matrices.gate_up, one.matrices.gate_up_biases, self._inputs_of(one)
         assert isinstance(stack, PackedExperts)
         if self._grouped is not None and one.input.is_grouped(kind):
-            source = inputs(self._grouped.input_format(kind.tokens), stack.in_features)
+            source = inputs(self._grouped.input_format(one.matrices, kind.tokens), stack.in_features)
             self._grouped.launch_gate_up(one.matrices, source, one.pairs, kind.tokens)
             return
         source, target = inputs(input_format(stack), stack.in_features), self._activated(one)

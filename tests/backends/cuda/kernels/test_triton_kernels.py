@@ -73,16 +73,15 @@ def test_int8_rows(block: int) -> None:
     np.testing.assert_allclose(found.terms.numpy()[..., 1], sums, rtol=1e-5, atol=1e-6 * scales.max())
 
 
-@pytest.mark.parametrize("block_tokens", [8, 16])
+@pytest.mark.parametrize("block_tokens", [1, 8, 16])
 @pytest.mark.parametrize("block", [64, 256])
 def test_half_rows(block: int, block_tokens: int) -> None:
     x = rows_of(2)
     found = start_convert(x, InputFormat("half", block_tokens), block)
     values, scales = half_activations(x, block_tokens)
     assert np.array_equal(found.scales.numpy()[:ROWS], scales[:ROWS])
-    written = np.zeros((values.shape[3] * 8, 1), bool)
-    written[:ROWS] = True
-    mask = np.broadcast_to(written.reshape(1, 1, 1, -1, 8, 1), values.shape)
+    written = np.arange(len(scales)) < ROWS
+    mask = np.broadcast_to(written.reshape(len(values), 1, 1, *values.shape[3:5], 1), values.shape)
     assert np.array_equal(found.values.numpy()[mask].view(np.uint16), values[mask].view(np.uint16))
 
 

@@ -11,11 +11,14 @@ from backends.cuda.layouts.activation_values import half_activations, half_posit
 from realizar.backends.cuda.layouts.activations import padded_cols
 
 
-@pytest.mark.parametrize(("rows", "cols", "block_tokens"), [(1, 64, 8), (13, 160, 8), (5, 96, 16), (70, 128, 64)])
+@pytest.mark.parametrize(
+    ("rows", "cols", "block_tokens"), [(7, 160, 1), (1, 64, 8), (13, 160, 8), (5, 96, 16), (70, 128, 64)]
+)
 def test_half_format_places_every_element(rows: int, cols: int, block_tokens: int) -> None:
     x = np.random.default_rng(rows).standard_normal((rows, cols)).astype(np.float32)
     values, scales = half_activations(x, block_tokens)
-    assert values.shape == (-(-rows // block_tokens), padded_cols(cols) // 64, 8, block_tokens // 8, 8, 8)
+    run = min(block_tokens, 8)
+    assert values.shape == (-(-rows // block_tokens), padded_cols(cols) // 64, 8, block_tokens // run, run, 8)
     assert (scales == 1).all()
     places = half_positions(cols)
     seen = np.zeros(values.shape, dtype=bool)
@@ -27,7 +30,7 @@ def test_half_format_places_every_element(rows: int, cols: int, block_tokens: in
                 c // 64,
                 d % 16 // 4 * 2 + d % 2,
                 m % block_tokens // 8,
-                m % 8,
+                m % run,
                 d // 16 * 2 + d % 4 // 2,
             )
             assert values[at] == np.float16(x[m, c])

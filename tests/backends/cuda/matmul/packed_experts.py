@@ -21,12 +21,14 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm
 from realizar.backends.cuda.matmul.residual import Residual
 from realizar.backends.cuda.matmul.routing import ExpertsRead, Router, RouterKernels
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
+from realizar.backends.cuda.native.grouped.source import GroupedTiles
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.models.spec import Experts
 from reference_model import ReferenceModel
 
 Array = NDArray[np.float32]
 launched: Counter[str] = Counter()  # kernels that ran
+_FEW_PAIRS = 40  # of a step; with more, gate and up read rows as those that are laid in tiles
 
 
 def _matrix(stack: PackedExperts, expert: int) -> Array:
@@ -144,6 +146,7 @@ class HostRouters(RouterKernels):
 class HostConfig(NamedTuple):
     activation: Any
     halves: bool
+    tiles: GroupedTiles
 
 
 class HostGrouped:
@@ -163,7 +166,8 @@ class HostGrouped:
         self, step: StepTiles, stack: PackedExperts, activation: Any = None, tiled: bool = False, halves: bool = False
     ) -> HostConfig:
         assert (activation is None) == tiled
-        return HostConfig(activation or "down", halves)
+        laid = activation is not None and step.pairs > _FEW_PAIRS
+        return HostConfig(activation or "down", halves, GroupedTiles("wgmma", 8, 1, 1, 3, 1, laid))
 
     def prepare(self, wanted: Iterable[Any], experts: int) -> None: ...
 

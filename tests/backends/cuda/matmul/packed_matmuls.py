@@ -149,8 +149,8 @@ def decoded(activations: ActivationBuffer, tokens: int, cols: int) -> NDArray[np
     if activations.format.kind == "int8":
         x = _read_int8(*addresses, tokens, activations.codes.shape[1])
     else:
-        blocks, chunks, _, eights = activations.values.shape[:4]
-        x = _read_half(*addresses, blocks, chunks, 8 * eights)[:tokens]
+        blocks, chunks = activations.values.shape[:2]
+        x = _read_half(*addresses, blocks, chunks, activations.format.block_tokens)[:tokens]
     if activations.norm is not None:
         x = _finish_norm(x, *activations.norm.arguments())
     return x[:, :cols]
@@ -218,7 +218,8 @@ def _write_half(x: NDArray[np.float32], out: int, scales_at: int, block_tokens: 
 def _read_half(at: int, scales_at: int, blocks: int, chunks: int, block_tokens: int) -> NDArray[np.float32]:
     """Rows of the `half` format as float32 [blocks * block_tokens, chunks * 64]."""
     values = _array(at, np.float16, blocks * chunks * 64 * block_tokens).astype(np.float32)
-    split = values.reshape(blocks, chunks, 4, 2, block_tokens // 8, 8, 4, 2)  # as half_activations orders them
+    run = min(block_tokens, 8)
+    split = values.reshape(blocks, chunks, 4, 2, block_tokens // run, run, 4, 2)  # as half_activations orders them
     tokens = split.transpose(0, 4, 5, 1, 6, 2, 7, 3).reshape(blocks * block_tokens, chunks * 64)
     return tokens * _array(scales_at, np.float32, len(tokens))[:, None]
 

@@ -354,7 +354,7 @@ def test_feed_forwards(matmuls: MatmulKernels, chained: GroupedMatmuls, ggml_typ
         weights = torch.rand(chosen.size, device="cuda") + 0.5
         out = torch.full((chosen.size, 300), torch.nan, device="cuda")
         step = tiles_of(chained, rows, tokens)
-        half = matmuls.written(x, InputFormat("half", 32))
+        half = matmuls.written(x, InputFormat("half", 1 if isinstance(chained, LaidMatmuls) else 32))
         biases = interleaved, bias_down
         chain(chained, (gate_up, down), half, on_device(chosen), step, activation, out, weights, biases)()
         inner = gated_values(x, exact, chosen, activation, bias)

@@ -18,7 +18,7 @@ BLOCK = 128
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # stored as it is, then divided
-@pytest.mark.parametrize("form", [InputFormat("int8"), InputFormat("half", 8), InputFormat("half", 80)], ids=str)
+@pytest.mark.parametrize("form", [InputFormat("int8"), *(InputFormat("half", block) for block in (1, 8, 80))], ids=str)
 @pytest.mark.parametrize("cols", [128, 320])
 def test_triton_writes_the_format(form: InputFormat, cols: int) -> None:
     rows = 90 if form.block_tokens == 80 else 11

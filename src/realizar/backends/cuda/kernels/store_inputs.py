@@ -60,8 +60,8 @@ def store_half(
     core, place = index % 64 // 8, index % 8
     column = first + index // 64 * 64 + place // 2 * 16 + core // 2 * 4 + place % 2 * 2 + core % 2
     chunk = token // BLOCK_TOKENS * CHUNKS + first // 64 + index // 64
-    at = (chunk * 8 + core) * (BLOCK_TOKENS // 8) + token % BLOCK_TOKENS // 8
-    tl.store(values + at * 64 + token % 8 * 8 + place, ordered.to(tl.float16), mask=column < limit)
+    at = (chunk * 8 + core) * BLOCK_TOKENS + token % BLOCK_TOKENS
+    tl.store(values + at * 8 + place, ordered.to(tl.float16), mask=column < limit)
 
 
 @triton.jit

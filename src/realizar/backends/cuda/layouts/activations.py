@@ -19,6 +19,9 @@ sum the rounding errors of codes no longer cancel.
     values      float16 [blocks, padded_cols / 64, 8, block_tokens / 8, 8, 8]
     token_scales  float32 [blocks * block_tokens]
 
+Blocks of one token, [tokens, padded_cols / 64, 8, 1, 1, 8], are what `native/grouped/lay.cu` lays in tiles: a token's
+columns lie side by side.
+
 Token m, column c lies at block m // block_tokens, chunk c // 64 and, with d = c % 64,
 
     [(d % 16) // 4 * 2 + d % 2, m % block_tokens // 8, m % 8, d // 16 * 2 + d % 4 // 2]
@@ -56,7 +59,8 @@ def padded_cols(cols: int) -> int:
 
 def half_order(x: NDArray[np.float16], block_tokens: int) -> NDArray[np.float16]:
     """[tokens, cols] of whole blocks and chunks -> values of the `half` format."""
+    run = min(block_tokens, 8)
     # Axes: block, eight rows, row; chunk, then a column's 16s, 4s, 2s and 1s.
-    split = x.reshape(-1, block_tokens // 8, 8, x.shape[1] // CHUNK, 4, 4, 2, 2)
+    split = x.reshape(-1, block_tokens // run, run, x.shape[1] // CHUNK, 4, 4, 2, 2)
     ordered = split.transpose(0, 3, 5, 7, 1, 2, 4, 6)
-    return np.ascontiguousarray(ordered).reshape(*ordered.shape[:2], 8, block_tokens // 8, 8, 8)
+    return np.ascontiguousarray(ordered).reshape(*ordered.shape[:2], 8, block_tokens // run, run, 8)

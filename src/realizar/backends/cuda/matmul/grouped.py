@@ -228,7 +228,7 @@ class GroupedMatmuls:
         if is_laid(config.tiles):
             self._lay(x, per_token, step, buffers, config)
             values = buffers.laid.data_ptr()
-        inputs = values, x.scales.data_ptr(), per_token, x.values.shape[3] * 8
+        inputs = values, x.scales.data_ptr(), per_token, x.format.block_tokens
         self._multiply(stack, inputs, step, buffers, config, buffers.gated, bias, None)
 
     def _lay(
@@ -236,7 +236,7 @@ class GroupedMatmuls:
     ) -> None:  # fmt: skip
         addresses = [each.data_ptr() for each in (x.values, buffers.laid, buffers.slots, buffers.work)]
         grid = step.count, -(-config.chunks // LAID_CHUNKS), 1
-        arguments = [*addresses, config.chunks, per_token, x.values.shape[3] * 8]
+        arguments = [*addresses, config.chunks, per_token, x.format.block_tokens]
         self._matmuls.start(lay_source(step.tokens), grid, step.tokens * 8, arguments, _LAY_SIZES, self._dependent)
 
     def launch_pairs(
@@ -259,7 +259,7 @@ class GroupedMatmuls:
         """
         inputs = buffers.gated.data_ptr(), 0, 1, 1
         if x is not None:
-            inputs = x.values.data_ptr(), x.scales.data_ptr(), per_token, x.values.shape[3] * 8
+            inputs = x.values.data_ptr(), x.scales.data_ptr(), per_token, x.format.block_tokens
         self._multiply(stack, inputs, step, buffers, config, out, bias, weights)
 
     def _multiply(
@@ -310,8 +310,10 @@ class GroupedExperts:
         self._buffers: dict[_Key, GroupedBuffers] = {}
         self._plans: dict[tuple[TensorName, int], _Plan] = {}
 
-    def input_format(self, tokens: int) -> InputFormat:
-        return InputFormat("half", self._matmuls.tuning.block_tokens(tokens))
+    def input_format(self, matrices: ExpertMatrices, tokens: int) -> InputFormat:
+        """What `launch_gate_up` reads: row by row where they are laid in tiles, else as dense matmuls do."""
+        laid = is_laid(self._plan(matrices, tokens).gate_up.tiles)
+        return InputFormat("half", 1 if laid else self._matmuls.tuning.block_tokens(tokens))
 
     def prepare(self, mixtures: Iterable[ExpertMatrices], counts: Iterable[int]) -> None:
         """Compile and load kernels for these numbers of tokens, and allocate what they leave for each other.

@@ -171,6 +171,8 @@ def make_buffer(input_format: InputFormat, cols: int, tokens: int, device: torch
         return ActivationBuffer(input_format, cols, none, none, codes, zeros(blocks, groups, block))
     shape: tuple[int, ...] = tokens, cols
     if input_format.kind == "half":
-        shape = tokens // input_format.block_tokens, padded // CHUNK, 8, input_format.block_tokens // 8, 8, 8
+        block = input_format.block_tokens
+        run = min(block, 8)
+        shape = tokens // block, padded // CHUNK, 8, block // run, run, 8
     values = zeros(*shape, dtype=_DTYPES[input_format.kind])
     return ActivationBuffer(input_format, cols, values, zeros(tokens) + 1.0, none, none)

@@ -13,7 +13,7 @@ extern "C" __global__ void NAME_INT8(const float* __restrict__ x, char* __restri
   code_of(value).store(codes, terms, unit * 2 + lane / 16, lane % 16);
 }
 
-// One block per token; tokens beyond `tokens` become zeros. values: [blocks, chunks, 8, block_tokens / 8, 8, 8] half.
+// One block per token; tokens beyond `tokens` become zeros. values: halves [blocks, chunks, 8, block_tokens, 8].
 extern "C" __global__ void NAME_HALF(const float* __restrict__ x, unsigned short* __restrict__ values, float* __restrict__ token_scales, int tokens, int cols, int padded_cols, int block_tokens) {
   __shared__ float tops[32];
   const int token = blockIdx.x;
@@ -35,6 +35,6 @@ extern "C" __global__ void NAME_HALF(const float* __restrict__ x, unsigned short
     const float value = token < tokens && c < cols ? x[(long)token * cols + c] * factor : 0.f;
     unsigned short bits;
     asm("{.reg .b16 h; cvt.rn.f16.f32 h, %1; mov.b16 %0, h;}" : "=h"(bits) : "f"(value));
-    values[((((long)block * (padded_cols / 64) + chunk) * 8 + core) * (block_tokens / 8) + r / 8) * 64 + r % 8 * 8 + place] = bits;
+    values[((((long)block * (padded_cols / 64) + chunk) * 8 + core) * block_tokens + r) * 8 + place] = bits;
   }
 }

@@ -24,6 +24,7 @@ from realizar.backends.cuda.matmul.tuning_table import (
     ExpertLine,
     ExpertShape,
     Line,
+    is_laid,
     own_table,
     updated_expert_lines,
     updated_lines,
@@ -162,6 +163,7 @@ def buffers_of(step: StepTiles, experts: int, width: int, hidden: int) -> Groupe
 class _Step:
     tiles: StepTiles
     x: ActivationBuffer
+    rows: ActivationBuffer  # the same, each for itself, as kernels read them that lay them in tiles
     buffers: list[GroupedBuffers]
     out: torch.Tensor
     weights: torch.Tensor
@@ -214,11 +216,12 @@ class ExpertDeviceMeter:
         self, tokens: int, gated: bool, tiles: AnyTiles, stacks: Sequence[PackedExperts]
     ) -> Callable[[], None]:
         step, config = self._made(tokens, tiles.tokens, len(stacks)), self._config(gated, tiles)
+        x = step.rows if is_laid(tiles) else step.x
 
         def run() -> None:
             for stack, buffers in zip(stacks, step.buffers, strict=False):
                 if gated:
-                    self._grouped.launch_gated(stack, step.x, self._per_token, step.tiles, buffers, config)
+                    self._grouped.launch_gated(stack, x, self._per_token, step.tiles, buffers, config)
                 else:
                     self._grouped.launch_pairs(stack, None, 1, step.tiles, buffers, config, step.out, step.weights)
 
@@ -262,10 +265,11 @@ class ExpertDeviceMeter:
             for one, each in zip(chosen, buffers, strict=True):
                 self._grouped.sort(one, step, shape.experts, each)
             rows = torch.randn(tokens, shape.hidden, device=self._matmuls.device)
-            x = self._matmuls.written(rows, InputFormat("half", self._matmuls.tuning.block_tokens(tokens)))
+            blocks = self._matmuls.tuning.block_tokens(tokens), 1
+            x, alone = (self._matmuls.written(rows, InputFormat("half", block)) for block in blocks)
             out = torch.zeros(step.pairs, shape.hidden, device=self._matmuls.device)
             weights = torch.rand(step.pairs, device=self._matmuls.device)
-            self._step = tokens, places, _Step(step, x, buffers, out, weights)
+            self._step = tokens, places, _Step(step, x, alone, buffers, out, weights)
         return self._step[2]
 
 

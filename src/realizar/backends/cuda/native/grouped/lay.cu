@@ -1,5 +1,5 @@
 // Rows of x laid in tiles, for a grouped matmul that then reads whole tiles: each item of a tile would gather the same
-// rows again, 16 bytes of each sector of 32.
+// rows again. A warp has four places, so that rows of whole chunks are read by 128 bytes, and tiles written by 64.
 // Defined by the loader: TOKENS (places of a tile) CHUNKS_EACH (chunks of a block). Before it: primitives.cu.
 
 // x: halves [blocks, chunks, 8, x_block, 8], of which x_share pairs share a row. tiles: halves [tiles, chunks, 8,
@@ -8,7 +8,7 @@
 extern "C" __global__ void __launch_bounds__(TOKENS * 8)
 lay_rows(const char* x, char* tiles, const int* slots, const int* work, int chunks, int x_share, int x_block) {
   const int tile = blockIdx.x, first = blockIdx.y * CHUNKS_EACH;
-  const int place = threadIdx.x % TOKENS, core = threadIdx.x / TOKENS;
+  const int place = threadIdx.x / 8, core = threadIdx.x % 8;
   wait_for_previous();
   let_next_start();
   const int pair = load_int(slots + tile * TOKENS + place);
@@ -16,7 +16,7 @@ lay_rows(const char* x, char* tiles, const int* slots, const int* work, int chun
   const int row = pair / x_share;
   const long block = ((long)(row / x_block) * chunks + first) * 8 + core;
   const char* from = x + (block * x_block + row % x_block) * 16;
-  char* to = tiles + (((long)tile * chunks + first) * 8 * TOKENS + threadIdx.x) * 16;
+  char* to = tiles + ((((long)tile * chunks + first) * 8 + core) * TOKENS + place) * 16;
   uint4 values[CHUNKS_EACH];
 #pragma unroll
   for (int i = 0; i < CHUNKS_EACH; i++)
