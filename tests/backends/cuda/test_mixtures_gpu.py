@@ -236,6 +236,17 @@ def test_every_token_is_near_the_twin_that_goes_its_way(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["q4_k", "gpt-oss", "q8_0, groups", "q4_k, shared in the stacks"])
+def test_prompts_of_many_tokens(name: str) -> None:
+    """The same in steps that sort pairs by many blocks, score experts on tensor cores and write outputs as halves."""
+    config = EngineConfig(
+        max_running=6, max_step_tokens=1536, kv_cache_bytes=128 << 20, kv_cache_dtype="f16", graphs=False
+    )
+    spec, tensors, runs = run_prompts(RECIPES[name], config, (3, 900, 400), (1, 280, 900))
+    found = np.concatenate([run.errors(spec, tensors) for run in runs])
+    assert found.max() <= 0.06, np.quantile(found, [0.5, 0.9, 1.0])
+
+
+@pytest.mark.parametrize("name", ["q4_k", "gpt-oss", "q8_0, groups", "q4_k, shared in the stacks"])
 def test_kernels_without_a_ring(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with a table that has them for any number of pairs."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
@@ -295,10 +306,11 @@ def test_graphs_give_what_launches_give(name: str) -> None:
     found = []
     recipe = RECIPES[name]
     for graphs in (True, False):
-        config = EngineConfig(max_running=4, max_step_tokens=64, kv_cache_bytes=64 << 20, graphs=graphs)
+        config = EngineConfig(max_running=4, max_step_tokens=320, kv_cache_bytes=64 << 20, graphs=graphs)
         runner = GPURunner(*random_model(recipe), config)
-        requests = [runner.request(row, random_tokens(recipe, 20, row), first=10 * row) for row in range(3)]
+        requests = [runner.request(row, random_tokens(recipe, 120, row), first=10 * row) for row in range(3)]
         runner.step([(request, 17) for request in requests])
+        runner.step([(request, 100) for request in requests])
         for _ in range(3):
             runner.step([(request, 1) for request in requests])
         found.append(np.concatenate([request.values() for request in requests]))

@@ -167,12 +167,14 @@ def test_a_shared_expert_in_the_stacks(parts: tuple[str, ...], monkeypatch: pyte
 )
 # Outputs of padding keep what memory had.
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN slice:RuntimeWarning")
-def test_outputs_of_experts_as_halves(name: str, halves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In steps of more than 16 tokens, for all that adds them to the stream; other steps have floats."""
+def test_steps_of_many_tokens(name: str, halves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than 16: outputs of experts are halves, for all that adds them to the stream, and routers' scores come
+    from the stream; other steps have floats."""
     recipe, batch_invariant, _ = CASES[name]
     run_packed(monkeypatch)
     launched = run_packed_experts(monkeypatch)
-    monkeypatch.setattr(grouped, "MANY_TOKENS", 16)
+    for module in (grouped, routing):
+        monkeypatch.setattr(module, "MANY_TOKENS", 16)
     config = EngineConfig(
         threads=1, max_running=3, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64, kv_cache_dtype="f16",
         batch_invariant=batch_invariant, graphs=False,
@@ -180,6 +182,7 @@ def test_outputs_of_experts_as_halves(name: str, halves: bool, monkeypatch: pyte
     spec, tensors, runs = run_prompts(recipe, config, (2, 9, 20), (1, 5, 18))
     assert max(run.errors(spec, tensors).max() for run in runs) <= 0.03
     assert (launched["halves"] > 0) is halves
+    assert (launched["scored"] > 0) is not batch_invariant
     assert launched["grouped"] > launched["halves"]
 
 

@@ -190,8 +190,8 @@ class MixtureBinder:
         yield self._launch("expert down", partial(self._down, one, output, added), one.matrices.down, one)
 
     def _unless_routed(self, one: _Mixture, normalize: Run, kind: StepKind) -> None:
-        """The norm that the router's matmul reads: with few tokens its kernel reads the stream."""
-        if not one.input.is_routed(kind):
+        """The norm that the router's matmul reads where it does not read the stream."""
+        if not one.input.reads_stream(kind):
             normalize(kind)
 
     def _router(self, norm: Norm | None, experts: Experts) -> Router | None:
@@ -207,7 +207,8 @@ class MixtureBinder:
         if shared == 2:
             weights, bias = self._with_gate(experts, weights, bias)
         weights = weights * self._weights.norm_weight(norm)
-        router = Router(weights, bias, experts, float(norm.eps), selection, scales, shared=shared)
+        halves = self._routers.halves(experts, weights)
+        router = Router(weights, bias, experts, float(norm.eps), selection, scales, shared=shared, halves=halves)
         router = replace(router, columns=self._routers.columns(router.key, router.weights))
         self._routers.prepare([router])
         return router
@@ -230,8 +231,12 @@ class MixtureBinder:
 
     def _route(self, one: _Mixture, score: Run, kind: StepKind) -> None:
         space, router = self._space, one.input.router
-        if router is None or self._routers is None or not one.input.is_routed(kind):
+        if router is None or self._routers is None or not one.input.reads_stream(kind):
             score(kind)
+            return
+        if not one.input.is_routed(kind):
+            (scores,) = space.partials(1, kind.tokens, router.experts.num_experts)
+            self._routers.score(router, space.hidden[: kind.tokens], scores)
             return
         scores = space.partials(1, kind.tokens, len(router.weights))
         self._routers.launch(
@@ -257,11 +262,16 @@ class MixtureBinder:
             if one.input.is_routed(kind):
                 return
             scores = space.partials(router.splits(kind), kind.tokens, router.width)
+            x, eps, row, streams = self._none, 0.0, gate, one.input.reads_stream(kind)
+            if shared == 2 and streams and one.input.router is not None:
+                x, eps, row = space.hidden, one.input.router.eps, one.input.router.weights[count:]
+            elif shared == 2:
+                x = space.activations.normed(FLOATS, width).values
             choose_experts[(kind.tokens,)](
                 scores, scores.stride(1), bias, selection, scales, space.arrays["header"], space.chosen,
                 space.expert_weights, float(experts.scale), count,
-                space.activations.normed(FLOATS, width).values if shared == 2 else self._none, gate,
-                self._none if gate_bias is None else gate_bias, width, PER_TOKEN=per_token, SHARED=shared,
+                x, eps, row, self._none if gate_bias is None else gate_bias, width, PER_TOKEN=per_token, SHARED=shared,
+                STREAM=streams,
                 GATE_BIAS=gate_bias is not None, COLUMNS=_GATE_COLUMNS, GROUPS=experts.num_groups,
                 GROUPS_PER_TOKEN=experts.groups_per_token, BIAS=biased,
                 SIGMOID=experts.scoring == "sigmoid", SELECTION=selects is not None,

@@ -26,7 +26,7 @@ from realizar.backends.cuda.matmul.fp8 import check_fp8
 from realizar.backends.cuda.matmul.grouped import GroupedExperts
 from realizar.backends.cuda.matmul.linears import MergedLinear, Merger, partial_floats
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
-from realizar.backends.cuda.matmul.routing import ExpertsRead, RouterKernels
+from realizar.backends.cuda.matmul.routing import ExpertsRead, RouterKernels, score_tile
 from realizar.backends.cuda.norms import NormBinder
 from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
@@ -131,6 +131,14 @@ class _Parts:
     experts: ExpertMatmuls
     grouped: GroupedExperts | None
 
+    def mixture_kernels(self, tokens: int) -> tuple[object, ...]:
+        """What Triton's kernels of mixtures are compiled for in a step of so many tokens."""
+        if self.grouped is None:
+            return ()
+        mixtures = (each for each in self.weights.experts.values() if each.ends_with_activation)
+        formats = dict.fromkeys(self.grouped.input_format(each, tokens) for each in mixtures)
+        return *formats, *score_tile(tokens).items()
+
 
 def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
@@ -184,7 +192,7 @@ def load_model(
         finisher = StepFinisher(space, graphs, binder.bind_final_norm(program.tail), parts.sampler)
         _log_decisions(device, space, kv, matmuls)
         if device.is_gpu:
-            _warm_up(space, attention, graphs, finisher, matmuls.layers, progress)
+            _warm_up(space, attention, graphs, finisher, parts, progress)
     if device.is_gpu:
         _capture(space, graphs, parts.sampler, decodes, config.graphs, progress)
     return LoadedModel(
@@ -273,11 +281,11 @@ def _log_decisions(device: DeviceProfile, space: Workspace, kv: KVMemory, matmul
 
 
 def _warm_up(
-    space: Workspace, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher,
-    layers: Sequence[MergedLinear], progress: LoadProgress,
+    space: Workspace, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher, parts: _Parts,
+    progress: LoadProgress,
 ) -> None:  # fmt: skip
     space.arrays.clear()
-    _warm_chunks(space, attention, graphs, layers, progress)
+    _warm_chunks(space, attention, graphs, parts, progress)
     for rows in row_counts(space.arrays.sizes.selected):
         graphs.run_eagerly(StepKind(0), rows)
     finisher.warm()
@@ -306,9 +314,8 @@ def _capture(
 
 
 def _warm_chunks(
-    space: Workspace, attention: AttentionBinder, graphs: GraphRunner, layers: Sequence[MergedLinear],
-    progress: LoadProgress,
-) -> None:  # fmt: skip
+    space: Workspace, attention: AttentionBinder, graphs: GraphRunner, parts: _Parts, progress: LoadProgress
+) -> None:
     """Run one step of those kinds that start the same kernels, compiled for the same constants."""
     seen: set[object] = set()
     of_tokens: dict[int, object] = {}
@@ -316,8 +323,9 @@ def _warm_chunks(
     for done, kind in enumerate(kinds):
         tokens = kind.tokens
         if tokens not in of_tokens:
+            layers = parts.matmuls.layers
             matmuls = tuple((one.input_formats(kind), one.splits(kind), one.is_gated(kind)) for one in layers)
-            of_tokens[tokens] = matmuls, tuple(space.launching(kind).items())
+            of_tokens[tokens] = matmuls, tuple(space.launching(kind).items()), parts.mixture_kernels(tokens)
         kernels = of_tokens[tokens], attention.kernels_of(kind)
         if kernels not in seen:
             seen.add(kernels)

@@ -160,7 +160,9 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
         pairs = max(pairs, step.places * (one.down.in_features + laid) // 2)
     own = 0 if spec.layer_inputs is None else spec.layer_inputs.projection.out_features
     partials = max(sizes.tokens * max(2 * widest, own), sizes.selected * spec.vocab_size, _pair_floats(spec, sizes))
-    routers = sum(2 * one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # in two orders
+    routers = sum(
+        3 * one.router.out_features * one.router.in_features for _, one in spec.mixtures()
+    )  # in two orders, and as halves
     biases = sum(
         linear.num_experts * linear.out_features
         for _, one in spec.mixtures()

@@ -23,7 +23,7 @@ def choose(
     scores: NDArray[np.float32], per_token: int, live: int, normalized: bool = True, scale: float = 1.0,
     bias: NDArray[np.float32] | None = None, selection: NDArray[np.float32] | None = None, sigmoid: bool = False,
     groups: tuple[int, int] = (1, 1), scales: NDArray[np.float32] | None = None, shared: int = 0,
-    gate: tuple[NDArray[np.float32], ...] = (), gate_bias: float | None = None,
+    gate: tuple[NDArray[np.float32], ...] = (), gate_bias: float | None = None, stream: bool = False,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
     (tokens, experts), places = scores.shape, per_token + (shared > 0)
     header = torch.zeros(16, dtype=torch.int32, device=DEVICE)
@@ -36,10 +36,10 @@ def choose(
     normed, row = (torch.from_numpy(each).to(DEVICE) for each in gate or (np.zeros((1, 1), np.float32),) * 2)
     choose_experts[(tokens,)](
         torch.from_numpy(scores).to(DEVICE), experts, *biases, header, chosen, weights, scale, experts,
-        normed, row, torch.full((1,), gate_bias or 0.0, device=DEVICE), row.numel(), PER_TOKEN=per_token, SHARED=shared,
-        GATE_BIAS=gate_bias is not None, COLUMNS=16, GROUPS=groups[0], GROUPS_PER_TOKEN=groups[1],
-        BIAS=bias is not None, SIGMOID=sigmoid, SELECTION=selection is not None, SCALED=scales is not None,
-        NORMALIZED=normalized, DEPENDENT=False, SLOTS=slots, BLOCK=padded,
+        normed, 1e-5, row, torch.full((1,), gate_bias or 0.0, device=DEVICE), row.numel(), PER_TOKEN=per_token,
+        SHARED=shared, STREAM=stream, GATE_BIAS=gate_bias is not None, COLUMNS=16, GROUPS=groups[0],
+        GROUPS_PER_TOKEN=groups[1], BIAS=bias is not None, SIGMOID=sigmoid, SELECTION=selection is not None,
+        SCALED=scales is not None, NORMALIZED=normalized, DEPENDENT=False, SLOTS=slots, BLOCK=padded,
     )  # fmt: skip
     return chosen.cpu().numpy(), weights.cpu().numpy()
 
@@ -95,18 +95,23 @@ def test_scales_of_experts() -> None:
 
 
 @pytest.mark.parametrize("gate_bias", [None, -0.75])
-@pytest.mark.parametrize("shared", [1, 2])
-def test_the_shared_expert_comes_last(shared: int, gate_bias: float | None) -> None:
-    """Beside the same choices as without: by its gate, or whole, neither divided nor scaled."""
+@pytest.mark.parametrize(("shared", "stream"), [(1, False), (2, False), (2, True)])
+def test_the_shared_expert_comes_last(shared: int, stream: bool, gate_bias: float | None) -> None:
+    """Beside the same choices as without: by its gate of the norm or of the stream, or whole, neither divided nor
+    scaled."""
     rng = np.random.default_rng(8)
     scores, normed, gate = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 20), (6, 50), (50,)))
     normed[4] *= 100
     plain, shares = choose(scores, 4, 5, scale=2.5)
-    chosen, weights = choose(scores, 4, 5, scale=2.5, shared=shared, gate=(normed, gate), gate_bias=gate_bias)
+    given = {"gate": (normed, gate), "gate_bias": gate_bias, "stream": stream}
+    chosen, weights = choose(scores, 4, 5, scale=2.5, shared=shared, **given)
     assert np.array_equal(chosen[:, :4], plain)
     assert chosen[:, 4].tolist() == [20] * 5 + [-1]
     np.testing.assert_array_equal(weights[:, :4], shares)
-    logits = normed.astype(np.float64) @ gate + (gate_bias or 0.0)
+    x = normed.astype(np.float64)
+    if stream:
+        x /= np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-5)
+    logits = x @ gate + (gate_bias or 0.0)
     np.testing.assert_allclose(weights[:, 4], 1 / (1 + np.exp(-logits)) if shared == 2 else 1.0, rtol=1e-5, atol=1e-30)
 
 

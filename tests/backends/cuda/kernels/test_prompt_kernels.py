@@ -20,6 +20,7 @@ from realizar.backends.cuda.kernels.gate_heads import gate_heads  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize_block  # noqa: E402
 from realizar.backends.cuda.kernels.reduce import HALF_FACTOR  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
+from realizar.backends.cuda.matmul.routing import split_weights, start_scores  # noqa: E402
 
 HAS_GPU = torch.cuda.is_available()
 DEVICES = [
@@ -109,3 +110,25 @@ def test_halves_of_pairs_are_added_to_the_stream(device: str) -> None:
     wanted = hidden.cpu().double()
     assert torch.allclose(sums.cpu().double()[:, : cut.blocks].sum(1), wanted.square().sum(1), rtol=1e-5)
     assert torch.allclose(rows_of(buffer, tokens).cpu(), wanted * weight.double(), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(("tokens", "experts", "width"), [(70, 40, 328), (300, 256, 2048), (4200, 130, 192)])
+def test_scores_of_the_stream(tokens: int, experts: int, width: int, device: str) -> None:
+    """Float32's digits of float64's scores, also where rows are large, tiny or mixed; NaN stays in its row; nothing
+    else is written."""
+    torch.manual_seed(3)
+    x, weights = torch.randn(tokens, width), torch.randn(experts, width) * 0.1
+    x[1] *= 1e4
+    x[2] *= 1e-3
+    x[3] *= torch.logspace(-4, 4, width)
+    weights[1] *= torch.logspace(-4, 4, width)
+    x[5, 7] = torch.nan
+    out = torch.full((tokens + 1, experts), -7.0, device=device)
+    start_scores(x.to(device), split_weights(weights.to(device)), 1e-5, out[:tokens])
+    exact = x.double() / (x.double().square().mean(1, keepdim=True) + 1e-5).sqrt()
+    found, wanted = out.cpu().double(), exact @ weights.double().T
+    assert bool((found[tokens] == -7).all())
+    assert bool(found[5].isnan().all())
+    error, size = (found[:tokens] - wanted).abs(), exact.abs() @ weights.double().abs().T
+    live = [row for row in range(tokens) if row != 5]
+    assert float((error / size)[live].max()) < 3e-7

@@ -19,7 +19,7 @@ from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, step_tiles
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm
 from realizar.backends.cuda.matmul.residual import Residual
-from realizar.backends.cuda.matmul.routing import ExpertsRead, Router, RouterKernels
+from realizar.backends.cuda.matmul.routing import ExpertsRead, Router, RouterKernels, split_weights
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.native.grouped.source import GroupedTiles
 from realizar.backends.cuda.weights.experts import PackedExperts
@@ -109,6 +109,13 @@ class HostRouters(RouterKernels):
     """A stand-in for the choice of up to `MANY_TOKENS`."""
 
     def prepare(self, routers: Iterable[Router]) -> None: ...
+
+    def halves(self, experts: Experts, weights: torch.Tensor) -> torch.Tensor:
+        return split_weights(weights[: experts.num_experts])
+
+    def score(self, router: Router, hidden: torch.Tensor, scores: torch.Tensor) -> None:
+        launched["scored"] += 1
+        super().score(router, hidden, scores)
 
     def columns(self, key: object, weights: torch.Tensor) -> torch.Tensor:
         return weights

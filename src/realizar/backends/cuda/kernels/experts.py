@@ -29,15 +29,62 @@ def keep_groups(left, expert, size, GROUPS: tl.constexpr, KEPT: tl.constexpr):
     return tl.where(kept, left, float("-inf"))
 
 
+_LOW = tl.constexpr(2048.0)
+
+
 @triton.jit
-def weigh_shared(normed, gate, gate_bias, token, width, BIAS: tl.constexpr, COLUMNS: tl.constexpr):
-    """sigmoid(gate . normed[token] + gate_bias)."""
+def score_experts(
+    hidden, factor, eps, highs, lows, scores, experts, width, tokens,
+    TOKENS: tl.constexpr, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """float32 scores [tokens, experts] of RMSNorm(hidden) by three products of halves. Grid: tiles of experts, tokens.
+
+    hidden: float32 [tokens, width], of up to 65504 * factor, a power of two. highs, lows: float16 [experts, width],
+    as of `routing.split_weights`. The sums of COLUMNS columns go to float32's by an addition of their own: matrix
+    units cut what they add up.
+    """
+    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    token = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    has_expert, has_token = expert < experts, token < tokens
+    sums = tl.zeros([TOKENS, EXPERTS], tl.float32)
+    square_sums = tl.zeros([TOKENS, COLUMNS], tl.float32)
+    for i in tl.range(0, (width + COLUMNS - 1) // COLUMNS):
+        columns = i * COLUMNS + tl.arange(0, COLUMNS)
+        inside = columns < width
+        at = hidden + token[:, None] * width + columns[None, :]
+        x = tl.load(at, mask=has_token[:, None] & inside[None, :], other=0.0)
+        of_weights, mask = expert[:, None] * width + columns[None, :], has_expert[:, None] & inside[None, :]
+        weight_high = tl.trans(tl.load(highs + of_weights, mask=mask, other=0.0))
+        weight_low = tl.trans(tl.load(lows + of_weights, mask=mask, other=0.0))
+        square_sums += x * x
+        x = x / factor
+        x = tl.where(x > 65504.0, 65504.0, tl.where(x < -65504.0, -65504.0, x))  # a NaN stays one
+        high = x.to(tl.float16)
+        low = ((x - high.to(tl.float32)) * _LOW).to(tl.float16)
+        part = tl.dot(low, weight_high)
+        part = tl.dot(high, weight_low, part) / _LOW
+        part = tl.dot(high, weight_high, part)
+        sums += part * factor
+    sums /= tl.sqrt(tl.sum(square_sums, axis=1) / width + eps)[:, None]
+    at = scores + token[:, None] * experts + expert[None, :]
+    tl.store(at, sums, mask=has_token[:, None] & has_expert[None, :])
+
+
+@triton.jit
+def weigh_shared(
+    x, eps, gate, gate_bias, token, width, STREAM: tl.constexpr, BIAS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """sigmoid(gate . x[token] + gate_bias); STREAM: of x over its root of mean square, with `eps`."""
     sums = tl.zeros([COLUMNS], tl.float32)
+    square_sums = tl.zeros([COLUMNS], tl.float32)
     for block in tl.range(0, (width + COLUMNS - 1) // COLUMNS):
         column = block * COLUMNS + tl.arange(0, COLUMNS)
-        x = tl.load(normed + token * width + column, mask=column < width, other=0.0)
-        sums += x * tl.load(gate + column, mask=column < width, other=0.0)
+        values = tl.load(x + token * width + column, mask=column < width, other=0.0)
+        sums += values * tl.load(gate + column, mask=column < width, other=0.0)
+        square_sums += values * values
     logit = tl.sum(sums, axis=0)
+    if STREAM:
+        logit /= tl.sqrt(tl.sum(square_sums, axis=0) / width + eps)
     if BIAS:
         logit += tl.load(gate_bias)
     power = tl.exp(-tl.abs(logit))
@@ -46,9 +93,9 @@ def weigh_shared(normed, gate, gate_bias, token, width, BIAS: tl.constexpr, COLU
 
 @triton.jit
 def choose_experts(
-    scores, scores_stride, bias, selection, expert_scales, header, chosen, weights, scale, experts, normed, gate,
+    scores, scores_stride, bias, selection, expert_scales, header, chosen, weights, scale, experts, x, eps, gate,
     gate_bias, width,
-    PER_TOKEN: tl.constexpr, SHARED: tl.constexpr, GATE_BIAS: tl.constexpr, COLUMNS: tl.constexpr,
+    PER_TOKEN: tl.constexpr, SHARED: tl.constexpr, STREAM: tl.constexpr, GATE_BIAS: tl.constexpr, COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr, GROUPS_PER_TOKEN: tl.constexpr, BIAS: tl.constexpr, SIGMOID: tl.constexpr,
     SELECTION: tl.constexpr, SCALED: tl.constexpr, NORMALIZED: tl.constexpr, DEPENDENT: tl.constexpr,
     SLOTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -61,22 +108,21 @@ def choose_experts(
     SCALED: weights are multiplied by `expert_scales` [experts].
     GROUPS: experts are in so many runs, of which the GROUPS_PER_TOKEN with the highest sums of two ranks are left.
     SHARED: places are PER_TOKEN with 0, and else one more, for expert number `experts`. Its weight is 1 with 1, and
-    with 2 sigmoid(gate . normed + gate_bias), of float32 `gate` [width], `normed` [tokens, width] and, where GATE_BIAS,
-    `gate_bias` [1].
+    with 2 that of `weigh_shared`, of float32 `gate` [width], `x` [tokens, width] and, where GATE_BIAS, `gate_bias` [1].
     """
     begin(DEPENDENT)
     token = tl.program_id(0)
     live = token < tl.load(header + 1)
     expert = tl.arange(0, BLOCK)
     inside = expert < experts
-    x = tl.load(scores + token.to(tl.int64) * scores_stride + expert, mask=inside, other=float("-inf"))
+    score = tl.load(scores + token.to(tl.int64) * scores_stride + expert, mask=inside, other=float("-inf"))
     if BIAS:
-        x += tl.load(bias + expert, mask=inside, other=0.0)
+        score += tl.load(bias + expert, mask=inside, other=0.0)
     if SIGMOID:
-        power = tl.exp(-tl.abs(x))
-        share = tl.where(x < 0.0, power, 1.0) / (1.0 + power)
+        power = tl.exp(-tl.abs(score))
+        share = tl.where(score < 0.0, power, 1.0) / (1.0 + power)
     else:
-        power = tl.where(inside, tl.exp(x - tl.max(x, axis=0)), 0.0)
+        power = tl.where(inside, tl.exp(score - tl.max(score, axis=0)), 0.0)
         share = power / tl.sum(power, axis=0)
     rank = share
     if SELECTION:
@@ -104,7 +150,7 @@ def choose_experts(
     if SHARED > 0:
         shared = 1.0
         if SHARED == 2:
-            shared = weigh_shared(normed, gate, gate_bias, token.to(tl.int64), width, GATE_BIAS, COLUMNS)
+            shared = weigh_shared(x, eps, gate, gate_bias, token.to(tl.int64), width, STREAM, GATE_BIAS, COLUMNS)
         ids = tl.where(slot == PER_TOKEN, experts, ids)
         parts = tl.where(slot == PER_TOKEN, shared, parts)
     at = token * places + slot

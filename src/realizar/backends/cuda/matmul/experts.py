@@ -68,7 +68,7 @@ class ExpertsInput:
         pairs: formats that the matmuls of pairs read.
         grouped: the format that grouped matmuls read, by number of tokens; None where pairs are multiplied in any step.
         pair_tokens: the most tokens of a step that multiplies pairs beside grouped matmuls.
-        router: of up to its `most_tokens`; None where the router is a matmul in any step.
+        router: None where the router is a matmul of the norm in any step.
         folds: the mat-vec applies the norm's scale, in steps of few tokens.
         shared: the first matmul of the shared expert, where there is one beside the stacks.
         apart: the experts have a norm of their own, which nothing else reads.
@@ -88,8 +88,12 @@ class ExpertsInput:
         return self.folds
 
     def is_routed(self, kind: StepKind) -> bool:
-        """True if the router reads the stream itself."""
+        """True if one kernel scores and chooses."""
         return self.router is not None and kind.tokens <= self.router.most_tokens
+
+    def reads_stream(self, kind: StepKind) -> bool:
+        """True if the router reads the stream itself."""
+        return self.router is not None and (self.is_routed(kind) or self.router.halves is not None)
 
     def is_grouped(self, kind: StepKind) -> bool:
         """True if rows are multiplied expert by expert."""
@@ -99,7 +103,7 @@ class ExpertsInput:
         formats = self.pairs
         if self.grouped is not None and self.is_grouped(kind):
             formats = (self.grouped(kind.tokens),)
-        if not self.apart and not self.is_routed(kind):
+        if not self.apart and not self.reads_stream(kind):
             formats = FLOATS, *formats
         if self.shared is not None:
             formats = *formats, *self.shared.input_formats(kind)

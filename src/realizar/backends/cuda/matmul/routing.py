@@ -1,7 +1,8 @@
 """Scores of experts and their choice in one kernel: the router reads the residual stream itself.
 
 One kernel is for few tokens and one, on devices with clusters of blocks, for up to MANY_TOKENS. With more the router is
-a matmul of floats, and `kernels.experts.choose_experts` chooses.
+a matmul, there of the stream by products of halves and elsewhere of the norm in floats, and
+`kernels.experts.choose_experts` chooses.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import cache
 
 import torch
 
+from realizar.backends.cuda.kernels.experts import score_experts
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.experts.source import (
@@ -32,6 +34,13 @@ ROUTED_TOKENS = 16  # at most, for each reads the whole router, from the second-
 MANY_TOKENS = 256  # at most, where tokens share what is read of it
 _FEW_TOKENS = 8  # at most, of large clusters: with 16 of 128 experts that takes half as long again as that for many
 _OF_CLUSTER = ((64, 8), (128, 16), (MANY_TOKENS, 24))  # tokens of a step, up to each, and then of a cluster
+_SCORE_FACTOR = 64.0  # of the stream's halves, which then reach 4.2e6
+_SCORE_TILES = (  # of steps with up to so many tokens
+    (1024, {"TOKENS": 32, "EXPERTS": 32, "COLUMNS": 64, "num_warps": 4, "num_stages": 3}),
+    (2048, {"TOKENS": 64, "EXPERTS": 32, "COLUMNS": 64, "num_warps": 4, "num_stages": 3}),
+    (4096, {"TOKENS": 64, "EXPERTS": 64, "COLUMNS": 64, "num_warps": 4, "num_stages": 3}),
+    (1 << 30, {"TOKENS": 128, "EXPERTS": 128, "COLUMNS": 64, "num_warps": 8, "num_stages": 3}),
+)
 _LEAST_OF_CLUSTER = 16  # for which there must be room: with fewer, many tokens would have clusters for several rounds
 
 
@@ -46,6 +55,8 @@ class Router:
         columns: the experts' weights for many tokens: float32, in the order in which tensor cores take them; None where
             that kernel does not run.
         shared: whether the shared expert is chosen too, as in `ChoiceShape`.
+        halves: `split_weights` of the experts' weights, for more tokens than `most_tokens`; None where those have a
+            matmul of the norm.
     """
 
     weights: torch.Tensor
@@ -56,6 +67,7 @@ class Router:
     scales: torch.Tensor | None = None
     columns: torch.Tensor | None = None
     shared: int = 0
+    halves: torch.Tensor | None = None
 
     @property
     def key(self) -> ChoiceShape:
@@ -78,6 +90,14 @@ class RouterKernels:
     @property
     def _clusters(self) -> bool:
         return self._matmuls.capability >= (9, 0)
+
+    def halves(self, experts: Experts, weights: torch.Tensor) -> torch.Tensor | None:
+        return split_weights(weights[: experts.num_experts]) if self._clusters else None
+
+    def score(self, router: Router, hidden: torch.Tensor, scores: torch.Tensor) -> None:
+        """`start_scores` of a router that has halves."""
+        assert router.halves is not None
+        start_scores(hidden, router.halves, router.eps, scores)
 
     def runs(self, experts: Experts, norm: Norm | None) -> bool:
         """True if a mixture and the norm before it have these kernels; with `batch_invariant` none has."""
@@ -143,6 +163,33 @@ class RouterKernels:
             ]  # fmt: skip
             grid = -(-key.rows // warps), tokens, 1
         self._matmuls.start(source, grid, warps * 32, arguments, sizes, self._matmuls.is_dependent(tokens))
+
+
+def split_weights(weights: torch.Tensor) -> torch.Tensor:
+    """float32 of any shape, cut at 65504, as high + low / 2048 in float16: [2, *shape]."""
+    weights = weights.clamp(-65504, 65504)
+    high = weights.half()
+    return torch.stack([high, ((weights - high.float()) * 2048).half()])
+
+
+def score_tile(tokens: int) -> dict[str, int]:
+    """Constants of `score_experts` in a step of so many tokens."""
+    return next(tile for most, tile in _SCORE_TILES if tokens <= most)
+
+
+def start_scores(hidden: torch.Tensor, halves: torch.Tensor, eps: float, scores: torch.Tensor) -> None:
+    """Start scores = RMSNorm(hidden) @ weights.T, for more tokens than `MANY_TOKENS`.
+
+    Args:
+        hidden: float32 [>= tokens, width], contiguous, of up to 4.2e6.
+        halves: `split_weights` of [experts, width], which the norm's weight has been multiplied into.
+        scores: float32 [tokens, experts], contiguous.
+    """
+    (tokens, experts), (highs, lows) = scores.shape, halves
+    tile = score_tile(tokens)
+    grid = -(-experts // tile["EXPERTS"]), -(-tokens // tile["TOKENS"])
+    width = int(hidden.shape[1])
+    score_experts[grid](hidden, _SCORE_FACTOR, eps, highs, lows, scores, experts, width, tokens, **tile)
 
 
 @cache
