@@ -270,6 +270,25 @@ def test_a_nearby_shape_gets_as_many_blocks() -> None:
     assert tuning.many_tokens(8, 131072, 4096, form).splits == 1
 
 
+def test_long_steps_have_splits_that_save_a_round_of_blocks() -> None:
+    """Of another shape than a line's: where what is saved is more than the sums cost."""
+    line = Line(2048, 4096, 4096, WgmmaTiles(128, 2, 2, 5, 1, 1), 3, 0.1)
+    tuning = DeviceTuning(wgmma=True, processors=132, shared_bytes=227 * 1024, lines=(line,))
+    splits = {
+        (tokens, out_features, cols): tuning.many_tokens(tokens, out_features, cols, FORMS[GGMLType.Q4_K]).splits
+        for tokens, out_features, cols in (
+            (2048, 4096, 4096), (2048, 5120, 17408), (2048, 5120, 2048), (2048, 16640, 5120), (8192, 5120, 17408)
+        )
+    }  # fmt: skip
+    assert splits == {
+        (2048, 4096, 4096): 3,  # as measured
+        (2048, 5120, 17408): 2,  # 320 blocks, three rounds of 132, or five of half the columns
+        (2048, 5120, 2048): 1,
+        (2048, 16640, 5120): 1,  # eight rounds, or sixteen halves
+        (8192, 5120, 17408): 1,  # ten rounds of 1,280
+    }
+
+
 def test_the_cheapest_line_counts_what_its_consumer_reads() -> None:
     tiles = WgmmaTiles(64, 1, 1, 4, 2, 2)
     quick = Line(64, 4096, 4096, tiles, 8, 0.0080)

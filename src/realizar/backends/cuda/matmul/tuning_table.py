@@ -32,6 +32,10 @@ _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
 BLOCK_TOKENS = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 224)
 """Rows that a block of `half` activations may have; other cards than Hopper's have 8 to 64, and 128."""
 FEW_TOKENS, MANY_TOKENS = 64, 128  # of a block, up to which every card has it; of each block of a larger step
+_LONG_TOKENS = 1024  # of a step, from which on splits go by rounds of blocks
+_MOST_LONG_SPLITS, _LEAST_CHUNKS = 4, 16  # of a matmul of a long step; of a split
+_AREA_MS = 2.4e-8  # a multiprocessor of an H200 takes for a chunk of an output
+_SPLIT_BYTES_PER_MS = 2e9  # at which sums of long steps are written and read; with 3.2e9 slower splits won
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
 _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and with the gated epilogue
 _MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
@@ -276,6 +280,9 @@ class DeviceTuning:
         wanted = line.splits * blocks(line.tiles, line.out_features, line.tokens)
         splits = round(wanted / blocks(tiles, out_features, tokens))
         parts = tiles.parts if isinstance(tiles, MatvecTiles) else 1
+        own = (line.tokens, line.out_features, line.cols) == (tokens, out_features, cols)
+        if tokens >= _LONG_TOKENS and not own and isinstance(tiles, WgmmaTiles):
+            splits = _splits_of_rounds(tiles, out_features, tokens, weight_format.chunks(cols), self.processors)
         return Tiling(tiles, max(1, min(splits, weight_format.chunks(cols) // (2 * parts), max(line.splits, 12))))
 
     def shrunk(self, tiles: Tiles, weight_formats: Sequence[FragmentFormat]) -> Tiles:
@@ -305,6 +312,20 @@ def _is_of(tiles: Tiles, block_tokens: int) -> bool:
 def _has_gated(tiles: WgmmaTiles) -> bool:
     """True if gate and up lie in a warpgroup; of more tokens than have room there, in a pair of them."""
     return tiles.strips == 2 if tiles.tokens <= MANY_TOKENS else (tiles.strips, tiles.groups) == (1, 2)
+
+
+def _splits_of_rounds(tiles: WgmmaTiles, out_features: int, tokens: int, chunks: int, processors: int) -> int:
+    """Splits of a long step by the rounds of blocks that run at once, and by what the splits' sums cost."""
+    x, _, z = tiles.grid(out_features, 1, -(-tokens // tiles.tokens))
+    area, at_once = tiles.tokens * out_features * z / (x * z), processors * tiles.blocks
+
+    def cost(splits: int) -> float:
+        rounds = -(-x * z * splits // at_once) / splits
+        return (
+            rounds * chunks * area * _AREA_MS * tiles.blocks + splits * tokens * out_features * 8 / _SPLIT_BYTES_PER_MS
+        )
+
+    return min(range(1, max(1, min(_MOST_LONG_SPLITS, chunks // _LEAST_CHUNKS)) + 1), key=cost)
 
 
 def _warps_and_unroll(tokens: int) -> tuple[int, int]:
