@@ -52,6 +52,7 @@ class ResumedFile:
         the digest, and are discarded. Other errors are the library's or the disk's; what was fetched is kept.
         """
         partial, kept = _partial(self._target), _kept(self._target)
+        report(self._done_bytes)
         self._target.parent.mkdir(parents=True, exist_ok=True)
         if self._is_new:
             kept.write_bytes(self._kept)
