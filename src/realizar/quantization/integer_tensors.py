@@ -91,9 +91,9 @@ class _IntegerSource(MatrixSource):
     def codes(self, start: int, stop: int) -> NDArray[np.uint8]:
         """uint8 [out_features, in_features]."""
 
-    @abstractmethod
     def scales(self, start: int, stop: int) -> NDArray[np.float32]:
         """float32 [out_features, groups]."""
+        return _floats(self._parts["scales"], np.s_[:, start:stop]).T
 
     @abstractmethod
     def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
@@ -114,9 +114,6 @@ class _AwqSource(_IntegerSource):
 
     def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
         return self._unpacked("zeros", start, stop).astype(np.int32)
-
-    def scales(self, start: int, stop: int) -> NDArray[np.float32]:
-        return np.ascontiguousarray(_floats(self._parts["scales"])[:, start:stop].T)
 
     def _unpacked(self, part: str, start: int, stop: int) -> NDArray[np.uint8]:
         first, last = start // 8, -(-stop // 8)
@@ -148,9 +145,6 @@ class _GptqSource(_IntegerSource):
         zeros = _unpacked(_array(self._parts["zeros"], "<u4")[:, first:last], self.layout.bits).astype(np.int32)
         return zeros.T[start - each * first : stop - each * first] + self.less
 
-    def scales(self, start: int, stop: int) -> NDArray[np.float32]:
-        return np.ascontiguousarray(_floats(self._parts["scales"])[:, start:stop].T)
-
 
 class _Gptq2Source(_GptqSource):
     less = 0
@@ -166,18 +160,15 @@ class _CompressedSource(_IntegerSource):
         return _unpacked(words, self.layout.bits)
 
     def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
-        """Stored as the codes are: signed, and where they are packed, plus the middle."""
+        """Packed as the codes are; none of `int8` comes here, as they are of eight bits."""
         stored, bits = self._parts["zeros"], self.layout.bits
-        if stored.dtype == "I8":
-            signed: NDArray[np.int8] = _array(stored, np.int8)[start:stop]
-            return signed.astype(np.int32) + (1 << bits - 1)
         each = _WORD_BITS // bits
         first, last = start // each, -(-stop // each)
         words = np.ascontiguousarray(_array(stored, "<u4")[first:last].T)
         return _unpacked(words, bits).astype(np.int32).T[start - each * first : stop - each * first]
 
     def scales(self, start: int, stop: int) -> NDArray[np.float32]:
-        return _floats(self._parts["scales"])[start:stop]
+        return _floats(self._parts["scales"], np.s_[start:stop])
 
 
 class _IntegerFormat(MatrixFormat):
@@ -377,9 +368,11 @@ def _array(stored: StoredTensor, dtype: Any) -> Any:
     return stored.data.view(dtype).reshape(stored.shape)
 
 
-def _floats(stored: StoredTensor) -> NDArray[np.float32]:
+def _floats(stored: StoredTensor, part: Any) -> NDArray[np.float32]:
+    """A part of a matrix, by its index: no more than that is read."""
     assert stored.ggml_type is not None  # `_shape` refuses others
-    return dequantize(stored.ggml_type, stored.data, *stored.shape)
+    numbers = np.ascontiguousarray(_array(stored, f"<u{stored.ggml_type.type_size}")[part])
+    return dequantize(stored.ggml_type, numbers.reshape(-1).view(np.uint8), *numbers.shape)
 
 
 def _wrong(stored: StoredTensor, reason: str) -> CheckpointError:

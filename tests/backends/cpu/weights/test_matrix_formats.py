@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from backends.grouped_format import HIDDEN, VOCABULARY, WIDTH, write_config, write_grouped_model
 from cpu_runs import Runner
+from quantization.integer_checkpoints import Stored, write_model
 from realizar.backends.cpu.plan import plan_memory
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -23,11 +26,9 @@ CONFIG = EngineConfig(threads=1, max_running=2, max_step_tokens=32, kv_cache_byt
 DOWN = "model.layers.1.mlp.down_proj"
 
 
-@pytest.mark.parametrize("order", ["words", "bytes"])
-def test_a_whole_model(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_whole_model(folder: Path, weights: Mapping[str, NDArray[np.float64]]) -> None:
     """The reference and the backend read the numbers that were written, and the backend computes with them."""
-    weights = write_grouped_model(tmp_path, order, monkeypatch)
-    checkpoint = open_checkpoint(tmp_path)
+    checkpoint = open_checkpoint(folder)
     spec = build_spec(checkpoint)
     tensors = load_tensors(spec, checkpoint)
     for name, place in spec.tensors.items():
@@ -43,6 +44,24 @@ def test_a_whole_model(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cpu"))
     assert plan.weight_bytes == runner.capacity.weight_bytes
     runner.close()
+
+
+@pytest.mark.parametrize("order", ["words", "bytes"])
+def test_a_whole_model(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_whole_model(tmp_path, write_grouped_model(tmp_path, order, monkeypatch))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        Stored("awq"), Stored("gptq", group=32), Stored("gptq", symmetric=True, group=0), Stored("packed", group=32),
+        Stored("packed", symmetric=True, scale="bfloat16"), Stored("packed", bits=8, group=64, symmetric=True),
+        Stored("unpacked", bits=8, symmetric=True, group=0),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_whole_model_of_integers(stored: Stored, tmp_path: Path) -> None:
+    check_whole_model(tmp_path, write_model(tmp_path, stored))
 
 
 def check(folder: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
@@ -83,19 +85,25 @@ def test_a_whole_model_of_packed_matrices(monkeypatch: pytest.MonkeyPatch) -> No
     runner.close()
 
 
-@pytest.mark.parametrize("order", ["words", "bytes"])
-def test_a_model_that_a_checkpoint_stores_as_several_tensors_a_matrix(
-    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = write_grouped_model(tmp_path, order, monkeypatch)
-    checkpoint = open_checkpoint(tmp_path)
+def check_stored(folder: Path, weights: Mapping[str, NDArray[np.float64]], *, plans: bool) -> None:
+    """A model reads the numbers that were written; `plans`: it takes the memory that is planned, as packed ones do."""
+    checkpoint = open_checkpoint(folder)
     spec = build_spec(checkpoint)
     tensors = load_tensors(spec, checkpoint)
     runner = GPURunner(spec, checkpoint, CONFIG)
     check_logits(runner, ReferenceModel(spec, tensors, np.float64))
     down = "model.layers.1.mlp.down_proj.weight"
     np.testing.assert_allclose(tensors[down], weights[down], rtol=1e-6, atol=1e-7)
+    plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"), 1 << 30)
+    assert not plans or plan.weight_bytes == runner.capacity.weight_bytes
     runner.close()
+
+
+@pytest.mark.parametrize("order", ["words", "bytes"])
+def test_a_model_that_a_checkpoint_stores_as_several_tensors_a_matrix(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_stored(tmp_path, write_grouped_model(tmp_path, order, monkeypatch), plans=False)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -106,17 +114,7 @@ def test_a_model_that_a_checkpoint_stores_as_several_tensors_a_matrix(
 def test_a_model_of_integers(stored: Stored, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if packed:
         run_packed(monkeypatch)
-    weights = write_model(tmp_path, stored)
-    checkpoint = open_checkpoint(tmp_path)
-    spec = build_spec(checkpoint)
-    tensors = load_tensors(spec, checkpoint)
-    runner = GPURunner(spec, checkpoint, CONFIG)
-    check_logits(runner, ReferenceModel(spec, tensors, np.float64))
-    down = "model.layers.1.mlp.down_proj.weight"
-    np.testing.assert_allclose(tensors[down], weights[down], rtol=1e-6, atol=1e-7)
-    plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"), 1 << 30)
-    assert not packed or plan.weight_bytes == runner.capacity.weight_bytes  # Triton's own form is larger or smaller
-    runner.close()
+    check_stored(tmp_path, write_model(tmp_path, stored), plans=packed)
 
 
 def test_a_model_in_a_layout_that_no_kernel_expresses_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
