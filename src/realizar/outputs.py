@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Literal, NamedTuple
+from operator import attrgetter
+from typing import Literal, NamedTuple, Self
 
 from realizar.errors import CapacityError, InvalidRequestError, RealizarError
 
@@ -57,8 +58,19 @@ class TokenLogprobs(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
+class _Counts:
+    """Counts of one choice, or of several together: a dataclass of integers."""
+
+    __slots__: tuple[str, ...] = ()
+
+    @classmethod
+    def total(cls, uses: Iterable[Self]) -> Self:
+        """The sums of at least one."""
+        return cls(*map(sum, zip(*map(attrgetter(*cls.__slots__), uses), strict=True)))
+
+
 @dataclass(frozen=True, slots=True)
-class SnapshotUse:
+class SnapshotUse(_Counts):
     """Snapshots of states that a choice of a model with a state started from, and left.
 
     Attributes:
@@ -71,17 +83,12 @@ class SnapshotUse:
     fetched: int = 0
     dropped: int = 0
 
-    @classmethod
-    def total(cls, uses: Iterable[SnapshotUse]) -> SnapshotUse:
-        counts = [(use.taken, use.restored, use.fetched, use.dropped) for use in uses]
-        return cls(*map(sum, zip(*counts, strict=True)))
-
 
 NO_SNAPSHOTS = SnapshotUse()
 
 
 @dataclass(frozen=True, slots=True)
-class DraftUse:
+class DraftUse(_Counts):
     """Drafts of a choice that were verified, and how many of them were right.
 
     `predicted` and `predicted_right` are those of both that its request's prediction brought.
@@ -91,11 +98,6 @@ class DraftUse:
     accepted: int = 0
     predicted: int = 0
     predicted_right: int = 0
-
-    @classmethod
-    def total(cls, uses: Iterable[DraftUse]) -> DraftUse:
-        counts = [(use.drafted, use.accepted, use.predicted, use.predicted_right) for use in uses]
-        return cls(*map(sum, zip(*counts, strict=True)))
 
 
 NO_DRAFTS = DraftUse()

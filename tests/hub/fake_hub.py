@@ -52,7 +52,7 @@ class Endpoint:
     Attributes:
         url: its address.
         requests: those that it saw.
-        sizes: sizes of files that it tells, where they are not true.
+        sizes, digests: those of files that it tells, where they are not true.
         held: names of files of which it sends the first half, and the rest once they are removed.
         half_sent: set when a first half is.
         cuts: bytes after which the next answers of files break off, each number for one of them.
@@ -65,6 +65,7 @@ class Endpoint:
     url: str
     requests: list[str] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     half_sent: threading.Event = field(default_factory=threading.Event)
     cuts: list[int] = field(default_factory=list)
@@ -111,7 +112,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not self._may_see(repo):
             self._answer(401, b"", {"X-Error-Code": "RepoNotFound"})
             return
-        siblings = [_sibling(name, content, self.endpoint.sizes) for name, content in self.repositories[repo].items()]
+        siblings = [_sibling(name, content, self.endpoint) for name, content in self.repositories[repo].items()]
         record = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
         self._answer(200, json.dumps(record).encode(), {"Content-Type": "application/json"})
 
@@ -194,12 +195,13 @@ def fake_hub(repositories: Mapping[str, Mapping[str, Content]]) -> Iterator[Endp
         server.server_close()
 
 
-def _sibling(name: str, content: Content, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _sibling(name: str, content: Content, endpoint: Endpoint) -> dict[str, Any]:
     """A file as `?blobs=true` lists it; weights are in LFS."""
-    size = sizes.get(name, len(content))
+    size = endpoint.sizes.get(name, len(content))
     sibling: dict[str, Any] = {"rfilename": name, "size": size, "blobId": _sha256(content)[:40]}
     if name.endswith((".gguf", ".safetensors")):
-        sibling["lfs"] = {"size": size, "sha256": _sha256(content), "pointerSize": 100}
+        sha256 = endpoint.digests.get(name, _sha256(content))
+        sibling["lfs"] = {"size": size, "sha256": sha256, "pointerSize": 100}
     return sibling
 
 

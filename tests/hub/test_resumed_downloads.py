@@ -105,6 +105,14 @@ def test_wrong_bytes_are_discarded_and_fetched_anew(tmp_path: Path, endpoint: En
     check_pulled(tmp_path, endpoint.run(tmp_path, "pull", NAME))
 
 
+def test_a_digest_that_leads_elsewhere_is_refused(tmp_path: Path, endpoint: Endpoint) -> None:
+    endpoint.digests = {"m-Q4_0.gguf": "../../../../over-there"}
+    result = endpoint.run(tmp_path, "pull", NAME)
+    assert result.returncode == 1
+    assert "lists a file with the SHA-256 '../../../../over-there', which is none" in result.stderr
+    assert not list(tmp_path.rglob("over-there*"))
+
+
 @pytest.mark.parametrize("size", [1 << 62, 1 << 50])
 def test_a_size_for_which_there_is_no_room_is_one_line(tmp_path: Path, endpoint: Endpoint, size: int) -> None:
     endpoint.sizes = {"m-Q4_0.gguf": size}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -121,7 +122,9 @@ def _fetch_blob(name: RepositoryName, file: RemoteFile, blob: Path, commit: str 
 
 
 def _blob(name: RepositoryName, digest: str) -> Path:
-    """The place of a file's content in huggingface_hub's cache."""
+    """The place of a file's content in huggingface_hub's cache; HubError for what is no SHA-256."""
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        raise HubError(f"{name.repo} lists a file with the SHA-256 {digest[:80]!r}, which is none")
     return _cache_folder(name) / "blobs" / digest
 
 
