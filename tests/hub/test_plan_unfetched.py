@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hub.fake_hub import Content, Endpoint, Sparse, fake_hub
-from quantization.integer_checkpoints import Stored, write_model
+from quantization.stored_checkpoints import Stored, write_model
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, gguf_header
 from realizar.cli.main import app, run_app

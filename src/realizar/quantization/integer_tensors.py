@@ -17,7 +17,7 @@ Sources: AutoAWQ's `packing_utils`, GPTQModel's `pack_model`, compressed-tensors
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
-from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.quantization.convert import dequantize
+from realizar.quantization.float_tensors import float_source
 from realizar.quantization.layout import WeightLayout
-from realizar.quantization.matrix_format import MatrixFormat
+from realizar.quantization.parts import (
+    GROUPS,
+    Parts,
+    PartsFormat,
+    PartsSource,
+    array_of,
+    check_shape,
+    floats_of,
+    matrix_shape,
+    wrong,
+)
 from realizar.quantization.planes import Planes
 from realizar.quantization.source import MatrixSource
 
 _WORD_BITS = 32
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_GROUPS = (128, 64, 32)  # of a layout; a stored group of more columns is several of them
-_Parts = Mapping[str, StoredTensor]
+_COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+_STRATEGIES: Mapping[Any, tuple[str, ...]] = {
+    ("int", 4): ("group", "channel"), ("int", 8): ("group", "channel"), ("float", 8): ("tensor", "channel", "block"),
+}  # fmt: skip
+"""Of compressed-tensors, by type and bits."""
 
 
-class _IntegerSource(MatrixSource):
+class _IntegerSource(PartsSource):
     """A matrix of such tensors; `group` columns share a scale.
 
     Args:
@@ -48,13 +60,11 @@ class _IntegerSource(MatrixSource):
         symmetric: whether all zeros are the middle of the codes.
     """
 
-    def __init__(
-        self, name: str, shape: tuple[int, int], bits: int, symmetric: bool, group: int, parts: _Parts
-    ) -> None:
-        wide = next((each for each in _GROUPS if group % each == 0), 0)
+    def __init__(self, name: str, shape: tuple[int, int], bits: int, symmetric: bool, group: int, parts: Parts) -> None:
+        wide = next((each for each in GROUPS if group % each == 0), 0)
         scales = parts["scales"]
         if not wide:
-            reason = f"has a scale for {group} columns, and not for a multiple of {_GROUPS[-1]}"
+            reason = f"has a scale for {group} columns, and not for a multiple of {GROUPS[-1]}"
             raise UnsupportedModelError(f"{scales.path}: tensor {shown(scales.name)} {reason}")
         if symmetric:
             size = wide * bits // 8 + 2
@@ -68,8 +78,8 @@ class _IntegerSource(MatrixSource):
                 f"INT{bits} by {wide} with zeros", wide, size, bits=bits, group_size=wide, scale="u8", minimum=True,
                 super_group_size=wide,
             )  # fmt: skip
-        super().__init__(layout, *shape, scales.path, name)
-        self._parts, self._repeats, self._symmetric = parts, group // wide, symmetric
+        super().__init__(layout, *shape, name, parts)
+        self._repeats, self._symmetric = group // wide, symmetric
 
     def planes(self, start: int, stop: int) -> Planes:
         codes, scales = self.codes(start, stop), self._spread(self._halves(start, stop))
@@ -78,22 +88,13 @@ class _IntegerSource(MatrixSource):
         zeros = self._spread(self.zeros(start, stop).astype(np.int16))
         return Planes(self.layout, codes, np.ones_like(zeros), zeros, super_scales=scales, super_minima=-scales)
 
-    def prefetch(self) -> None:
-        for each in self._parts.values():
-            each.prefetch()
-
-    def release(self, start: int, stop: int) -> None:
-        if stop == self.out_features:  # a run's codes may lie on all pages
-            for each in self._parts.values():
-                each.release()
-
     @abstractmethod
     def codes(self, start: int, stop: int) -> NDArray[np.uint8]:
         """uint8 [out_features, in_features]."""
 
     def scales(self, start: int, stop: int) -> NDArray[np.float32]:
         """float32 [out_features, groups]."""
-        return _floats(self._parts["scales"], np.s_[:, start:stop]).T
+        return floats_of(self.parts["scales"], np.s_[:, start:stop]).T
 
     @abstractmethod
     def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
@@ -117,7 +118,7 @@ class _AwqSource(_IntegerSource):
 
     def _unpacked(self, part: str, start: int, stop: int) -> NDArray[np.uint8]:
         first, last = start // 8, -(-stop // 8)
-        words = _array(self._parts[part], "<u4")[:, first:last]
+        words = array_of(self.parts[part], "<u4")[:, first:last]
         found = np.empty((last - first, 8, len(words)), np.uint8)
         for place, out_feature in enumerate(_AWQ_ORDER):
             found[:, out_feature] = (words >> np.uint32(4 * place) & np.uint32(15)).T
@@ -132,17 +133,17 @@ class _GptqSource(_IntegerSource):
     def planes(self, start: int, stop: int) -> Planes:
         """Raises CheckpointError where a symmetric matrix has other zeros than the middle."""
         if self._symmetric and (self.zeros(start, stop) != self.layout.offset).any():
-            raise _wrong(self._parts["zeros"], f"has other zeros than {self.layout.offset}, and `sym` is true")
+            raise wrong(self.parts["zeros"], f"has other zeros than {self.layout.offset}, and `sym` is true")
         return super().planes(start, stop)
 
     def codes(self, start: int, stop: int) -> NDArray[np.uint8]:
-        words = np.ascontiguousarray(_array(self._parts["codes"], "<u4")[:, start:stop].T)
+        words = np.ascontiguousarray(array_of(self.parts["codes"], "<u4")[:, start:stop].T)
         return _unpacked(words, self.layout.bits)
 
     def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
         each = _WORD_BITS // self.layout.bits
         first, last = start // each, -(-stop // each)
-        zeros = _unpacked(_array(self._parts["zeros"], "<u4")[:, first:last], self.layout.bits).astype(np.int32)
+        zeros = _unpacked(array_of(self.parts["zeros"], "<u4")[:, first:last], self.layout.bits).astype(np.int32)
         return zeros.T[start - each * first : stop - each * first] + self.less
 
 
@@ -152,56 +153,26 @@ class _Gptq2Source(_GptqSource):
 
 class _CompressedSource(_IntegerSource):
     def codes(self, start: int, stop: int) -> NDArray[np.uint8]:
-        stored = self._parts["codes"]
+        stored = self.parts["codes"]
         if stored.dtype == "I8":
-            signed: NDArray[np.uint8] = _array(stored, np.uint8)[start:stop]
+            signed: NDArray[np.uint8] = array_of(stored, np.uint8)[start:stop]
             return signed ^ np.uint8(0x80)
-        words = np.ascontiguousarray(_array(stored, "<u4")[start:stop])
+        words = np.ascontiguousarray(array_of(stored, "<u4")[start:stop])
         return _unpacked(words, self.layout.bits)
 
     def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
         """Packed as the codes are; none of `int8` comes here, as they are of eight bits."""
-        stored, bits = self._parts["zeros"], self.layout.bits
+        stored, bits = self.parts["zeros"], self.layout.bits
         each = _WORD_BITS // bits
         first, last = start // each, -(-stop // each)
-        words = np.ascontiguousarray(_array(stored, "<u4")[first:last].T)
+        words = np.ascontiguousarray(array_of(stored, "<u4")[first:last].T)
         return _unpacked(words, bits).astype(np.int32).T[start - each * first : stop - each * first]
 
     def scales(self, start: int, stop: int) -> NDArray[np.float32]:
-        return _floats(self._parts["scales"], np.s_[start:stop])
+        return floats_of(self.parts["scales"], np.s_[start:stop])
 
 
-class _IntegerFormat(MatrixFormat):
-    """A method whose matrices are stored under their own names with other suffixes."""
-
-    known: frozenset[str]
-
-    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
-        super().__init__(config, path)
-        unknown = sorted(set(config) - self.known - {"quant_method"})
-        if unknown:
-            raise self.unsupported(unknown[0])
-
-    def tensors(self, checkpoint: Checkpoint, name: str) -> Sequence[str]:
-        base = name.removesuffix(".weight")
-        names = {part: base + suffix for part, suffix in self.suffixes(checkpoint, base).items()}
-        return tuple(names.values()) if names and any(each in checkpoint.tensors for each in names.values()) else ()
-
-    def parts(self, checkpoint: Checkpoint, name: str) -> _Parts:
-        base = name.removesuffix(".weight")
-        return {part: checkpoint.tensors[base + suffix] for part, suffix in self.suffixes(checkpoint, base).items()}
-
-    @abstractmethod
-    def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
-        """What each tensor of a matrix has behind the name of its module."""
-
-    def unsupported(self, key: str, why: str = "") -> UnsupportedModelError:
-        value = self.config.get(key)
-        reason = why or (f"unsupported value {value!r:.40}" if key in self.known else "unknown")
-        return UnsupportedModelError(f"{self.path}: key 'quantization_config.{key}': {reason}")
-
-
-class AwqTensors(_IntegerFormat):
+class AwqTensors(PartsFormat):
     """The method `awq`, of four bits, in AutoAWQ's order `gemm`."""
 
     known = frozenset({
@@ -225,15 +196,15 @@ class AwqTensors(_IntegerFormat):
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
         parts = self.parts(checkpoint, name)
-        in_features, words = _shape(parts["codes"], "I32")
-        groups, out_features = _shape(parts["scales"])
-        _check_shape(parts["zeros"], (groups, words), "I32")
-        _check_shape(parts["scales"], (groups, words * 8))
+        in_features, words = matrix_shape(parts["codes"], "I32")
+        groups, out_features = matrix_shape(parts["scales"])
+        check_shape(parts["zeros"], (groups, words), "I32")
+        check_shape(parts["scales"], (groups, words * 8))
         group = _group(parts["scales"], in_features, groups)
         return _AwqSource(name, (out_features, in_features), 4, False, group, parts)
 
 
-class GptqTensors(_IntegerFormat):
+class GptqTensors(PartsFormat):
     """The method `gptq`, of four and eight bits, whose groups are of columns one after another."""
 
     known = frozenset({
@@ -265,23 +236,23 @@ class GptqTensors(_IntegerFormat):
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
         parts = self.parts(checkpoint, name)
-        words, out_features = _shape(parts["codes"], "I32")
-        groups, _ = _shape(parts["scales"])
-        zero_words = _shape(parts["zeros"], "I32")[1]
+        words, out_features = matrix_shape(parts["codes"], "I32")
+        groups, _ = matrix_shape(parts["scales"])
+        zero_words = matrix_shape(parts["zeros"], "I32")[1]
         bits = zero_words * _WORD_BITS // max(out_features, 1)  # modules of `dynamic` may have other bits
         if bits not in (4, 8):
-            raise _wrong(parts["zeros"], f"has {zero_words} words for {out_features} out_features, of {bits} bits each")
+            raise wrong(parts["zeros"], f"has {zero_words} words for {out_features} out_features, of {bits} bits each")
         in_features = words * _WORD_BITS // bits
-        _check_shape(parts["zeros"], (groups, out_features * bits // _WORD_BITS), "I32")
-        _check_shape(parts["scales"], (groups, out_features))
+        check_shape(parts["zeros"], (groups, out_features * bits // _WORD_BITS), "I32")
+        check_shape(parts["scales"], (groups, out_features))
         group = _group(parts["scales"], in_features, groups)
         if "order" in parts:
             _check_order(parts["order"], in_features, group)
         return self._made(name, (out_features, in_features), bits, self._symmetric, group, parts)
 
 
-class CompressedTensors(_IntegerFormat):
-    """The method `compressed-tensors` in its formats of integers; activations stay as they are."""
+class CompressedTensors(PartsFormat):
+    """The method `compressed-tensors` in its formats of integers and of e4m3; activations stay as they are."""
 
     known = frozenset({
         "config_groups", "format", "ignore", "kv_cache_scheme", "quantization_status", "global_compression_ratio",
@@ -297,22 +268,23 @@ class CompressedTensors(_IntegerFormat):
         if not isinstance(groups, Mapping) or not all(isinstance(each, Mapping) for each in groups.values() or [None]):
             raise CheckpointError(path, "key 'quantization_config.config_groups'", "missing, or no object of objects")
         for group in (config, *groups.values()):
-            if group.get("format") not in (None, "pack-quantized", "int-quantized", "mixed-precision"):
-                reason = f"of {shown(group['format'])}; weights of pack-quantized and int-quantized are read"
+            if group.get("format") not in (None, *_COMPRESSED, "mixed-precision"):
+                reason = f"of {shown(group['format'])}; weights of {', '.join(_COMPRESSED)} are read"
                 raise self.unsupported("format", reason)
         for number, group in groups.items():
             self._check_group(str(number), group)
-        self._bits = {group["weights"]["num_bits"] for group in groups.values()}
+        self._bits = {group["weights"]["num_bits"] for group in groups.values() if group["weights"]["type"] == "int"}
 
     def _check_group(self, number: str, group: Mapping[str, Any]) -> None:
         weights, inputs = group.get("weights"), group.get("input_activations")
         if not isinstance(weights, Mapping):
             raise CheckpointError(self.path, f"key 'quantization_config.config_groups.{number}.weights'", "missing")
-        asked = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
-        if asked[0] != "int" or asked[1] not in (4, 8) or asked[2] not in ("group", "channel"):
-            reason = f"{number} has weights of type {asked[0]}, {asked[1]} bits and strategy {asked[2]}"
-            raise self.unsupported("config_groups", f"{reason}: integers of 4 and 8 bits by group or channel are read")
-        if isinstance(inputs, Mapping) and (inputs.get("type") != "int" or inputs.get("dynamic") is not True):
+        kind, bits, strategy = (weights.get(key) for key in ("type", "num_bits", "strategy"))
+        if strategy not in _STRATEGIES.get((kind, bits), ()):
+            reason = f"{number} has weights of type {kind}, {bits} bits and strategy {strategy}"
+            known = "integers of 4 and 8 bits by group or channel, floats of 8 by tensor, channel or block"
+            raise self.unsupported("config_groups", f"{reason}: {known} are read")
+        if kind == "int" and isinstance(inputs, Mapping) and (inputs.get("type") != kind or not inputs.get("dynamic")):
             reason = f"{number} has inputs of type {inputs.get('type')} that are not rounded as they come"
             raise self.unsupported("config_groups", reason)
 
@@ -321,24 +293,26 @@ class CompressedTensors(_IntegerFormat):
             return {}
         packed = f"{base}.weight" not in checkpoint.tensors
         own = {"codes": ".weight_packed", "shape": ".weight_shape"} if packed else {"codes": ".weight"}
-        others = {"zeros": ".weight_zero_point", "order": ".weight_g_idx"}
+        others = {"zeros": ".weight_zero_point", "order": ".weight_g_idx", "inputs": ".input_scale"}
         there = {part: suffix for part, suffix in others.items() if base + suffix in checkpoint.tensors}
         return {**own, "scales": ".weight_scale", **there}
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
         parts = self.parts(checkpoint, name)
         codes, scales, zeros = parts["codes"], parts["scales"], parts.get("zeros")
+        if codes.dtype == "F8_E4M3":
+            return float_source(name, parts)
         if "shape" in parts:
-            out_features, words = _shape(codes, "I32")
+            out_features, words = matrix_shape(codes, "I32")
             bits = self._packed_bits(parts["shape"], words)
             in_features = words * _WORD_BITS // bits
         else:
-            (out_features, in_features), bits = _shape(codes, "I8"), 8
-        groups = _shape(scales)[1]
-        _check_shape(scales, (out_features, groups))
+            (out_features, in_features), bits = matrix_shape(codes, "I8"), 8
+        groups = matrix_shape(scales)[1]
+        check_shape(scales, (out_features, groups))
         if zeros is not None:
             packed = (-(-out_features * bits // _WORD_BITS), groups), "I32"
-            _check_shape(zeros, *(packed if "shape" in parts else ((out_features, groups), "I8")))
+            check_shape(zeros, *(packed if "shape" in parts else ((out_features, groups), "I8")))
         group = _group(scales, in_features, groups)
         if "order" in parts:
             _check_order(parts["order"], in_features, group)
@@ -346,13 +320,13 @@ class CompressedTensors(_IntegerFormat):
 
     def _packed_bits(self, shape: StoredTensor, words: int) -> int:
         """Those of the configuration; where modules have several, the stored shape tells."""
-        _check_shape(shape, (2,), "I64")
+        check_shape(shape, (2,), "I64")
         if len(self._bits) == 1:
             return int(next(iter(self._bits)))
-        in_features = int(_array(shape, "<i8")[1])
+        in_features = int(array_of(shape, "<i8")[1])
         bits = next((each for each in self._bits if in_features * each == words * _WORD_BITS), None)
         if bits is None:
-            raise _wrong(shape, f"has {in_features} columns for {words} words of codes")
+            raise wrong(shape, f"has {in_features} columns for {words} words of codes")
         return int(bits)
 
 
@@ -364,51 +338,19 @@ def _unpacked(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     return np.stack([nibbles & 15, nibbles >> 4], axis=-1).reshape(len(words), -1)
 
 
-def _array(stored: StoredTensor, dtype: Any) -> Any:
-    return stored.data.view(dtype).reshape(stored.shape)
-
-
-def _floats(stored: StoredTensor, part: Any) -> NDArray[np.float32]:
-    """A part of a matrix, by its index: no more than that is read."""
-    assert stored.ggml_type is not None  # `_shape` refuses others
-    numbers = np.ascontiguousarray(_array(stored, f"<u{stored.ggml_type.type_size}")[part])
-    return dequantize(stored.ggml_type, numbers.reshape(-1).view(np.uint8), *numbers.shape)
-
-
-def _wrong(stored: StoredTensor, reason: str) -> CheckpointError:
-    return CheckpointError(stored.path, f"tensor {shown(stored.name)}", reason)
-
-
-def _shape(stored: StoredTensor, dtype: str = "") -> tuple[int, int]:
-    """The shape of a matrix of a type, or without one of floats; CheckpointError of others."""
-    floats = GGMLType.F16, GGMLType.BF16, GGMLType.F32
-    if stored.dtype != dtype if dtype else stored.ggml_type not in floats:
-        raise _wrong(stored, f"is of type {stored.type_name}, and not {dtype or 'of floats'}")
-    if len(stored.shape) != 2:
-        raise _wrong(stored, f"has the shape {stored.shape}, and is not a matrix")
-    return stored.shape[0], stored.shape[1]
-
-
-def _check_shape(stored: StoredTensor, shape: tuple[int, ...], dtype: str = "") -> None:
-    if dtype and stored.dtype != dtype:
-        raise _wrong(stored, f"is of type {stored.type_name}, and not {dtype}")
-    if stored.shape != shape:
-        raise _wrong(stored, f"has the shape {stored.shape}, and not {shape}")
-
-
 def _group(scales: StoredTensor, in_features: int, groups: int) -> int:
     """Columns that share a scale."""
     if groups < 1 or in_features % groups:
-        raise _wrong(scales, f"has {groups} groups of {in_features} columns")
+        raise wrong(scales, f"has {groups} groups of {in_features} columns")
     return in_features // groups
 
 
 def _check_order(order: StoredTensor, in_features: int, group: int) -> None:
     """Refuse columns whose group is not that of their neighbours, and groups that are not there."""
-    _check_shape(order, (in_features,), "I32")
-    found = _array(order, "<i4")
+    check_shape(order, (in_features,), "I32")
+    found = array_of(order, "<i4")
     if found.min(initial=0) < 0 or found.max(initial=0) >= in_features // group:
-        raise _wrong(order, f"has the groups {found.min()} to {found.max()}, of {in_features // group}")
+        raise wrong(order, f"has the groups {found.min()} to {found.max()}, of {in_features // group}")
     if not np.array_equal(found, np.arange(in_features) // group):
         raise UnsupportedModelError(
             f"{order.path}: tensor {shown(order.name)} orders columns by their activations (desc_act): that is not read"

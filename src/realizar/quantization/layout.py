@@ -19,18 +19,20 @@ ScaleType = Literal["f32", "f16", "e8m0", "e4m3", "i8", "u8", "u4", "odd4"]
 
 @dataclass(frozen=True, slots=True)
 class Codebook:
-    """A table of signed bytes that codes index. Codebooks of one name are one codebook.
+    """A table of signed bytes, or of floats, that codes index. Codebooks of one name are one codebook.
 
     Attributes:
         entries: 16 numbers, or as many vectors as a code can index.
         vector_size: columns that an entry stands for: 1, 4 or 8.
-        load: gives the table, int8 [entries] or int8 [entries, vector_size], read-only.
+        load: gives the table, int8 [entries] or int8 [entries, vector_size], or float32 [entries], read-only.
+        floats: whether it is of floats, which no integers of eight bits stand for.
     """
 
     name: str
     entries: int
     vector_size: int
-    load: Callable[[], NDArray[np.int8]] = field(compare=False, repr=False)
+    load: Callable[[], NDArray[np.int8] | NDArray[np.float32]] = field(compare=False, repr=False)
+    floats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class WeightLayout:
     @property
     def has_integers(self) -> bool:
         """True if weights before scaling are integers of eight bits, which kernels multiply by int8 activations."""
-        return not self.is_float
+        return not self.is_float and not (self.codebook is not None and self.codebook.floats)
 
     @property
     def vector_size(self) -> int:

@@ -1,6 +1,7 @@
-"""Numbers of MXFP4 and NVFP4: four-bit floats (E2M1) under an eight-bit float scale. numpy only.
+"""Floats of four and eight bits: E2M1, E4M3 and E8M0. numpy only.
 
-As in ggml (ggml-impl.h) the codebook holds E2M1 doubled, so that it is of integers, and the scales are halved.
+MXFP4 and NVFP4 are of E2M1 under a scale of eight bits. As in ggml (ggml-impl.h) the codebook holds E2M1 doubled, so
+that it is of integers, and the scales are halved.
 """
 
 from __future__ import annotations
@@ -30,3 +31,11 @@ def half_e4m3() -> NDArray[np.float32]:
     values[0x7F] = 0
     halved: NDArray[np.float32] = values.astype(np.float32)
     return halved
+
+
+@lru_cache
+def e4m3() -> NDArray[np.float32]:
+    """float32 [256]: the value of each E4M3 byte; 0x7F and 0xFF are NaN."""
+    magnitudes = 2 * half_e4m3()[:128]
+    magnitudes[0x7F] = np.nan
+    return np.concatenate([magnitudes, -magnitudes])

@@ -221,6 +221,8 @@ def _random_planes(
 ) -> Planes:
     vector = layout.vector_size
     codes: NDArray[Any] = rng.integers(0, 1 << layout.bits, (out_features, in_features // vector))
+    if layout.codebook is not None and layout.codebook.floats:
+        codes = np.where(np.isfinite(layout.codebook.load())[codes], codes, 0)
     groups = out_features, in_features // layout.group_size
     outer = None if layout.super_group_size is None else (out_features, in_features // layout.super_group_size)
     scales, minima = _scales(layout, groups, rng, factor)

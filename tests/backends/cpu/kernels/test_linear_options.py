@@ -27,9 +27,10 @@ from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.pack import FloatMatrix
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.block_source import block_source
+from realizar.quantization.float_tensors import e4m3_layout
 from realizar.quantization.layout import FloatType
 from realizar.quantization.random_blocks import random_blocks
-from realizar.quantization.source import MatrixSource
+from realizar.quantization.source import MatrixSource, random_source
 from wider import diagonal, wider
 
 
@@ -120,3 +121,10 @@ def test_float_weights(instruction_set: str, kind: str) -> None:
     for rows, cols, tokens in ((1, 64, 9), (17, 30, 7), (33, 257, 2)):
         source = block_source(ggml_type, random_blocks(ggml_type, rows, cols, rng, 0.5), rows, cols)
         check_float_matmul(instruction_set, source, tokens, rng)
+
+
+@pytest.mark.parametrize(("instruction_set", "group"), diagonal(HOST_SETS, (32, 64, 128)))
+def test_weights_of_e4m3(instruction_set: str, group: int) -> None:
+    rng, layout = np.random.default_rng(4), e4m3_layout(group)
+    for rows, cols, tokens in ((1, group, 9), (17, 3 * group, 7), (33, 2 * group, 2)):
+        check_float_matmul(instruction_set, random_source(layout, rows, cols, rng, 0.5), tokens, rng)

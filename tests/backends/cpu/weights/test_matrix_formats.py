@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from backends.grouped_format import HIDDEN, VOCABULARY, WIDTH, write_config, write_grouped_model
 from cpu_runs import Runner
-from quantization.integer_checkpoints import Stored, write_model
+from quantization.stored_checkpoints import Stored, write_model
 from realizar.backends.cpu.plan import plan_memory
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -56,11 +56,11 @@ def test_a_whole_model(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         Stored("awq"), Stored("gptq", group=32), Stored("gptq", symmetric=True, group=0), Stored("packed", group=32),
         Stored("packed", symmetric=True, scale="bfloat16"), Stored("packed", bits=8, group=64, symmetric=True),
-        Stored("unpacked", bits=8, symmetric=True, group=0),
+        Stored("unpacked", bits=8, symmetric=True, group=0), Stored("fp8"), Stored("float", group=0, rows=0),
     ],
     ids=str,
 )  # fmt: skip
-def test_a_whole_model_of_integers(stored: Stored, tmp_path: Path) -> None:
+def test_a_whole_model_of_stored_tensors(stored: Stored, tmp_path: Path) -> None:
     check_whole_model(tmp_path, write_model(tmp_path, stored))
 
 
@@ -104,9 +104,9 @@ def test_methods_and_parameters_are_refused_by_name(tmp_path: Path, monkeypatch:
     write_config(tmp_path, order="words", bits=3)
     with pytest.raises(UnsupportedModelError, match=r"key 'quantization_config\.bits': unsupported value 3$"):
         check(tmp_path)
-    write_config(tmp_path, quant_method="fp8")
+    write_config(tmp_path, quant_method="hqq")
     with pytest.raises(
         UnsupportedModelError,
-        match=r"quantised by 'fp8' .*in safetensors: float weights, awq, compressed-tensors, gptq, grouped, mxfp4;",
+        match=r"quantised by 'hqq' .*in safetensors: float weights, awq, .*, fp8, gptq, grouped, mxfp4;",
     ):
         check(tmp_path)

@@ -23,9 +23,11 @@ from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.native.grouped.source import DirectTiles, route_many_sources, route_source, route_warps
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.convert import QUANTIZED_TYPES
+from realizar.quantization.float_tensors import e4m3_layout
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 
-FORMATS = [FLOATS, *dict.fromkeys(fragment_format(GGML_LAYOUTS[ggml_type]) for ggml_type in QUANTIZED_TYPES)]
+LAYOUTS = [*(GGML_LAYOUTS[ggml_type] for ggml_type in QUANTIZED_TYPES), e4m3_layout(128)]
+FORMATS = [FLOATS, *dict.fromkeys(map(fragment_format, LAYOUTS))]
 
 
 @pytest.mark.parametrize(("pairs", "experts"), [(1, 128), (8, 128), (130, 4), (4096, 128), (7, 7)])

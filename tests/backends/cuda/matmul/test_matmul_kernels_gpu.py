@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from backends.cuda.layouts.activation_values import half_activations, int8_activations
-from backends.grouped_source import exact_weights, grouped_source
+from backends.grouped_source import grouped_source
 from realizar.backends.cuda.matmul.inputs import FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.quantized import (
     MatmulConfig,
@@ -26,8 +26,10 @@ from realizar.backends.cuda.weights.pack_raw import Packer, pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.block_source import BlockSource, block_source
 from realizar.quantization.convert import QUANTIZED_TYPES
+from realizar.quantization.float_tensors import e4m3_layout
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.random_blocks import random_blocks
+from realizar.quantization.source import MatrixSource, random_source
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 95, 100, 127, 150, 180, 210)
@@ -121,11 +123,16 @@ def test_every_kernel_multiplies(matmuls: MatmulKernels, ggml_type: GGMLType) ->
 
 
 @pytest.mark.parametrize("group", [64, 128])
-def test_every_kernel_multiplies_a_layout_of_no_ggml_type(matmuls: MatmulKernels, group: int) -> None:
-    source = grouped_source(152, 5 * group, group)
+@pytest.mark.parametrize("floats", [False, True])
+def test_every_kernel_multiplies_a_layout_of_no_ggml_type(matmuls: MatmulKernels, group: int, floats: bool) -> None:
+    source: MatrixSource = grouped_source(152, 5 * group, group)
+    if floats:
+        source = random_source(e4m3_layout(group), 152, 5 * group, np.random.default_rng(1), 0.02)
     matrix = Packer("cuda").pack([source])
-    exact = torch.from_numpy(exact_weights(source)).to("cuda")
+    exact = torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
     wanted = [(tokens, config) for tokens in TOKENS for config in kernels(matmuls, tokens)]
+    if not matrix.format.has_matvec:
+        wanted = [(tokens, config) for tokens, config in wanted if config.tiles.kind != "matvec"]
     matmuls.prepare([(matrix.format, config) for _, config in wanted])
     for tokens, config in wanted:
         assert relative_error(matmuls, matrix, exact, tokens, config) < _TOLERANCE, (tokens, config)

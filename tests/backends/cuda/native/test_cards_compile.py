@@ -37,6 +37,7 @@ from realizar.backends.cuda.native.scans.source import THREADS, ScanKernels  # n
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, activations_source, matmul_source, repack_source  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.quantization.convert import QUANTIZED_TYPES  # noqa: E402
+from realizar.quantization.float_tensors import e4m3_layout  # noqa: E402
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS  # noqa: E402
 
 CARDS = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}  # KiB of a block's shared memory
@@ -44,7 +45,8 @@ PARTS = ("mat-vec", "tensor cores", "grouped", "experts", "attention", "helpers"
 HEADS = [(head, element) for head in (64, 80, 96, 128, 256, 512) for element in ("bf16", "f16", "int8")]
 WIDE = [(256, "bf16"), (512, "int8")]
 Q4_K = fragment_format(GGML_LAYOUTS[GGMLType.Q4_K])
-FORMATS = [FLOATS, *dict.fromkeys(fragment_format(GGML_LAYOUTS[each]) for each in QUANTIZED_TYPES)]
+LAYOUTS = [*(GGML_LAYOUTS[each] for each in QUANTIZED_TYPES), e4m3_layout(128)]
+FORMATS = [FLOATS, *dict.fromkeys(map(fragment_format, LAYOUTS))]
 DIAGONAL = {(8, 0): "grouped", (8, 6): "experts", (8, 9): "tensor cores", (10, 0): "mat-vec", (12, 0): "attention"}
 
 

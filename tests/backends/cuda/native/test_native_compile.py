@@ -41,6 +41,7 @@ from realizar.backends.cuda.native.sources import (
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
 from realizar.quantization.convert import QUANTIZED_TYPES
+from realizar.quantization.float_tensors import e4m3_layout
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 from wider import wider
 
@@ -219,7 +220,8 @@ def test_four_bits_compile_for_newer_architectures(capability: tuple[int, int]) 
 
 @pytest.mark.parametrize(("arch", "tiles"), wider(KERNELS, KERNELS[1]), ids=lambda value: getattr(value, "kind", value))
 def test_layouts_of_no_ggml_type_compile(arch: str, tiles: Tiles) -> None:
-    check([matmul_source((fragment_format(grouped_layout(group)),), tiles) for group in (64, 16)], arch)
+    layouts = [grouped_layout(64), grouped_layout(16), *([] if tiles.kind == "matvec" else [e4m3_layout(128)])]
+    check([matmul_source((fragment_format(layout),), tiles) for layout in layouts], arch)
 
 
 def test_helpers_compile() -> None:

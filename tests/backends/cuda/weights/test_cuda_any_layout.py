@@ -18,7 +18,7 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from backends.grouped_format import write_grouped_model  # noqa: E402
 from backends.grouped_source import exact_weights, grouped_layout, grouped_model, grouped_source  # noqa: E402
-from quantization.integer_checkpoints import Stored, write_model  # noqa: E402
+from quantization.stored_checkpoints import Stored, write_model  # noqa: E402
 from random_models import Recipe, random_tokens  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.launch import StepKind  # noqa: E402
@@ -108,10 +108,16 @@ def test_a_model_that_a_checkpoint_stores_as_several_tensors_a_matrix(
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
-    "stored", [Stored("awq"), Stored("gptq", symmetric=True, group=32), Stored("unpacked", bits=8, symmetric=True)],
+    "stored",
+    [
+        Stored("awq"), Stored("gptq", symmetric=True, group=32), Stored("unpacked", bits=8, symmetric=True),
+        Stored("fp8", scale="float32"), Stored("float", group=0, rows=1),
+    ],
     ids=str,
 )  # fmt: skip
-def test_a_model_of_integers(stored: Stored, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_stored_tensors(
+    stored: Stored, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if packed:
         run_packed(monkeypatch)
     check_stored(tmp_path, write_model(tmp_path, stored), plans=packed)

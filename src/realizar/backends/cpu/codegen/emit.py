@@ -96,11 +96,20 @@ class Emitter:
         return self.b.fpext(self.load(address, ir.VectorType(F16, self.lanes), align), self.f32)
 
     def load_float(self, kind: str, address: Value, align: int | None = None) -> Value:
-        """`lanes` numbers of the type `f32`, `f16` or `bf16` as float32; `align` None is that of a number."""
+        """`lanes` numbers of the type `f32`, `f16` or `bf16` as float32, or of `e4m3` times 2^-8.
+
+        `align` None is that of a number.
+        """
         if kind == "f32":
             return self.load(address, self.f32, align or 4)
         if kind == "f16":
             return self.load_half(address, align or 2)
+        if kind == "e4m3":
+            words = ir.VectorType(I16, self.lanes)
+            wide = self.b.shl(self.b.sext(self.load(address, ir.VectorType(I8, self.lanes), 1), words), _each(words, 7))
+            # The sign stands in the bits 15 and 14, and the latter is the exponent's highest.
+            half = self.b.and_(wide, _each(words, ~0x407F))
+            return self.b.fpext(self.b.bitcast(half, ir.VectorType(F16, self.lanes)), self.f32)
         raw = self.load(address, ir.VectorType(I16, self.lanes), align or 2)
         return self.b.bitcast(self.b.shl(self.b.zext(raw, self.i32), self.const_i32(16)), self.f32)
 
@@ -145,3 +154,7 @@ class Emitter:
         chosen.add_incoming(self.const(width), after_this)
         chosen.add_incoming(smaller, after_smaller)
         return chosen
+
+
+def _each(kind: Any, value: int) -> Value:
+    return ir.Constant(kind, [value] * kind.count)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.emit import Emitter
-from realizar.backends.cpu.codegen.float_tile import float_tile_bytes
+from realizar.backends.cpu.codegen.float_tile import E4M3_POWER, FloatKind, float_kind, float_tile_bytes
 from realizar.backends.cpu.codegen.formats import (
     CHAINS,
     KEPT_LAYOUTS,
@@ -30,7 +30,7 @@ from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.repack_readers import READERS, WORDS, Fields
 from realizar.errors import UnsupportedModelError
-from realizar.quantization.layout import Codebook, FloatType, WeightLayout
+from realizar.quantization.layout import Codebook, WeightLayout
 from realizar.quantization.microscaling import half_e4m3
 from realizar.quantization.planes import Planes
 from realizar.quantization.source import MatrixSource
@@ -92,13 +92,13 @@ class FloatMatrix:
     """A float matrix in tiles [tiles, padded columns, lanes], or `count` of one shape, one after another.
 
     Attributes:
-        kind: element type, `f32`, `f16` or `bf16`.
+        kind: element type, with the columns of a group of e4m3.
         columns: padded to a multiple of 4.
         tiles: of one matrix.
         weights: uint8, the bits of the numbers.
     """
 
-    kind: FloatType
+    kind: FloatKind
     out_features: int
     columns: int
     tiles: int
@@ -137,10 +137,10 @@ def allocate(
     Raises UnsupportedModelError where no kernel can express the layout, or the columns are not whole groups.
     """
     tiles = -(-out_features // lanes)
-    if layout.float_type is not None:
+    if (kind := float_kind(layout)) is not None:
         columns = -(-cols // CHAINS) * CHAINS
-        weights = zeros(count * tiles * float_tile_bytes(layout.float_type, columns, lanes), np.uint8)
-        return FloatMatrix(layout.float_type, out_features, columns, tiles, weights, count)
+        weights = zeros(count * tiles * float_tile_bytes(kind, columns, lanes), np.uint8)
+        return FloatMatrix(kind, out_features, columns, tiles, weights, count)
     weight_format = packed_format(layout)
     if cols % GROUP:
         raise UnsupportedModelError(
@@ -181,7 +181,7 @@ def fill(
     """
     raw = source.raw if source.layout in _REPACKED else None
     if isinstance(matrix, FloatMatrix):
-        run = _transposed(source, matrix, lanes)
+        run = (_transposed if source.layout.is_float else _scaled_floats)(source, matrix, lanes)
     elif raw is not None:
         run = _repacked(source.layout, raw, matrix, lanes)
     elif matrix.weight_format.kept is None:
@@ -399,7 +399,7 @@ def _codebook_table(book: Codebook, signs: bool) -> NDArray[np.uint8]:
     Without signs the codebook holds every entry of a grid shifted up, and then every one shifted down by two: the table
     has only the latter, plus 128, and kernels add the two.
     """
-    entries: NDArray[np.signedinteger] = book.load()
+    entries: NDArray[Any] = book.load()
     if not signs:
         entries = entries[book.entries // 2 :].astype(np.int16) + np.int16(128)
     return np.ascontiguousarray(entries.astype(np.uint8)).reshape(-1)
@@ -416,6 +416,22 @@ def _transposed(source: MatrixSource, matrix: FloatMatrix, lanes: int) -> Callab
 
     def run(first: int, stop: int) -> None:
         transpose(address(raw) + first * lanes * row_bytes, row_bytes, target, out_features, cols, columns, first, stop)
+
+    return run
+
+
+def _scaled_floats(source: MatrixSource, matrix: FloatMatrix, lanes: int) -> Callable[[int, int], None]:
+    """Of e4m3, from planes: numbers [columns, lanes] of a tile, and its scales [groups, lanes] behind them."""
+    tiles, numbers = matrix.weights.reshape(matrix.tiles, -1).view(np.uint8), matrix.columns * lanes
+
+    def run(first: int, stop: int) -> None:
+        planes = source.planes(first * lanes, min(stop * lanes, matrix.out_features))
+        scales = np.ldexp(planes.group_scales(), E4M3_POWER)
+        for values, start, end in ((planes.codes, 0, numbers), (scales, numbers, tiles.shape[1])):
+            padded = np.zeros(((stop - first) * lanes, values.shape[1]), values.dtype)
+            padded[: len(values)] = values
+            lying = np.ascontiguousarray(padded.reshape(stop - first, lanes, -1).swapaxes(1, 2))
+            tiles[first:stop, start:end] = lying.reshape(stop - first, -1).view(np.uint8)
 
     return run
 

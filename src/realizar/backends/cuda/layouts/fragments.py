@@ -24,10 +24,10 @@ With byte b of word j of a lane standing for column 16 t + 4 j + b:
 
 A code of six bits is a 4-bit and a 2-bit plane, of five 4 + 1, of three 2 + 1. Kernels read a code at bit `position`
 of a half float, where it is a subnormal number: code * 2^(position - 24). A float of four bits (E2M1) at bit 9 is a
-half of that value too. So scales are stored times 2^(24 -
-position), and a single fused multiply-add gives a weight. All is times 2^e besides, with e per block of
-64 out_features such that the largest scale is just below 2^15; `block_scales` holds 2^-e, by which a kernel multiplies
-its sums.
+half of that value too; one of eight (E4M3) at bit 7, its sign at bit 15, is 2^-8 of its value, as if at position 16.
+So scales are stored times 2^(24 - position), and a single fused multiply-add gives a weight. All is times 2^e besides,
+with e per block of 64 out_features such that the largest scale is just below 2^15; `block_scales` holds 2^-e, by which
+a kernel multiplies its sums.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class FragmentFormat:
         minima: whether minima stand beside scales.
         codebook: whether codes index a table of 16 bytes.
         e2m1: whether that table has floats of four bits, doubled, which kernels make without it.
+        e4m3: whether codes are floats of eight bits.
         vector: columns of a codebook vector: 0, 4 or 8.
         high_bits: bits of a vector's index beyond eight: 0, 1, 2 or 4.
         signs: whether vectors have signs.
@@ -80,6 +81,7 @@ class FragmentFormat:
     high_bits: int = 0
     signs: bool = False
     e2m1: bool = False
+    e4m3: bool = False
 
     @property
     def is_float(self) -> bool:
@@ -89,7 +91,7 @@ class FragmentFormat:
     @property
     def has_matvec(self) -> bool:
         """True if the mat-vec, which multiplies codes, reads it: others read halves however few the tokens."""
-        return not self.is_float
+        return not self.is_float and not self.e4m3
 
     @property
     def reads_table(self) -> bool:
@@ -115,6 +117,8 @@ class FragmentFormat:
         """Bit of a half float at which the codes of each half of a tile stand."""
         if self.e2m1:
             return 9, 9
+        if self.e4m3:
+            return 16, 16
         if self.vector or self.codebook:
             return 0, 0
         return {1: (1, 1), 4: (0, 4), 5: (0, 4), 6: (0, 4)}.get(self.bits, (0, 0))
@@ -122,7 +126,7 @@ class FragmentFormat:
     @property
     def fp8_power(self) -> int:
         """Weights as kernels decode them, times two to this, fill the range of e4m3: up to 448."""
-        if self.is_float:
+        if self.is_float or self.e4m3:
             return -7
         largest = 12 if self.e2m1 else 128 if self.vector or self.codebook else max(self.offset, 1)
         if not self.offset:
@@ -181,6 +185,8 @@ def fragment_format(layout: WeightLayout) -> FragmentFormat:
     if layout.vector_size > 1:
         high = _HIGH_BITS[layout.bits]
         return FragmentFormat(0, 128, sets, "u4_odd", vector=layout.vector_size, high_bits=high, signs=layout.signs)
+    if layout.codebook is not None and layout.codebook.floats:
+        return FragmentFormat(8, 0.0, sets, "f16", e4m3=True)
     if layout.codebook is not None:
         small: Small = "f16_high" if layout.scale == "e8m0" else "f16"
         e2m1 = layout.codebook.name == "e2m1"
@@ -212,7 +218,8 @@ def _refusal(layout: WeightLayout) -> str | None:
             return f"no kernel reads its codebook of vectors with indices of {layout.bits} bits"
         return None
     if layout.codebook is not None:
-        known = (layout.codebook.entries, layout.bits, layout.minimum) == (16, 4, False)
+        size = (256, 8) if layout.codebook.floats else (16, 4)
+        known = (layout.codebook.entries, layout.bits, layout.minimum) == (*size, False)
         return None if known else f"its codebook has {layout.codebook.entries} entries, not 16 without minima"
     if layout.bits not in PLANES or (layout.bits == 1) != layout.centred:
         return f"codes have {layout.bits} bits"

@@ -217,6 +217,8 @@ def format_name(weight_format: FragmentFormat) -> str:
         return "floats"
     if weight_format.e2m1:
         return f"e2m1_{weight_format.small}"
+    if weight_format.e4m3:
+        return "e4m3"
     kind = "vector" if weight_format.vector else f"{'c' if weight_format.codebook else 'q'}{weight_format.bits}"
     return f"{kind}_{weight_format.small}"
 

@@ -1,6 +1,6 @@
 // Reading weights in fragment order; a namespace for each format of a launch. The layout and the constants' meaning
 // stand in fragments.py; defined around it, from a FragmentFormat:
-//   BITS VECTOR HIGH_BITS SIGNS CODEBOOK E2M1 SETS MINIMA SMALL (index into SMALL_*) OFFSET (float)
+//   BITS VECTOR HIGH_BITS SIGNS CODEBOOK E2M1 E4M3 SETS MINIMA SMALL (index into SMALL_*) OFFSET (float)
 //   POSITION0 POSITION1 CODES_BYTES TILE_SCALE_BYTES BLOCK_BYTES SUPER_BYTES
 
 #if VECTOR
@@ -131,13 +131,15 @@ INLINE u32 code_bytes(const Raw& raw, const void* table) {
 #endif
 #define BYTES_TIMES_16 (!VECTOR && !CODEBOOK && BITS == 4)
 
-// Codes of columns 4 J + H and 4 J + 2 + H of half R in the two halves of a word, at bit POSITION of each.
+// Codes of columns 4 J + H and 4 J + 2 + H of half R in the two halves of a word, at bit POSITION of each; of e4m3 halves
+// that are 2^-8 times them.
 template <int R, int J, int H>
 INLINE u32 code_halves(const Raw& raw, u32 bytes) {
 #if VECTOR
   return shifted<-8 * H>(bytes) & 0x00ff00ffu;
 #else
-  if constexpr (CODEBOOK || BITS == 8) return shifted<-8 * H>(bytes) & 0x00ff00ffu;
+  if constexpr (E4M3) return masked_or(shifted<8 - 8 * H>(bytes), 0x80008000u, shifted<7 - 8 * H>(bytes) & 0x3f803f80u);
+  else if constexpr (CODEBOOK || BITS == 8) return shifted<-8 * H>(bytes) & 0x00ff00ffu;
   else if constexpr (BITS == 4) return shifted<-8 * H>(raw.codes[J]) & (R ? 0x00f000f0u : 0x000f000fu);
   else if constexpr (BITS == 6)
     return masked_or(shifted<4 + 4 * R - 2 * J - 8 * H>(raw.codes[4 + R]), R ? 0x03000300u : 0x00300030u, shifted<-8 * H>(raw.codes[J]) & (R ? 0x00f000f0u : 0x000f000fu));

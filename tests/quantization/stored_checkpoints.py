@@ -1,4 +1,4 @@
-"""Matrices of integers as AWQ, GPTQ and compressed-tensors store them, from their descriptions; a tiny Llama."""
+"""Matrices as AWQ, GPTQ, compressed-tensors and `fp8` store them, from their descriptions; a tiny Llama."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.quantization.microscaling import e4m3
+
 HIDDEN, WIDTH, HEAD, HEADS, VOCABULARY, LAYERS = 128, 256, 32, 4, 48, 2
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": LAYERS, "max_position_embeddings": 64, "hidden_size": HIDDEN,
     "intermediate_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": HEAD,
     "rms_norm_eps": 1e-5, "vocab_size": VOCABULARY, "hidden_act": "silu", "tie_word_embeddings": False,
 }  # fmt: skip
+_E4M3 = np.dtype("V1")
 _DTYPES = {
+    "void8": "F8_E4M3",
     "float16": "F16", "uint16": "BF16", "float32": "F32", "int8": "I8", "uint8": "U8", "int32": "I32", "uint32": "U32",
     "int64": "I64",
 }  # fmt: skip
@@ -25,13 +29,18 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True)
 class Stored:
-    """How a matrix is stored; a `group` of 0 is all columns."""
+    """How a matrix is stored; a `group` of 0 is all columns, and of `rows`, which are of floats alone, all of them."""
 
-    method: str  # awq, gptq, gptq_v2, packed or unpacked
+    method: str  # awq, gptq, gptq_v2, packed, unpacked, fp8 or float
     bits: int = 4
     group: int = 128
     symmetric: bool = False
     scale: str = "float16"
+    rows: int = 128
+
+    @property
+    def is_float(self) -> bool:
+        return self.method in ("fp8", "float")
 
     @property
     def config(self) -> dict[str, Any]:
@@ -43,14 +52,21 @@ class Stored:
                 "quant_method": "gptq", "bits": self.bits, "group_size": self.group or -1, "desc_act": False,
                 "sym": self.symmetric, "checkpoint_format": self.method,
             }  # fmt: skip
+        if self.method == "fp8":
+            block = [self.rows, self.group] if self.group else None
+            return {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": block}
         weights = {
             "num_bits": self.bits, "type": "int", "symmetric": self.symmetric, "group_size": self.group or None,
             "strategy": "group" if self.group else "channel", "actorder": None,
         }  # fmt: skip
-        name = "pack-quantized" if self.method == "packed" else "int-quantized"
-        group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+        names = {"packed": "pack-quantized", "unpacked": "int-quantized", "float": "float-quantized"}
+        inputs = {"num_bits": 8, "type": "float", "dynamic": False} if self.is_float else None
+        if self.is_float:
+            strategy = "block" if self.group else "channel" if self.rows else "tensor"
+            weights |= {"num_bits": 8, "type": "float", "strategy": strategy}
+        group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
         return {
-            "quant_method": "compressed-tensors", "format": name, "config_groups": {"group_0": group},
+            "quant_method": "compressed-tensors", "format": names[self.method], "config_groups": {"group_0": group},
             "ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed",
         }  # fmt: skip
 
@@ -68,6 +84,8 @@ def random_matrix(
     stored: Stored, out_features: int, in_features: int, rng: np.random.Generator
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
     """The tensors of a matrix by what follows its module's name, and its weights, float64, one formula for all."""
+    if stored.is_float:
+        return _random_floats(stored, out_features, in_features, rng)
     bits, middle = stored.bits, 1 << stored.bits - 1
     group = stored.group or in_features
     codes = rng.integers(0, 1 << bits, (out_features, in_features))
@@ -75,13 +93,31 @@ def random_matrix(
     if stored.symmetric:
         zeros[:] = middle
     scales = rng.uniform(0.5, 1.5, zeros.shape) / (middle * in_features**0.5)
-    if stored.scale == "bfloat16":
-        kept = (scales.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-        scales = (kept.astype(np.uint32) << 16).view(np.float32)
-    else:
-        kept = scales = scales.astype(stored.scale)
+    kept, scales = _kept(scales, stored.scale)
     spread = [np.repeat(each, group, axis=1).astype(np.float64) for each in (scales, zeros)]
     return _tensors(stored, codes, zeros, kept), spread[0] * (codes - spread[1])
+
+
+def _random_floats(
+    stored: Stored, out_features: int, in_features: int, rng: np.random.Generator
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
+    codes = rng.integers(0, 255, (out_features, in_features)).astype(np.uint8)
+    codes[codes == 127] = 0
+    rows, group = stored.rows or out_features, stored.group or in_features
+    scales = rng.uniform(0.5, 1.5, (-(-out_features // rows), -(-in_features // group))) / (150 * in_features**0.5)
+    kept, scales = _kept(scales, stored.scale)
+    spread = np.repeat(np.repeat(scales, rows, axis=0), group, axis=1)[:out_features, :in_features]
+    weights = e4m3()[codes].astype(np.float64) * spread.astype(np.float64)
+    name = ".weight_scale" if stored.method == "float" else ".weight_scale_inv"
+    return {".weight": codes.view(_E4M3), name: kept if kept.size > 1 else kept.reshape(-1)}, weights
+
+
+def _kept(scales: NDArray[np.float64], kind: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Scales as they are stored, and as numbers."""
+    if kind != "bfloat16":
+        return scales.astype(kind), scales.astype(kind)
+    kept = (scales.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return kept, (kept.astype(np.uint32) << 16).view(np.float32)
 
 
 def _tensors(stored: Stored, codes: NDArray[Any], zeros: NDArray[Any], scales: NDArray[Any]) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""Integers of safetensors checkpoints: weights as their formula has them, and what is refused, by tensor and reason."""
+"""Integers and floats of eight bits in safetensors checkpoints: their weights, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quantization.integer_checkpoints import Stored, random_matrix, write_checkpoint, write_model
+from quantization.stored_checkpoints import Stored, random_matrix, write_checkpoint, write_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
@@ -25,6 +25,9 @@ FORMS = [
     Stored("packed", group=32), Stored("packed", symmetric=True, scale="bfloat16"),
     Stored("packed", bits=8, group=0, symmetric=True),
     Stored("unpacked", bits=8, symmetric=True, group=0), Stored("unpacked", bits=8, group=64, symmetric=True),
+    Stored("fp8", scale="float32"), Stored("fp8", scale="bfloat16"), Stored("fp8", group=0, rows=0),
+    Stored("float", group=0, rows=1, scale="bfloat16"), Stored("float", group=0, rows=0, scale="float32"),
+    Stored("float", scale="float32"), Stored("float", group=0, rows=1),
 ]  # fmt: skip
 NAME = "model.layers.1.mlp.down_proj"
 
@@ -57,11 +60,13 @@ def test_weights(stored: Stored, shape: tuple[int, int], tmp_path: Path) -> None
     source.release(0, shape[0])
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "packed", "unpacked"])
+@pytest.mark.parametrize("method", ["awq", "gptq", "packed", "unpacked", "float"])
 def test_scales_that_are_not_finite_are_refused(method: str, tmp_path: Path) -> None:
     stored = Stored(method, bits=8, symmetric=True) if method == "unpacked" else Stored(method)
+    if stored.is_float:
+        stored = Stored(method, group=0, rows=1)
     tensors, _ = random_matrix(stored, 16, 256, np.random.default_rng(1))
-    scales = tensors[".weight_scale" if "packed" in method else ".scales"]
+    scales = tensors[".weight_scale" if ".weight_scale" in tensors else ".scales"]
     (scales if scales.shape[0] == 16 else scales.T)[9, 0] = np.nan
     source = tensor_source(opened(tmp_path, stored, tensors), f"{NAME}.weight")
     source.check_finite(0, 9)
@@ -89,6 +94,10 @@ def test_scales_that_are_not_finite_are_refused(method: str, tmp_path: Path) -> 
         (Stored("packed"), ".weight_zero_point", np.zeros((64, 2), np.int32), r"\(64, 2\), and not \(8, 2\)"),
         (Stored("unpacked", bits=8), ".weight", np.zeros((64, 256), np.uint8), "is of type U8, and not I8"),
         (Stored("unpacked", bits=8), ".weight_zero_point", np.zeros((64, 2), np.int32), "of type I32, and not I8"),
+        (Stored("fp8"), ".weight", np.zeros((64, 256), np.uint8), "is of type U8, and not F8_E4M3"),
+        (Stored("fp8"), ".weight_scale_inv", np.zeros((1, 3), np.float32), r"\(1, 3\), and the weights \(64, 256\)"),
+        (Stored("fp8"), ".weight_scale_inv", np.zeros((1, 2), np.uint8), "is of type U8, and not of floats"),
+        (Stored("float"), ".weight_scale", np.zeros((32, 1), np.float16), r"\(32, 1\), and the weights \(64, 256\)"),
     ],
 )
 def test_tensors_that_do_not_fit_together_are_refused(
@@ -97,6 +106,28 @@ def test_tensors_that_do_not_fit_together_are_refused(
     tensors, _ = random_matrix(stored, 64, 256, np.random.default_rng(1))
     with pytest.raises(CheckpointError, match=message):
         tensor_source(opened(tmp_path, stored, {**tensors, suffix: array}), f"{NAME}.weight")
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    tensors, _ = random_matrix(Stored("fp8"), 16, 256, np.random.default_rng(1))
+    tensors[".weight"].view(np.uint8)[9, 3] = 0xFF
+    source = tensor_source(opened(tmp_path, Stored("fp8"), tensors), f"{NAME}.weight")
+    source.check_finite(0, 9)
+    with pytest.raises(CheckpointError, match=rf"tensor '{NAME}\.weight': a number of out_feature 9 is not finite"):
+        source.check_finite(8, 16)
+
+
+def test_scales_of_floats_are_not_forgotten(tmp_path: Path) -> None:
+    tensors, _ = random_matrix(Stored("fp8"), 16, 256, np.random.default_rng(1))
+    del tensors[".weight_scale_inv"]
+    checkpoint = opened(tmp_path, Stored("fp8"), tensors)
+    assert stored_names(checkpoint, f"{NAME}.weight") == (f"{NAME}.weight", f"{NAME}.weight_scale_inv")
+
+
+def test_columns_of_floats_are_a_multiple_of_a_group(tmp_path: Path) -> None:
+    tensors, _ = random_matrix(Stored("fp8"), 16, 144, np.random.default_rng(1))
+    with pytest.raises(UnsupportedModelError, match="has 144 columns, which are not a multiple of 32"):
+        tensor_source(opened(tmp_path, Stored("fp8"), tensors), f"{NAME}.weight")
 
 
 def test_columns_in_an_order_of_their_own_are_refused(tmp_path: Path) -> None:
@@ -140,14 +171,17 @@ def test_zeros_beside_the_middle_are_refused_where_the_file_says_that_there_are_
         (Stored("gptq"), {"checkpoint_format": "marlin"}, r"checkpoint_format': unsupported value 'marlin'"),
         (Stored("gptq"), {"is_marlin_format": True}, r"is_marlin_format': unsupported value True"),
         (Stored("gptq"), {"pack_dtype": "int16"}, r"pack_dtype': unsupported value 'int16'"),
-        (Stored("packed"), {"format": "float-quantized"}, r"format': of 'float-quantized'; weights of pack-quantized"),
+        (Stored("packed"), {"format": "nvfp4-pack-quantized"}, "of 'nvfp4-pack-quantized'; weights of float-quantized"),
+        (Stored("fp8"), {"fmt": "e5m2"}, r"fmt': unsupported value 'e5m2'"),
+        (Stored("fp8"), {"weight_block_size": [1, 32]}, r"weight_block_size': unsupported value \[1, 32\]"),
+        (Stored("fp8"), {"store_dtype": "e4m3"}, r"store_dtype': unknown"),
         (Stored("packed"), {"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme': unsupported value"),
         (Stored("packed", bits=8), {"config_groups": {}}, r"config_groups': missing, or no object of objects"),
         (Stored("packed"), {"config_groups": {"a": {}}}, r"config_groups\.a\.weights': missing"),
         (
             Stored("packed"),
-            {"config_groups": {"a": {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}}},
-            r"config_groups': a has weights of type float, 8 bits and strategy channel: integers of 4 and 8 bits",
+            {"config_groups": {"a": {"weights": {"type": "float", "num_bits": 8, "strategy": "group"}}}},
+            r"config_groups': a has weights of type float, 8 bits and strategy group: integers of 4 and 8 bits",
         ),
     ],
 )

@@ -1,0 +1,101 @@
+"""Matrices that a method stores as a few tensors of one module: codes, scales and what else it has. numpy only."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.naming import shown
+from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.quantization.convert import dequantize
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.matrix_format import MatrixFormat
+from realizar.quantization.source import MatrixSource
+
+GROUPS = (128, 64, 32)  # of a layout; a stored group of more columns is several of them
+Parts = Mapping[str, StoredTensor]
+"""The tensors of a matrix as its method names them."""
+
+
+class PartsSource(MatrixSource):
+    def __init__(self, layout: WeightLayout, out_features: int, in_features: int, name: str, parts: Parts) -> None:
+        super().__init__(layout, out_features, in_features, parts["scales"].path, name)
+        self.parts = parts
+
+    def prefetch(self) -> None:
+        for each in self.parts.values():
+            each.prefetch()
+
+    def release(self, start: int, stop: int) -> None:
+        if stop == self.out_features:  # a run's codes may lie on all pages
+            for each in self.parts.values():
+                each.release()
+
+
+class PartsFormat(MatrixFormat):
+    """A method whose matrices are stored under their own names with other suffixes."""
+
+    known: frozenset[str]
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        super().__init__(config, path)
+        unknown = sorted(set(config) - self.known - {"quant_method"})
+        if unknown:
+            raise self.unsupported(unknown[0])
+
+    def tensors(self, checkpoint: Checkpoint, name: str) -> Sequence[str]:
+        base = name.removesuffix(".weight")
+        names = {part: base + suffix for part, suffix in self.suffixes(checkpoint, base).items()}
+        return tuple(names.values()) if names and any(each in checkpoint.tensors for each in names.values()) else ()
+
+    def parts(self, checkpoint: Checkpoint, name: str) -> Parts:
+        base = name.removesuffix(".weight")
+        return {part: checkpoint.tensors[base + suffix] for part, suffix in self.suffixes(checkpoint, base).items()}
+
+    @abstractmethod
+    def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
+        """What each tensor of a matrix has behind the name of its module."""
+
+    def unsupported(self, key: str, why: str = "") -> UnsupportedModelError:
+        value = self.config.get(key)
+        reason = why or (f"unsupported value {value!r:.40}" if key in self.known else "unknown")
+        return UnsupportedModelError(f"{self.path}: key 'quantization_config.{key}': {reason}")
+
+
+def array_of(stored: StoredTensor, dtype: Any) -> Any:
+    return stored.data.view(dtype).reshape(stored.shape)
+
+
+def floats_of(stored: StoredTensor, part: Any) -> NDArray[np.float32]:
+    """A part of a matrix, by its index: no more than that is read."""
+    assert stored.ggml_type is not None  # `matrix_shape` refuses others
+    numbers = np.ascontiguousarray(array_of(stored, f"<u{stored.ggml_type.type_size}")[part])
+    return dequantize(stored.ggml_type, numbers.reshape(-1).view(np.uint8), *numbers.shape)
+
+
+def wrong(stored: StoredTensor, reason: str) -> CheckpointError:
+    return CheckpointError(stored.path, f"tensor {shown(stored.name)}", reason)
+
+
+def matrix_shape(stored: StoredTensor, dtype: str = "") -> tuple[int, int]:
+    """The shape of a matrix of a type, or without one of floats; CheckpointError of others."""
+    floats = GGMLType.F16, GGMLType.BF16, GGMLType.F32
+    if stored.dtype != dtype if dtype else stored.ggml_type not in floats:
+        raise wrong(stored, f"is of type {stored.type_name}, and not {dtype or 'of floats'}")
+    if len(stored.shape) != 2:
+        raise wrong(stored, f"has the shape {stored.shape}, and is not a matrix")
+    return stored.shape[0], stored.shape[1]
+
+
+def check_shape(stored: StoredTensor, shape: tuple[int, ...], dtype: str = "") -> None:
+    if dtype and stored.dtype != dtype:
+        raise wrong(stored, f"is of type {stored.type_name}, and not {dtype}")
+    if stored.shape != shape:
+        raise wrong(stored, f"has the shape {stored.shape}, and not {shape}")
