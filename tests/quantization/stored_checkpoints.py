@@ -31,7 +31,7 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 class Stored:
     """How a matrix is stored; a `group` of 0 is all columns, and of `rows`, which are of floats alone, all of them."""
 
-    method: str  # awq, gptq, gptq_v2, packed, unpacked, fp8 or float
+    method: str  # awq, gptq, gptq_v2, packed, unpacked, fp8, float, nvfp4 or modelopt; of the last with 4 or 8 bits
     bits: int = 4
     group: int = 128
     symmetric: bool = False
@@ -40,7 +40,16 @@ class Stored:
 
     @property
     def is_float(self) -> bool:
-        return self.method in ("fp8", "float")
+        return self.method in ("fp8", "float", "nvfp4", "modelopt")
+
+    @property
+    def rounds(self) -> bool:
+        """Whether scales become halves that are not what is stored."""
+        return self.scale == "float32" and (self.is_nvfp4 or not self.is_float)
+
+    @property
+    def is_nvfp4(self) -> bool:
+        return self.method == "nvfp4" or (self.method == "modelopt" and self.bits == 4)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -55,15 +64,21 @@ class Stored:
         if self.method == "fp8":
             block = [self.rows, self.group] if self.group else None
             return {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": block}
+        if self.method == "modelopt":
+            algorithm = "NVFP4" if self.bits == 4 else "FP8"
+            return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"], "producer": {}}
         weights = {
             "num_bits": self.bits, "type": "int", "symmetric": self.symmetric, "group_size": self.group or None,
             "strategy": "group" if self.group else "channel", "actorder": None,
         }  # fmt: skip
         names = {"packed": "pack-quantized", "unpacked": "int-quantized", "float": "float-quantized"}
+        names |= {"nvfp4": "nvfp4-pack-quantized"}
         inputs = {"num_bits": 8, "type": "float", "dynamic": False} if self.is_float else None
         if self.is_float:
             strategy = "block" if self.group else "channel" if self.rows else "tensor"
             weights |= {"num_bits": 8, "type": "float", "strategy": strategy}
+        if self.is_nvfp4:
+            weights |= {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
         group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
         return {
             "quant_method": "compressed-tensors", "format": names[self.method], "config_groups": {"group_0": group},
@@ -101,6 +116,8 @@ def random_matrix(
 def _random_floats(
     stored: Stored, out_features: int, in_features: int, rng: np.random.Generator
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
+    if stored.is_nvfp4:
+        return _random_nvfp4(stored, out_features, in_features, rng)
     codes = rng.integers(0, 255, (out_features, in_features)).astype(np.uint8)
     codes[codes == 127] = 0
     rows, group = stored.rows or out_features, stored.group or in_features
@@ -108,8 +125,26 @@ def _random_floats(
     kept, scales = _kept(scales, stored.scale)
     spread = np.repeat(np.repeat(scales, rows, axis=0), group, axis=1)[:out_features, :in_features]
     weights = e4m3()[codes].astype(np.float64) * spread.astype(np.float64)
-    name = ".weight_scale" if stored.method == "float" else ".weight_scale_inv"
+    name = ".weight_scale_inv" if stored.method == "fp8" else ".weight_scale"
     return {".weight": codes.view(_E4M3), name: kept if kept.size > 1 else kept.reshape(-1)}, weights
+
+
+def _random_nvfp4(
+    stored: Stored, out_features: int, in_features: int, rng: np.random.Generator
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
+    codes = rng.integers(0, 16, (out_features, in_features)).astype(np.uint8)
+    scales = rng.integers(40, 127, (out_features, in_features // 16)).astype(np.uint8)
+    factor = np.float32(1 / 4000 if stored.rounds else 1 / 4096)
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    weights = np.where(codes < 8, 1, -1) * values[codes & 7] * np.repeat(e4m3()[scales], 16, axis=1) * float(factor)
+    packed_codes, packed_scales = codes[:, 0::2] | codes[:, 1::2] << 4, scales.view(_E4M3)
+    if stored.method == "modelopt":
+        return {".weight": packed_codes, ".weight_scale": packed_scales, ".weight_scale_2": np.array(factor)}, weights
+    whole = np.array([1 / factor], np.float32)
+    return {
+        ".weight_packed": packed_codes, ".weight_scale": packed_scales, ".weight_global_scale": whole,
+        ".input_global_scale": whole,
+    }, weights  # fmt: skip
 
 
 def _kept(scales: NDArray[np.float64], kind: str) -> tuple[NDArray[Any], NDArray[Any]]:

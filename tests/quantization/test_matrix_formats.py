@@ -12,15 +12,15 @@ from realizar.models.registry import build_spec
 from realizar.quantization.tensors import matrix_format
 
 
-@pytest.mark.parametrize("method", ["hqq", "bitsandbytes", "modelopt"])
+@pytest.mark.parametrize("method", ["hqq", "bitsandbytes", "quark"])
 @pytest.mark.parametrize("is_inner", [False, True])
 def test_methods_that_nothing_reads_are_refused_by_name(method: str, is_inner: bool) -> None:
     """Before anything else of the model is read, in a multi-modal model's text too."""
     config: dict[str, Any] = {"quantization_config": {"quant_method": method, "bits": 4}}
     message = (
         rf"^tiny.config\.json: key 'quantization_config\.quant_method': weights quantised by '{method}' are not"
-        r" supported \(supported in safetensors: float weights, awq, compressed-tensors, fp8, gptq, mxfp4; quantised"
-        r" models run from GGUF files\)$"
+        r" supported \(supported in safetensors: float weights, awq, compressed-tensors, fp8, gptq, modelopt, mxfp4;"
+        r" quantised models run from GGUF files\)$"
     )
     with pytest.raises(UnsupportedModelError, match=message):
         build_spec(config_checkpoint({"text_config": config} if is_inner else config))

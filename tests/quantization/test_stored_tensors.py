@@ -27,8 +27,11 @@ FORMS = [
     Stored("unpacked", bits=8, symmetric=True, group=0), Stored("unpacked", bits=8, group=64, symmetric=True),
     Stored("fp8", scale="float32"), Stored("fp8", scale="bfloat16"), Stored("fp8", group=0, rows=0),
     Stored("float", group=0, rows=1, scale="bfloat16"), Stored("float", group=0, rows=0, scale="float32"),
-    Stored("float", scale="float32"), Stored("float", group=0, rows=1),
+    Stored("float", scale="float32"), Stored("float", group=0, rows=1), Stored("nvfp4"),
+    Stored("nvfp4", scale="float32"), Stored("modelopt"), Stored("modelopt", scale="float32"),
+    Stored("modelopt", bits=8, group=0, rows=0, scale="float32"),
 ]  # fmt: skip
+_E4M3 = np.dtype("V1")
 NAME = "model.layers.1.mlp.down_proj"
 
 
@@ -40,7 +43,7 @@ def opened(folder: Path, stored: Stored, tensors: dict[str, NDArray[Any]]) -> Ch
 @pytest.mark.parametrize("stored", FORMS, ids=str)
 @pytest.mark.parametrize("shape", [(64, 256), (24, 384)], ids=str)
 def test_weights(stored: Stored, shape: tuple[int, int], tmp_path: Path) -> None:
-    """Exact, whole and in runs that begin and end within a word; scales of float32 are rounded to halves."""
+    """Exact, whole and in runs that begin and end within a word, but for scales that become halves."""
     tensors, weights = random_matrix(stored, *shape, np.random.default_rng(3))
     checkpoint, name = opened(tmp_path, stored, tensors), f"{NAME}.weight"
     assert set(stored_names(checkpoint, name)) == set(checkpoint.tensors)
@@ -48,7 +51,7 @@ def test_weights(stored: Stored, shape: tuple[int, int], tmp_path: Path) -> None
     source = tensor_source(checkpoint, name)
     assert source.layout == tensor_layout(checkpoint, name)
     assert source.raw is None
-    most = 2**-11 * np.abs(weights).max() if stored.scale == "float32" else 0.0
+    most = 2**-11 * np.abs(weights).max() if stored.rounds else 0.0
     same = partial(np.testing.assert_allclose, rtol=0, atol=most)
     same(source.dequantize(), weights.astype(np.float32))
     same(source.read(3, 21), weights[3:21].astype(np.float32))
@@ -97,6 +100,17 @@ def test_scales_that_are_not_finite_are_refused(method: str, tmp_path: Path) -> 
         (Stored("fp8"), ".weight", np.zeros((64, 256), np.uint8), "is of type U8, and not F8_E4M3"),
         (Stored("fp8"), ".weight_scale_inv", np.zeros((1, 3), np.float32), r"\(1, 3\), and the weights \(64, 256\)"),
         (Stored("fp8"), ".weight_scale_inv", np.zeros((1, 2), np.uint8), "is of type U8, and not of floats"),
+        (Stored("nvfp4"), ".weight_packed", np.zeros((64, 128), np.int8), "is of type I8, and not U8"),
+        (Stored("nvfp4"), ".weight_scale", np.zeros((64, 16), np.uint8), "is of type U8, and not F8_E4M3"),
+        (Stored("nvfp4"), ".weight_global_scale", np.zeros(1, np.float32), "is 0.0, and not a finite number above 0"),
+        (Stored("nvfp4"), ".weight_global_scale", np.ones(2, np.float32), r"shape \(2,\), and not one number of F32"),
+        (
+            Stored("modelopt"),
+            ".weight_scale_2",
+            np.array(np.nan, np.float32),
+            "is nan, and not a finite number above 0",
+        ),
+        (Stored("modelopt"), ".weight_scale", np.zeros((64, 9), _E4M3), r"\(64, 9\), and not \(64, 16\)"),
         (Stored("float"), ".weight_scale", np.zeros((32, 1), np.float16), r"\(32, 1\), and the weights \(64, 256\)"),
     ],
 )
@@ -171,7 +185,9 @@ def test_zeros_beside_the_middle_are_refused_where_the_file_says_that_there_are_
         (Stored("gptq"), {"checkpoint_format": "marlin"}, r"checkpoint_format': unsupported value 'marlin'"),
         (Stored("gptq"), {"is_marlin_format": True}, r"is_marlin_format': unsupported value True"),
         (Stored("gptq"), {"pack_dtype": "int16"}, r"pack_dtype': unsupported value 'int16'"),
-        (Stored("packed"), {"format": "nvfp4-pack-quantized"}, "of 'nvfp4-pack-quantized'; weights of float-quantized"),
+        (Stored("packed"), {"format": "mxfp4-pack-quantized"}, "of 'mxfp4-pack-quantized'; weights of float-quantized"),
+        (Stored("modelopt"), {"quant_algo": "MIXED_PRECISION"}, "quant_algo': unsupported value 'MIXED_PRECISION'"),
+        (Stored("modelopt"), {"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo': unsupported value 'FP8'"),
         (Stored("fp8"), {"fmt": "e5m2"}, r"fmt': unsupported value 'e5m2'"),
         (Stored("fp8"), {"weight_block_size": [1, 32]}, r"weight_block_size': unsupported value \[1, 32\]"),
         (Stored("fp8"), {"store_dtype": "e4m3"}, r"store_dtype': unknown"),
@@ -181,7 +197,7 @@ def test_zeros_beside_the_middle_are_refused_where_the_file_says_that_there_are_
         (
             Stored("packed"),
             {"config_groups": {"a": {"weights": {"type": "float", "num_bits": 8, "strategy": "group"}}}},
-            r"config_groups': a has weights of type float, 8 bits and strategy group: integers of 4 and 8 bits",
+            r"config_groups': a has weights of type float, 8 bits and strategy group: integers by group or",
         ),
     ],
 )

@@ -1,11 +1,17 @@
-"""Floats of eight bits (e4m3) with a scale a tensor, an out_feature or a block, as safetensors store them. numpy only.
+"""Floats of eight bits (e4m3) and of four (NVFP4) with their scales, as safetensors store them. numpy only.
 
-A weight is `scale * number`. `weight` [out_features, in_features] has the numbers; `weight_scale_inv`, or
-`weight_scale` of compressed-tensors, the scales, whose shape tells what shares one: all, with one scale; an
-out_feature, [out_features] or [out_features, 1]; a block, [out_features / 128, in_features / 128], rounded up.
+- e4m3: a weight is `scale * number`. `weight` [out_features, in_features] has the numbers; `weight_scale_inv` of `fp8`,
+  or `weight_scale`, the scales, whose shape tells what shares one: all, with one scale; an out_feature, [out_features]
+  or [out_features, 1]; a block, [out_features / 128, in_features / 128], rounded up.
+- NVFP4: a weight is `scale * number`, and a scale one of 16 columns, in e4m3, times that of the matrix. `weight_packed`
+  of compressed-tensors, whose `weight_global_scale` [1] is what that scale divides by, or `weight` of ModelOpt, whose
+  `weight_scale_2` [] is what multiplies: uint8 [out_features, in_features / 2], the lower half of a byte first; and
+  `weight_scale` [out_features, in_features / 16]. Scales are rounded to float16.
+
 Activations stay as they are: a scale of inputs that a file holds is not read.
 
-Sources: transformers' `finegrained_fp8`, compressed-tensors' `naive_quantized`.
+Sources: transformers' `finegrained_fp8`; compressed-tensors' `naive_quantized`, `nvfp4_quantized`; ModelOpt's
+`nvfp4_tensor`.
 """
 
 from __future__ import annotations
@@ -22,6 +28,8 @@ from numpy.typing import NDArray
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.naming import shown
 from realizar.errors import UnsupportedModelError
+from realizar.quantization.fields import bit_fields
+from realizar.quantization.ggml_layouts import NVFP4
 from realizar.quantization.layout import Codebook, WeightLayout
 from realizar.quantization.microscaling import e4m3
 from realizar.quantization.parts import (
@@ -30,6 +38,7 @@ from realizar.quantization.parts import (
     PartsFormat,
     PartsSource,
     array_of,
+    check_shape,
     floats_of,
     matrix_shape,
     wrong,
@@ -38,6 +47,7 @@ from realizar.quantization.planes import Planes
 from realizar.quantization.source import MatrixSource
 
 E4M3 = Codebook("e4m3", 256, 1, e4m3, floats=True)
+_NVFP4 = replace(NVFP4, name="NVFP4 by float16", block_size=16, block_bytes=10, scale="f16")
 _BLOCK = 128
 _NAN = np.uint8(0x7F)
 _SCALES = (".weight_scale_inv", ".weight_scale")
@@ -97,6 +107,33 @@ class _FloatSource(PartsSource):
         return codes
 
 
+def nvfp4_source(name: str, parts: Parts) -> MatrixSource:
+    """The matrix of `codes`, `scales` and a `divisor` or `factor`; raises as `MatrixFormat.source` does."""
+    codes, scales = parts["codes"], parts["scales"]
+    out_features, halved = matrix_shape(codes, "U8")
+    check_shape(scales, (out_features, halved // 8), "F8_E4M3")
+    whole = parts["divisor" if "divisor" in parts else "factor"]
+    if math.prod(whole.shape) != 1 or whole.dtype != "F32":
+        raise wrong(whole, f"is of type {whole.type_name} and shape {whole.shape}, and not one number of F32")
+    factor = float(array_of(whole, "<f4").reshape(()))
+    if not math.isfinite(factor) or factor <= 0:
+        raise wrong(whole, f"is {factor}, and not a finite number above 0")
+    return _Nvfp4Source((out_features, 2 * halved), name, parts, 1 / factor if "divisor" in parts else factor)
+
+
+class _Nvfp4Source(PartsSource):
+    def __init__(self, shape: tuple[int, int], name: str, parts: Parts, factor: float) -> None:
+        super().__init__(_NVFP4, *shape, name, parts)
+        self._factor = np.float32(factor)
+
+    def planes(self, start: int, stop: int) -> Planes:
+        codes = array_of(self.parts["codes"], np.uint8)[start:stop]
+        scales = e4m3()[array_of(self.parts["scales"], np.uint8)[start:stop]] * (self._factor / 2)  # codes are doubled
+        with np.errstate(over="ignore"):  # what becomes infinite is refused
+            halves = scales.astype(np.float16).astype(np.float32)
+        return Planes(self.layout, bit_fields(codes, 4, 1), halves)
+
+
 class Fp8Tensors(PartsFormat):
     """The method `fp8`."""
 
@@ -123,3 +160,32 @@ class Fp8Tensors(PartsFormat):
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
         return float_source(name, self.parts(checkpoint, name))
+
+
+class ModelOptTensors(PartsFormat):
+    """The method `modelopt` of matrices in FP8, with a scale a tensor, and in NVFP4."""
+
+    known = frozenset({
+        "config_groups", "exclude_modules", "group_size", "ignore", "kv_cache_quant_algo", "kv_cache_scheme",
+        "producer", "quant_algo",
+    })  # fmt: skip
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        super().__init__(config, path)
+        for key in ("kv_cache_quant_algo", "kv_cache_scheme"):
+            if config.get(key):
+                raise self.unsupported(key)
+        if config.get("quant_algo") not in ("FP8", "NVFP4"):
+            raise self.unsupported("quant_algo")
+
+    def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
+        codes = checkpoint.tensors.get(f"{base}.weight")
+        if f"{base}.weight_scale" not in checkpoint.tensors and (codes is None or codes.ggml_type is not None):
+            return {}
+        factor = {"factor": ".weight_scale_2"} if codes is not None and codes.dtype == "U8" else {}
+        inputs = {"inputs": ".input_scale"} if f"{base}.input_scale" in checkpoint.tensors else {}
+        return {"codes": ".weight", "scales": ".weight_scale", **factor, **inputs}
+
+    def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
+        parts = self.parts(checkpoint, name)
+        return nvfp4_source(name, parts) if "factor" in parts else float_source(name, parts)

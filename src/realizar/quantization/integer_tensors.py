@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.quantization.float_tensors import float_source
+from realizar.quantization.float_tensors import float_source, nvfp4_source
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.parts import (
     GROUPS,
@@ -45,9 +45,10 @@ from realizar.quantization.source import MatrixSource
 
 _WORD_BITS = 32
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+_COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized")
 _STRATEGIES: Mapping[Any, tuple[str, ...]] = {
     ("int", 4): ("group", "channel"), ("int", 8): ("group", "channel"), ("float", 8): ("tensor", "channel", "block"),
+    ("float", 4): ("tensor_group",),
 }  # fmt: skip
 """Of compressed-tensors, by type and bits."""
 
@@ -252,7 +253,7 @@ class GptqTensors(PartsFormat):
 
 
 class CompressedTensors(PartsFormat):
-    """The method `compressed-tensors` in its formats of integers and of e4m3; activations stay as they are."""
+    """The method `compressed-tensors` in its formats of integers, e4m3 and NVFP4; activations stay as they are."""
 
     known = frozenset({
         "config_groups", "format", "ignore", "kv_cache_scheme", "quantization_status", "global_compression_ratio",
@@ -282,7 +283,7 @@ class CompressedTensors(PartsFormat):
         kind, bits, strategy = (weights.get(key) for key in ("type", "num_bits", "strategy"))
         if strategy not in _STRATEGIES.get((kind, bits), ()):
             reason = f"{number} has weights of type {kind}, {bits} bits and strategy {strategy}"
-            known = "integers of 4 and 8 bits by group or channel, floats of 8 by tensor, channel or block"
+            known = "integers by group or channel, floats of 8 bits by tensor, channel or block, NVFP4"
             raise self.unsupported("config_groups", f"{reason}: {known} are read")
         if kind == "int" and isinstance(inputs, Mapping) and (inputs.get("type") != kind or not inputs.get("dynamic")):
             reason = f"{number} has inputs of type {inputs.get('type')} that are not rounded as they come"
@@ -292,8 +293,14 @@ class CompressedTensors(PartsFormat):
         if f"{base}.weight_scale" not in checkpoint.tensors:
             return {}
         packed = f"{base}.weight" not in checkpoint.tensors
-        own = {"codes": ".weight_packed", "shape": ".weight_shape"} if packed else {"codes": ".weight"}
-        others = {"zeros": ".weight_zero_point", "order": ".weight_g_idx", "inputs": ".input_scale"}
+        own = {"codes": ".weight_packed" if packed else ".weight"}
+        if packed:
+            whole = f"{base}.weight_global_scale" in checkpoint.tensors
+            own |= {"divisor": ".weight_global_scale"} if whole else {"shape": ".weight_shape"}
+        others = {
+            "zeros": ".weight_zero_point", "order": ".weight_g_idx", "inputs": ".input_scale",
+            "all inputs": ".input_global_scale",
+        }  # fmt: skip
         there = {part: suffix for part, suffix in others.items() if base + suffix in checkpoint.tensors}
         return {**own, "scales": ".weight_scale", **there}
 
@@ -302,6 +309,8 @@ class CompressedTensors(PartsFormat):
         codes, scales, zeros = parts["codes"], parts["scales"], parts.get("zeros")
         if codes.dtype == "F8_E4M3":
             return float_source(name, parts)
+        if "divisor" in parts:
+            return nvfp4_source(name, parts)
         if "shape" in parts:
             out_features, words = matrix_shape(codes, "I32")
             bits = self._packed_bits(parts["shape"], words)

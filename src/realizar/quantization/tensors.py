@@ -16,7 +16,7 @@ from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.quantization.block_source import BlockSource, CopiedSource, Pages
-from realizar.quantization.float_tensors import Fp8Tensors
+from realizar.quantization.float_tensors import Fp8Tensors, ModelOptTensors
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 from realizar.quantization.integer_tensors import AwqTensors, CompressedTensors, GptqTensors
 from realizar.quantization.layout import WeightLayout
@@ -147,7 +147,7 @@ def _transposed_source(stored: StoredTensor, index: int) -> CopiedSource:
 
 MATRIX_FORMATS: dict[str, type[MatrixFormat]] = {
     "awq": AwqTensors, "compressed-tensors": CompressedTensors, "fp8": Fp8Tensors, "gptq": GptqTensors,
-    "mxfp4": Mxfp4Tensors,
+    "modelopt": ModelOptTensors, "mxfp4": Mxfp4Tensors,
 }  # fmt: skip
 """The format of each `quant_method`."""
 

@@ -57,6 +57,7 @@ def test_a_whole_model(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         Stored("awq"), Stored("gptq", group=32), Stored("gptq", symmetric=True, group=0), Stored("packed", group=32),
         Stored("packed", symmetric=True, scale="bfloat16"), Stored("packed", bits=8, group=64, symmetric=True),
         Stored("unpacked", bits=8, symmetric=True, group=0), Stored("fp8"), Stored("float", group=0, rows=0),
+        Stored("nvfp4"),
     ],
     ids=str,
 )  # fmt: skip
@@ -107,6 +108,6 @@ def test_methods_and_parameters_are_refused_by_name(tmp_path: Path, monkeypatch:
     write_config(tmp_path, quant_method="hqq")
     with pytest.raises(
         UnsupportedModelError,
-        match=r"quantised by 'hqq' .*in safetensors: float weights, awq, .*, fp8, gptq, grouped, mxfp4;",
+        match=r"quantised by 'hqq' .*in safetensors: float weights, awq, .*, fp8, gptq, grouped, modelopt, mxfp4;",
     ):
         check(tmp_path)

@@ -24,9 +24,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize(
     "stored",
-    [Stored("awq"), Stored("packed", symmetric=True), Stored("fp8", scale="float32"), Stored("float", group=0, rows=1)],
+    [
+        Stored("awq"), Stored("packed", symmetric=True), Stored("fp8", scale="float32"),
+        Stored("float", group=0, rows=1), Stored("nvfp4"),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_logits(stored: Stored, batch_invariant: bool, tmp_path: Path) -> None:
     write_model(tmp_path, stored)
     checkpoint = open_checkpoint(tmp_path)
