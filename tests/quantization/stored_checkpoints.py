@@ -1,4 +1,4 @@
-"""Matrices as AWQ, GPTQ, compressed-tensors and `fp8` store them, from their descriptions; a tiny Llama."""
+"""Matrices as AWQ, GPTQ, compressed-tensors and others store them, from their descriptions; tiny models of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ CONFIG: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": LAYERS, "max_position_embeddings": 64, "hidden_size": HIDDEN,
     "intermediate_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": HEAD,
     "rms_norm_eps": 1e-5, "vocab_size": VOCABULARY, "hidden_act": "silu", "tie_word_embeddings": False,
+}  # fmt: skip
+EXPERTS = 4
+MIXTURE: dict[str, Any] = CONFIG | {
+    "model_type": "qwen3_moe", "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH,
+    "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
 _E4M3 = np.dtype("V1")
 _DTYPES = {
@@ -180,8 +185,11 @@ def _tensors(stored: Stored, codes: NDArray[Any], zeros: NDArray[Any], scales: N
     return own if stored.symmetric else own | {".weight_zero_point": (zeros - 128).astype(np.int8)}
 
 
-def write_model(folder: Path, stored: Stored) -> dict[str, NDArray[np.float64]]:
-    """A Llama whose layers' matrices are stored so. Returns their weights, by the names that they would have."""
+def write_model(folder: Path, stored: Stored, *, mixture: bool = False) -> dict[str, NDArray[np.float64]]:
+    """A Llama, or a Qwen3 of experts, whose layers' matrices are stored so.
+
+    Returns their weights, by the names that they would have.
+    """
     rng, weights = np.random.default_rng(5), {}
     tensors: dict[str, NDArray[Any]] = {
         "model.embed_tokens.weight": rng.standard_normal((VOCABULARY, HIDDEN)).astype(np.float16),
@@ -191,20 +199,27 @@ def write_model(folder: Path, stored: Stored) -> dict[str, NDArray[np.float64]]:
     shapes = {
         "self_attn.q_proj": (HEADS * HEAD, HIDDEN), "self_attn.k_proj": (2 * HEAD, HIDDEN),
         "self_attn.v_proj": (2 * HEAD, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
-        "mlp.gate_proj": (WIDTH, HIDDEN), "mlp.up_proj": (WIDTH, HIDDEN), "mlp.down_proj": (HIDDEN, WIDTH),
     }  # fmt: skip
+    for part in [f"mlp.experts.{expert}" for expert in range(EXPERTS)] if mixture else ["mlp"]:
+        shapes |= {f"{part}.gate_proj": (WIDTH, HIDDEN), f"{part}.up_proj": (WIDTH, HIDDEN)}
+        shapes[f"{part}.down_proj"] = HIDDEN, WIDTH
     for layer in range(LAYERS):
         base = f"model.layers.{layer}"
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{base}.{norm}.weight"] = rng.uniform(0.8, 1.2, HIDDEN).astype(np.float32)
+        if mixture:
+            tensors |= {f"{base}.self_attn.{each}_norm.weight": np.ones(HEAD, np.float32) for each in "qk"}
+            tensors[f"{base}.mlp.gate.weight"] = rng.standard_normal((EXPERTS, HIDDEN)).astype(np.float16)
         for name, shape in shapes.items():
             made, weights[f"{base}.{name}.weight"] = random_matrix(stored, *shape, rng)
             tensors |= {f"{base}.{name}{suffix}": array for suffix, array in made.items()}
-    write_checkpoint(folder, tensors, stored.config)
+    write_checkpoint(folder, tensors, stored.config, MIXTURE if mixture else CONFIG)
     return weights
 
 
-def write_checkpoint(folder: Path, tensors: dict[str, NDArray[Any]], method: dict[str, Any]) -> None:
+def write_checkpoint(
+    folder: Path, tensors: dict[str, NDArray[Any]], method: dict[str, Any], config: dict[str, Any] = CONFIG
+) -> None:
     """Arrays of uint16 are the bits of bfloat16."""
     header: dict[str, Any] = {}
     size = 0
@@ -216,4 +231,4 @@ def write_checkpoint(folder: Path, tensors: dict[str, NDArray[Any]], method: dic
     text = json.dumps(header).encode()
     data = b"".join(array.tobytes() for array in tensors.values())
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": method}), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": method}), encoding="utf-8")

@@ -33,10 +33,10 @@ def check_whole_model(folder: Path, weights: Mapping[str, NDArray[np.float64]]) 
     tensors = load_tensors(spec, checkpoint)
     for name, place in spec.tensors.items():
         if place.name in weights:
-            whole = weights[place.name]
-            rows = whole[place.first_out_feature :][: place.shape[0]]
-            np.testing.assert_allclose(tensors[name], rows, rtol=1e-6, atol=1e-7)
-    assert {place.name for place in spec.tensors.values()} >= weights.keys()
+            parts = [weights[each][place.first_out_feature :][: place.shape[-2]] for each in place.names]
+            expected = np.stack(parts) if place.stack else parts[0]
+            np.testing.assert_allclose(tensors[name], expected, rtol=1e-6, atol=1e-7)
+    assert {name for place in spec.tensors.values() for name in place.names} >= weights.keys()
     runner = Runner(spec, checkpoint, CONFIG)
     ids = [int(each) for each in np.random.default_rng(1).integers(0, VOCABULARY, 19)]
     found, expected = runner.logits(ids, (14, 3)), ReferenceModel(spec, tensors, np.float64).logits(ids)
@@ -63,6 +63,10 @@ def test_a_whole_model(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 )  # fmt: skip
 def test_a_whole_model_of_stored_tensors(stored: Stored, tmp_path: Path) -> None:
     check_whole_model(tmp_path, write_model(tmp_path, stored))
+
+
+def test_a_whole_mixture_of_stored_tensors(tmp_path: Path) -> None:
+    check_whole_model(tmp_path, write_model(tmp_path, Stored("fp8"), mixture=True))
 
 
 def check(folder: Path) -> None:

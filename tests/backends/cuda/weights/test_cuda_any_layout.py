@@ -15,6 +15,7 @@ if torch.cuda.is_available():
     pytest.skip("interpreted only where there is no GPU", allow_module_level=True)
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
+from backends.cuda.matmul.packed_experts import run_packed_experts  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from backends.grouped_format import write_grouped_model  # noqa: E402
 from backends.grouped_source import exact_weights, grouped_layout, grouped_model, grouped_source  # noqa: E402
@@ -92,8 +93,8 @@ def check_stored(folder: Path, weights: Mapping[str, NDArray[np.float64]], *, pl
     tensors = load_tensors(spec, checkpoint)
     runner = GPURunner(spec, checkpoint, CONFIG)
     check_logits(runner, ReferenceModel(spec, tensors, np.float64))
-    down = "model.layers.1.mlp.down_proj.weight"
-    np.testing.assert_allclose(tensors[down], weights[down], rtol=1e-6, atol=1e-7)
+    name = "model.layers.1.self_attn.o_proj.weight"
+    np.testing.assert_allclose(tensors[name], weights[name], rtol=1e-6, atol=1e-7)
     plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"), 1 << 30)
     assert not plans or plan.weight_bytes == runner.capacity.weight_bytes
     runner.close()
@@ -122,6 +123,12 @@ def test_a_model_of_stored_tensors(
     if packed:
         run_packed(monkeypatch)
     check_stored(tmp_path, write_model(tmp_path, stored), plans=packed)
+
+
+def test_a_mixture_of_stored_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_packed(monkeypatch)
+    run_packed_experts(monkeypatch)
+    check_stored(tmp_path, write_model(tmp_path, Stored("fp8"), mixture=True), plans=True)
 
 
 def test_a_model_in_a_layout_that_no_kernel_expresses_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
