@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quantization.stored_checkpoints import Stored, write_model
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 
@@ -39,6 +40,13 @@ def test_a_real_model_runs_and_shows_everything(realizar: Callable[..., Any], sm
     assert "blk.29.ffn_down.weight" in text
     assert "llama.block_count = 30" in text
     assert "<|im_start|>" in text
+
+
+def test_quantised_safetensors_say_their_method(realizar: Callable[..., Any], tmp_path: Path) -> None:
+    write_model(tmp_path, Stored("fp8"))
+    assert "quantised     by fp8: matrices 14 of E4M3 by 128, 1 of F16\n" in realizar("inspect", tmp_path).stdout
+    record = inspected(realizar, tmp_path)
+    assert (record["quantised_by"], record["layouts"]) == ("fp8", {"E4M3 by 128": 14, "F16": 1})
 
 
 def test_a_vocabulary_alone_will_not_run(realizar: Callable[..., Any], vocabulary_only: Path) -> None:

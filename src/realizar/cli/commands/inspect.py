@@ -78,11 +78,14 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
 class KnownWeights:
     """A model's numbers of parameters, and the bytes of weights that a token reads, as stored.
 
-    `gpu_reason` says why no GPU runs it; None if one may.
+    `layouts` are those of its matrices, with the number of each; `method` is that of a safetensors folder's quantised
+    ones, None where all are plain. `gpu_reason` says why no GPU runs it; None if one may.
     """
 
     parameters: ParameterCounts
     token_bytes: int
+    layouts: dict[str, int]
+    method: str | None
     gpu_reason: str | None
 
 
@@ -94,15 +97,20 @@ def known_weights(checkpoint: Checkpoint) -> KnownWeights | None:
     from realizar.models.check_tensors import check_tensors
     from realizar.models.parameters import count_parameters, size_of_token
     from realizar.models.registry import build_spec
+    from realizar.quantization.tensors import matrix_format
 
     try:
         spec = build_spec(checkpoint, None)
         check_tensors(spec, checkpoint)
         tensors = WeightTensors(spec, checkpoint)
         sizes = {matrix.weight: tensors.size_bytes(matrix.weight) for matrix in spec.matrices()}
+        layouts = Counter(tensors.layout(matrix.weight).name for matrix in spec.matrices())
+        stored = matrix_format(checkpoint)
     except (CheckpointError, UnsupportedModelError):
         return None
-    return KnownWeights(count_parameters(spec), size_of_token(spec, sizes), refusal(spec, "cuda"))
+    method = None if stored is None else str(stored.config["quant_method"])
+    size = size_of_token(spec, sizes)
+    return KnownWeights(count_parameters(spec), size, dict(layouts.most_common()), method, refusal(spec, "cuda"))
 
 
 def has_block(checkpoint: Checkpoint) -> bool:
@@ -171,6 +179,8 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
         "runs": reason is None,
         "reason": reason,
         "gpu_reason": None if weights is None else weights.gpu_reason,
+        "quantised_by": None if weights is None else weights.method,
+        "layouts": None if weights is None else weights.layouts,
         "next_token_block": has_block(checkpoint),
         "types": element_types(checkpoint),
         "metadata": _jsonable(dict(checkpoint.metadata)),
@@ -206,6 +216,9 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
     if weights is not None:
         read = f"a token reads {format_bytes(weights.token_bytes)} of weights"
         known.append(f"parameters    {parameters_text(weights.parameters)}; {read}")
+        if weights.method is not None:
+            held = ", ".join(f"{count} of {name}" for name, count in weights.layouts.items())
+            known.append(f"quantised     by {printable(weights.method)}: matrices {held}")
     lines = [
         f"file          {printable(checkpoint.path)}",
         f"format        {checkpoint.format}",
