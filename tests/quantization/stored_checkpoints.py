@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -185,8 +187,11 @@ def _tensors(stored: Stored, codes: NDArray[Any], zeros: NDArray[Any], scales: N
     return own if stored.symmetric else own | {".weight_zero_point": (zeros - 128).astype(np.int8)}
 
 
-def write_model(folder: Path, stored: Stored, *, mixture: bool = False) -> dict[str, NDArray[np.float64]]:
-    """A Llama, or a Qwen3 of experts, whose layers' matrices are stored so.
+def write_model(
+    folder: Path, stored: Stored, *, mixture: bool = False, more: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+    **method: Any,
+) -> dict[str, NDArray[np.float64]]:  # fmt: skip
+    """A Llama, or a Qwen3 of experts, whose layers' matrices are stored so, `more` tensors and keys of the `method`.
 
     Returns their weights, by the names that they would have.
     """
@@ -195,6 +200,7 @@ def write_model(folder: Path, stored: Stored, *, mixture: bool = False) -> dict[
         "model.embed_tokens.weight": rng.standard_normal((VOCABULARY, HIDDEN)).astype(np.float16),
         "lm_head.weight": (rng.standard_normal((VOCABULARY, HIDDEN)) / 11).astype(np.float16),
         "model.norm.weight": np.ones(HIDDEN, np.float32),
+        **more,
     }
     shapes = {
         "self_attn.q_proj": (HEADS * HEAD, HIDDEN), "self_attn.k_proj": (2 * HEAD, HIDDEN),
@@ -213,7 +219,7 @@ def write_model(folder: Path, stored: Stored, *, mixture: bool = False) -> dict[
         for name, shape in shapes.items():
             made, weights[f"{base}.{name}.weight"] = random_matrix(stored, *shape, rng)
             tensors |= {f"{base}.{name}{suffix}": array for suffix, array in made.items()}
-    write_checkpoint(folder, tensors, stored.config, MIXTURE if mixture else CONFIG)
+    write_checkpoint(folder, tensors, stored.config | method, MIXTURE if mixture else CONFIG)
     return weights
 
 

@@ -187,11 +187,10 @@ def test_zeros_beside_the_middle_are_refused_where_the_file_says_that_there_are_
         (Stored("gptq"), {"pack_dtype": "int16"}, r"pack_dtype': unsupported value 'int16'"),
         (Stored("packed"), {"format": "mxfp4-pack-quantized"}, "of 'mxfp4-pack-quantized'; weights of float-quantized"),
         (Stored("modelopt"), {"quant_algo": "MIXED_PRECISION"}, "quant_algo': unsupported value 'MIXED_PRECISION'"),
-        (Stored("modelopt"), {"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo': unsupported value 'FP8'"),
         (Stored("fp8"), {"fmt": "e5m2"}, r"fmt': unsupported value 'e5m2'"),
         (Stored("fp8"), {"weight_block_size": [1, 32]}, r"weight_block_size': unsupported value \[1, 32\]"),
         (Stored("fp8"), {"store_dtype": "e4m3"}, r"store_dtype': unknown"),
-        (Stored("packed"), {"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme': unsupported value"),
+        (Stored("packed"), {"sparsity_config": {"format": "dense"}}, r"sparsity_config': unsupported value"),
         (Stored("packed", bits=8), {"config_groups": {}}, r"config_groups': missing, or no object of objects"),
         (Stored("packed"), {"config_groups": {"a": {}}}, r"config_groups\.a\.weights': missing"),
         (
@@ -207,6 +206,25 @@ def test_parameters_are_refused_by_name(stored: Stored, changes: dict[str, Any],
     write_checkpoint(tmp_path, named, {**stored.config, **changes})
     with pytest.raises((UnsupportedModelError, CheckpointError), match=message):
         build_spec(open_checkpoint(tmp_path))
+
+
+def test_scales_of_a_cache_in_fp8_are_known_and_not_read(tmp_path: Path) -> None:
+    stored, scale = Stored("float", group=0, rows=1), np.ones(1, np.float32)
+    attention = "model.layers.1.self_attn"
+    places = (
+        f"{attention}.k_scale",
+        f"{attention}.v_scale",
+        f"{attention}.k_proj.k_scale",
+        f"{attention}.v_proj.v_scale",
+    )
+    write_model(tmp_path, stored, more=dict.fromkeys(places, scale), kv_cache_scheme={"num_bits": 8, "type": "float"})
+    checkpoint = open_checkpoint(tmp_path)
+    check_tensors(build_spec(checkpoint), checkpoint)
+    assert tensor_shape(checkpoint, f"{attention}.k_proj.weight") == (64, 128)
+    write_model(tmp_path, stored, more={f"{attention}.o_proj.k_scale": scale})
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"unexpected model\.layers\.1\.self_attn\.o_proj\.k_scale"):
+        check_tensors(build_spec(checkpoint), checkpoint)
 
 
 @pytest.mark.parametrize("stored", FORMS, ids=str)

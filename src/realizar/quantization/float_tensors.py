@@ -8,7 +8,7 @@
   `weight_scale_2` [] is what multiplies: uint8 [out_features, in_features / 2], the lower half of a byte first; and
   `weight_scale` [out_features, in_features / 16]. Scales are rounded to float16.
 
-Activations stay as they are: a scale of inputs that a file holds is not read.
+Activations, keys and values stay as they are: scales of them that a file holds are not read.
 
 Sources: transformers' `finegrained_fp8`; compressed-tensors' `naive_quantized`, `nvfp4_quantized`; ModelOpt's
 `nvfp4_tensor`.
@@ -172,9 +172,6 @@ class ModelOptTensors(PartsFormat):
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         super().__init__(config, path)
-        for key in ("kv_cache_quant_algo", "kv_cache_scheme"):
-            if config.get(key):
-                raise self.unsupported(key)
         if config.get("quant_algo") not in ("FP8", "NVFP4"):
             raise self.unsupported("quant_algo")
 

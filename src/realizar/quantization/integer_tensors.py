@@ -262,7 +262,7 @@ class CompressedTensors(PartsFormat):
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
         super().__init__(config, path)
-        for key in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        for key in ("sparsity_config", "transform_config"):
             if config.get(key):
                 raise self.unsupported(key)
         groups = config.get("config_groups")

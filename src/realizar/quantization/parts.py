@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,10 @@ class PartsFormat(MatrixFormat):
 
     def tensors(self, checkpoint: Checkpoint, name: str) -> Sequence[str]:
         base = name.removesuffix(".weight")
-        names = {part: base + suffix for part, suffix in self.suffixes(checkpoint, base).items()}
-        return tuple(names.values()) if names and any(each in checkpoint.tensors for each in names.values()) else ()
+        names = [base + suffix for suffix in self.suffixes(checkpoint, base).values()]
+        if not any(each in checkpoint.tensors for each in names):
+            return ()
+        return *names, *(each for each in _cache_scales(base) if each in checkpoint.tensors)
 
     def parts(self, checkpoint: Checkpoint, name: str) -> Parts:
         base = name.removesuffix(".weight")
@@ -67,6 +69,13 @@ class PartsFormat(MatrixFormat):
         value = self.config.get(key)
         reason = why or (f"unsupported value {value!r:.40}" if key in self.known else "unknown")
         return UnsupportedModelError(f"{self.path}: key 'quantization_config.{key}': {reason}")
+
+
+def _cache_scales(base: str) -> Iterator[str]:
+    """Names that scales of a cache in FP8 have beside the matrix of keys or values; the cache keeps its own type."""
+    attention, _, part = base.rpartition(".")
+    if part in ("k_proj", "v_proj"):
+        yield from (f"{place}.{part[0]}_scale" for place in (base, attention))
 
 
 def array_of(stored: StoredTensor, dtype: Any) -> Any:
