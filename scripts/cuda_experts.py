@@ -1,7 +1,8 @@
 """Times the grouped matmuls over experts on a GPU, in graphs: `python scripts/cuda_experts.py --rows 16,64,256,2048`.
 
 Weights are random bytes in fragment order, of several layers, so that none stays in a cache. Beside each time stand the
-bytes of the experts that were chosen and the rate of the products.
+bytes of the experts that were chosen and the rate of the products. With `--fp8` they are in 8-bit floats, whatever the
+rows, and weights are decoded before each matmul.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from functools import partial
 import numpy as np
 import torch
 
+from realizar.backends.cuda.matmul.fp8 import FP8_ROWS
 from realizar.backends.cuda.matmul.grouped import GroupedConfig, GroupedMatmuls
-from realizar.backends.cuda.matmul.inputs import InputFormat
+from realizar.backends.cuda.matmul.grouped_tiles import FP8_PLACES
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat, make_buffer
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
-from realizar.backends.cuda.matmul.tuning_table import ExpertShape, is_laid
+from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
 from realizar.backends.cuda.tuning.measure import buffers_of, random_choices, random_experts, step_of
 from realizar.backends.cuda.weights.experts import PackedExperts
@@ -53,8 +56,9 @@ class Layers:
         self.rows, self.experts, self.per_token, self.count = rows, options.experts, options.per_token, options.layers
         shape = ExpertShape(self.experts, options.hidden, options.width)
         self.step = self.grouped.step(rows, self.per_token, shape)
-        if tokens:
-            self.step = step_of(self.step.pairs, self.experts, tokens)
+        if tokens or options.fp8:
+            self.step = step_of(self.step.pairs, self.experts, FP8_PLACES if options.fp8 else tokens)
+        self.step = replace(self.step, in_fp8=options.fp8)
         sizes = (
             (2 * options.width, options.hidden, GGML_LAYOUTS[GGMLType[options.gate_up]]),
             (options.hidden, options.width, GGML_LAYOUTS[GGMLType[options.down]]),
@@ -64,6 +68,8 @@ class Layers:
         x = torch.randn(rows, options.hidden, device="cuda")
         formats = (InputFormat("half", block) for block in (64 if rows >= 64 else 16, 1))
         self.x, self.x_laid = (self.matmuls.written(x, each) for each in formats)
+        if options.fp8:
+            self.x_laid = random_fp8(rows, options.hidden)
         self.buffers = buffers_of(self.step, self.experts, options.width, options.hidden)
         self.out = torch.zeros(self.step.pairs, options.hidden, device="cuda")
         self.weights = torch.rand(self.step.pairs, device="cuda")
@@ -78,7 +84,7 @@ class Layers:
 
     def gate_up(self, config: GroupedConfig, layer: int) -> None:
         stack = self.gate_ups[layer]
-        x = self.x_laid if is_laid(config.tiles) else self.x
+        x = self.x_laid if config.lays else self.x
         self.grouped.launch_gated(stack, x, self.per_token, self.step, self.buffers, config)
 
     def down(self, config: GroupedConfig, layer: int) -> None:
@@ -115,6 +121,14 @@ class Layers:
         print(f"{head} {name:32s} {ms * 1e3:8.2f} us {rates}", flush=True)
 
 
+def random_fp8(rows: int, cols: int) -> ActivationBuffer:
+    made = make_buffer(FP8_ROWS, cols, rows, torch.device("cuda"))
+    values = torch.randn(made.codes.shape, device="cuda")
+    made.codes.copy_(values.to(torch.float8_e4m3fn).view(torch.uint8))
+    made.terms.fill_(0.01)
+    return made
+
+
 def other_tiles(config: GroupedConfig, text: str) -> Iterator[GroupedConfig]:
     """Tiles that the command line asks to be tried; the first letter says for which matmul, capitals mean direct."""
     own = "gl" if config.activation else "d"
@@ -144,6 +158,7 @@ def main() -> None:
     parser.add_argument("--gate-up", default="Q4_K")
     parser.add_argument("--down", default="Q6_K")
     parser.add_argument("--dense", action="store_true", help="time dense matmuls of as many bytes too")
+    parser.add_argument("--fp8", action="store_true", help="in 8-bit floats, of any number of rows")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--skew", type=float, default=0.0)
     parser.add_argument("--tokens", default="0", help="numbers of places of a tile; 0: by the rows")

@@ -89,14 +89,25 @@ def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
     assert plan.kv_bytes_per_token == 2 * heads, "a byte an element, and a scale of two for 32"
 
 
-def test_weights_that_long_steps_decode_are_planned() -> None:
-    """Those of gate and up: bytes of blocks of 256 output features and 128 columns, and a scale for each 64."""
-    spec, checkpoint = random_model(Recipe(32, 2, 1, 64, 640, 48, windows=(None,), weights="Q8_0"))
+DENSE = Recipe(32, 2, 1, 64, 640, 48, windows=(None,), weights="Q8_0")
+MIXTURE = replace(DENSE, feed_forward_size=128, experts=4, per_token=4, context_length=2048)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tokens", "decoded"),
+    [(DENSE, 512, 1280 * 128 + 256), (MIXTURE, 512, 4 * 256 * 128 + 256), (MIXTURE, 256, 3 * (256 * 128 + 256))],
+)
+def test_weights_that_long_steps_decode_are_planned(recipe: Recipe, tokens: int, decoded: int) -> None:
+    """Those of gate and up: bytes of blocks of 256 output features and 128 columns, and a scale for each 64; those of
+    all experts where a step can have enough pairs of each, else of queries, keys and values."""
+    spec, checkpoint = random_model(recipe)
     plain, decoding = (
         plan_memory(spec, checkpoint, resolved(spec, checkpoint, given, "cuda"), 1 << 30)
-        for given in (EngineConfig(context_length=512, prompt_dtype=each) for each in ("f16", "fp8"))
+        for given in (
+            EngineConfig(context_length=1024, max_step_tokens=tokens, prompt_dtype=each) for each in ("f16", "fp8")
+        )
     )
-    assert decoding.workspace_bytes - plain.workspace_bytes == 1280 * 128 + 256
+    assert decoding.workspace_bytes - plain.workspace_bytes == decoded
 
 
 def test_tables_of_layers_inputs_are_planned() -> None:

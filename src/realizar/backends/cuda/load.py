@@ -229,7 +229,7 @@ def _load_parts(
     expert_matmuls.prepare(mixtures)
     grouped = None
     if kernels is not None and mixtures:
-        grouped = GroupedExperts(kernels, expert_matmuls, sizes.tokens)
+        grouped = GroupedExperts(kernels, expert_matmuls, sizes.tokens, config.prompt_dtype == "fp8")
         grouped.prepare(mixtures, matmuls.counts)
     pair_floats = expert_floats(spec, sizes.tokens) + shared_floats(spec, weights, merger, matmuls.counts)
     space.size_partials(max(matmuls.partial_floats, pair_floats))

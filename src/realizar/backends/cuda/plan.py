@@ -68,7 +68,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     workspace = Workspace(spec, sizes, _DEVICE, compute, parts)
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
     if config.prompt_dtype == "fp8":
-        workspace_bytes += _decoded_bytes(weights, program)
+        workspace_bytes += _decoded_bytes(weights, program, sizes.tokens)
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
     reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
     fixed = weight_bytes + embedding + workspace_bytes + reserved + config.beside.fixed_bytes
@@ -130,10 +130,15 @@ def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Worksp
     return config.max_running * slot_bytes(spec, config) + handed_on
 
 
-def _decoded_bytes(weights: Weights, program: Program) -> int:
-    """Bytes of the weights that a matmul of a long step decodes to 8-bit floats."""
+def _decoded_bytes(weights: Weights, program: Program, tokens: int) -> int:
+    """Bytes of the weights that a matmul of a long step decodes to 8-bit floats, with experts where they are."""
     keys = [tuple(linear.weight for linear in group) for group in weights.apart(program.block_matmuls())]
-    packed = ([one for one in weights.groups[key] if isinstance(one, PackedMatrix)] for key in keys)
+    launches = [weights.groups[key] for key in keys]
+    for one in weights.experts.values():
+        experts = one.experts
+        step = step_tiles(tokens, experts.experts_per_token, ExpertShape.of(experts), True, fp8=True)
+        launches += [(stack,) for stack in one.stacks if step.in_fp8]
+    packed = ([one for one in each if isinstance(one, PackedMatrix)] for each in launches)
     return max(map(decoded_bytes, packed), default=0)
 
 

@@ -9,10 +9,10 @@ import torch
 
 from realizar.backends.cuda.kernels.activate import convert
 from realizar.backends.cuda.matmul.fp8 import FP8_INPUT
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, make_buffer
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat, make_buffer
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.parts import Linear
-from realizar.models.spec import ModelSpec
+from realizar.models.spec import ExpertLinear, ModelSpec
 from reference_model import Array, ReferenceModel
 from reference_tensors import load_tensors
 
@@ -21,15 +21,22 @@ LARGEST = 448.0
 
 
 class FP8Reference(ReferenceModel):
-    """The reference with the activations of every matmul but the head's rounded to e4m3."""
+    """The reference with the activations of every matmul but the head's and the routers' rounded to e4m3."""
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint) -> None:
         super().__init__(spec, load_tensors(spec, checkpoint), np.float64)
+        self._exact = {spec.head, *(one.router for _, one in spec.mixtures())}
 
     def _linear(self, linear: Linear, x: Array) -> Array:
-        if linear is not self.spec.head:
-            x = FP8Values.of(torch.from_numpy(x.astype(np.float32))).floats().numpy()
-        return super()._linear(linear, x)
+        return super()._linear(linear, x if linear in self._exact else _rounded(x))
+
+    def _expert_linear(self, stack: ExpertLinear, expert: int, x: Array) -> Array:
+        return super()._expert_linear(stack, expert, _rounded(x))
+
+
+def _rounded(x: Array) -> Array:
+    rounded: Array = FP8Values.of(torch.from_numpy(x.astype(np.float32))).floats().numpy()
+    return rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,33 +66,36 @@ class FP8Values:
 
     @staticmethod
     def read(codes: torch.Tensor, scales: torch.Tensor, tokens: int, cols: int) -> FP8Values:
-        """Those of a buffer: uint8 [blocks, chunks, 4, 32, 8, 16] and float32 [blocks, groups, 256]."""
-        blocks, chunks = codes.shape[:2]
-        split = codes.view(blocks, chunks, 4, BLOCK // 8, 8, 4, 2, 2)  # .., four columns, a token's 4, ones and twos
-        plain = split.permute(0, 3, 4, 1, 5, 2, 7, 6).reshape(blocks * BLOCK, chunks // 2, GROUP)[:tokens]
-        by_token = scales.view(blocks, chunks // 2, BLOCK // 16, 4, 2, 2).permute(0, 2, 4, 3, 5, 1)
-        return FP8Values(
-            plain.contiguous().view(torch.float8_e4m3fn), by_token.reshape(blocks * BLOCK, -1)[:tokens], cols
-        )
+        """Those of a buffer: uint8 [blocks, chunks, 4, runs, run, 16] and float32 [blocks, groups, runs * run]."""
+        blocks, chunks, _, runs, run, _ = codes.shape
+        split = codes.view(blocks, chunks, 4, runs, run, 4, 2, 2)  # .., four columns, a token's 4, ones and twos
+        plain = split.permute(0, 3, 4, 1, 5, 2, 7, 6).reshape(blocks * runs * run, chunks // 2, GROUP)[:tokens]
+        order = _scale_order(runs * run)
+        by_token = scales[:, :, order].permute(0, 2, 1).reshape(blocks * runs * run, -1)
+        return FP8Values(plain.contiguous().view(torch.float8_e4m3fn), by_token[:tokens], cols)
 
     def floats(self) -> torch.Tensor:
         """float64 [tokens, cols]."""
         return (self.codes.double() * self.scales.double()[..., None]).flatten(1)[:, : self.cols]
 
-    def buffer(self) -> ActivationBuffer:
+    def buffer(self, of: InputFormat = FP8_INPUT) -> ActivationBuffer:
         """In the order in which kernels read them; places that nobody writes have zeros."""
         tokens, groups, _ = self.codes.shape
-        made = make_buffer(FP8_INPUT, self.cols, tokens, self.codes.device)
-        blocks = len(made.codes)
-        plain = torch.zeros((blocks * BLOCK, groups * GROUP), dtype=torch.uint8, device=self.codes.device)
+        made = make_buffer(of, self.cols, tokens, self.codes.device)
+        blocks, _, _, runs, run, _ = made.codes.shape
+        plain = torch.zeros((blocks * runs * run, groups * GROUP), dtype=torch.uint8, device=self.codes.device)
         plain[:tokens] = self.codes.view(torch.uint8).flatten(1)
-        split = plain.view(blocks, BLOCK // 8, 8, 2 * groups, 4, 4, 2, 2).permute(0, 3, 5, 1, 2, 4, 7, 6)
+        split = plain.view(blocks, runs, run, 2 * groups, 4, 4, 2, 2).permute(0, 3, 5, 1, 2, 4, 7, 6)
         made.codes.copy_(split.reshape(made.codes.shape))
-        scales = torch.zeros((blocks * BLOCK, groups), device=self.codes.device)
+        scales = torch.zeros((blocks * runs * run, groups), device=self.codes.device)
         scales[:tokens] = self.scales
-        by_place = scales.view(blocks, BLOCK // 16, 2, 4, 2, groups).permute(0, 5, 1, 3, 2, 4)
-        made.terms.copy_(by_place.reshape(made.terms.shape))
+        made.terms[:, :, _scale_order(runs * run)] = scales.view(blocks, runs * run, groups).permute(0, 2, 1)
         return made
+
+
+def _scale_order(block: int) -> list[int]:
+    """Where the scales of a block's tokens lie."""
+    return [r // 16 * 16 + r % 8 // 2 * 4 + r % 16 // 8 * 2 + r % 2 for r in range(block)]
 
 
 def row_errors(found: Array, expected: Array) -> Array:
@@ -108,9 +118,9 @@ def awkward_rows(cols: int, device: torch.device) -> torch.Tensor:
     return x.to(device)
 
 
-def poisoned(tokens: int, cols: int, device: torch.device) -> ActivationBuffer:
+def poisoned(tokens: int, cols: int, device: torch.device, of: InputFormat = FP8_INPUT) -> ActivationBuffer:
     """A buffer of codes of NaN up to the end of the columns' chunk, and of zeros in a chunk that nobody writes."""
-    buffer = make_buffer(FP8_INPUT, cols, tokens, device)
+    buffer = make_buffer(of, cols, tokens, device)
     buffer.codes[:, : -(-cols // 64)] = 0x7F
     buffer.terms.fill_(torch.nan)
     return buffer
@@ -124,10 +134,10 @@ def check_tokens(buffer: ActivationBuffer, x: torch.Tensor, ulps: int = 0) -> No
     assert bool((beside <= ulps).all())
 
 
-def converted(x: torch.Tensor) -> ActivationBuffer:
+def converted(x: torch.Tensor, of: InputFormat = FP8_INPUT) -> ActivationBuffer:
     """Tokens written by the kernel that takes attention's results."""
     tokens, cols = x.shape
-    buffer, none = poisoned(tokens, cols, x.device), torch.zeros(1, dtype=torch.int32, device=x.device)
+    buffer, none = poisoned(tokens, cols, x.device, of), torch.zeros(1, dtype=torch.int32, device=x.device)
     convert[(tokens, -(-cols // 256))](
         x, x.stride(0), cols, *buffer.pointers(), none, none, DEPENDENT=False, BLOCK=256, **buffer.constants()
     )

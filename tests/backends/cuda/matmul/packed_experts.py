@@ -11,17 +11,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from backends.cuda.matmul.fp8_cases import FP8Values
 from backends.cuda.matmul.packed_matmuls import _activated, _array, _floats, _join, _write_int8, decoded
 from realizar.backends.cuda import load
 from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
 from realizar.backends.cuda.matmul import grouped as grouped_matmuls
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs
+from realizar.backends.cuda.matmul.fp8 import FP8_ROWS
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, step_tiles
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm
 from realizar.backends.cuda.matmul.residual import Residual
 from realizar.backends.cuda.matmul.routing import ExpertsRead, Router, RouterKernels, split_weights
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
-from realizar.backends.cuda.native.grouped.source import GroupedTiles
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.models.spec import Experts
 from reference_model import ReferenceModel
@@ -153,7 +154,7 @@ class HostRouters(RouterKernels):
 class HostConfig(NamedTuple):
     activation: Any
     halves: bool
-    tiles: GroupedTiles
+    lays: bool
 
 
 class HostGrouped:
@@ -161,20 +162,19 @@ class HostGrouped:
 
     lines = ()
 
-    def __init__(self, _matmuls: object, experts_read: ExpertsRead) -> None:
-        self._experts_read = experts_read
+    def __init__(self, _matmuls: object, experts_read: ExpertsRead, fp8: bool) -> None:
+        self._experts_read, self.fp8 = experts_read, fp8
         self._chosen: list[int] = []
         self._gated: dict[int, Array] = {}
 
     def step(self, rows: int, per_token: int, shape: ExpertShape, shared: int) -> StepTiles:
-        return step_tiles(rows, per_token, shape, True, shared=shared)
+        return step_tiles(rows, per_token, shape, True, shared=shared, fp8=self.fp8)
 
     def route(
         self, step: StepTiles, stack: PackedExperts, activation: Any = None, tiled: bool = False, halves: bool = False
     ) -> HostConfig:
         assert (activation is None) == tiled
-        laid = activation is not None and step.pairs > _FEW_PAIRS
-        return HostConfig(activation or "down", halves, GroupedTiles("wgmma", 8, 1, 1, 3, 1, laid))
+        return HostConfig(activation or "down", halves, activation is not None and step.pairs > _FEW_PAIRS)
 
     def prepare(self, wanted: Iterable[Any], experts: int) -> None: ...
 
@@ -186,12 +186,16 @@ class HostGrouped:
         self, stack: PackedExperts, x: ActivationBuffer, per_token: int, step: StepTiles, buffers: object, config: Any,
         bias: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        launched["grouped"] += 1
+        launched["grouped in 8-bit floats" if step.in_fp8 else "grouped"] += 1
+        assert (x.format == FP8_ROWS) == step.in_fp8
         rows = decoded(x, step.pairs // per_token, stack.in_features)
         for pair, expert in enumerate(self._chosen):
             if expert >= 0:
                 sums = rows[pair // per_token][None] @ _matrix(stack, expert).T + _bias(bias, expert)
-                self._gated[pair] = _activated(config.activation, sums)[0]
+                gated = _activated(config.activation, sums)
+                if step.in_fp8:
+                    gated = FP8Values.of(torch.from_numpy(gated)).floats().float().numpy()
+                self._gated[pair] = gated[0]
 
     def launch_pairs(
         self, stack: PackedExperts, x: None, per_token: int, step: StepTiles, buffers: object, config: Any,

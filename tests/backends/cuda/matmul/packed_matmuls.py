@@ -148,6 +148,8 @@ def decoded(activations: ActivationBuffer, tokens: int, cols: int) -> NDArray[np
     addresses = activations.addresses
     if activations.format.kind == "int8":
         x = _read_int8(*addresses, tokens, activations.codes.shape[1])
+    elif activations.format.kind == "fp8":
+        x = FP8Values.read(activations.codes, activations.terms, tokens, cols).floats().float().numpy()
     else:
         blocks, chunks = activations.values.shape[:2]
         x = _read_half(*addresses, blocks, chunks, activations.format.block_tokens)[:tokens]

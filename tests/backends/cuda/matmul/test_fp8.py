@@ -24,6 +24,7 @@ from backends.cuda.matmul.fp8_cases import (  # noqa: E402
     poisoned,
     row_errors,
 )
+from backends.cuda.matmul.packed_experts import run_packed_experts  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cpu.runner import CPUBackend  # noqa: E402
@@ -31,8 +32,8 @@ from realizar.backends.cuda import load  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
 from realizar.backends.cuda.kernels.activate import activate  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
-from realizar.backends.cuda.matmul import linears, tuning_table  # noqa: E402
-from realizar.backends.cuda.matmul.fp8 import check_fp8  # noqa: E402
+from realizar.backends.cuda.matmul import grouped_tiles, linears, tuning_table  # noqa: E402
+from realizar.backends.cuda.matmul.fp8 import FP8_ROWS, check_fp8  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -65,6 +66,14 @@ def test_every_element_has_its_place() -> None:
         for group in range(2):
             place = m % BLOCK // 16 * 16 + m % 8 // 2 * 4 + m % 16 // 8 * 2 + m % 2
             assert float(buffer.terms[m // BLOCK, group, place]) == pytest.approx(float(values.scales[m, group]))
+
+
+def test_rows_that_are_laid_in_tiles_lie_row_by_row() -> None:
+    """In the order that blocks of tokens have, zeros beyond the columns' chunk."""
+    x = torch.randn((9, 200), generator=torch.Generator().manual_seed(1))
+    found, wanted = converted(x, FP8_ROWS), FP8Values.of(x).buffer(FP8_ROWS)
+    assert torch.equal(found.codes, wanted.codes)
+    assert torch.allclose(found.terms, wanted.terms, rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("cols", [64, 700])
@@ -114,6 +123,8 @@ MODELS = {
     "biases": dataclasses.replace(SMALL, parts=("biases",)),
     "post_norms": dataclasses.replace(SMALL, parts=("post_norms", "qk_norm")),
     "ungated": dataclasses.replace(SMALL, parts=("ungated",)),
+    "mixture": dataclasses.replace(SMALL, experts=3, per_token=3),  # all experts, so that none flips
+    "mixture, shared": dataclasses.replace(SMALL, experts=3, per_token=3, parts=("shared", "shared_gate")),
 }  # fmt: skip
 
 
@@ -121,9 +132,10 @@ MODELS = {
 def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long steps in FP8, decodes beside chunks among them, and short steps after and between as without."""
     monkeypatch.setattr(linears, "LEAST_TOKENS", 32)
+    monkeypatch.setattr(grouped_tiles, "FP8_PAIRS", 32)
     monkeypatch.setattr(load, "check_fp8", lambda _: None)
     monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
-    launched = run_packed(monkeypatch)
+    launched, experts = run_packed(monkeypatch), run_packed_experts(monkeypatch)
     spec, checkpoint = random_model(MODELS[name])
     runner = GPURunner(spec, checkpoint, CONFIG)
     first = runner.request(0, random_tokens(MODELS[name], 40, 1))
@@ -139,10 +151,12 @@ def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         before = in_fp8()
         runner.step(parts)
-        assert in_fp8() - before == (4 * len(spec.layers) if is_long else 0)
+        dense = 2 if spec.mixtures() else 4
+        assert in_fp8() - before == (dense * len(spec.layers) if is_long else 0)
     before = in_fp8()
     runner.step([(first, 1), (second, 1)])
     assert in_fp8() == before
+    assert experts["grouped in 8-bit floats"] == (2 * len(spec.mixtures()))
     gated = any(kernel.startswith("wgmma_fp8") and "_silu_" in kernel for kernel in launched.names)
     assert gated == (name in ("gated", "post_norms"))
     reference, exact = FP8Reference(spec, checkpoint), ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)

@@ -14,6 +14,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
     pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
+from backends.cuda.matmul.expert_stacks import random_choices, random_stack  # noqa: E402
 from backends.cuda.matmul.fp8_cases import (  # noqa: E402
     FP8Values,
     awkward_rows,
@@ -23,14 +24,27 @@ from backends.cuda.matmul.fp8_cases import (  # noqa: E402
     row_errors,
 )
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cuda.matmul import linears  # noqa: E402
-from realizar.backends.cuda.matmul.fp8 import FP8_INPUT, decoded_bytes, launch_fp8, route_fp8  # noqa: E402
+from realizar.backends.cuda.kernels.reduce import HALF_FACTOR  # noqa: E402
+from realizar.backends.cuda.matmul import grouped_tiles, linears  # noqa: E402
+from realizar.backends.cuda.matmul.fp8 import (  # noqa: E402
+    FP8_INPUT,
+    FP8_ROWS,
+    decoded_bytes,
+    laid_bytes,
+    launch_fp8,
+    route_fp8,
+)
+from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls  # noqa: E402
+from realizar.backends.cuda.matmul.grouped_tiles import StepTiles  # noqa: E402
 from realizar.backends.cuda.matmul.linears import launch_gated  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
+from realizar.backends.cuda.matmul.tuning_table import ExpertShape  # noqa: E402
+from realizar.backends.cuda.weights.experts import PackedExperts  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
+from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT  # noqa: E402
 from realizar.quantization.block_source import BlockSource, block_source  # noqa: E402
 from realizar.quantization.convert import QUANTIZED_TYPES  # noqa: E402
 from realizar.quantization.random_blocks import random_blocks  # noqa: E402
@@ -187,6 +201,104 @@ def test_a_graph_gives_the_same_bits(matmuls: MatmulKernels) -> None:
     assert decoded_bytes([matrix]) == 256 * 512 + 256
 
 
+HIDDEN, WIDTH, EXPERTS = 576, 320, 6
+
+
+def laid_values(rows: Tensor, step: StepTiles, cols: int) -> FP8Values:
+    """What lies in tiles, in the order of places."""
+    codes, scales = laid_bytes(cols)
+    data, groups = rows.view(torch.uint8), codes // 128
+    both = data[: step.places * (codes + scales)].split([step.places * codes, step.places * scales])
+    tiles = both[0].view(-1, 2 * groups, 4, step.tokens // 8, 8, 16)
+    return FP8Values.read(tiles, both[1].view(torch.float32).view(-1, groups, step.tokens), step.places, cols)
+
+
+def expert_weights(matmuls: MatmulKernels, stack: PackedExperts) -> Tensor:
+    """float64 [experts, out_features, in_features], as `rounded_weights`."""
+    return torch.stack([rounded_weights(matmuls, stack.part(each, each + 1)) for each in range(stack.count)])
+
+
+def by_expert(x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+    """Each row times its expert."""
+    found = x.new_zeros((len(x), weights.shape[1]))
+    for expert, matrix in enumerate(weights):
+        found[experts == expert] = x[experts == expert] @ matrix.T
+    return found
+
+
+@pytest.mark.parametrize(("name", "activation"), [("Q4_K", "silu"), ("Q6_K", "gelu"), ("MXFP4", "clamped")])
+@pytest.mark.parametrize("halves", [True, False])
+def test_experts(
+    matmuls: MatmulKernels, name: str, activation: Any, halves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Tiles of 128 places with few rows and with many, an expert without any, rows that go nowhere, and chunks and
+    output features that do not fill a tile; a graph gives the same bits."""
+    monkeypatch.setattr(grouped_tiles, "FP8_PAIRS", 1)
+    hidden = HIDDEN if name == "MXFP4" else 512
+    width = WIDTH if name == "MXFP4" else 256
+    grouped = GroupedMatmuls(matmuls, fp8=True)
+    gate_up, _ = random_stack(GGMLType[name], EXPERTS, 2 * width, hidden, gated=True)
+    down, _ = random_stack(GGMLType[name], EXPERTS, hidden, width, seed=1)
+    up_weights, down_weights = expert_weights(matmuls, gate_up), expert_weights(matmuls, down)
+    biases = [torch.randn(EXPERTS, each.out_features, device="cuda") * 0.1 for each in (gate_up, down)]
+    up_bias, down_bias = biases if activation == "clamped" else (None, None)
+    shape = ExpertShape(EXPERTS, hidden, width)
+    buffers = GroupedBuffers("cuda", 1500, 2, shape, True, fp8=True)
+    for rows in (40, 1500):
+        chosen = random_choices(rows, 2, EXPERTS, rows, 0.7)
+        chosen[chosen == 4] = -1
+        step, flat = grouped.step(rows, 2, shape), torch.from_numpy(chosen).cuda()
+        values = FP8Values.of(2 * torch.randn((rows, hidden), device="cuda"))
+        configs = grouped.route(step, gate_up, activation), grouped.route(step, down, tiled=True, halves=halves)
+        grouped.prepare(configs, EXPERTS)
+        weights, x = torch.rand(rows * 2, device="cuda") + 0.5, values.buffer(FP8_ROWS)
+        out = torch.empty(rows * 2, hidden, device="cuda", dtype=torch.float16 if halves else torch.float32)
+
+        def run() -> None:
+            grouped.sort(flat, step, EXPERTS, buffers)  # noqa: B023
+            grouped.launch_gated(gate_up, x, 2, step, buffers, configs[0], up_bias)  # noqa: B023
+            grouped.launch_pairs(down, None, 1, step, buffers, configs[1], out, weights, down_bias)  # noqa: B023
+
+        for each in (buffers.laid, buffers.gated, out):
+            each.fill_(torch.nan)
+        run()
+        once, graph = out.clone(), torch.cuda.CUDAGraph()
+        pairs = buffers.slots[: int(buffers.work[0]) * step.tokens].long()
+        live = pairs >= 0
+        pairs, activated = pairs[live], laid_values(buffers.gated, step, width).floats()[: len(live)][live]
+        assert sorted(pairs.tolist()) == (flat.view(-1) >= 0).nonzero()[:, 0].tolist()
+        experts = flat.view(-1)[pairs].long()
+        bias = 0 if up_bias is None else up_bias.double()[experts]
+        sums = by_expert(values.floats()[pairs // 2], up_weights, experts) + bias
+        gate, up = (each.flatten(1) for each in sums.view(len(pairs), -1, 2, 64).unbind(2))
+        exact = ACTIVATIONS[activation](gate, up)
+        largest = exact.abs().amax(1, keepdim=True)
+        assert bool(((activated - exact).abs() <= exact.abs() / 15 + largest / 2000).all())
+        assert error(activated, exact) < 0.04
+        sums = by_expert(activated, down_weights, experts)
+        sums = (sums + (0 if down_bias is None else down_bias.double()[experts])) * weights.double()[pairs, None]
+        assert error(out[pairs].double() * (HALF_FACTOR.value if halves else 1), sums) < _SUMS
+        out[pairs] = torch.nan
+        assert bool(out.isnan().all())
+        with torch.cuda.graph(graph):
+            run()
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out.nan_to_num(7), once.nan_to_num(7))
+
+
+def clamped(gate: Tensor, up: Tensor) -> Tensor:
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
+
+
+ACTIVATIONS = {
+    "silu": lambda gate, up: torch.nn.functional.silu(gate) * up,
+    "gelu": lambda gate, up: torch.nn.functional.gelu(gate) * up,
+    "clamped": clamped,
+}
+
+
 RECIPE = Recipe(
     64, 8, 2, hidden_size=512, feed_forward_size=1024, vocab_size=320, weights="Q4_K", windows=(None, 100),
     context_length=1024,
@@ -195,6 +307,9 @@ MODELS = {
     "gated": RECIPE,
     "mixed": dataclasses.replace(RECIPE, weights="Q6_K", parts=("biases", "qk_norm"), activation="gelu_tanh"),
     "post_norms": dataclasses.replace(RECIPE, weights="Q8_0", parts=("post_norms", "sinks"), windows=(None,)),
+    "mixture": dataclasses.replace(  # all experts, so that none flips; then a dense layer
+        RECIPE, experts=3, per_token=3, feed_forward_size=512, parts=("shared", "shared_gate")
+    ),
 }
 
 
@@ -202,6 +317,7 @@ MODELS = {
 def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, chunks beside a decode, and few single tokens: as far from exact as FP8 is, and no farther."""
     monkeypatch.setattr(linears, "LEAST_TOKENS", 128)
+    monkeypatch.setattr(grouped_tiles, "FP8_PAIRS", 128)
     recipe = MODELS[name]
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(

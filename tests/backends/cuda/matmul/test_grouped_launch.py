@@ -14,8 +14,10 @@ import torch
 from backends.cuda.matmul.recorded_launches import STREAM, RecordingKernel, matmuls_on, record_launches
 from backends.cuda.matmul.stored_inputs import halves
 from realizar.backends.cuda.layouts.fragments import fragment_format
+from realizar.backends.cuda.matmul.fp8 import FP8_ROWS
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer
+from realizar.backends.cuda.matmul.grouped_tiles import FP8_PAIRS, FP8_PLACES
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, make_buffer
 from realizar.backends.cuda.matmul.routing import ExpertsRead
 from realizar.backends.cuda.matmul.tuning_table import ExpertLine, ExpertShape
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles, route_many_sources, route_source
@@ -130,11 +132,52 @@ def test_rows_that_are_laid_in_tiles(kernel: type[RecordingKernel], monkeypatch:
     grouped.prepare([config], EXPERTS)
     grouped.launch_gated(gate_up, x, PER_TOKEN, step, buffers, config)
     (name, grid, threads, arguments, sizes, stream, dependent), last = kernel.launches
-    assert (name, grid, threads, sizes, stream, dependent) == ("lay_rows", (22, 2, 1), 24 * 8, "ppppiii", STREAM, True)
+    assert (name, grid, threads, sizes, stream, dependent) == (
+        "lay_rows",
+        (22, 2, 1),
+        24 * 8,
+        "ppppppiii",
+        STREAM,
+        True,
+    )
     lists = buffers.slots.data_ptr(), buffers.work.data_ptr()
-    assert arguments == [x.values.data_ptr(), buffers.laid.data_ptr(), *lists, 8, PER_TOKEN, 32]
+    assert arguments == [x.values.data_ptr(), buffers.laid.data_ptr(), *lists, 0, 0, 8, PER_TOKEN, 32]
     assert last[3][6:8] == [buffers.laid.data_ptr(), x.scales.data_ptr()]
     assert last[3][-2:] == [PER_TOKEN, 32]
+
+
+def test_experts_in_8_bit_floats(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From as many pairs of each expert on as pay for decoding all of them: rows are laid with their scales, and what
+    gate and up leave has its scales behind the codes of all places."""
+    grouped, rows = GroupedMatmuls(matmuls_on(monkeypatch), fp8=True), FP8_PAIRS * EXPERTS // PER_TOKEN
+    assert not grouped.step(rows - 1, PER_TOKEN, SHAPE).in_fp8
+    step, buffers = grouped.step(rows, PER_TOKEN, SHAPE), GroupedBuffers("cpu", rows, PER_TOKEN, SHAPE, True, fp8=True)
+    assert (step.tokens, step.in_fp8) == (FP8_PLACES, True)
+    gate_up, down = stack(2 * WIDTH, HIDDEN), stack(HIDDEN, WIDTH)
+    x, out, weights = make_buffer(FP8_ROWS, HIDDEN, rows, torch.device("cpu")), torch.zeros(1), torch.zeros(1)
+    configs = grouped.route(step, gate_up, "silu"), grouped.route(step, down, tiled=True, halves=True)
+    grouped.launch_gated(gate_up, x, PER_TOKEN, step, buffers, configs[0])
+    grouped.launch_pairs(down, None, 1, step, buffers, configs[1], out, weights)
+    lay, decode, first, decode_down, last = kernel.launches
+    assert (lay[0], lay[1]) == ("lay_rows", (step.count, 1, 1))
+    laid, gated = buffers.laid.data_ptr(), buffers.gated.data_ptr()
+    laid_scales, gated_scales = laid + step.places * HIDDEN, gated + step.places * 384
+    lists = [buffers.slots.data_ptr(), buffers.work.data_ptr()]
+    assert lay[3] == [x.codes.data_ptr(), laid, *lists, x.terms.data_ptr(), laid_scales, 4, PER_TOKEN, 1]
+    at = grouped._matmuls.decoded_weights.data_ptr()
+    scales, down_scales = at + EXPERTS * 3 * 4 * 32768, at + EXPERTS * 2 * 3 * 32768
+    addresses = gate_up.weights.data_ptr(), gate_up.block_scales.data_ptr(), gate_up.weights.data_ptr()
+    assert (decode[1], decode[3]) == ((2, 6, EXPERTS), [*addresses, at, scales, gate_up.stride, 10, 8])
+    assert (decode_down[1], decode_down[3][3:]) == ((2, 4, EXPERTS), [at, down_scales, down.stride, 8, 5])
+    assert (first[0], first[1]) == ("experts_fp8_silu", (132, 1, 1))
+    assert first[3] == [at, scales, 0, gated, gated_scales, 0, laid, laid_scales, *lists, 2 * WIDTH, 8]
+    assert last[0] == "experts_fp8_halves"
+    outputs = [0, out.data_ptr(), 0, weights.data_ptr()]
+    assert last[3] == [at, down_scales, *outputs, gated, gated_scales, *lists, HIDDEN, 5]
+    for each in kernel.launches:
+        assert len(each[3]) == len(each[4])
+    assert 2 * len(buffers.laid) >= step.places * (HIDDEN + 16)
+    assert 2 * len(buffers.gated) >= step.places * (384 + 12)
 
 
 def test_rows_of_pairs_and_biases(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +208,7 @@ def test_kernels_that_read_weights_for_themselves(
     step, buffers = grouped.step(6, PER_TOKEN, SHAPE), GroupedBuffers("cpu", 6, PER_TOKEN, SHAPE, True)
     configs = grouped.route(step, gate_up, "silu"), grouped.route(step, down, tiled=True)
     assert [each.tiles for each in configs] == [tiles, tiles]
-    assert [each.source.shared_bytes for each in configs] == [8 * 8 * 128, 5 * 8 * 128]
+    assert [each.sources[-1].shared_bytes for each in configs] == [8 * 8 * 128, 5 * 8 * 128]
     grouped.launch_gated(gate_up, half(6, HIDDEN), PER_TOKEN, step, buffers, configs[0])
     _, grid, threads, arguments, *_ = kernel.launches[-1]
     assert (grid, threads) == ((min(2 * 132, 17 * 10), 1, 1), 256)
@@ -190,7 +233,7 @@ def test_kernels_are_loaded_once(kernel: type[RecordingKernel], monkeypatch: pyt
     assert configs[0] == configs[1] != configs[2]
     for _ in range(2):
         grouped.prepare(configs, EXPERTS)
-    shared = [each.source.shared_bytes for each in (configs[2], configs[0])]
+    shared = [each.sources[-1].shared_bytes for each in (configs[2], configs[0])]
     assert sorted(size for _, size in made) == sorted(
         [*shared, *(each.shared_bytes for each in (route_source(EXPERTS), *route_many_sources(EXPERTS))), 0]
     )  # rows laid: none

@@ -12,6 +12,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 from backends.cuda.native.compiled import check, check_registers, disassembled, resources_of
 from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
+from realizar.backends.cuda.matmul.fp8 import EXPERT_TILES
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
 from realizar.backends.cuda.native.experts.source import (
     EXPERT_SIZES,
@@ -33,6 +34,7 @@ from realizar.backends.cuda.native.sources import (
     Tiles,
     WgmmaTiles,
     activations_source,
+    fp8_experts_source,
     fp8_source,
     fp8_weights_source,
     matmul_source,
@@ -149,6 +151,14 @@ def test_prompts_in_8_bit_floats_keep_their_sums_in_registers(
 ) -> None:
     tiles = FP8Tiles()
     check_registers([fp8_source(count, tiles, activation)], [tiles], "sm_90a", tmp_path)
+
+
+@pytest.mark.parametrize("activation", wider([None, "silu", "clamped"], "silu"))
+def test_experts_in_8_bit_floats_keep_their_sums_in_registers(
+    activation: GatedActivation | None, tmp_path: Path
+) -> None:  # fmt: skip
+    sources = [fp8_experts_source(EXPERT_TILES, activation, halves) for halves in {False, activation is None}]
+    check_registers(sources, [EXPERT_TILES] * len(sources), "sm_90a", tmp_path)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -4,6 +4,9 @@ Weights stay as they are packed: before each matmul a kernel decodes them to e4m
 output features, into memory that all matmuls share. Activations have a scale for each token and 128 columns, so that
 the largest of them is 448; products of 128 columns are added in the tensor cores, and their sums, scaled, in float32.
 The price is fidelity: 3 bits of mantissa in both operands.
+
+Experts are decoded all at once, chosen or not, so they need more tokens (`grouped_tiles.FP8_PAIRS`); their rows lie in
+tiles (`matmul.grouped`), which the kernel reads as it does blocks of tokens.
 """
 
 from __future__ import annotations
@@ -19,19 +22,24 @@ from realizar.backends.cuda.native.sources import (
     FP8_FEATURES,
     FP8Tiles,
     GatedActivation,
+    fp8_experts_source,
     fp8_source,
     fp8_weights_source,
 )
+from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.errors import InvalidRequestError
 
 LEAST_TOKENS = 1024
 """Tokens of a step, padded, from which on matmuls are in 8-bit floats: with fewer, decoding weights takes too long."""
-TILES = FP8Tiles()
+TILES, EXPERT_TILES = FP8Tiles(), FP8Tiles(cluster=1)
 FP8_INPUT = InputFormat("fp8", TILES.tokens)
+FP8_ROWS = InputFormat("fp8", 1)
+"""Of rows that are laid in tiles."""
 _CAPABILITY = (9, 0)
 _TILE_BYTES = FP8_FEATURES * 128  # of a tile's output features and 128 columns
 _MATRIX_SIZES, _SHAPE_SIZES = "pppii", "ppiii"  # of parameters, in `fp8_source`'s order
+_EXPERT_SIZES, _DECODE_SIZES = "ppppppppppii", "ppppppii"
 
 
 def route_fp8(
@@ -83,15 +91,9 @@ def _launch(
     columns, at = 0, matmuls.decoded(decoded_bytes(matrices))
     chunks = matrices[0].format.chunks(matrices[0].in_features)
     for matrix, out in zip(matrices, outs, strict=True):
-        weight_bytes, scale_bytes = _decoded_sizes(matrix)
-        own = at, at + weight_bytes
-        at += weight_bytes + scale_bytes
-        count, strips = _columns(matrix), -(-matrix.out_features // 64)
-        decode = fp8_weights_source(matrix.format, activation is not None)
-        grid = -(-chunks // 4), 2 * count, 1
-        matmuls.start(decode, grid, 256, [*matrix.addresses, *own, strips, chunks], "pppppii", False)
+        own, at = _decode(matmuls, matrix, at, activation is not None)
         arguments += [*own, out, matrix.out_features, columns]
-        columns += count
+        columns += _columns(matrix)
     clusters = columns * -(-tokens // (TILES.tokens * TILES.cluster))
     blocks = min(clusters, matmuls.tuning.processors // TILES.cluster) * TILES.cluster
     arguments += [*activations.addresses, tokens, chunks, token_stride, *out_scales]
@@ -100,14 +102,52 @@ def _launch(
     matmuls.start(source, (blocks, 1, 1), TILES.threads, arguments, sizes, False)
 
 
+def launch_fp8_experts(
+    matmuls: MatmulKernels, stack: PackedExperts, addresses: Sequence[int], tiles: int,
+    activation: GatedActivation | None, halves: bool,
+) -> None:  # fmt: skip
+    """Start a matmul over experts, of at most so many tiles of rows; KernelError as of `launch_fp8`.
+
+    `addresses` are of the parameters of `fp8_experts_source` from the biases to `work`.
+    """
+    own, _ = _decode(matmuls, stack, matmuls.decoded(decoded_bytes([stack])), activation is not None)
+    arguments = [*own, *addresses, stack.out_features, stack.format.chunks(stack.in_features)]
+    blocks = min(tiles * _columns(stack), matmuls.tuning.processors)
+    source = fp8_experts_source(EXPERT_TILES, activation, halves)
+    matmuls.start(source, (blocks, 1, 1), EXPERT_TILES.threads, arguments, _EXPERT_SIZES, False)
+
+
+def laid_bytes(cols: int) -> tuple[int, int]:
+    """Bytes of a row of so many columns in tiles: of its codes and of its scales."""
+    groups = -(-cols // 128)
+    return groups * 128, groups * 4
+
+
+def _decode(
+    matmuls: MatmulKernels, matrix: PackedMatrix, at: int, interleaved: bool
+) -> tuple[tuple[int, int], int]:  # fmt: skip
+    """Start the decoding of a matrix, or of all of a stack, to memory at `at`.
+
+    Returns the addresses of its weights and scales, and where they end.
+    """
+    weight_bytes, scale_bytes = _decoded_sizes(matrix)
+    own, chunks = (at, at + weight_bytes), matrix.format.chunks(matrix.in_features)
+    experts, stride = (matrix.count, matrix.stride) if isinstance(matrix, PackedExperts) else (1, 0)
+    grid = -(-chunks // 4), 2 * _columns(matrix), experts
+    arguments = [*matrix.addresses, *own, stride, -(-matrix.out_features // 64), chunks]
+    matmuls.start(fp8_weights_source(matrix.format, interleaved), grid, 256, arguments, _DECODE_SIZES, False)
+    return own, at + weight_bytes + scale_bytes
+
+
 def _columns(matrix: PackedMatrix) -> int:
     """Tiles of a matrix's output features."""
     return -(-matrix.out_features // FP8_FEATURES)
 
 
 def _decoded_sizes(matrix: PackedMatrix) -> tuple[int, int]:
-    """Bytes of a matrix's decoded weights, and of their scales up to the next 256 bytes."""
+    """Bytes of decoded weights, and of their scales up to the next 256 bytes."""
     columns, groups = _columns(matrix), -(-matrix.format.chunks(matrix.in_features) // 2)
+    columns *= matrix.count if isinstance(matrix, PackedExperts) else 1
     return columns * groups * _TILE_BYTES, -(-columns * 16 // 256) * 256
 
 

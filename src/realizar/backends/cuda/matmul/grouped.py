@@ -17,7 +17,8 @@ Rows of x are read where they lie. Gate and up of an expert are interleaved by 6
 feed-forward; activation(gate) * up goes to `places.gated` in the order of tiles, from where down reads it. Matrices
 without an activation write float32 rows of pairs. A row's products are added in one order, whatever the tiles,
 but those of `DirectTiles`, which have orders of their own. Where tiles are large or a measured line says so, a kernel
-lays the rows in tiles first (`places.laid`), and gate and up read whole tiles as down does.
+lays the rows in tiles first (`places.laid`), and gate and up read whole tiles as down does; so do those in 8-bit floats
+(`matmul.fp8`), where a step has enough pairs of each expert.
 
 With programmatic dependent launch each kernel waits itself for what it reads. Down reads the list of tiles and its
 first weights before it waits for the kernel before it, which must be `launch_gated`, after `sort`; so do gate and up
@@ -34,6 +35,7 @@ import torch
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs, gated_activation
+from realizar.backends.cuda.matmul.fp8 import EXPERT_TILES, FP8_ROWS, decoded_bytes, laid_bytes, launch_fp8_experts
 from realizar.backends.cuda.matmul.grouped_tiles import (
     MOST_STAGES,
     StepTiles,
@@ -67,11 +69,11 @@ from realizar.backends.cuda.native.grouped.source import (
     route_warps,
     sum_words,
 )
-from realizar.backends.cuda.native.sources import GatedActivation
+from realizar.backends.cuda.native.sources import FP8Tiles, GatedActivation, fp8_experts_source, fp8_weights_source
 from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack
 from realizar.models.tensor_source import TensorName
 
-_SIZES, _SORT_SIZES, _LAY_SIZES = "pppppppppppiiii", "pppppii", "ppppiii"  # of parameters
+_SIZES, _SORT_SIZES, _LAY_SIZES = "pppppppppppiiii", "pppppii", "ppppppiii"  # of parameters
 _SORT_MANY_SIZES = "pppppppii"
 
 
@@ -87,20 +89,31 @@ class GroupedConfig:
     """
 
     format: FragmentFormat
-    tiles: AnyTiles
+    tiles: AnyTiles | FP8Tiles
     tiled: bool
     activation: GatedActivation | None
     chunks: int
     halves: bool = False
 
     @property
-    def gathers(self) -> bool:
-        """True if rows of x are found by their pairs, False if they lie in tiles."""
-        return not self.tiled and not is_laid(self.tiles)
+    def lays(self) -> bool:
+        """True if rows of x are laid in tiles first."""
+        return not self.tiled and (isinstance(self.tiles, FP8Tiles) or is_laid(self.tiles))
 
     @property
-    def source(self) -> Source:
-        return grouped_source(self.format, self.tiles, self.gathers, self.activation, self.chunks, self.halves)
+    def gathers(self) -> bool:
+        """True if rows of x are found by their pairs, False if they lie in tiles."""
+        return not self.tiled and not self.lays
+
+    @property
+    def sources(self) -> list[Source]:
+        """Kernels of the matmul, the last its own."""
+        laid = [lay_source(self.tiles.tokens, isinstance(self.tiles, FP8Tiles))] if self.lays else []
+        if isinstance(self.tiles, FP8Tiles):
+            decode = fp8_weights_source(self.format, self.activation is not None)
+            return [*laid, decode, fp8_experts_source(self.tiles, self.activation, self.halves)]
+        own = grouped_source(self.format, self.tiles, self.gathers, self.activation, self.chunks, self.halves)
+        return [*laid, own]
 
 
 class GroupedBuffers:
@@ -112,23 +125,24 @@ class GroupedBuffers:
         starts: int32 [experts + 1], the first pair of each expert among all that go somewhere.
         sums: int32, what the launches of a sort of many pairs leave for each other. arrivals: int32 [1], 0 between
             sorts.
-        gated: float16 [places * padded width], outputs of gate and up in the order of tiles.
-        laid: float16 [places * padded hidden], rows of x in the order of tiles, for steps that lay them.
+        gated: float16 [places * padded width], outputs of gate and up in the order of tiles; or, as many bytes as they
+            take, 8-bit floats and behind those of all places their scales.
+        laid: float16 [places * padded hidden], rows of x in the order of tiles, for steps that lay them; or likewise.
     """
 
     def __init__(
         self, device: torch.device | str, rows: int, per_token: int, shape: ExpertShape, wgmma: bool,
-        lines: Sequence[ExpertLine] = (), shared: int = 0,
+        lines: Sequence[ExpertLine] = (), shared: int = 0, fp8: bool = False,
     ) -> None:  # fmt: skip
         """Allocate for the largest step, of `rows`.
 
         Args:
             shape: of the mixture; its width is a multiple of 64, or 0 where nothing is written in tiles.
             wgmma: whether the Hopper kernel runs. lines: measured on the device.
-            shared: as in `step_tiles`.
+            shared, fp8: as in `step_tiles`.
         """
         own = [line for line in lines if line.shape == shape]  # once, since thousands of steps look through them
-        steps = [step_tiles(each, per_token, shape, wgmma, own, shared) for each in range(1, rows + 1)]
+        steps = [step_tiles(each, per_token, shape, wgmma, own, shared, fp8) for each in range(1, rows + 1)]
         places = max(step.places for step in steps)
         self.slots = torch.full((places,), -1, dtype=torch.int32, device=device)
         self.work = torch.zeros(1 + max(step.count for step in steps), dtype=torch.int32, device=device)
@@ -136,23 +150,27 @@ class GroupedBuffers:
         self.starts = torch.zeros(experts + 1, dtype=torch.int32, device=device)
         self.sums = torch.zeros(sum_words(pairs, experts), dtype=torch.int32, device=device)
         self.arrivals = torch.zeros(1, dtype=torch.int32, device=device)
-        self.gated = torch.zeros(places * shape.width, dtype=torch.float16, device=device)
-        laid = max((step.places for step in steps if _lays(own, step, shape, wgmma)), default=0)
-        self.laid = torch.zeros(laid * padded_cols(shape.hidden), dtype=torch.float16, device=device)
+        gated = max(_tile_halves(step, shape.width) for step in steps)
+        self.gated = torch.zeros(gated, dtype=torch.float16, device=device)
+        laid = max((_tile_halves(step, shape.hidden) for step in steps if _lays(own, step, shape, wgmma)), default=0)
+        self.laid = torch.zeros(laid, dtype=torch.float16, device=device)
 
 
 class GroupedMatmuls:
     """Chooses, compiles and launches one device's, by its measured `lines`. Used by one thread, in one context."""
 
-    def __init__(self, matmuls: MatmulKernels, experts_read: ExpertsRead | None = None) -> None:
-        """Share device and tuning with the dense matmuls; sorts add what they find to `experts_read`."""
-        self._matmuls, self._tuning = matmuls, matmuls.tuning
+    def __init__(self, matmuls: MatmulKernels, experts_read: ExpertsRead | None = None, fp8: bool = False) -> None:
+        """Share device and tuning with the dense matmuls; sorts add what they find to `experts_read`.
+
+        `fp8`: as in `step_tiles`.
+        """
+        self._matmuls, self._tuning, self.fp8 = matmuls, matmuls.tuning, fp8
         self.lines = self._tuning.grouped_lines(in_order=matmuls.batch_invariant)
         self._experts_read, self._dependent = experts_read, matmuls.capability >= (9, 0)
 
     def step(self, rows: int, per_token: int, shape: ExpertShape, shared: int = 0) -> StepTiles:
         """See `step_tiles`."""
-        return step_tiles(rows, per_token, shape, self._tuning.wgmma, self.lines, shared)
+        return step_tiles(rows, per_token, shape, self._tuning.wgmma, self.lines, shared, self.fp8)
 
     def route(
         self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False,
@@ -166,6 +184,9 @@ class GroupedMatmuls:
         gated, shared = activation is not None, self._tuning.shared_bytes
         chunks = stack.format.chunks(stack.in_features)
         shape = ExpertShape.of_stack(stack.routed, stack.out_features, stack.in_features, gated)
+        if step.in_fp8:
+            halves = halves and stack.out_features % 8 == 0
+            return GroupedConfig(stack.format, EXPERT_TILES, tiled, activation, chunks, halves)
         measured = _measured(self.lines, step, shape, gated)
         tiles: AnyTiles
         if isinstance(measured, DirectTiles) and fits(measured, stack.format, chunks, shared):
@@ -183,14 +204,8 @@ class GroupedMatmuls:
         `experts` are those of a layer, with the shared one where it is among them. Raises KernelError where a kernel
         does not compile or does not fit the device.
         """
-        configs = list(wanted)
-        lays = sorted({config.tiles.tokens for config in configs if is_laid(config.tiles)})
-        self._matmuls.kernels.prepare(
-            [
-                *(config.source for config in configs), route_source(experts), *route_many_sources(experts),
-                *map(lay_source, lays),
-            ]
-        )  # fmt: skip
+        sources = [source for config in wanted for source in config.sources]
+        self._matmuls.kernels.prepare([*sources, route_source(experts), *route_many_sources(experts)])
 
     def sort(self, chosen: torch.Tensor, step: StepTiles, experts: int, buffers: GroupedBuffers) -> None:
         """Start the sort of a step's pairs by expert into `slots`, `work` and `starts`; KernelError as of
@@ -224,20 +239,39 @@ class GroupedMatmuls:
         Raises:
             KernelError: the kernel can't be compiled, loaded or launched.
         """
-        values = x.values.data_ptr()
-        if is_laid(config.tiles):
+        values, scales = x.addresses
+        if config.lays:
             self._lay(x, per_token, step, buffers, config)
             values = buffers.laid.data_ptr()
-        inputs = values, x.scales.data_ptr(), per_token, x.format.block_tokens
+        if isinstance(config.tiles, FP8Tiles):
+            laid = _addresses(buffers.laid, step, stack.in_features)
+            gated = _addresses(buffers.gated, step, stack.out_features // 2)
+            self._multiply_fp8(stack, (_address(bias), *gated, 0, *laid), step, buffers, config)
+            return
+        inputs = values, scales, per_token, x.format.block_tokens
         self._multiply(stack, inputs, step, buffers, config, buffers.gated, bias, None)
 
     def _lay(
         self, x: ActivationBuffer, per_token: int, step: StepTiles, buffers: GroupedBuffers, config: GroupedConfig,
     ) -> None:  # fmt: skip
-        addresses = [each.data_ptr() for each in (x.values, buffers.laid, buffers.slots, buffers.work)]
-        grid = step.count, -(-config.chunks // LAID_CHUNKS), 1
-        arguments = [*addresses, config.chunks, per_token, x.format.block_tokens]
-        self._matmuls.start(lay_source(step.tokens), grid, step.tokens * 8, arguments, _LAY_SIZES, self._dependent)
+        (values, _), chunks, laid, scales = x.addresses, config.chunks, buffers.laid.data_ptr(), (0, 0)
+        if isinstance(config.tiles, FP8Tiles):
+            chunks, (laid, laid_scales) = -(-chunks // 2), _addresses(buffers.laid, step, x.cols)
+            scales = x.terms.data_ptr(), laid_scales
+        lists = [buffers.slots.data_ptr(), buffers.work.data_ptr()]
+        arguments = [values, laid, *lists, *scales, chunks, per_token, x.format.block_tokens]
+        grid, (source, *_) = (step.count, -(-chunks // LAID_CHUNKS), 1), config.sources
+        self._matmuls.start(source, grid, step.tokens * 8, arguments, _LAY_SIZES, self._dependent)
+
+    def _multiply_fp8(
+        self, stack: PackedExperts, addresses: Sequence[int], step: StepTiles, buffers: GroupedBuffers,
+        config: GroupedConfig,
+    ) -> None:  # fmt: skip
+        """`addresses`: of biases, outputs and their scales, weights of pairs, and rows in tiles and their scales."""
+        lists = buffers.slots.data_ptr(), buffers.work.data_ptr()
+        launch_fp8_experts(
+            self._matmuls, stack, (*addresses, *lists), step.count, config.activation, config.halves
+        )  # fmt: skip
 
     def launch_pairs(
         self, stack: PackedExperts, x: ActivationBuffer | None, per_token: int, step: StepTiles,
@@ -257,6 +291,11 @@ class GroupedMatmuls:
         Raises:
             KernelError: the kernel can't be compiled, loaded or launched.
         """
+        if isinstance(config.tiles, FP8Tiles):
+            gated = _addresses(buffers.gated, step, stack.in_features)
+            outputs = _address(bias), out.data_ptr(), 0, _address(weights)
+            self._multiply_fp8(stack, (*outputs, *gated), step, buffers, config)
+            return
         inputs = buffers.gated.data_ptr(), 0, 1, 1
         if x is not None:
             inputs = x.values.data_ptr(), x.scales.data_ptr(), per_token, x.format.block_tokens
@@ -266,13 +305,14 @@ class GroupedMatmuls:
         self, stack: PackedExperts, inputs: tuple[int, int, int, int], step: StepTiles, buffers: GroupedBuffers,
         config: GroupedConfig, out: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None,
     ) -> None:  # fmt: skip
+        assert not isinstance(config.tiles, FP8Tiles)
         x, scales, share, block = inputs
         lists = [x, scales, buffers.slots.data_ptr(), buffers.work.data_ptr()]
         sizes = [stack.stride, stack.out_features, stack.format.chunks(stack.in_features), share, block]
         arguments = [*stack.addresses, _address(bias), out.data_ptr(), _address(weights), *lists, *sizes]
         blocks = min(step.count * config.tiles.items(stack.out_features), config.tiles.blocks * self._tuning.processors)
         grid, threads = (blocks, 1, 1), config.tiles.threads
-        self._matmuls.start(config.source, grid, threads, arguments, _SIZES, self._dependent)
+        self._matmuls.start(config.sources[-1], grid, threads, arguments, _SIZES, self._dependent)
 
 
 def _measured(lines: Sequence[ExpertLine], step: StepTiles, shape: ExpertShape, gated: bool) -> ExpertTiles | None:
@@ -280,8 +320,21 @@ def _measured(lines: Sequence[ExpertLine], step: StepTiles, shape: ExpertShape, 
 
 
 def _lays(lines: Sequence[ExpertLine], step: StepTiles, shape: ExpertShape, wgmma: bool) -> bool:
+    if step.in_fp8:
+        return True
     measured = _measured(lines, step, shape, True)
     return lays_rows(step.tokens, wgmma) if measured is None else is_laid(measured)
+
+
+def _tile_halves(step: StepTiles, cols: int) -> int:
+    """float16 of a step's rows of so many columns in tiles, or the bytes of 8-bit floats in as many."""
+    return step.places * (sum(laid_bytes(cols)) // 2 if step.in_fp8 else padded_cols(cols))
+
+
+def _addresses(rows: torch.Tensor, step: StepTiles, cols: int) -> tuple[int, int]:
+    """Addresses of the 8-bit floats of a step's rows in tiles, and of their scales."""
+    codes, _ = laid_bytes(cols)
+    return rows.data_ptr(), rows.data_ptr() + step.places * codes
 
 
 def _address(tensor: torch.Tensor | None) -> int:
@@ -301,19 +354,21 @@ class _Plan:
 class GroupedExperts:
     """Grouped matmuls of all mixtures of a model, for steps of up to `rows`.
 
-    `pairs` says which mixtures have grouped matmuls, and from which number of tokens on.
+    `pairs` says which mixtures have grouped matmuls, and from which number of tokens on; `fp8` is as in `step_tiles`.
     """
 
-    def __init__(self, matmuls: MatmulKernels, pairs: ExpertMatmuls, rows: int) -> None:
+    def __init__(self, matmuls: MatmulKernels, pairs: ExpertMatmuls, rows: int, fp8: bool = False) -> None:
         self._matmuls, self._pairs, self._rows = matmuls, pairs, rows
-        self._grouped = GroupedMatmuls(matmuls, pairs.experts_read)
+        self._grouped = GroupedMatmuls(matmuls, pairs.experts_read, fp8)
         self._buffers: dict[_Key, GroupedBuffers] = {}
         self._plans: dict[tuple[TensorName, int], _Plan] = {}
 
     def input_format(self, matrices: ExpertMatrices, tokens: int) -> InputFormat:
         """What `launch_gate_up` reads: row by row where they are laid in tiles, else as dense matmuls do."""
-        laid = is_laid(self._plan(matrices, tokens).gate_up.tiles)
-        return InputFormat("half", 1 if laid else self._matmuls.tuning.block_tokens(tokens))
+        plan = self._plan(matrices, tokens)
+        if plan.step.in_fp8:
+            return FP8_ROWS
+        return InputFormat("half", 1 if plan.gate_up.lays else self._matmuls.tuning.block_tokens(tokens))
 
     def prepare(self, mixtures: Iterable[ExpertMatrices], counts: Iterable[int]) -> None:
         """Compile and load kernels for these numbers of tokens, and allocate what they leave for each other.
@@ -329,6 +384,8 @@ class GroupedExperts:
             plans = [self._plan(matrices, tokens) for tokens in sizes if tokens > least]
             wanted = {config for plan in plans for config in (plan.gate_up, plan.down)}
             self._grouped.prepare(wanted, matrices.count)
+            if any(plan.step.in_fp8 for plan in plans):
+                self._matmuls.decoded(max(decoded_bytes([_packed(stack)]) for stack in matrices.stacks))
 
     def launch_gate_up(self, matrices: ExpertMatrices, source: ActivationBuffer, pairs: Pairs, tokens: int) -> None:
         """Sort the pairs of `tokens` tokens by expert, and start gate and up, with the activation."""
@@ -370,8 +427,9 @@ class GroupedExperts:
         per_token, shape, shared = key = experts.experts_per_token, ExpertShape.of(experts), matrices.shared
         if key not in self._buffers:
             wgmma = self._matmuls.tuning.wgmma
+            grouped = self._grouped
             self._buffers[key] = GroupedBuffers(
-                self._matmuls.device, self._rows, per_token, shape, wgmma, self._grouped.lines, shared
+                self._matmuls.device, self._rows, per_token, shape, wgmma, grouped.lines, shared, grouped.fp8
             )
         return self._buffers[key]
 

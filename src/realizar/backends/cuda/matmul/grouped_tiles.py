@@ -13,10 +13,14 @@ from functools import cache
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.tuning_table import ExpertLine, ExpertShape, measured_places
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
+from realizar.backends.cuda.native.sources import FP8Tiles
 
 TILE_TOKENS = (8, 16, 32, 64, 128)
 BETWEEN_TOKENS = (24, 40, 48)  # places that the Hopper kernel takes where a line has them
 MMA_SYNC_TOKENS = 64  # the largest tile of mma.sync
+FP8_PLACES = FP8Tiles().tokens
+FP8_PAIRS = 512
+"""Pairs of an expert, on average, from which on 8-bit floats are faster than halves, where they are asked for."""
 DIRECT_TOKENS = 16  # the largest tile of kernels whose warps read weights for themselves
 _REGISTERS = 65_536  # of a multiprocessor
 _STATIC_BYTES = 48 << 10  # of shared memory that a kernel may declare
@@ -47,12 +51,16 @@ def most_tiles(pairs: int, experts: int, tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepTiles:
-    """At most `count` tiles of `tokens` places each; `shared` are those of the pairs whose expert all rows share."""
+    """At most `count` tiles of `tokens` places each; `shared` are those of the pairs whose expert all rows share.
+
+    `in_fp8`: they are multiplied in 8-bit floats.
+    """
 
     pairs: int
     tokens: int
     count: int
     shared: int = 0
+    in_fp8: bool = False
 
     @property
     def places(self) -> int:
@@ -60,16 +68,22 @@ class StepTiles:
 
 
 def step_tiles(
-    rows: int, per_token: int, shape: ExpertShape, wgmma: bool, lines: Sequence[ExpertLine] = (), shared: int = 0
-) -> StepTiles:
+    rows: int, per_token: int, shape: ExpertShape, wgmma: bool, lines: Sequence[ExpertLine] = (), shared: int = 0,
+    fp8: bool = False,
+) -> StepTiles:  # fmt: skip
     """Tiles of a step of `rows`, which choose `per_token` experts each.
 
-    `shared` is 1 if all rows share one expert more, whose pairs do not count for the places of a tile; else 0.
+    Args:
+        shared: 1 if all rows share one expert more, whose pairs do not count for the places of a tile; else 0.
+        fp8: long steps are multiplied in 8-bit floats.
     """
     measured = measured_places(lines, rows * per_token, shape)
     tokens = tile_tokens(rows, per_token, shape.experts, wgmma) if measured is None else measured
+    in_fp8 = fp8 and rows * per_token >= FP8_PAIRS * shape.experts
+    if in_fp8:
+        tokens = FP8_PLACES
     count = most_tiles(rows * per_token, shape.experts, tokens) + shared * -(-rows // tokens)
-    return StepTiles(rows * (per_token + shared), tokens, count, rows * shared)
+    return StepTiles(rows * (per_token + shared), tokens, count, rows * shared, in_fp8)
 
 
 @cache

@@ -165,14 +165,14 @@ def make_buffer(input_format: InputFormat, cols: int, tokens: int, device: torch
     if input_format.kind == "int8":
         codes, terms = zeros(tokens, padded, dtype=torch.int8), zeros(tokens, padded // 16, 2)
         return ActivationBuffer(input_format, cols, none, none, codes, terms)
-    if input_format.kind == "fp8":
-        blocks, block, groups = tokens // input_format.block_tokens, input_format.block_tokens, -(-padded // 128)
-        codes = zeros(blocks, 2 * groups, 4, block // 8, 8, 16, dtype=torch.uint8)
-        return ActivationBuffer(input_format, cols, none, none, codes, zeros(blocks, groups, block))
     shape: tuple[int, ...] = tokens, cols
+    block = input_format.block_tokens
+    run = min(block, 8)
+    if input_format.kind == "fp8":
+        blocks, groups = tokens // block, -(-padded // 128)
+        codes = zeros(blocks, 2 * groups, 4, block // run, run, 16, dtype=torch.uint8)
+        return ActivationBuffer(input_format, cols, none, none, codes, zeros(blocks, groups, block))
     if input_format.kind == "half":
-        block = input_format.block_tokens
-        run = min(block, 8)
         shape = tokens // block, padded // CHUNK, 8, block // run, run, 8
     values = zeros(*shape, dtype=_DTYPES[input_format.kind])
     return ActivationBuffer(input_format, cols, values, zeros(tokens) + 1.0, none, none)

@@ -275,33 +275,68 @@ def fp8_source(count: int, tiles: FP8Tiles, activation: GatedActivation | None =
     activations' two addresses, tokens, chunks, token stride, and with an activation the next matmul's scales.
     """
     name = f"wgmma_fp8_{count}{f'_{activation}' if activation else ''}_tokens{tiles.tokens}"
-    files = ["primitives.cu", "bulk.cu", "experts/clusters.cu", "fp8/wgmma_instructions.cu"]
-    if activation is not None:
-        files += ["codes.cu", "gated_epilogue.cu", "fp8/wgmma_gated.cu"]
-    files.append("fp8/wgmma.cu")
     parameters = [f"const char* w{i}, const float* s{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)]
     parameters.append("const char* x, const float* scales, int tokens, int chunks, int token_stride")
     parameters.extend(["float* out_scales"] if activation else [])
-    clusters = f" __cluster_dims__({tiles.cluster}, 1, 1)" if tiles.cluster > 1 else ""
-    lines = [f'extern "C" __global__ void{clusters} __launch_bounds__({tiles.threads}, {tiles.blocks})']
-    lines.append(f"{name}({', '.join(parameters)}) {{")
-    lines.append("  auto segment_of = [&](int tile) -> Segment {")
+    lines = ["  auto segment_of = [&](int tile) -> Segment {"]
     for i in reversed(range(count)):
         condition = f"if (tile >= f{i}) " if i else ""
         out_scales = "out_scales" if activation else "nullptr"
         lines.append(f"    {condition}return {{w{i}, s{i}, p{i}, n{i}, tile - f{i}, {out_scales}}};")
     lines.append("  };")
     lines.append(f"  const Tiles tiles{{f{count - 1}, n{count - 1}, tokens}};")
-    lines.append("  multiply_tiles(segment_of, tiles, tokens, chunks, token_stride, x, scales);\n}\n")
-    defines = define(tiles.defines() | epilogue_defines(activation))
-    return Source(name, defines + "".join(map(read, files)) + "\n".join(lines), tiles.shared_bytes)
+    lines.append("  multiply_tiles(Dense{tiles, segment_of, token_stride}, chunks, x, scales);")
+    return _fp8_kernel(name, tiles, activation, {}, ["fp8/dense.cu"], parameters, lines)
+
+
+@cache
+def fp8_experts_source(tiles: FP8Tiles, activation: GatedActivation | None, halves: bool = False) -> Source:
+    """The kernel in 8-bit floats for the rows of experts, in tiles of `FP8Tiles.tokens` places, and for any format.
+
+    Its parameters: the stack's decoded weights and scales, its biases, the output, with an activation the next matmul's
+    scales, the pairs' weights, the activations' two addresses, slots and work as the sort writes them, out_features
+    and chunks.
+
+    Args:
+        activation: of interleaved gate and up, whose output lies in tiles; None writes sums to their pairs' rows.
+        halves: those sums leave as halves, divided by 16.
+    """
+    name = f"experts_fp8_{activation or ('halves' if halves else 'pairs')}"
+    parameters = [
+        "const char* weights, const float* block_scales, const float* bias, char* out, float* out_scales",
+        "const float* pair_weights, const char* x, const float* scales, const int* slots, const int* work",
+        "int out_features, int chunks",
+    ]  # fmt: skip
+    lines = ["  __shared__ TileEnd staged[2];", "  __shared__ __align__(8) u64 ends[4];", "  __shared__ int total;"]
+    fields = "weights, block_scales, bias, out, out_scales, pair_weights, slots, work, out_features, chunks"
+    lines.append(f"  const Grouped grouped{{{fields}, &total, staged, shared_address(ends)}};")
+    lines.append("  if (grouped.first() >= load_listed(work) * grouped.columns()) return;")
+    lines.append("  multiply_tiles(grouped, chunks, x, scales);")
+    own: Defines = {"GATHER": 0, "HALVES": int(halves)}
+    return _fp8_kernel(name, tiles, activation, own, ["grouped/work.cu", "fp8/experts.cu"], parameters, lines)
+
+
+def _fp8_kernel(
+    name: str, tiles: FP8Tiles, activation: GatedActivation | None, own: Defines, work: list[str],
+    parameters: list[str], lines: list[str],
+) -> Source:  # fmt: skip
+    """`work`: the files of its work; `lines`: the kernel's body."""
+    files = ["primitives.cu", "bulk.cu", "experts/clusters.cu", "fp8/wgmma_instructions.cu"]
+    if activation is not None:
+        files += ["codes.cu", "gated_epilogue.cu", "fp8/wgmma_gated.cu"]
+    clusters = f" __cluster_dims__({tiles.cluster}, 1, 1)" if tiles.cluster > 1 else ""
+    head = f'extern "C" __global__ void{clusters} __launch_bounds__({tiles.threads}, {tiles.blocks})'
+    body = "\n".join([head, f"{name}({', '.join(parameters)}) {{", *lines, "}\n"])
+    defines = define(tiles.defines() | epilogue_defines(activation) | own)
+    return Source(name, defines + "".join(map(read, [*files, *work, "fp8/wgmma.cu"])) + body, tiles.shared_bytes)
 
 
 @cache
 def fp8_weights_source(weight_format: FragmentFormat, interleaved: bool) -> Source:
     """Weights of a format as `fp8_source` reads them: `interleaved` ones of gate and up for its gated epilogue.
 
-    Its parameters: the matrix's weights, block scales and table, the decoded weights and scales, strips and chunks.
+    Its parameters: the weights, block scales and table of one matrix or of several, the decoded weights and scales,
+    bytes from matrix to matrix, strips and chunks.
     """
     name = f"decode_fp8_{format_name(weight_format)}{'_gated' if interleaved else ''}"
     numbers: Defines = {"POWER": weight_format.fp8_power, "INTERLEAVED": int(interleaved), "NAME": name}

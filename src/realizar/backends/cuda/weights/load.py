@@ -286,7 +286,7 @@ def _copy(data: NDArray[np.uint8], memory: torch.Tensor) -> None:
 
 def stacks_shared(config: ResolvedConfig) -> bool:
     """True if shared experts may join the stacks of experts, whose sums have orders of their own, in halves."""
-    return not config.batch_invariant and config.prompt_dtype == "f16"
+    return not config.batch_invariant
 
 
 @contextmanager

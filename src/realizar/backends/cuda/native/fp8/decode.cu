@@ -13,12 +13,15 @@ INLINE u32 to_e4m3(u32 first, u32 second) {
   return r;
 }
 
-// A block of eight warps: of two strips of 64 output features, y, and two groups, x. scales: of 64 output features.
+// A block of eight warps: of two strips of 64 output features, y, and two groups, x, of one matrix, z, of which each
+// begins `stride` bytes behind the one before. scales: of 64 output features.
 extern "C" __global__ void __launch_bounds__(256)
-NAME(const char* weights, const float* block_scales, const void* table, char* out, float* scales, int strips,
-     int chunks) {
+NAME(const char* weights, const float* block_scales, const void* table, char* out, float* scales, long stride,
+     int strips, int chunks) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, strip = blockIdx.y * 2 + warp / 4, tile = warp % 4;
-  const int groups = (chunks + 1) / 2;
+  const int groups = (chunks + 1) / 2, tiles = gridDim.y / 2;
+  weights += blockIdx.z * stride, block_scales += blockIdx.z * strips;
+  out += (long)blockIdx.z * tiles * groups * 32768, scales += blockIdx.z * tiles * 4;
   if (blockIdx.x == 0 && lane == 0 && tile == 0)
     scales[strip] = strip < strips ? block_scales[strip] * power(-(POWER)) : 0.f;
   const int octet = INTERLEAVED ? (strip / 2 % 2 * 8 + tile * 2) * 2 + strip % 2 : strip % 4 * 8 + tile * 2;

@@ -5,21 +5,20 @@
 // ring, also those of the next tile while the last one's results are stored; two warpgroups have 64 tokens each, and
 // one adds while the other multiplies. The blocks of a cluster have the same weights, and each copies a part of them
 // for all.
-// Before it: wgmma_instructions.cu.
+// Before it: wgmma_instructions.cu, and dense.cu or experts.cu.
 
 // The producer: tile after tile, 128 columns a stage.
-template <class SegmentOf>
-INLINE void fill_ring(const SegmentOf& segment_of, const Tiles& tiles, int groups, const char* values,
-                      const char* scales, u32 full) {
+template <class Work>
+INLINE void fill_ring(const Work& work, int groups, const char* values, const char* scales, u32 full) {
   const u32 empty = full + STAGES * 8, base = shared_address(ring);
   const int rank = blockIdx.x % CLUSTER;
   int slot = 0, parity = 1;
-  int tile = tiles.first();
+  int tile = work.first();
 #pragma unroll 1
   do {
-    const Place place = tiles.place(tile);
-    const Segment segment = segment_of(place.column);
-    const int last = tiles.token_blocks() - 1, block = place.token_block < last ? place.token_block : last;
+    const Place place = work.place(tile);
+    const Segment segment = work.segment(place);
+    const int last = work.token_blocks() - 1, block = place.token_block < last ? place.token_block : last;
     const char* weights = segment.weights + (long)segment.tile * groups * WEIGHTS_STAGE + rank * WEIGHTS_PART;
     const char* x = values + (long)block * groups * X_STAGE;
     const char* x_scales = scales + (long)block * groups * SCALES_BYTES;
@@ -34,56 +33,19 @@ INLINE void fill_ring(const SegmentOf& segment_of, const Tiles& tiles, int group
       weights += WEIGHTS_STAGE, x += X_STAGE, x_scales += SCALES_BYTES;
       if (++slot == STAGES) { slot = 0; parity ^= 1; }
     }
-  } while (tiles.next(tile));
+  } while (work.next(tile));
 }
 
-// A warpgroup's sums of 64 tokens: by sixteen bytes where the output's places allow it.
-INLINE void store_sums(const float (&sums)[PARTS][PART], const Segment& segment, long token_stride, int tokens,
-                       int token_block) {
-  const int thread = anew(threadIdx.x), g = thread % 32 >> 2, t = thread & 3;
-  const int left = segment.out_features - segment.tile * FEATURES, token = token_block * TOKENS + thread / 32 * 16 + g;
-  float* out = segment.out + token * token_stride + segment.tile * FEATURES;
-  const bool whole = left >= FEATURES && token_stride % 4 == 0 && (u64)out % 16 == 0;
-  const bool odd = t % 2;
-#pragma unroll
-  for (int strip = 0; strip < FEATURES / 64; strip++) {
-    if (strip * 64 >= left) return;
-    const float scale = __ldg(segment.scales + segment.tile * 4 + strip);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {  // two octets of features
-      const float* sum = sums[strip / 2] + (strip % 2 * 4 + i) * 8;
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const float2 first = make_float2(sum[r * 2] * scale, sum[r * 2 + 1] * scale);
-        const float2 second = make_float2(sum[r * 2 + 4] * scale, sum[r * 2 + 5] * scale);
-        float* row = out + r * 8 * token_stride + strip * 64 + i * 16;
-        if (whole) {  // lanes t and t ^ 1 have an octet each
-          const float2 sent = odd ? first : second, kept = odd ? second : first;
-          const float2 other = make_float2(__shfl_xor_sync(~0u, sent.x, 1), __shfl_xor_sync(~0u, sent.y, 1));
-          if (token + r * 8 < tokens)
-            *(float4*)(row + t % 2 * 8 + t / 2 * 4) =
-                odd ? make_float4(other.x, other.y, kept.x, kept.y) : make_float4(kept.x, kept.y, other.x, other.y);
-        } else if (token + r * 8 < tokens) {
-          const int feature = strip * 64 + i * 16 + t * 2;
-          if (feature < left) row[t * 2] = first.x;
-          if (feature + 1 < left) row[t * 2 + 1] = first.y;
-          if (feature + 8 < left) row[t * 2 + 8] = second.x;
-          if (feature + 9 < left) row[t * 2 + 9] = second.y;
-        }
-      }
-    }
-  }
-}
-
-template <class SegmentOf>
-INLINE void multiply_tiles(const SegmentOf& segment_of, const Tiles& tiles, int tokens, int chunks, long token_stride,
-                           const char* values, const float* scales) {
+// All tiles of a block's `work`, which says what they are and where their sums go: `Dense` or `Grouped`.
+template <class Work>
+INLINE void multiply_tiles(const Work& work, int chunks, const char* values, const float* scales) {
   __shared__ __align__(8) u64 barriers[2 * STAGES];  // full, then empty
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const int groups = (chunks + 1) / 2;
   if (threadIdx.x == 0) {
     const u32 full = shared_address(barriers), empty = full + STAGES * 8;
     for (int s = 0; s < STAGES; s++) { barrier_init(full + s * 8, 1); barrier_init(empty + s * 8, 8 * CLUSTER); }
+    work.begin();
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -91,9 +53,9 @@ INLINE void multiply_tiles(const SegmentOf& segment_of, const Tiles& tiles, int 
 
   if (warp >= 8) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x == 256)
-      fill_ring(segment_of, tiles, groups, values, (const char*)scales, shared_address(barriers));
+    if (threadIdx.x == 256) fill_ring(work, groups, values, (const char*)scales, shared_address(barriers));
     __syncwarp();
+    if (warp == 9) work.stage();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     const u32 full = shared_address(barriers), empty = full + STAGES * 8, base = shared_address(ring);
@@ -137,22 +99,17 @@ INLINE void multiply_tiles(const SegmentOf& segment_of, const Tiles& tiles, int 
       }
       if (++slot == STAGES) { slot = 0; parity ^= 1; }
     };
-    int tile = tiles.first();
+    int tile = work.first(), turn = 0;
 #pragma unroll 1
     do {
 #pragma unroll
       for (int i = 0; i < PARTS * PART; i++) sums[i / PART][i % PART] = 0.f;
 #pragma unroll 1
       for (int i = 0; i < chunks; i += 2) stage();
-      const Place place = tiles.place(tile);
-      if (place.token_block < tiles.token_blocks()) {
-#ifdef ACTIVATION
-        store_gated(sums, segment_of(place.column), place.token_block);
-#else
-        store_sums(sums, segment_of(place.column), token_stride, tokens, place.token_block);
-#endif
-      }
-    } while (tiles.next(tile));
+      const Place place = work.place(tile);
+      if (place.token_block < work.token_blocks()) work.store(sums, place, turn);
+      turn++;
+    } while (work.next(tile));
   }
   if constexpr (CLUSTER > 1) { arrive_at_cluster(); wait_for_cluster(); }  // others may still write here
 }

@@ -1,9 +1,8 @@
 // What a launch in 8-bit floats has before its kernel: the matrix instruction of compute capability 9.0a, of 64 tokens
-// and half of a tile's output features, the order of tiles, and what blocks of a cluster do for each other.
+// and half of a tile's output features, and what blocks of a cluster do for each other.
 // Defined around it: PART_LIST PART_INPUTS (operand lists of the instruction) PART_OPERANDS (their bindings) PREDICATE
-// (of the operand that says whether D is added to) TOKENS (of a tile) STAGES (of the ring) BESIDE (pairs of blocks of
-// tokens that run beside each other with the same weights) CLUSTER (blocks of a cluster). Before it: bulk.cu,
-// clusters.cu.
+// (of the operand that says whether D is added to) TOKENS (of a tile) STAGES (of the ring) CLUSTER (blocks of a
+// cluster). Before it: bulk.cu, clusters.cu.
 
 constexpr int FEATURES = 256, PARTS = 2, PART = 64;  // of a tile; a thread's sums of a part
 constexpr int WEIGHTS_STAGE = FEATURES * 128, WEIGHTS_PART = WEIGHTS_STAGE / CLUSTER;
@@ -25,30 +24,13 @@ struct Segment {
   int out_features;
   int tile;             // of its output features
   float* out_scales;    // with the gated epilogue: the next matmul's scales
+  INLINE const float* tile_scales() const { return scales + tile * 4; }
 };
 
 // Computed again where it is asked for: registers are scarce, and a tile takes long.
 INLINE int anew(int x) { asm volatile("" : "+r"(x)); return x; }
 
-// The order of tiles: those of BESIDE clusters of tokens share weights in the second-level cache, where the activations
-// of all of them stay as well. The blocks of a cluster have the same weights.
-struct Place { int column, token_block; };
-struct Tiles {
-  int last_first, last_features, tokens;  // of the last matrix: its first tile of output features; of the step
-  INLINE int columns() const { return anew(last_first) + (anew(last_features) + FEATURES - 1) / FEATURES; }
-  INLINE int token_blocks() const { return (anew(tokens) + TOKENS - 1) / TOKENS; }
-  INLINE int clusters() const { return (token_blocks() + CLUSTER - 1) / CLUSTER; }
-  INLINE int first() const { return blockIdx.x / CLUSTER; }
-  INLINE bool next(int& tile) const {
-    tile += gridDim.x / CLUSTER;
-    return tile < columns() * clusters();
-  }
-  INLINE Place place(int tile) const {
-    const int all = columns() * BESIDE, first = tile / all * BESIDE;
-    const int left = clusters() - first, beside = left < BESIDE ? left : BESIDE;
-    return {tile % all / beside, (first + tile % all % beside) * CLUSTER + (int)blockIdx.x % CLUSTER};
-  }
-};
+struct Place { int column, token_block; };  // of a tile: its output features and its tokens, by tiles
 
 INLINE void arrive_in_cluster(u32 barrier, int block) {
   if constexpr (CLUSTER == 1) return barrier_arrive(barrier);

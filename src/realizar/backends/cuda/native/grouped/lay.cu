@@ -1,12 +1,16 @@
 // Rows of x laid in tiles, for a grouped matmul that then reads whole tiles: each item of a tile would gather the same
 // rows again. A warp has four places, so that rows of whole chunks are read by 128 bytes, and tiles written by 64.
-// Defined by the loader: TOKENS (places of a tile) CHUNKS_EACH (chunks of a block). Before it: primitives.cu.
+// Defined by the loader: TOKENS (places of a tile) CHUNKS_EACH (chunks of a block) SCALES (1: of 8-bit floats, whose
+// chunks have 128 columns and a scale). Before it: primitives.cu.
 
-// x: halves [blocks, chunks, 8, x_block, 8], of which x_share pairs share a row. tiles: halves [tiles, chunks, 8,
-// TOKENS, 8]; places without a pair keep what they had, which no other place's sums read. slots, work: as route.cu
-// writes them. A block per tile and CHUNKS_EACH chunks; a thread per place and core matrix.
+// x: 16 bytes [blocks, chunks, 8, x_block], of which x_share pairs share a row. tiles: 16 bytes [tiles, chunks, 8,
+// TOKENS]; places without a pair keep what they had, which no other place's sums read. slots, work: as route.cu
+// writes them. scales: [rows, chunks], of blocks of one row; tile_scales: [tiles, chunks, TOKENS], in the order of
+// layouts/activations.py; both null without SCALES. A block per tile and CHUNKS_EACH chunks; a thread per place and
+// core matrix.
 extern "C" __global__ void __launch_bounds__(TOKENS * 8)
-lay_rows(const char* x, char* tiles, const int* slots, const int* work, int chunks, int x_share, int x_block) {
+lay_rows(const char* x, char* tiles, const int* slots, const int* work, const float* scales,
+         float* tile_scales, int chunks, int x_share, int x_block) {
   const int tile = blockIdx.x, first = blockIdx.y * CHUNKS_EACH;
   const int place = threadIdx.x / 8, core = threadIdx.x % 8;
   wait_for_previous();
@@ -24,4 +28,10 @@ lay_rows(const char* x, char* tiles, const int* slots, const int* work, int chun
 #pragma unroll
   for (int i = 0; i < CHUNKS_EACH; i++)
     if (first + i < chunks) *(uint4*)(to + (long)i * 128 * TOKENS) = values[i];
+#if SCALES
+  const int n = place / 16 * 16 + place % 8 / 2 * 4 + place % 16 / 8 * 2 + place % 2;
+  const int chunk = first + core;
+  if (core < CHUNKS_EACH && chunk < chunks)
+    tile_scales[((long)tile * chunks + chunk) * TOKENS + n] = load_float(scales + (long)row * chunks + chunk);
+#endif
 }

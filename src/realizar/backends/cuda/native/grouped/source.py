@@ -192,9 +192,9 @@ def _entry(name: str, tiles: AnyTiles) -> str:
 
 
 @cache
-def lay_source(tokens: int) -> Source:
-    """The kernel that lays rows of x in tiles of so many places."""
-    text = define({"TOKENS": tokens, "CHUNKS_EACH": LAID_CHUNKS})
+def lay_source(tokens: int, scales: bool = False) -> Source:
+    """The kernel that lays rows of x in tiles of so many places, with `scales` of 8-bit floats."""
+    text = define({"TOKENS": tokens, "CHUNKS_EACH": LAID_CHUNKS, "SCALES": int(scales)})
     return Source("lay_rows", text + read("primitives.cu") + read("grouped/lay.cu"))
 
 

@@ -2,12 +2,6 @@
 
 INLINE void close() {}
 
-INLINE u32 limited_halves(float low, float high) {  // NaN stays NaN
-  u32 r;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
-
 // The transpose of a matrix of 8 x 8 halves, of which a lane has two of a row.
 INLINE u32 transposed(u32 x) {
   u32 r;

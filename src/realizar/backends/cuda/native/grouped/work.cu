@@ -65,3 +65,8 @@ INLINE u16 limited_half(float x) {  // NaN stays NaN
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
   return half;
 }
+INLINE u32 limited_halves(float low, float high) {  // NaN stays NaN
+  u32 r;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}

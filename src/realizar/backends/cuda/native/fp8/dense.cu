@@ -1,0 +1,80 @@
+// Dense matmuls in 8-bit floats: the order of tiles, and where their sums go.
+// Defined around it: TOKENS and CLUSTER, BESIDE (clusters of tokens that run beside each other with the same weights),
+// and ACTIVATION with the gated epilogue. Before it: wgmma_instructions.cu, and with an activation wgmma_gated.cu.
+
+// The order of tiles: those of BESIDE clusters of tokens share weights in the second-level cache, where the activations
+// of all of them stay as well. The blocks of a cluster have the same weights.
+struct Tiles {
+  int last_first, last_features, tokens;  // of the last matrix: its first tile of output features; of the step
+  INLINE int columns() const { return anew(last_first) + (anew(last_features) + FEATURES - 1) / FEATURES; }
+  INLINE int token_blocks() const { return (anew(tokens) + TOKENS - 1) / TOKENS; }
+  INLINE int clusters() const { return (token_blocks() + CLUSTER - 1) / CLUSTER; }
+  INLINE int first() const { return blockIdx.x / CLUSTER; }
+  INLINE bool next(int& tile) const {
+    tile += gridDim.x / CLUSTER;
+    return tile < columns() * clusters();
+  }
+  INLINE Place place(int tile) const {
+    const int all = columns() * BESIDE, first = tile / all * BESIDE;
+    const int left = clusters() - first, beside = left < BESIDE ? left : BESIDE;
+    return {tile % all / beside, (first + tile % all % beside) * CLUSTER + (int)blockIdx.x % CLUSTER};
+  }
+};
+
+// A warpgroup's sums of 64 tokens: by sixteen bytes where the output's places allow it.
+INLINE void store_sums(const float (&sums)[PARTS][PART], const Segment& segment, long token_stride, int tokens,
+                       int token_block) {
+  const int thread = anew(threadIdx.x), g = thread % 32 >> 2, t = thread & 3;
+  const int left = segment.out_features - segment.tile * FEATURES, token = token_block * TOKENS + thread / 32 * 16 + g;
+  float* out = segment.out + token * token_stride + segment.tile * FEATURES;
+  const bool whole = left >= FEATURES && token_stride % 4 == 0 && (u64)out % 16 == 0;
+  const bool odd = t % 2;
+#pragma unroll
+  for (int strip = 0; strip < FEATURES / 64; strip++) {
+    if (strip * 64 >= left) return;
+    const float scale = segment.tile_scales()[strip];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {  // two octets of features
+      const float* sum = sums[strip / 2] + (strip % 2 * 4 + i) * 8;
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const float2 first = make_float2(sum[r * 2] * scale, sum[r * 2 + 1] * scale);
+        const float2 second = make_float2(sum[r * 2 + 4] * scale, sum[r * 2 + 5] * scale);
+        float* row = out + r * 8 * token_stride + strip * 64 + i * 16;
+        if (whole) {  // lanes t and t ^ 1 have an octet each
+          const float2 sent = odd ? first : second, kept = odd ? second : first;
+          const float2 other = make_float2(__shfl_xor_sync(~0u, sent.x, 1), __shfl_xor_sync(~0u, sent.y, 1));
+          if (token + r * 8 < tokens)
+            *(float4*)(row + t % 2 * 8 + t / 2 * 4) =
+                odd ? make_float4(other.x, other.y, kept.x, kept.y) : make_float4(kept.x, kept.y, other.x, other.y);
+        } else if (token + r * 8 < tokens) {
+          const int feature = strip * 64 + i * 16 + t * 2;
+          if (feature < left) row[t * 2] = first.x;
+          if (feature + 1 < left) row[t * 2 + 1] = first.y;
+          if (feature + 8 < left) row[t * 2 + 8] = second.x;
+          if (feature + 9 < left) row[t * 2 + 9] = second.y;
+        }
+      }
+    }
+  }
+}
+
+// segment_of: the matrix of a tile of all matrices' output features.
+template <class SegmentOf>
+struct Dense : Tiles {
+  const SegmentOf& segment_of;
+  long token_stride;
+  INLINE Dense(const Tiles& tiles, const SegmentOf& segment_of, long token_stride)
+      : Tiles(tiles), segment_of(segment_of), token_stride(token_stride) {}
+  INLINE Segment segment(const Place& place) const { return segment_of(place.column); }
+  INLINE void begin() const {}
+  INLINE void stage() const {}
+  INLINE void store(const float (&sums)[PARTS][PART], const Place& place, int) const {
+#ifdef ACTIVATION
+    const Segment matrix = segment(place);
+    store_gated(sums, matrix, matrix.tile_scales(), nullptr, place.token_block);
+#else
+    store_sums(sums, segment(place), token_stride, tokens, place.token_block);
+#endif
+  }
+};
