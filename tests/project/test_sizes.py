@@ -27,7 +27,6 @@ MAX_KERNEL_LINES = 120  # Triton's and CUDA C++'s: a kernel cut up for size read
 LARGE_FUNCTIONS = {
     f"{NATIVE}/attend.cu:NAME": 295,
     f"{NATIVE}/matvec.cu:multiply_matrix": 151,
-    f"{NATIVE}/wgmma.cu:multiply_matrix": 147,
 }
 
 MAX_COLUMNS = 120

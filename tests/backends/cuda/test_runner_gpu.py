@@ -136,6 +136,27 @@ def test_decodes_before_and_after_their_kernels_change(name: str, kv: str) -> No
 
 
 @pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU")
+@pytest.mark.parametrize("name", ["q4_k-64-gqa12", "q8_0-128-gqa16"])
+def test_long_steps(name: str) -> None:
+    """Of blocks that stay for many tiles, beside a decode and after another chunk."""
+    recipe = replace(RECIPES[name], windows=(None, 300), hidden_size=768, context_length=2176)
+    spec, checkpoint = random_model(recipe)
+    config = EngineConfig(
+        max_running=2, max_step_tokens=1536, context_length=2176, kv_cache_bytes=64 << 20, kv_cache_dtype="f16"
+    )
+    runner = GPURunner(spec, checkpoint, config)
+    reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    prompts = [random_tokens(recipe, length, seed) for seed, length in enumerate((30, 2100))]
+    short, long = (runner.request(row, ids, first=40 * row) for row, ids in enumerate(prompts))
+    runner.step([(short, 29)])
+    runner.step([(long, 1030)])
+    runner.step([(short, 1), (long, 1070)])
+    for request in (short, long):
+        assert worst(request.values(), reference.logits(request.token_ids)) <= TOLERANCE["f16"]
+    runner.close()
+
+
+@pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU")
 @pytest.mark.parametrize("name", ["q4_0-64-gqa2", "q6_k-96-gqa1-cap", "q8_0-128-gqa8", "iq4_nl-256-gqa3"])
 def test_matmuls_with_an_activation_epilogue(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The epilogue is forced in models that are too small for it to pay."""

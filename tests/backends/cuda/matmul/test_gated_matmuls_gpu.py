@@ -83,6 +83,26 @@ def test_every_number_of_rows(matmuls: MatmulKernels, ggml_type: GGMLType, activ
         assert float(error.max()) < tolerance, (tokens, config)  # NaN where something was not written
 
 
+@pytest.mark.parametrize("width", [WIDTH, 5248])
+@pytest.mark.parametrize("ggml_type", [*TYPES, GGMLType.F16], ids=lambda ggml_type: ggml_type.name)
+def test_blocks_that_stay_give_the_bits_of_blocks_of_one_tile(
+    matmuls: MatmulKernels, ggml_type: GGMLType, width: int
+) -> None:
+    """A block beside the outputs, fewer tiles than processors and more, and blocks of tokens that end a group."""
+    matrix, _ = pair(ggml_type, width)
+    apart = MatmulConfig(WgmmaTiles(128, 2, 2, 3, 1, 1), InputFormat("half", 128), 1, epilogue="silu")
+    stays = replace(apart, tiles=matmuls.tuning.clustered(apart.tiles, 1024, COLS, matrix.format))
+    assert stays.tiles != apart.tiles
+    for tokens in (1, 1100, 2500):
+        activations = matmuls.written(torch.randn(tokens, COLS, device="cuda"), apart.format)
+        found = []
+        for config in (apart, stays):
+            target = poisoned(tokens, 128, width)
+            launch_gated(matmuls, matrix, activations, target, tokens, config)
+            found.append(tokens_of(target, tokens))
+        assert torch.equal(*found), tokens
+
+
 @pytest.mark.parametrize("tokens", [8, 64, 200])
 def test_rows_beyond_the_steps_hold_anything(matmuls: MatmulKernels, tokens: int) -> None:
     """NaN in the input's rows beyond, and in its whole other half, leaves the step's rows as they are."""
@@ -141,7 +161,7 @@ def test_a_norm_is_finished_before_the_activation(matmuls: MatmulKernels, tokens
         assert float(error.max()) < _TOLERANCE, config
 
 
-@pytest.mark.parametrize("tokens", [8, 48, 64, 96, 128, 192, 512, 700])
+@pytest.mark.parametrize("tokens", [8, 48, 64, 96, 128, 192, 512, 700, 1100, 2500])
 def test_what_is_routed_feeds_the_next_matmul(matmuls: MatmulKernels, tokens: int) -> None:
     def made(config: MatmulConfig, cols: int) -> tuple[ActivationBuffer, torch.Tensor]:
         x = torch.randn(tokens, cols, device="cuda")

@@ -197,12 +197,32 @@ def test_blocks_that_add_parts_give_the_bits_of_splits_added_later(
             assert torch.equal(sums[0], total)
 
 
+@pytest.mark.parametrize("ggml_type", [*FAMILIES, GGMLType.F16], ids=lambda ggml_type: ggml_type.name)
+def test_blocks_that_stay_give_the_bits_of_blocks_of_one_tile(matmuls: MatmulKernels, ggml_type: GGMLType) -> None:
+    """With odd numbers of blocks and a last one that is not whole; fewer tiles than processors and more."""
+    if matmuls.capability != (9, 0):
+        pytest.skip("the Hopper kernel runs on compute capability 9.0 alone")
+    half, apart = InputFormat("half", 128), WgmmaTiles(128, 2, 2, 3, 1, 1)
+    for rows, cols in ((152, 1536), (2200, 768)):
+        matrix, exact = random_matrix(ggml_type, rows, cols, rows)
+        stays = matmuls.tuning.clustered(apart, 1024, cols, matrix.format)
+        assert stays != apart
+        for tokens, splits in ((1, 1), (1100, 1), (1101, 3), (2500, 1), (2501, 2)):
+            config = MatmulConfig(stays, half, splits)
+            assert relative_error(matmuls, matrix, exact, tokens, config, random_norm(tokens, 8)) < _TOLERANCE
+            activations = matmuls.written(torch.randn(tokens, cols, device="cuda"), half)
+            found = torch.full((2, splits, tokens, rows), torch.nan, device="cuda")
+            for out, tiles in zip(found, (apart, stays), strict=True):
+                matmuls.launch(matrix, activations, out, tokens, MatmulConfig(tiles, half, splits))
+            assert torch.equal(*found), (rows, tokens, splits)
+
+
 @pytest.mark.parametrize("second", [GGMLType.Q6_K, GGMLType.Q3_K, GGMLType.IQ4_XS])
 def test_matrices_of_two_formats_share_a_grid(matmuls: MatmulKernels, second: GGMLType) -> None:
     cols = 1024
     pairs = [random_matrix(t, out, cols, out) for t, out in ((GGMLType.Q4_K, 320), (second, 200))]
     matrices, exact = [pair[0] for pair in pairs], torch.cat([pair[1] for pair in pairs])
-    for tokens in (1, 2, 8, 40, 128, 300):
+    for tokens in (1, 2, 8, 40, 128, 300, 1100):
         x = torch.randn(tokens, cols, device="cuda")
         config = matmuls.route_merged(tokens, matrices)
         partials = torch.full((config.splits, tokens, 520), torch.nan, device="cuda")

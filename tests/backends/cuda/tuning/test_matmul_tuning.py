@@ -252,6 +252,18 @@ def test_a_line_serves_its_own_shape_unchanged() -> None:
         assert (choice.tiles, choice.splits) == (line.tiles, line.splits)
 
 
+def test_blocks_stay_in_long_steps_of_even_numbers_of_chunks() -> None:
+    tuning, tiles = DEVICES["NVIDIA H200"], WgmmaTiles(128, 2, 2, 4, 1, 1)
+    for form in dict.fromkeys(FORMS.values()):
+        for tokens, cols in ((1023, 4096), (1024, 4096), (2048, 4032), (16384, 14336)):
+            clustered = tuning.clustered(tiles, tokens, cols, form)
+            assert isinstance(clustered, WgmmaTiles)
+            assert clustered.cluster == (0 if tokens < 1024 or form.chunks(cols) % 2 else 2)
+            assert tuning.shrunk(clustered, [form]) == clustered
+        for other in (replace(tiles, strips=1), replace(tiles, blocks=2), replace(tiles, summed=2)):
+            assert tuning.clustered(other, 2048, 4096, form) == other
+
+
 def test_a_table_does_not_split_what_may_have_the_residual_add_epilogue() -> None:
     """For one token, a line counts where it keeps columns whole, or where few outputs make splits necessary."""
     form, rule = FORMS[GGMLType.Q4_K], DeviceTuning(wgmma=True, processors=132)

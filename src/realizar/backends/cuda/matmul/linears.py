@@ -290,7 +290,8 @@ def route_gated(
     tiles = choose(tokens, matrix.out_features, matrix.in_features, matrix.format)
     if tiles is None:
         return None
-    return MatmulConfig(tiles, activation_format, 1, matmuls.is_dependent(tokens), activation)
+    clustered = matmuls.tuning.clustered(tiles, tokens, matrix.in_features, matrix.format)
+    return MatmulConfig(clustered, activation_format, 1, matmuls.is_dependent(tokens), activation)
 
 
 def launch_gated(
@@ -319,7 +320,7 @@ def launch_gated(
     shape = shape_arguments(activations, tokens, matrix, 1, 0, 0)
     arguments = [*matrix.arguments(out, 0), *shape, out_scales]
     grid, sizes = tiles.grid(matrix.out_features, 1, -(-tokens // tiles.tokens)), MATRIX_SIZES + SHAPE_SIZES + "p"
-    matmuls.start(source, grid, tiles.threads, arguments, sizes, config.dependent)
+    matmuls.start(source, matmuls.launched(tiles, grid), tiles.threads, arguments, sizes, config.dependent)
 
 
 class Merger:

@@ -45,6 +45,8 @@ from realizar.backends.cuda.native.sources import (
     AnyTiles,
     Epilogue,
     FP8Tiles,
+    Tiles,
+    WgmmaTiles,
     activations_source,
     fp8_source,
     fp8_weights_source,
@@ -135,6 +137,8 @@ class MatmulKernels:
         out_features = sum(matrix.out_features for matrix in matrices)
         tiling = self._choose(tokens, activation_format, largest, out_features, weight_formats)
         tiles = self.tuning.shrunk(tiling.tiles, weight_formats)
+        if len(matrices) == 1 and not self.batch_invariant:
+            tiles = self.tuning.clustered(tiles, tokens, largest.in_features, largest.format)
         splits = min(tiling.splits, min(matrix.format.chunks(matrix.in_features) for matrix in matrices))
         return MatmulConfig(tiles, activation_format, splits, self.is_dependent(tokens))
 
@@ -221,7 +225,12 @@ class MatmulKernels:
         strides = partials.stride(1), partials.stride(0)
         arguments += shape_arguments(activations, tokens, matrices[0], config.splits, *strides)
         sizes = MATRIX_SIZES * len(matrices) + SHAPE_SIZES
-        self.start(source, (blocks, *grid[1:]), tiles.threads, arguments, sizes, config.dependent)
+        grid = self.launched(tiles, (blocks, *grid[1:]))
+        self.start(source, grid, tiles.threads, arguments, sizes, config.dependent)
+
+    def launched(self, tiles: Tiles, grid: tuple[int, int, int]) -> tuple[int, int, int]:
+        """The blocks of a launch, of a grid with one for each tile of the output."""
+        return tiles.launched(grid, self.tuning.processors) if isinstance(tiles, WgmmaTiles) else grid
 
     def start(
         self, source: Source, grid: tuple[int, int, int], threads: int, arguments: Sequence[float], sizes: str,

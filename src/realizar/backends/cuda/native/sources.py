@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -21,6 +22,8 @@ Epilogue = Literal["silu", "gelu_tanh", "gelu", "clamped", "relu_squared", "resi
 """An epilogue: the activation of a gated feed-forward, or the residual add."""
 FP8_FEATURES = 256
 """Output features of a tile in 8-bit floats."""
+_OUT_PITCH = 68 * 4  # bytes of a token's 64 outputs in shared memory: OUT_PITCH of wgmma.cu
+_TOKENS_BESIDE = 8  # blocks of tokens that share weights in the second-level cache
 ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "clamped": 4, "relu_squared": 5}
 
 
@@ -73,6 +76,9 @@ class WgmmaTiles:
             split must have whole stages, and there is no gated epilogue.
         summed: parts of the columns that a block adds in order, each of as many chunks, an even number. With several
             `turns` and `step` are 1, the launch has one split, and there is no gated epilogue.
+        cluster: blocks that copy activations for each other, in long steps, where blocks stay for many tiles: 0 where
+            a block has one tile. With a cluster `step`, `turns`, `summed` and `blocks` are 1, and the launch has one
+            matrix with an even number of chunks.
     """
 
     tokens: int
@@ -83,6 +89,7 @@ class WgmmaTiles:
     blocks: int
     turns: int = 1
     summed: int = 1
+    cluster: int = 0
 
     kind: Literal["wgmma"] = "wgmma"
 
@@ -99,14 +106,24 @@ class WgmmaTiles:
     def shared_bytes(self, weight_format: FragmentFormat) -> int:
         weights = self.groups * self.strips * (self.step * weight_format.block_bytes + weight_format.super_bytes)
         sums = self.groups * self.strips * self.tokens * 256 if self.turns > 1 or self.summed > 1 else 0
+        if self.cluster:  # its outputs do not leave through the ring
+            sums = self.groups * self.tokens * _OUT_PITCH
         return self.stages * (weights + self.step * self.tokens * 128) + sums
 
     def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
-        return -(-out_features // (64 * self.strips * self.groups)), splits, token_blocks
+        blocks, together = -(-out_features // (64 * self.strips * self.groups)), max(1, self.cluster)
+        return -(-blocks // together) * together, splits, token_blocks
+
+    def launched(self, grid: tuple[int, int, int], processors: int) -> tuple[int, int, int]:
+        """The blocks of a launch, of a grid with one for each tile: with a cluster those that fit at once, and stay."""
+        if not self.cluster:
+            return grid
+        return min(math.prod(grid), processors // self.cluster * self.cluster), 1, 1
 
     def defines(self) -> Defines:
         operands = wgmma_operands("MATMUL", self.tokens // 2, "{{%{}, %{}, %{}, %{}}}, %{}")
-        return of_fields(self) | operands | {"REGISTERS": self.registers, "TOKENS_TEXT": f'"{self.tokens}"'}
+        own: Defines = {"REGISTERS": self.registers, "TOKENS_BESIDE": _TOKENS_BESIDE, "TOKENS_TEXT": f'"{self.tokens}"'}
+        return of_fields(self) | operands | own
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +216,9 @@ def matmul_source(weight_formats: tuple[FragmentFormat, ...], tiles: Tiles, epil
     parts = [define(tiles.defines() | epilogue_defines(epilogue)), read("primitives.cu")]
     if tiles.kind == "wgmma":
         parts.append(read("bulk.cu"))
+    clustered = tiles.kind == "wgmma" and tiles.cluster > 0
+    if clustered:
+        parts.extend((read("experts/clusters.cu"), read("long_steps/sharing.cu")))
     if tiles.kind != "matvec":
         parts.append(read(f"{tiles.kind}_instructions.cu"))
     parts.extend(read(name) for name in epilogue_files(tiles.kind, epilogue))
@@ -206,6 +226,7 @@ def matmul_source(weight_formats: tuple[FragmentFormat, ...], tiles: Tiles, epil
         defines = format_defines(weight_format)
         parts.append(f"namespace matrix{index} {{\n{define(defines)}")
         parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
+        parts.extend([read("long_steps/wgmma.cu")] if clustered else [])
         parts.append("".join(f"#undef {key}\n" for key in defines) + "}\n")
     shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
     return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue), shared)
@@ -255,7 +276,9 @@ def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> st
     elif epilogue is not None:
         parameters.append("float* out_scales")
         out_scales = "out_scales"
-    lines = [f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})']
+    cluster = tiles.cluster if isinstance(tiles, WgmmaTiles) else 0
+    clusters = f" __cluster_dims__({cluster}, 1, 1)" if cluster else ""
+    lines = [f'extern "C" __global__ void{clusters} __launch_bounds__({tiles.threads}, {tiles.blocks})']
     lines.append(f"{name}({', '.join(parameters)}) {{")
     lines.append("  const Norm norm{square_sums, parts, inverse_width, eps};")
     lines.append(f"  const Shape shape{{tokens, chunks, splits, token_stride, split_stride, norm{stream}}};")
@@ -263,7 +286,8 @@ def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> st
     for i in reversed(range(count)):
         condition = f"if (block_x >= f{i}) " if i else ""
         matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}, {out_scales}, 1.f}}"
-        lines.append(f"  {condition}return matrix{i}::multiply_matrix({matrix}, shape, block_x - f{i}, x, scales);")
+        call = f"multiply_tiles({matrix}, shape" if cluster else f"multiply_matrix({matrix}, shape, block_x - f{i}"
+        lines.append(f"  {condition}return matrix{i}::{call}, x, scales);")
     return "\n".join(lines) + "\n}\n"
 
 
@@ -321,7 +345,7 @@ def _fp8_kernel(
     parameters: list[str], lines: list[str],
 ) -> Source:  # fmt: skip
     """`work`: the files of its work; `lines`: the kernel's body."""
-    files = ["primitives.cu", "bulk.cu", "experts/clusters.cu", "fp8/wgmma_instructions.cu"]
+    files = ["primitives.cu", "bulk.cu", "experts/clusters.cu", "long_steps/sharing.cu", "fp8/wgmma_instructions.cu"]
     if activation is not None:
         files += ["codes.cu", "gated_epilogue.cu", "fp8/wgmma_gated.cu"]
     clusters = f" __cluster_dims__({tiles.cluster}, 1, 1)" if tiles.cluster > 1 else ""

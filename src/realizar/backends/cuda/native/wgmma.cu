@@ -13,7 +13,8 @@ constexpr int STAGE_BYTES = WEIGHTS_STAGE + STEP * X_CHUNK;
 // Outputs of large tiles leave through the ring's memory, 64 floats a token; 68 apart, so a warp's stores hit all
 // banks.
 constexpr int OUT_PITCH = 68, OUT_BYTES = TOKENS * OUT_PITCH * 4;
-constexpr bool STAGED_OUT = TOKENS > 64 && GROUPS * STRIPS >= 4 && GROUPS * OUT_BYTES <= STAGES * STAGE_BYTES;
+constexpr bool STAGED_OUT =
+    TOKENS > 64 && GROUPS * STRIPS >= 4 && (CLUSTER > 0 || GROUPS * OUT_BYTES <= STAGES * STAGE_BYTES);
 constexpr int SUMS = STRIPS * TOKENS / 2;         // of a thread
 constexpr int CONSUMERS = GROUPS * TURNS * 128;  // threads
 constexpr int HANDED = TURNS > 1 ? TURNS * GROUPS * 4 : 0;
@@ -57,11 +58,35 @@ INLINE void fill_ring(const char* weights, int chunks, int strip0, int strips, i
   }
 }
 
+// A stage's chunk of a warpgroup's strips, decoded to the tensor cores' A operand.
+INLINE void read_strips(u32 (&operand)[STRIPS][4][4], u32 stage, int inner, int group, int tile, int lane,
+                        const void* table) {
+#pragma unroll
+  for (int i = 0; i < STRIPS; i++) {
+    const char* strip = (const char*)__cvta_shared_to_generic(stage + (group * STRIPS + i) * STRIP_STAGE);
+    const Staged block{strip + inner * BLOCK_BYTES}, supers{strip + STEP * BLOCK_BYTES};
+    Raw raw;
+    read_codes(raw, block, tile, lane);
+    read_scales(raw, block, supers, tile, lane);
+    decode(operand[i], raw, table);
+  }
+}
+
+// Core matrices of activations are 128 bytes apart along rows, TOKENS / 8 * 128 along K; no swizzle.
+constexpr u32 CORE = TOKENS / 8 * 128 / 16;
+INLINE u32 first_descriptor(u32 base) { return (CORE << 16) + (((base + WEIGHTS_STAGE) & 0x3ffff) >> 4); }
+// The products of a chunk; `low`: of the descriptor of its activations.
+INLINE void multiply_chunk(float (&c)[STRIPS][TOKENS / 2], const u32 (&operand)[STRIPS][4][4], u32 low) {
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+#pragma unroll
+    for (int i = 0; i < STRIPS; i++) multiply(c[i], operand[i][j], (u64)(128 >> 4) << 32 | (low + 2 * j * CORE));
+}
+
 // Products of a strip have one order, so its warpgroups multiply one after the other, and decode meanwhile. A warp hands
 // its sums to the same warp of the next warpgroup, by shared memory behind the ring. Stages are whole.
-template <class Read, class Multiply>
 INLINE void multiply_in_turn(float (&c)[STRIPS][TOKENS / 2], int stages, int group, int turn, int tile, int lane, u32 full,
-                             u32 base, const Read& read_strips, const Multiply& multiply_chunk) {
+                             u32 base, u32 x_low, const void* table) {
   static_assert(TURNS <= STAGES);
   constexpr int WARPS = GROUPS * 4;
   const int place = group * 4 + tile;
@@ -74,7 +99,7 @@ INLINE void multiply_in_turn(float (&c)[STRIPS][TOKENS / 2], int stages, int gro
     barrier_wait(full + slot * 8, parity);
 #pragma unroll
     for (int inner = 0; inner < STEP; inner++) {
-      read_strips(a[inner], base + slot * STAGE_BYTES, inner);
+      read_strips(a[inner], base + slot * STAGE_BYTES, inner, group, tile, lane, table);
 #pragma unroll
       for (int i = 0; i < STRIPS * 16; i++) {
         u32& operand = a[inner][i / 16][i / 4 % 4][i % 4];
@@ -93,7 +118,8 @@ INLINE void multiply_in_turn(float (&c)[STRIPS][TOKENS / 2], int stages, int gro
     }
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int inner = 0; inner < STEP; inner++) multiply_chunk(a[inner], slot, inner);
+    for (int inner = 0; inner < STEP; inner++)
+      multiply_chunk(c, a[inner], x_low + slot * (STAGE_BYTES / 16) + inner * (X_CHUNK / 16));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     if (s + 1 < stages) {
@@ -156,13 +182,65 @@ INLINE void multiply_chunks(u32 (&a)[2][STRIPS][4][4], int count, const Step& st
   }
 }
 
+// A warpgroup's sums to its outputs, from `first_strip` on. room: shared memory of OUT_BYTES for each group, which the
+// copy engine may still read then.
+INLINE void store_sums(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_scales)[STRIPS], const Matrix& matrix,
+                       const Shape& shape, long split, int token_block, int first_strip, int strips,
+                       const float* scales, int group, int tile, int lane, char* room) {
+  const int tokens = shape.tokens, out_features = matrix.out_features;
+  const long token_stride = shape.token_stride, split_stride = shape.split_stride;
+  const int g = lane >> 2, t = lane & 3;
+  float* out = matrix.partials + split * split_stride;
+  const int token0 = token_block * TOKENS + t * 2;
+  const bool aligned = STAGED_OUT && token_stride % 4 == 0 && split_stride % 4 == 0 && (u64)matrix.partials % 16 == 0;
+#pragma unroll
+  for (int i = 0; i < STRIPS; i++) {
+    const int strip = first_strip + i, feature = strip * 64 + tile * 16 + g;
+    if (strip >= strips) break;
+    const float block_scale = strip_scales[i];
+    if (aligned && strip * 64 + 64 <= out_features) {
+      float* staged = (float*)(room + group * OUT_BYTES);
+      float* to = staged + t * 2 * OUT_PITCH + tile * 16 + g;
+#pragma unroll
+      for (int m = 0; m < TOKENS / 8; m++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const float scale = SUMMED > 1 ? 1.f : block_scale * scales[m * 8 + t * 2 + e];
+          to[(m * 8 + e) * OUT_PITCH] = c[i][m * 4 + e] * scale;
+          to[(m * 8 + e) * OUT_PITCH + 8] = c[i][m * 4 + 2 + e] * scale;
+        }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
+      for (int m = threadIdx.x % 128; m < TOKENS; m += 128)
+        if (token_block * TOKENS + m < tokens)
+          store_bulk(out + (long)(token_block * TOKENS + m) * token_stride + strip * 64, shared_address(staged) + m * OUT_PITCH * 4, 256);
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+      if (i + 1 < STRIPS) {
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
+      }
+      continue;
+    }
+    float* to = out + (long)token0 * token_stride + feature;
+#pragma unroll
+    for (int m = 0; m < TOKENS / 8; m++) {
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const float scale = SUMMED > 1 ? 1.f : block_scale * scales[m * 8 + t * 2 + e];
+        if (token0 + m * 8 + e < tokens) {
+          if (feature < out_features) to[(long)e * token_stride] = c[i][m * 4 + e] * scale;
+          if (feature + 8 < out_features) to[(long)e * token_stride + 8] = c[i][m * 4 + 2 + e] * scale;
+        }
+      }
+      to += 8 * token_stride;
+    }
+  }
+}
+
 INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* values, const float* token_scales) {
   const float* block_scales = matrix.block_scales;
   const void* table = matrix.table;
-  float* partials = matrix.partials;
-  const int out_features = matrix.out_features;
-  const int tokens = shape.tokens, chunks = shape.chunks, splits = shape.splits;
-  const long token_stride = shape.token_stride, split_stride = shape.split_stride;
+  const int chunks = shape.chunks, splits = shape.splits;
   __shared__ __align__(8) u64 barriers[2 * STAGES + HANDED];  // full, then empty, then of sums that are handed on
   __shared__ float scales[TOKENS];                              // of the tokens
   const u32 full = shared_address(barriers), empty = full + STAGES * 8, base = shared_address(ring);
@@ -170,7 +248,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   const int units = (chunks + STEP - 1) / STEP;
   const int first = (int)((long)units * blockIdx.y / splits) * STEP, end = (int)((long)units * (blockIdx.y + 1) / splits) * STEP;
   const int count = (end < chunks ? end : chunks) - first, stages = (count + STEP - 1) / STEP;
-  const int strips = (out_features + 63) / 64, strip0 = block_x * GROUPS * STRIPS;
+  const int strips = (matrix.out_features + 63) / 64, strip0 = block_x * GROUPS * STRIPS;
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) { barrier_init(full + s * 8, 1); barrier_init(empty + s * 8, GROUPS * 4); }
     for (int s = 0; s < HANDED; s++) barrier_init(empty + (STAGES + s) * 8, 1);
@@ -191,7 +269,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   wait_for_previous();
   for (int i = threadIdx.x; i < TOKENS; i += CONSUMERS) scales[i] = token_scale(token_scales, shape, blockIdx.z * TOKENS + i);
   __syncwarp();
-  const int group = warp / 4 % GROUPS, turn = warp / 4 / GROUPS, tile = warp % 4, g = lane >> 2, t = lane & 3;
+  const int group = warp / 4 % GROUPS, turn = warp / 4 / GROUPS, tile = warp % 4;
   float c[STRIPS][TOKENS / 2];
 #pragma unroll
   for (int i = 0; i < STRIPS; i++)
@@ -203,36 +281,16 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     const int strip = strip0 + group * STRIPS + i;
     strip_scales[i] = strip < strips ? __ldg(block_scales + strip) : 0.f;
   }
-  auto read_strips = [&](u32(&operand)[STRIPS][4][4], u32 stage, int inner) {
-#pragma unroll
-    for (int i = 0; i < STRIPS; i++) {
-      const char* strip = (const char*)__cvta_shared_to_generic(stage + (group * STRIPS + i) * STRIP_STAGE);
-      const Staged block{strip + inner * BLOCK_BYTES}, supers{strip + STEP * BLOCK_BYTES};
-      Raw raw;
-      read_codes(raw, block, tile, lane);
-      read_scales(raw, block, supers, tile, lane);
-      decode(operand[i], raw, table);
-    }
-  };
-  // Core matrices are 128 bytes apart along rows, TOKENS / 8 * 128 along K; no swizzle.
-  constexpr u32 CORE = TOKENS / 8 * 128 / 16;
-  const u32 x_low = (CORE << 16) + (((base + WEIGHTS_STAGE) & 0x3ffff) >> 4);
-  auto multiply_chunk = [&](const u32(&operand)[STRIPS][4][4], int slot, int inner) {
-    const u32 low = x_low + slot * (STAGE_BYTES / 16) + inner * (X_CHUNK / 16);
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-      for (int i = 0; i < STRIPS; i++) multiply(c[i], operand[i][j], (u64)(128 >> 4) << 32 | (low + 2 * j * CORE));
-  };
+  const u32 x_low = first_descriptor(base);
   if constexpr (TURNS == 1) {
     u32 a[2][STRIPS][4][4];
     int slot = 0, parity = 0, previous = 0;
     auto step = [&](int k, u32(&operand)[STRIPS][4][4]) {
       const int inner = k % STEP;
       if (inner == 0) barrier_wait(full + slot * 8, parity);
-      read_strips(operand, base + slot * STAGE_BYTES, inner);
+      read_strips(operand, base + slot * STAGE_BYTES, inner, group, tile, lane, table);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-      multiply_chunk(operand, slot, inner);
+      multiply_chunk(c, operand, x_low + slot * (STAGE_BYTES / 16) + inner * (X_CHUNK / 16));
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
       if (inner == 0 && k > 0 && lane == 0) barrier_arrive(empty + previous * 8);  // its last matmul is done
@@ -243,10 +301,10 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     };
     multiply_chunks(a, count, step, [&](int part) {
       if (lane == 0) barrier_arrive(empty + previous * 8);
-      add_part(c, part, strip_scales, scales, t, base);
+      add_part(c, part, strip_scales, scales, lane & 3, base);
     });
   } else {
-    multiply_in_turn(c, stages, group, turn, tile, lane, full, base, read_strips, multiply_chunk);
+    multiply_in_turn(c, stages, group, turn, tile, lane, full, base, x_low, table);
     if (turn != (stages - 1) % TURNS) {
       asm volatile("bar.arrive 1, %0;" ::"n"(CONSUMERS) : "memory");
       return;
@@ -256,50 +314,10 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
 
 #ifdef ACTIVATION
   static_assert(GATED_ROOM <= STAGES * STAGE_BYTES);
-  store_gated(c, strip_scales, matrix, block_x, strip0 + group * STRIPS, strips, scales);
+  store_gated(c, strip_scales, matrix, block_x, blockIdx.z, strip0 + group * STRIPS, strips, scales, ring);
 #else
-  float* out = partials + (long)blockIdx.y * split_stride;
-  const int token0 = blockIdx.z * TOKENS + t * 2;
-  const bool aligned = STAGED_OUT && token_stride % 4 == 0 && split_stride % 4 == 0 && (u64)partials % 16 == 0;
-#pragma unroll
-  for (int i = 0; i < STRIPS; i++) {
-    const int strip = strip0 + group * STRIPS + i, feature = strip * 64 + tile * 16 + g;
-    if (strip >= strips) break;
-    const float block_scale = strip_scales[i];
-    if (aligned && strip * 64 + 64 <= out_features) {
-      float* staged = (float*)(ring + group * OUT_BYTES);
-      float* to = staged + t * 2 * OUT_PITCH + tile * 16 + g;
-#pragma unroll
-      for (int m = 0; m < TOKENS / 8; m++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          const float scale = SUMMED > 1 ? 1.f : block_scale * scales[m * 8 + t * 2 + e];
-          to[(m * 8 + e) * OUT_PITCH] = c[i][m * 4 + e] * scale;
-          to[(m * 8 + e) * OUT_PITCH + 8] = c[i][m * 4 + 2 + e] * scale;
-        }
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
-      for (int m = threadIdx.x % 128; m < TOKENS; m += 128)
-        if ((int)blockIdx.z * TOKENS + m < tokens)
-          store_bulk(out + (long)(blockIdx.z * TOKENS + m) * token_stride + strip * 64, base + group * OUT_BYTES + m * OUT_PITCH * 4, 256);
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-      if (i + 1 < STRIPS) asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
-      continue;
-    }
-    float* to = out + (long)token0 * token_stride + feature;
-#pragma unroll
-    for (int m = 0; m < TOKENS / 8; m++) {
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        const float scale = SUMMED > 1 ? 1.f : block_scale * scales[m * 8 + t * 2 + e];
-        if (token0 + m * 8 + e < tokens) {
-          if (feature < out_features) to[(long)e * token_stride] = c[i][m * 4 + e] * scale;
-          if (feature + 8 < out_features) to[(long)e * token_stride + 8] = c[i][m * 4 + 2 + e] * scale;
-        }
-      }
-      to += 8 * token_stride;
-    }
-  }
+  store_sums(c, strip_scales, matrix, shape, blockIdx.y, blockIdx.z, strip0 + group * STRIPS, strips, scales, group,
+             tile, lane, ring);
 #endif
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }

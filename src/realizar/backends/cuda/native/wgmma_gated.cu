@@ -54,18 +54,18 @@ INLINE void stage_half(
 
 // c: sums of gate and up, or of one of them, with their blocks' scales. strip: the first of them, of `strips`. scales:
 // of the block's tokens. All of the block's tokens are written, also those beyond the step's: they come from the same
-// tokens of the input, and no token of the next matmul sees another. The ring is free: every warpgroup has waited for
-// its matmuls.
+// tokens of the input, and no token of the next matmul sees another. room: shared memory of GATED_ROOM bytes, which the
+// copy engine may still read then.
 INLINE void store_gated(
     const float (&c)[STRIPS][TOKENS / 2], const float (&strip_scales)[STRIPS], const Matrix& matrix, int block_x,
-    int strip, int strips, const float* scales) {
+    int token_block, int strip, int strips, const float* scales, char* room) {
   static_assert(TURNS == 1 && TOKENS <= GROUPS * 128, "a thread for each row");
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int tile = thread / 32, g = thread % 32 >> 2, t = thread & 3;
-  if (block_x == 0 && threadIdx.x < TOKENS) matrix.out_scales[blockIdx.z * TOKENS + threadIdx.x] = TOKEN_FACTOR;
+  if (block_x == 0 && threadIdx.x < TOKENS) matrix.out_scales[token_block * TOKENS + threadIdx.x] = TOKEN_FACTOR;
   if (strip >= strips) return;
   // Of column d = 16 tile + g (+ 8) of the chunk: core matrix d % 16 / 4 * 2 + d % 2, place d / 16 * 2 + d % 4 / 2.
-  char* staged = ring + group / PAIRED * GATED_BYTES;
+  char* staged = room + group / PAIRED * GATED_BYTES;
   char* to = staged + ((g >> 2) * 2 + (g & 1)) * CORE_PITCH + t * 32 + (tile * 2 + (g >> 1 & 1)) * 2;
 #if STRIPS == 2
 #pragma unroll
@@ -81,7 +81,7 @@ INLINE void store_gated(
       }
     }
 #else
-  float4* to_first = (float4*)(ring + GATED_BYTES) + thread;
+  float4* to_first = (float4*)(room + GATED_BYTES) + thread;
   float4* to_second = to_first + KEPT / 4 * 128;
   if (group == 0) give_sums<KEPT>(c[0], strip_scales[0], scales, t, to_second);
   else give_sums<0>(c[0], strip_scales[0], scales, t, to_first);
@@ -92,9 +92,8 @@ INLINE void store_gated(
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   asm volatile("bar.sync %0, %1;" ::"r"(group / PAIRED + 2), "n"(PAIRED * 128) : "memory");
   if (group % PAIRED == 0 && thread < 8) {
-    char* out = (char*)matrix.partials + ((long)blockIdx.z * (strips / 2) + strip / 2) * (8 * CORE_BYTES);
+    char* out = (char*)matrix.partials + ((long)token_block * (strips / 2) + strip / 2) * (8 * CORE_BYTES);
     store_bulk(out + thread * CORE_BYTES, (u32)__cvta_generic_to_shared(staged + thread * CORE_PITCH), CORE_BYTES);
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   }
 }
