@@ -14,6 +14,7 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.parts import Linear, NextTokenInputs, Norm
 from realizar.models.spec import ModelSpec
 from realizar.models.tensor_source import TensorSource
+from realizar.quantization.random_blocks import random_blocks
 
 
 def itself(recipe: Recipe) -> ModelSource:
@@ -57,16 +58,17 @@ def spoiled(recipe: Recipe) -> ModelSource:
     return ModelSource(spec, replace(checkpoint, tensors=tensors))
 
 
-def next_token_block(recipe: Recipe, of_state: float = 0.0) -> ModelSource:
+def next_token_block(recipe: Recipe, of_state: float | None = 0.0) -> ModelSource:
     """A block that foresees a model of one layer as far as it leaves out `of_state`, the share of states before.
 
-    Its layer is the model's last, and it makes nearly the model's stream of an embedding.
+    Its layer is the model's last, and it makes nearly the model's stream of an embedding. With an `of_state` of None
+    its first matrix is random, of the type of the model's.
     """
     spec, checkpoint = random_model(recipe)
     hidden, rng = recipe.hidden_size, np.random.default_rng(recipe.seed)
     scale = spec.embedding_scale / math.sqrt(hidden)  # that of the model's stream
     token = scale * np.eye(hidden, dtype=np.float32)
-    state = (of_state / math.sqrt(hidden)) * rng.standard_normal((hidden, hidden)).astype(np.float32)
+    state = ((of_state or 0.0) / math.sqrt(hidden)) * rng.standard_normal((hidden, hidden)).astype(np.float32)
     added = {
         "block.eh_proj": np.concatenate([token, state], axis=1),
         "block.enorm": np.ones(hidden, np.float32), "block.hnorm": np.linspace(0.5, 1.5, hidden, dtype=np.float32),
@@ -77,6 +79,10 @@ def next_token_block(recipe: Recipe, of_state: float = 0.0) -> ModelSource:
         )
         for name, values in added.items()
     }
+    if of_state is None:
+        kind = GGMLType[recipe.weights]
+        blocks = random_blocks(kind, hidden, 2 * hidden, rng, 1 / math.sqrt(hidden))
+        stored["block.eh_proj"] = replace(stored["block.eh_proj"], ggml_type=kind, data=blocks)
     whole, halves = TensorSource("block.eh_proj", (hidden, 2 * hidden)), ((0, hidden), (hidden, 2 * hidden))
     parts = {f"block.{first}": whole.cut(columns=[(first, stop)]) for first, stop in halves}
     norms = {name: TensorSource(name, (hidden,)) for name in ("block.enorm", "block.hnorm")}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import NO_MOVES, OpenedRow, StateMoves, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec
+
+States: TypeAlias = Any
+"""Hidden states where a backend computes: float32 [tokens, hidden_size], numpy's on the CPU and torch's on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class ForwardInput:
             entries of blocks that are out of a window are never read.
         state_moves: copies of states that the step makes.
         hidden_states: float32 [tokens, hidden_size], what a next-token block reads beside each token
-            (`NextTokenInputs`); None for others.
+            (`NextTokenInputs`), where the backend computes; None for others.
     """
 
     columns: StepRows
@@ -41,7 +44,7 @@ class ForwardInput:
     slot_mapping: tuple[NDArray[np.int32], ...]
     block_tables: tuple[NDArray[np.int32], ...]
     state_moves: StateMoves = NO_MOVES
-    hidden_states: NDArray[np.float32] | None = None
+    hidden_states: States | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,28 @@ class GivesHiddenStates(Protocol):
             tokens: their indices in the step.
             layer: one of `ResolvedConfig.hidden_layers`, for the residual stream after it; None for the state after the
                 final norm, which every load gives.
+        """
+
+    def final_states(self, tokens: Sequence[int]) -> States:
+        """Those after the final norm as `hidden_states` gives them, where the backend computes.
+
+        They may be overwritten by whatever is asked for next.
+        """
+
+    def new_states(self, count: int) -> States:
+        """Zeros, where the backend computes: float32 [count, hidden_size]."""
+
+    def indices(self, *places: NDArray[np.intp]) -> Sequence[Any]:
+        """What `States` are indexed with: the same places, where the backend computes."""
+
+
+@runtime_checkable
+class FollowsSteps(Protocol):
+    def follow(self) -> Step | None:
+        """Submit a step that computes what each row of the last one sampled, with nothing from the host.
+
+        Their blocks have room for it, a next-token block reads the states of the last step, and no layer has any of its
+        own. None, and nothing is submitted, where not all rows sampled.
         """
 
 

@@ -3,7 +3,7 @@
 It computes the tokens that the main model's steps compute, in the same blocks: a block holds the keys and values of
 both models. So its cache is shared, found again and given up with the main one's, and nothing is read twice. A
 next-token block reads the hidden state of the token before each one too: `PreviousStates` keeps those that later steps
-need.
+need. States stay where the backends compute; only ids come to the host, each while the next draft is on its way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import Backend, Capacity, ForwardInput, GivesHiddenStates, ModelSource, OtherModels
+from realizar.backends.base import (
+    Backend,
+    Capacity,
+    FollowsSteps,
+    ForwardInput,
+    GivesHiddenStates,
+    ModelSource,
+    OtherModels,
+    States,
+    Step,
+)
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import NOTHING_BESIDE, Beside, ResolvedConfig
 from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, StepOutput, StepRows
@@ -105,7 +115,8 @@ def drafter_bytes(
     fixed = plan.needed_bytes + plan.reserved_bytes
     if drafter.next_token is not None:
         added[groups[0]] += 4 * drafter.hidden_size
-        fixed += 4 * drafter.hidden_size * config.max_running * _recent_tokens(config)
+        moved = 2 * config.max_step_tokens  # a step's states, and those before its tokens
+        fixed += 4 * drafter.hidden_size * (config.max_running * _recent_tokens(config) + moved)
     return Beside(fixed, tuple(added))
 
 
@@ -132,38 +143,43 @@ class PreviousStates:
 
     Those of a row's last tokens are found by their positions. A row may begin behind a prefix that another one
     computed, at the end of a block: so a block has the state of its last token beside keys and values.
+
+    Attributes:
+        states: of all places.
     """
 
-    def __init__(self, config: ResolvedConfig, num_blocks: int, hidden_size: int) -> None:
-        self._recent = np.zeros((config.max_running, _recent_tokens(config), hidden_size), np.float32)
-        self._ends = np.zeros((num_blocks, hidden_size), np.float32)
-        self._block_size = config.block_size
+    def __init__(self, backend: GivesHiddenStates, config: ResolvedConfig, num_blocks: int) -> None:
+        self._recent, self._block_size = _recent_tokens(config), config.block_size
+        self._first_end = config.max_running * self._recent
+        self._zeros = self._first_end + num_blocks
+        self.states = backend.new_states(self._zeros + 1)
 
-    def before(
-        self, rows: NDArray[np.intp], firsts: NDArray[np.int32], table: NDArray[np.int32]
-    ) -> NDArray[np.float32]:
-        """Those before each row's token at position `firsts`, float32 [rows, hidden_size]; zeros before position 0.
+    def before(self, rows: NDArray[np.intp], firsts: NDArray[np.int32], table: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Places of those before each row's token at position `firsts`, [rows]; of zeros before position 0.
 
         `table` int32 [rows, blocks] is of the blocks in which the rows' tokens lie.
         """
         last = firsts - 1
-        found = self._recent[rows, last % self._recent.shape[1]]
+        found = rows * self._recent + last % self._recent
         ends = (firsts % self._block_size == 0).nonzero()[0]
-        found[ends] = self._ends[table[ends, last[ends] // self._block_size]]
-        found[firsts == 0] = 0.0
+        found[ends] = self._first_end + table[ends, last[ends] // self._block_size]
+        found[firsts == 0] = self._zeros
         return found
 
-    def keep(
-        self, rows: NDArray[np.intp], positions: NDArray[np.int32], blocks: NDArray[np.int32],
-        states: NDArray[np.float32],
-    ) -> None:  # fmt: skip
-        """Take in a state of each token, of ascending positions in each row; all arguments are [tokens]."""
+    def kept(
+        self, rows: NDArray[np.intp], positions: NDArray[np.int32], counts: NDArray[np.int32],
+        blocks: NDArray[np.int32],
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:  # fmt: skip
+        """The tokens whose states later steps may read, and the place of each.
+
+        `counts` are of each row's tokens, the last ones of the row so far; the other arguments are [tokens].
+        """
+        left = np.repeat(np.cumsum(counts), counts) - np.arange(len(positions))  # with this one
+        recent = (left <= self._recent).nonzero()[0]
         ends = (positions % self._block_size == self._block_size - 1).nonzero()[0]
-        self._ends[blocks[ends]] = states[ends]
-        count = self._recent.shape[1]
-        for place in range(count):  # so that of equal places the last token's stays
-            some = (positions % count == place).nonzero()[0]
-            self._recent[rows[some], place] = states[some]
+        of_rows = rows[recent] * self._recent + positions[recent] % self._recent
+        places = np.concatenate([of_rows, self._first_end + blocks[ends]])
+        return np.concatenate([recent, ends]), places
 
 
 class DraftModel:
@@ -186,9 +202,14 @@ class DraftModel:
         self._fails = False
         self._previous: PreviousStates | None = None
         if drafter.spec.next_token is not None:
-            self._previous = PreviousStates(config, num_blocks[self._groups[0]], spec.hidden_size)
+            self._previous = PreviousStates(main, config, num_blocks[self._groups[0]])
         own = drafter_config(config, tuple(num_blocks[group] for group in self._groups))
         backend.load(drafter.spec, drafter.checkpoint, own)
+
+    @property
+    def reads_states(self) -> bool:
+        """True if a step's results must be asked for before the next step is submitted: its states are read then."""
+        return self._previous is not None
 
     @property
     def backend(self) -> Backend:
@@ -235,41 +256,51 @@ class DraftModel:
         wanted = np.zeros(len(columns), np.int32) if columns.lookahead is None else columns.lookahead * (made > 0)
         token_ids, counts = self._standing(columns, output, wanted > 0)
         states = None if self._previous is None else self._states_before(self._previous, step, counts, wanted > 0)
-        every, firsts = np.arange(len(columns)), columns.num_computed_tokens
-        found, states = self._run(step, every, firsts, token_ids, counts, wanted > 0, states)
-        if not wanted.any():
-            return None
+        going, ends = np.arange(len(columns)), columns.num_computed_tokens + counts
+        running = self._submit(step, going, columns.num_computed_tokens, token_ids, counts, wanted > 0, states)
         drafts = np.full((len(columns), self.num_drafts), NOT_SAMPLED, np.int32)
-        ends = columns.num_computed_tokens + counts
+        lasts = np.cumsum(counts, dtype=np.intp) - 1  # tokens of the step that is running, of each row that goes on
         for place in range(self.num_drafts):
-            drafts[wanted > place, place] = found[wanted > place]
-            going = (wanted > place + 1).nonzero()[0]
+            before, rows, stays = running, going, wanted[going] > place + 1
+            going, lasts = going[stays], lasts[stays]
+            if len(going):
+                followed = self._backend.follow() if stays.all() and isinstance(self._backend, FollowsSteps) else None
+                running = followed or self._next(step, going, ends[going] + place, lasts)
+                lasts = np.arange(len(going))
+            drafts[rows, place] = before.result().sampled[:, 0]
             if not len(going):
                 break
-            ones, before = np.ones(len(going), np.int32), None if states is None else states[going]
-            found, of_going = found.copy(), (step, going, ends[going] + place, drafts[going, place], ones, ones > 0)
-            found[going], after = self._run(*of_going, before)
-            if states is not None:
-                states[going] = after
-        return drafts
+        return drafts if wanted.any() else None
+
+    def _next(
+        self, step: ForwardInput, places: NDArray[np.intp], positions: NDArray[np.int32], lasts: NDArray[np.intp]
+    ) -> Step:
+        """Compute what some rows sampled after tokens of the drafter's last step, `lasts`."""
+        states = None if self._previous is None else self._backend.final_states(lasts.tolist())
+        ones, ids = np.ones(len(places), np.int32), np.full(len(places), FROM_PREVIOUS_STEP, np.int32)
+        return self._submit(step, places, positions, ids, ones, ones > 0, states)
 
     def _states_before(
         self, previous: PreviousStates, step: ForwardInput, counts: NDArray[np.int32], goes_on: NDArray[np.bool_]
-    ) -> NDArray[np.float32]:
+    ) -> States:
         """The state before each token that `_standing` gives, float32 [tokens, hidden_size]; the step's are kept."""
         columns, table, stays = step.columns, step.block_tables[self._groups[0]], counts - goes_on
         owners = np.repeat(np.arange(len(columns)), stays)
         within = np.arange(len(owners)) - np.repeat(np.cumsum(stays) - stays, stays)
-        own = self._main.hidden_states((columns.starts[owners] + within).tolist())
+        own = self._main.final_states((columns.starts[owners] + within).tolist())
         positions = columns.num_computed_tokens[owners] + within
-        first = previous.before(columns.numbers, columns.num_computed_tokens, table)
-        previous.keep(columns.numbers[owners], positions, table[owners, positions // self._block_size], own)
-        found = np.empty((counts.sum(), own.shape[1]), np.float32)
-        begins = np.zeros(len(found), np.bool_)
-        begins[np.cumsum(counts) - counts] = True
-        follows = np.ones(len(own), np.bool_)
+        others, follows = np.ones(counts.sum(), np.bool_), np.ones(len(owners), np.bool_)
+        begins = np.cumsum(counts, dtype=np.intp) - counts
+        others[begins] = False
         follows[(np.cumsum(stays) - 1)[~goes_on]] = False  # the token after these is not there yet
-        found[begins], found[~begins] = first, own[follows]
+        first = previous.before(columns.numbers, columns.num_computed_tokens, table)
+        kept = previous.kept(columns.numbers[owners], positions, stays, table[owners, positions // self._block_size])
+        to, source, to_others, of_own, kept_own, places = self._main.indices(
+            begins, first, others.nonzero()[0], follows.nonzero()[0], *kept
+        )
+        found = self._main.new_states(len(others))
+        found[to], found[to_others] = previous.states[source], own[of_own]
+        previous.states[places] = own[kept_own]
         return found
 
     def _standing(
@@ -291,11 +322,11 @@ class DraftModel:
         ]
         return np.array([token_id for part in parts for token_id in part], np.int32), counts.astype(np.int32)
 
-    def _run(
+    def _submit(
         self, step: ForwardInput, places: NDArray[np.intp], firsts: NDArray[np.int32], token_ids: NDArray[np.int32],
-        counts: NDArray[np.int32], samples: NDArray[np.bool_], states: NDArray[np.float32] | None,
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32] | None]:  # fmt: skip
-        """Compute tokens of some rows of a step, in the blocks that they have there.
+        counts: NDArray[np.int32], samples: NDArray[np.bool_], states: States | None,
+    ) -> Step:  # fmt: skip
+        """Start to compute tokens of some rows of a step, in the blocks that they have there.
 
         Args:
             places: of the rows in the step. firsts: position of each one's first token. counts: tokens of each.
@@ -303,8 +334,7 @@ class DraftModel:
             token_ids: one that the drafter's vocabulary lacks is read as another.
 
         Returns:
-            int32 [rows], the most probable token after each row's last; NOT_SAMPLED where `samples` is false. And for a
-            next-token block the state of the last token, float32 [rows, hidden_size].
+            A step that samples the most probable token after each row's last, where `samples` is true.
         """
         starts = np.zeros(len(places) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
@@ -321,6 +351,4 @@ class DraftModel:
         slots: list[NDArray[np.int32]] = [
             table[owners, positions // size] * size + positions % size for table in tables
         ]
-        step = ForwardInput(columns, positions, tuple(slots), tables, hidden_states=states)
-        sampled: NDArray[np.int32] = self._backend.submit(step).result().sampled[:, 0]
-        return sampled, None if states is None else self._backend.hidden_states((starts[1:] - 1).tolist())
+        return self._backend.submit(ForwardInput(columns, positions, tuple(slots), tables, hidden_states=states))

@@ -197,7 +197,7 @@ def plan_memory(
 
         free = _free_on_gpu(config.chosen) if free_bytes is None else free_bytes
         if drafter is not None:
-            config = replace(config, beside=beside_on_gpu(drafter, spec, config))
+            config = replace(config, beside=beside_on_gpu(drafter, spec, checkpoint, config))
         return plan_for_gpu(spec, checkpoint, config, free)
     from realizar.backends.cpu.plan import beside_drafter as beside_on_cpu
     from realizar.backends.cpu.plan import plan_memory as plan_for_cpu

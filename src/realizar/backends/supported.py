@@ -41,7 +41,6 @@ class Feature(Enum):
     WIDE_DELTA_NET = "a gated delta net whose heads have more than 128 features"
     INPUT_GATE = "inputs of their own"
     OUTPUT_SCALE = "factors of their outputs"
-    NEXT_TOKEN = "hidden states of another model as its inputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +74,6 @@ class Supported:
                     unknown.setdefault(f"{feature.value}, which {self.backend} does not run", []).append(index)
         for reason, layers in unknown.items():
             raise UnsupportedModelError(f"{spec.architecture}: {_listed(layers)} {reason}")
-        if spec.next_token is not None and Feature.NEXT_TOKEN not in self.features:
-            raise UnsupportedModelError(
-                f"{spec.architecture}: its next-token block, which drafts, does not run on {self.backend}"
-            )
         if not spec.attentions():
             raise UnsupportedModelError(f"{spec.architecture}: no layer has attention, which {self.backend} needs")
 

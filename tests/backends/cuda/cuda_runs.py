@@ -18,14 +18,19 @@ from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
 
 
+def new_backend(*, may_sleep: bool = False) -> CUDABackend:
+    """On the GPU, or on the processor as if it were one."""
+    device = open_device() if torch.cuda.is_available() else interpreter_device()
+    return CUDABackend(device=device, may_sleep=may_sleep)
+
+
 class GPURunner(BackendRunner[CUDABackend]):
-    """A model on the GPU, or on the processor as if it were one."""
+    """A model of `new_backend`."""
 
     def __init__(
         self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, hidden_layers: tuple[int, ...] = ()
     ) -> None:
-        device = open_device() if torch.cuda.is_available() else interpreter_device()
-        super().__init__(CUDABackend(device=device), spec, checkpoint, config, "cuda", hidden_layers)
+        super().__init__(new_backend(), spec, checkpoint, config, "cuda", hidden_layers)
 
     def read_logits(self, tokens: list[int]) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.backend.logits(tokens).cpu().numpy().copy()

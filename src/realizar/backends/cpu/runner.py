@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import NO_OTHERS, Capacity, ForwardInput, OtherModels
+from realizar.backends.base import NO_OTHERS, Capacity, ForwardInput, OtherModels, States
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.attention_record import (
     SEGMENT,
@@ -147,6 +147,15 @@ class CPUBackend:
             self._run_selected(model.final_norm, part)
             states[first : first + len(part)] = model.workspace.buffers["selected"].values[: len(part), :width]
         return states
+
+    def final_states(self, tokens: Sequence[int]) -> States:
+        return self.hidden_states(tokens)
+
+    def new_states(self, count: int) -> States:
+        return np.zeros((count, self.model.spec.hidden_size), np.float32)
+
+    def indices(self, *places: NDArray[np.intp]) -> Sequence[NDArray[np.intp]]:
+        return places
 
     def logits(self, tokens: Tokens) -> NDArray[np.float32]:
         """Of some of the last step's tokens, float32 [tokens, vocab], overwritten by the next step."""

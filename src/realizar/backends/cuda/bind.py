@@ -32,6 +32,7 @@ from realizar.backends.program import (
     ShortConvolutionBlock,
     Tail,
 )
+from realizar.models.parts import NextTokenInputs
 from realizar.models.spec import ModelSpec
 
 
@@ -48,7 +49,7 @@ class Binder:
 
     def bind_body(self, program: Program) -> list[Launch]:
         """The launches of the embedding and the layers, over all tokens."""
-        launches, branch = list(self._begin(program)), None
+        launches, branch = list(self._begin(program)), self._of_state(program)
         for index, block in enumerate(program.blocks):
             first, *others = self._block(block, branch)
             launches += [first, *self._kept(program, index), *others]
@@ -57,11 +58,15 @@ class Binder:
             launches.append(Launch("norm", self._norms.bind_last(branch)))
         return [*launches, *self._kept(program, len(program.blocks))]
 
-    def bind_tail(self, tail: Tail) -> list[Launch]:
-        """Launches of final norm, logits and the largest ones, over the selected tokens; `kind.tokens` counts them."""
+    def bind_tail(self, tail: Tail, *, gives_states: bool = False) -> list[Launch]:
+        """Launches of final norm, logits and the largest ones, over the selected tokens; `kind.tokens` counts them.
+
+        With `gives_states` those of `bind_final_norm` are among them.
+        """
         head = self._merger.merge((tail.head,))
         selected = partial(self._space.activations.get, tokens=self._space.arrays.sizes.selected)
         return [
+            *(self.bind_final_norm(tail) if gives_states else ()),
             Launch("final norm", self._norms.bind_selected(tail.norm, head)),
             Launch("head", self._dense.project(head, selected), head.weight_bytes),
             Launch("choose", self._choose(head)),
@@ -77,6 +82,30 @@ class Binder:
             projection = self._merger.merge((program.layer_inputs.projection,))
             project = self._dense.project(projection, self._space.activations.normed)
             yield from self._inputs.bind(program.layer_inputs, projection, project)
+
+        if program.next_token is not None:
+            yield from self._next_token_inputs(program.next_token)
+
+    def _next_token_inputs(self, inputs: NextTokenInputs) -> Iterator[Launch]:
+        """The stream becomes the token's part, from its embedding; the state's is added by the first block's norm."""
+        part, space = "next-token inputs", self._space
+        of_token, of_state = (self._merger.merge((linear,)) for linear in (inputs.of_token, inputs.of_state))
+        normed = space.activations.normed
+        yield Launch(part, self._norms.bind_apart(space.hidden, inputs.token_norm, of_token))
+        yield Launch(part, self._dense.project(of_token, normed), of_token.weight_bytes)
+        yield Launch(part, self._clear)
+        yield Launch(part, self._norms.bind_last(Branch(of_token, Join(inputs.of_token, None, 1.0))))
+        yield Launch(part, self._norms.bind_apart(space.states, inputs.state_norm, of_state))
+        yield Launch(part, self._dense.project(of_state, normed), of_state.weight_bytes)
+
+    def _clear(self, kind: StepKind) -> None:
+        self._space.hidden[: kind.tokens].zero_()
+
+    def _of_state(self, program: Program) -> Branch | None:
+        if program.next_token is None:
+            return None
+        linear = program.next_token.of_state
+        return Branch(self._merger.merge((linear,)), Join(linear, None, 1.0))
 
     def _kept(self, program: Program, num_blocks: int) -> list[Launch]:
         """Copies of the stream after so many blocks, once all of it is added up, for layers that are to keep it."""

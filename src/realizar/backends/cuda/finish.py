@@ -19,13 +19,18 @@ from realizar.request import Pooling
 
 
 class StepFinisher:
-    """Finishes the step that ran last; `final_norm` writes final hidden states of selected tokens to `final_states`."""
+    """Finishes the step that ran last; `final_norm` writes final hidden states of selected tokens to `final_states`.
+
+    Attributes:
+        selected: tokens of the step that were selected last; a load that gives states has these in `final_states`.
+    """
 
     def __init__(
         self, workspace: Workspace, graphs: GraphRunner, final_norm: Sequence[Launch], sampler: StepSampler
     ) -> None:
         self._space, self._graphs, self._final_norm, self._sampler = workspace, graphs, final_norm, sampler
         self._means: dict[int, tuple[torch.Tensor, int]] = {}
+        self.selected: Sequence[int] = ()
 
     def close(self, row: int) -> None:
         self._means.pop(row, None)
@@ -61,6 +66,7 @@ class StepFinisher:
         # from pinned memory, or the host would wait for the step that is on its way
         selected.copy_(torch.tensor(tokens, dtype=torch.int32, pin_memory=selected.is_cuda), non_blocking=True)
         arrays["selected_rows"].fill_(-1)
+        self.selected = tokens
 
     def _pool_rows(self, step: CUDAStep) -> dict[int, torch.Tensor | RowError]:
         """The pooled vectors on their way to the host, by their row's index, or what computing one raised."""

@@ -142,13 +142,15 @@ class _Parts:
 
 def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
-    memory: LoadMemory,
+    memory: LoadMemory, *, gives_states: bool = False, beside: LoadedModel | None = None,
 ) -> LoadedModel:  # fmt: skip
     """Load a model whose parts run on a GPU, with all kernels compiled and graphs captured that steps can need.
 
     Args:
         progress: called with what is being done, and the share done, 0 to 1.
         memory: where the tensors lie; graphs take theirs beside it.
+        gives_states: each step leaves the final states of its selected tokens in `Workspace.final_states`.
+        beside: a model that outlives this one, whose embedding is taken where it is the same.
 
     Raises:
         UnsupportedModelError: the GPU can't do what is configured.
@@ -162,11 +164,10 @@ def load_model(
     if device.is_gpu:
         plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
     with memory.kept():
-        parts = _load_parts(spec, checkpoint, config, device, progress)
+        parts = _load_parts(spec, checkpoint, config, device, progress, beside)
     with memory.emptied():
         scratch = None if config.batch_invariant else scan_scratch(spec, parts.space, device)
-        state = slot_bytes(spec, config)
-        kv = KVMemory(spec, config, device, parts.reserved_bytes, state)
+        kv = KVMemory(spec, config, device, parts.reserved_bytes, slot_bytes(spec, config))
         states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
         kv.num_host_snapshots = states.num_host_snapshots
     weights, space, matmuls = parts.weights, parts.space, parts.matmuls
@@ -184,15 +185,15 @@ def load_model(
         if states.rings:
             space.arrays.fill_recurrences = recurring.fill
         binder = Binder(spec, weights, space, attention, parts.merger, experts, recurrences, norms, dense)
-        program = parts.program
-        graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
+        tail = binder.bind_tail(parts.program.tail, gives_states=gives_states)
+        graphs = GraphRunner(binder.bind_body(parts.program), tail, space, device)
         decodes = _decode_kinds(space, attention, config.context_length)
         recurrences.prepare()
         attention.prepare([*decodes, *mixed_kinds(space.arrays.sizes)])
-        finisher = StepFinisher(space, graphs, binder.bind_final_norm(program.tail), parts.sampler)
+        finisher = StepFinisher(space, graphs, binder.bind_final_norm(parts.program.tail), parts.sampler)
         _log_decisions(device, space, kv, matmuls)
         if device.is_gpu:
-            _warm_up(space, attention, graphs, finisher, parts, progress)
+            _warm_up(space, attention, graphs, finisher, parts, config, progress)
     if device.is_gpu:
         _capture(space, graphs, parts.sampler, decodes, config.graphs, progress)
     return LoadedModel(
@@ -202,14 +203,16 @@ def load_model(
 
 
 def _load_parts(
-    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress
-) -> _Parts:
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
+    beside: LoadedModel | None,
+) -> _Parts:  # fmt: skip
+    lent = None if beside is None else beside.weights
     program = build_program(spec, config.hidden_layers)
     kernels = None
     if device.runs("matmuls"):
         kernels = MatmulKernels(device.torch_device, config.batch_invariant, device.without)
     packs_floats = kernels is not None and kernels.packs_floats
-    weights = Weights(spec, program, checkpoint, device, packs_floats, stacks_shared(config))
+    weights = Weights(spec, program, checkpoint, device, packs_floats, stacks_shared(config), lent)
     body, tail = weights.apart(program.block_matmuls()), program.tail.matmuls()
     weights.load(body + tail, report_weights(checkpoint.size_bytes, progress))
     space = _make_workspace(spec, config, device)
@@ -282,8 +285,10 @@ def _log_decisions(device: DeviceProfile, space: Workspace, kv: KVMemory, matmul
 
 def _warm_up(
     space: Workspace, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher, parts: _Parts,
-    progress: LoadProgress,
+    config: ResolvedConfig, progress: LoadProgress,
 ) -> None:  # fmt: skip
+    if config.kv_blocks is not None:  # it drafts
+        space.arrays.go_on(0, StepKind(0), config.block_size)
     space.arrays.clear()
     _warm_chunks(space, attention, graphs, parts, progress)
     for rows in row_counts(space.arrays.sizes.selected):

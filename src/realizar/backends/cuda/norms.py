@@ -88,6 +88,10 @@ class NormBinder:
         self._none = torch.zeros(1, device=workspace.hidden.device)
         self._written = 0
 
+    def bind_apart(self, source: torch.Tensor, norm: Norm, consumer: Consumer) -> Run:
+        """Norm float32 [tokens, hidden_size] that are not the stream, for the consumer."""
+        return self._whole(None, norm, consumer, source=source)
+
     def bind(self, branch: Branch | None, norm: Norm | None, consumer: Consumer) -> tuple[Run, Folded | None]:
         """Add a branch to the stream, norm it, and write the consumer's input; returns the folded scale as well.
 
@@ -149,15 +153,16 @@ class NormBinder:
         consumer: Consumer | None,
         gather: bool = False,
         square_sums: torch.Tensor | None = None,
+        source: torch.Tensor | None = None,
     ) -> Run:
         space, cols, cut = self._space, self._cols, whole_width(self._cols)
-        own, added_as = self.arguments(norm), self._added(branch)
+        own, added_as, stream = self.arguments(norm), self._added(branch), space.hidden if source is None else source
         selected, sums_of = space.arrays["selected"], self._none if square_sums is None else square_sums
 
         def start(kind: StepKind, added: Branch | None, target: ActivationBuffer | None) -> None:
             tokens = kind.tokens
             pointers, stored = self._target(target, space.final_states if gather else None)
-            ends = *added_as, space.hidden, *own, *pointers, cols, sums_of
+            ends = *added_as, stream, *own, *pointers, cols, sums_of
             constants = {
                 **norm_constants("", norm), **norm_constants("BRANCH_", added.join.norm if added else None),
                 **stored, "PARTS": 0 if square_sums is None else norm_square_parts(cols), "BLOCK": cut.block,

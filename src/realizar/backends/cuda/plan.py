@@ -27,7 +27,7 @@ from realizar.backends.cuda.sampling.native_graphs import num_graphs
 from realizar.backends.cuda.shapes import chunk_kinds, row_counts, step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
-from realizar.backends.cuda.weights.load import Weights, stacks_shared
+from realizar.backends.cuda.weights.load import Weights, same_embedding, stacks_shared
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.draft_model import drafter_bytes, drafter_config
@@ -46,8 +46,10 @@ _GRAPH, _GRAPH_LAYER = 140_000, 80_000  # bytes of a graph on an H200, and of a 
 _MOST_LONG = 8  # decodes at which a step has another graph where contexts are long
 
 
-def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free: int) -> MemoryPlan:
-    """Sizes of a model, without reading its weights, to plan for `free` bytes.
+def plan_memory(
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free: int, *, has_embedding: bool = True
+) -> MemoryPlan:
+    """Sizes of a model, without reading its weights, to plan for `free` bytes; `has_embedding` false borrows it.
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
@@ -59,7 +61,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     program = build_program(spec, config.hidden_layers)
     weights = Weights(spec, program, checkpoint, _DEVICE, packs_floats=True, stacks_shared=stacks_shared(config))
     weights.load(weights.apart(program.matmuls()), lambda _size: None)
-    weight_bytes, embedding = weights.size_bytes, WeightTensors(spec, checkpoint).table_bytes
+    weight_bytes, embedding = weights.size_bytes, has_embedding * WeightTensors(spec, checkpoint).table_bytes
     compute = compute_type(config.kv_dtype, is_gpu=True)
     sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, _DEVICE, config.batch_invariant))
     invariant = config.batch_invariant
@@ -67,8 +69,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     parts = max(parts, chunk_parts(spec, config.kv_dtype, _DEVICE, invariant))
     workspace = Workspace(spec, sizes, _DEVICE, compute, parts)
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
-    if config.prompt_dtype == "fp8":
-        workspace_bytes += _decoded_bytes(weights, program, sizes.tokens)
+    workspace_bytes += _decoded_bytes(weights, program, sizes.tokens) if config.prompt_dtype == "fp8" else 0
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
     reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
     fixed = weight_bytes + embedding + workspace_bytes + reserved + config.beside.fixed_bytes
@@ -107,10 +108,10 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     )
 
 
-def beside_drafter(drafter: ModelSource, spec: ModelSpec, config: ResolvedConfig) -> Beside:
+def beside_drafter(drafter: ModelSource, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> Beside:
     """What a drafter takes beside the main model. Raises what `plan_memory` does."""
-    own = drafter_config(config)
-    plan = plan_memory(drafter.spec, drafter.checkpoint, own, _EVERYTHING)
+    own, borrows = drafter_config(config), same_embedding(ModelSource(spec, checkpoint), drafter)
+    plan = plan_memory(drafter.spec, drafter.checkpoint, own, _EVERYTHING, has_embedding=not borrows)
     cache = KVMemory(drafter.spec, _of_one_request(own), _DEVICE)
     return drafter_bytes(plan, cache.block_bytes, drafter.spec, spec, config)
 

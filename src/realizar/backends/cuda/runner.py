@@ -18,6 +18,7 @@ from realizar.backends.base import (
     DeviceMemory,
     ForwardInput,
     OtherModels,
+    States,
     Transfer,
 )
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, Family, open_device, refused_family
@@ -34,7 +35,7 @@ from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import OpenedRow
+from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import DeviceLostError, KernelError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
@@ -47,7 +48,8 @@ class CUDABackend:
     """The `Backend` of GPUs. A step runs while the host prepares the next; each samples before the next starts, at once
     where no row's grammar gives it a mask.
 
-    A device of None takes the first GPU; `may_sleep` loads the model so that it can `sleep`.
+    A device of None takes the first GPU; `may_sleep` loads the model so that it can `sleep`. `beside` is a model of a
+    backend that outlives this one, as `load_model` takes it.
     """
 
     def __init__(
@@ -56,14 +58,16 @@ class CUDABackend:
         device: DeviceProfile | None = None,
         *,
         may_sleep: bool = False,
+        beside: LoadedModel | None = None,
     ) -> None:
         self._progress = progress or no_progress
         self._device = device
-        self._may_sleep = may_sleep
+        self._may_sleep, self._beside = may_sleep, beside
         self._memory = LoadMemory()
         self._model: LoadedModel | None = None
         self._drafter: DraftModel | None = None
         self._pending: CUDAStep | None = None
+        self._gives_states = False
 
     def load(
         self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
@@ -74,12 +78,13 @@ class CUDABackend:
         if drafter is not None:
             if self._may_sleep:
                 raise UnsupportedModelError("a model that is loaded with a drafter can't sleep")
-            config = replace(config, beside=beside_drafter(drafter, spec, config))
+            config = replace(config, beside=beside_drafter(drafter, spec, checkpoint, config))
         self._device = self._device or open_device()
+        self._gives_states = (spec if drafter is None else drafter.spec).next_token is not None
         while (refused := self._try_load(spec, checkpoint, config, self._device)) is not None:
             self._device = replace(self._device, without=self._device.without | {refused})
         if drafter is not None:
-            model, backend = self.model, CUDABackend(self._progress, self.device)
+            model, backend = self.model, CUDABackend(self._progress, self.device, beside=self.model)
             self._drafter = load_drafter(self, backend, drafter, model.spec, model.config, model.kv.num_blocks)
         _LOG.info("loaded %s on %s", spec.architecture, self._device.name)
 
@@ -91,7 +96,10 @@ class CUDABackend:
             with device_errors(device.torch_device):
                 if self._may_sleep:
                     self._memory = SleepingMemory(device.torch_device)
-                self._model = load_model(spec, checkpoint, config, device, self._progress, self._memory)
+                self._model = load_model(
+                    spec, checkpoint, config, device, self._progress, self._memory, gives_states=self._gives_states,
+                    beside=self._beside,
+                )  # fmt: skip
             return None
         except BaseException as error:
             _clear_frames(error)
@@ -164,19 +172,48 @@ class CUDABackend:
 
     def _submit(self, forward_input: ForwardInput) -> CUDAStep:
         if self._pending is not None:
+            if self._drafter is not None and self._drafter.reads_states:
+                self._pending.settle()
             self._pending.start_sampling()
         wanted = wanted_tokens(forward_input)
         kind = self._kind(forward_input)
         self.model.states.begin(forward_input.state_moves)
         self._send(forward_input, kind, wanted)
-        self.model.graphs.run(kind, min(len(wanted.tokens), self.model.space.arrays.sizes.selected))
+        if forward_input.hidden_states is not None:
+            self.model.space.place_states(forward_input.hidden_states)
+        most = self.model.space.arrays.sizes.selected
+        self.model.finisher.selected = wanted.tokens[:most]
+        self.model.graphs.run(kind, min(len(wanted.tokens), most))
         self.model.states.end(forward_input.state_moves)
+        return self._started(forward_input, wanted)
+
+    def _started(self, forward_input: ForwardInput, wanted: WantedTokens) -> CUDAStep:
+        """A step whose launches are on their way."""
         with_drafts = None if self._drafter is None else self._drafter.with_drafts
         finish, device = self.model.finisher.finish, self.device.torch_device
         self._pending = CUDAStep(forward_input, wanted, finish, device, with_drafts)
         if not self.model.sampler.awaits_masks(forward_input.columns.numbers):
             self._pending.start_sampling()  # the device goes on to it by itself
         return self._pending
+
+    def follow(self) -> CUDAStep | None:
+        pending, finisher, space = self._pending, self.model.finisher, self.model.space
+        assert pending is not None
+        before, rows = pending.forward_input.columns, len(pending.forward_input.columns)
+        if pending.wanted.num_sampled < rows or finisher.selected != pending.wanted.tokens:
+            return None
+        with step_errors(self.device.torch_device):
+            ids = np.full(rows, FROM_PREVIOUS_STEP, np.int32)
+            positions = before.num_context_tokens
+            columns = StepRows.of_decodes(before.sequence_ids, before.numbers, positions, ids)
+            step = ForwardInput(columns, positions, (), ())
+            wanted, kind = wanted_tokens(step), self._kind(step)
+            space.arrays.go_on(rows, kind, self.model.config.block_size)
+            if self.model.spec.next_token is not None:
+                space.place_states(space.final_states[:rows])
+            finisher.selected = wanted.tokens
+            self.model.graphs.run(kind, rows)
+            return self._started(step, wanted)
 
     def _kind(self, step: ForwardInput) -> StepKind:
         sizes, embeds = self.model.space.arrays.sizes, bool(step.columns.embeddings)
@@ -229,11 +266,32 @@ class CUDABackend:
     def hidden_states(self, tokens: Sequence[int], layer: int | None = None) -> NDArray[np.float32]:
         with step_errors(self.device.torch_device):
             if layer is None:
-                parts = [part.cpu() for part in self.model.finisher.final_states(tokens)]
-                states = torch.cat(parts) if parts else self.model.space.final_states[:0].cpu()
+                states = self.final_states(tokens).cpu()
             else:
                 states = self.model.space.kept[self.model.config.hidden_layers.index(layer)][list(tokens)].cpu()
         return states.numpy().copy()
+
+    def final_states(self, tokens: Sequence[int]) -> States:
+        finisher = self.model.finisher
+        if self._gives_states and finisher.selected[: len(tokens)] == tokens:
+            return self.model.space.final_states[: len(tokens)]
+        parts = finisher.final_states(tokens)
+        if len(tokens) <= self.model.space.arrays.sizes.selected:
+            return next(parts, self.model.space.final_states[:0])
+        states, end = self.new_states(len(tokens)), 0
+        for part in parts:
+            states[end : end + len(part)] = part
+            end += len(part)
+        return states
+
+    def new_states(self, count: int) -> States:
+        return torch.zeros((count, self.model.spec.hidden_size), device=self.device.torch_device)
+
+    def indices(self, *places: NDArray[np.intp]) -> Sequence[torch.Tensor]:
+        sizes = [len(each) for each in places]
+        copied = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=self.device.is_gpu)
+        np.concatenate(places, out=copied.numpy())
+        return copied.to(self.device.torch_device, non_blocking=True).split(sizes)
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [tokens, vocab] of some of the last step's tokens, at most as many as the workspace has room for."""

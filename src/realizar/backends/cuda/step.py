@@ -93,7 +93,7 @@ class CUDAStep:
         self._finish, self._device, self._with_drafts = finish, device, with_drafts
         self._finished: Finished | None = None
         self._output: StepOutput | None = None
-        self._failed = False
+        self._failed = self._is_asked = False
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         self.masks = {**self.masks, **masks} if self.masks else masks
@@ -118,7 +118,13 @@ class CUDAStep:
             self._finished = self._finish(self)
             self._failed = False
 
+    def settle(self) -> None:
+        """Wait for the result now, if nobody has asked for it yet."""
+        if not self._is_asked:
+            self.result()
+
     def result(self) -> StepOutput:
+        self._is_asked = True
         if self._output is None:
             with step_errors(self._device):
                 self.start_sampling()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernels.fetch import fetch
+from realizar.backends.cuda.kernels.fetch import fetch, go_on
 from realizar.backends.cuda.launch import StepKind
 from realizar.batch import FROM_PREVIOUS_STEP
 
@@ -120,6 +120,16 @@ class StepArrays:
             event = self._copied[self._next] = self._copied[self._next] or torch.cuda.Event()
             event.record()
         self._next = (self._next + 1) % _RING
+
+    def go_on(self, rows: int, kind: StepKind, block_size: int) -> None:
+        """Make the arrays of a step, all of whose rows sampled, those of a step that decodes what they sampled."""
+        sizes = self.sizes
+        names = ("starts", "counts", "contexts", "decodes", "selected", "selected_rows", "tables")
+        go_on[(1,)](
+            self["header"], self["ids"], self["token_rows"], self["positions"], self["slots"], sizes.tokens,
+            *(self[name] for name in names), sizes.rows, rows, kind.decodes, GROUPS=sizes.groups, BLOCK_SIZE=block_size,
+            BLOCK=1 << (sizes.rows - 1).bit_length(),
+        )  # fmt: skip
 
     def _pinned(self, values: NDArray[np.float32]) -> torch.Tensor:
         copied = torch.empty(values.shape, pin_memory=self._device.is_gpu)

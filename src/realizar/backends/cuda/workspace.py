@@ -43,6 +43,7 @@ class Workspace:
         self.expert_weights = torch.zeros(max(pairs, 1), device=where)
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
         self.kept = torch.zeros((sizes.kept, sizes.tokens, spec.hidden_size), device=where)
+        self.states = torch.zeros((0 if spec.next_token is None else sizes.tokens, spec.hidden_size), device=where)
         own = 0 if spec.layer_inputs is None else spec.layer_inputs.projection.out_features
         self.layer_inputs = torch.zeros((sizes.tokens, own), device=where)
         self.square_sums = torch.zeros((2, sizes.tokens, norm_square_parts(spec.hidden_size)), device=where)
@@ -80,6 +81,10 @@ class Workspace:
         if self._has_dependent_launch and kind.tokens <= _DEPENDENT_TOKENS:
             return {"DEPENDENT": True, "launch_pdl": True}
         return {"DEPENDENT": False}
+
+    def place_states(self, states: torch.Tensor) -> None:
+        """Start to copy what a next-token block reads beside the step's tokens to where its kernels read it."""
+        self.states[: len(states)].copy_(states, non_blocking=True)
 
     def place_given(self) -> None:
         """Start to copy the step's given embeddings to where the embedding leaves them."""

@@ -7,15 +7,12 @@ import pytest
 pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
-import torch
-
+from backends.cuda.cuda_runs import new_backend
 from backends.draft_models import first_layers, itself, spoiled
 from engine.core.core_runs import run, tokens
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.base import NO_OTHERS, ModelSource
-from realizar.backends.cuda.device import interpreter_device, open_device
 from realizar.backends.cuda.plan import plan_memory
-from realizar.backends.cuda.runner import CUDABackend
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CheckpointError, UnsupportedModelError
@@ -33,11 +30,6 @@ CONFIG = EngineConfig(
     prompt_lookup_min=100, prompt_lookup_max=100, graphs=False,
 )  # fmt: skip
 GREEDY = SamplingParams(temperature=0)
-
-
-def new_backend(*, may_sleep: bool = False) -> CUDABackend:
-    device = open_device() if torch.cuda.is_available() else interpreter_device()
-    return CUDABackend(device=device, may_sleep=may_sleep)
 
 
 def texts_of(drafter: ModelSource | None) -> tuple[list[list[int]], EngineCore]:

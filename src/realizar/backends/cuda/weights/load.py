@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realizar.backends.base import ModelSource
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.weights.experts import (
@@ -52,6 +53,7 @@ class Weights:
     Args:
         packs_floats: the matmuls read bf16 and fp16 matrices packed, as they do quantised ones.
         stacks_shared: shared experts join the stacks of experts where they can.
+        lent: weights that stay as long as these, whose embedding is taken where it is the same tensor.
 
     Attributes:
         groups: the matrices of matmuls that share an input, in order; those of one layout may lie in one. A float
@@ -64,8 +66,10 @@ class Weights:
 
     def __init__(
         self, spec: ModelSpec, program: Program, checkpoint: Checkpoint, device: DeviceProfile,
-        packs_floats: bool = False, stacks_shared: bool = False,
+        packs_floats: bool = False, stacks_shared: bool = False, lent: Weights | None = None,
     ) -> None:  # fmt: skip
+        self._source = ModelSource(spec, checkpoint)
+        self._lent = lent if lent is not None and same_embedding(lent._source, self._source) else None
         self._spec, self._tensors, self._device = spec, WeightTensors(spec, checkpoint), device
         self._packs_floats, self._reads = packs_floats, device.torch_device.type != "meta"
         self.groups: dict[Group, tuple[Matrix, ...]] = {}
@@ -73,6 +77,7 @@ class Weights:
         self.gated: dict[Group, FeedForward] = {
             tuple(linear.weight for linear in each.linears): each.gated for each in inputs if each.gated is not None
         }
+        self.embedding: PlainMatrix | torch.Tensor
         self.layer_table: PlainMatrix | torch.Tensor | None = None
         self.stacked: set[TensorName] = set()
         self._plans: list[tuple[Experts, ExpertsPlan]] = []
@@ -120,6 +125,9 @@ class Weights:
         self._packer = None
 
     def _load_tables(self, progress: Callable[[int], None]) -> None:
+        if self._lent is not None:
+            self.embedding = self._lent.embedding
+            return
         embedding, inputs = self._spec.embedding, self._spec.layer_inputs
         own = self.groups.get((embedding,), ())
         if own and not isinstance(own[0], PackedMatrix):
@@ -275,6 +283,12 @@ class Weights:
         if store is not None:
             return store.take(size_bytes)
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device.torch_device)
+
+
+def same_embedding(one: ModelSource, other: ModelSource) -> bool:
+    """True if two models of one checkpoint read the same embedding, and no other table."""
+    first, second = (each.spec.tensors[each.spec.embedding] for each in (one, other))
+    return one.checkpoint is other.checkpoint and first == second and other.spec.layer_inputs is None
 
 
 def _copy(data: NDArray[np.uint8], memory: torch.Tensor) -> None:

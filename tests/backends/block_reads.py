@@ -1,0 +1,61 @@
+"""What a next-token block computed beside a model, held to the twin in numpy, on any backend."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from backend_runs import LOGITS_AT_ONCE
+from random_models import Recipe, random_model
+from realizar.backends.base import Backend, ForwardInput, ModelSource, Step
+from reference_model import ReferenceModel
+from reference_tensors import load_tensors
+
+ReadLogits = Callable[[list[int]], NDArray[np.float32]]
+"""float32 [tokens, vocab_size] of at most `LOGITS_AT_ONCE` of the last step's tokens."""
+
+
+class Reads:
+    """The logits that a block computed last after each token of a sequence: id and logits by position.
+
+    A token that the block itself drafted has the id -1.
+    """
+
+    def __init__(self, drafter: Backend, read_logits: ReadLogits, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sequences: dict[int, dict[int, tuple[int, NDArray[np.float32]]]] = defaultdict(dict)
+        honest = drafter.submit
+
+        def submit(step: ForwardInput) -> Step:
+            running = honest(step)
+            owners = np.repeat(step.columns.sequence_ids, step.columns.num_tokens)
+            for first in range(0, len(owners), LOGITS_AT_ONCE):
+                some = list(range(first, min(first + LOGITS_AT_ONCE, len(owners))))
+                for place, logits in zip(some, read_logits(some), strict=True):
+                    read = int(step.columns.token_ids[place]), logits.copy()
+                    self.sequences[int(owners[place])][int(step.positions[place])] = read
+            return running
+
+        monkeypatch.setattr(drafter, "submit", submit)
+
+    def errors(self, recipe: Recipe, drafter: ModelSource, text: list[int], num_prompt_tokens: int) -> list[float]:
+        """Relative errors after the true tokens of the sequence that begins with a prompt, but the last one's."""
+        expected, found = expected_logits(recipe, drafter, text), []
+        for reads in self.sequences.values():
+            if all(token_id == text[at] for at, (token_id, _) in reads.items() if at < num_prompt_tokens):
+                for at, (token_id, logits) in reads.items():
+                    if at < len(text) - 1 and token_id == text[at]:
+                        found.append(float(np.linalg.norm(logits - expected[at]) / np.linalg.norm(expected[at])))
+        return found
+
+
+def expected_logits(recipe: Recipe, drafter: ModelSource, ids: list[int]) -> NDArray[np.float32]:
+    """The block's logits after each token of a text, by the numpy twins of both."""
+    spec, checkpoint = random_model(recipe)
+    states = ReferenceModel(spec, load_tensors(spec, checkpoint)).hidden(ids)
+    before = np.concatenate([np.zeros_like(states[:1]), states[:-1]])
+    twin = ReferenceModel(drafter.spec, load_tensors(drafter.spec, drafter.checkpoint))
+    return np.asarray(twin.logits(ids, given=before))

@@ -1,0 +1,85 @@
+"""A next-token block on a GPU, or its kernels interpreted: its logits are the twin's, and texts stay the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+import torch
+
+from backends.cuda.cuda_runs import new_backend
+from backends.cuda.matmul.packed_matmuls import run_packed
+from backends.cuda.step.block_runs import Run, texts_of
+from backends.draft_models import next_token_block
+from random_models import Recipe, random_tokens
+from realizar.backends.cuda.plan import beside_drafter
+from realizar.backends.cuda.runner import CUDABackend
+from realizar.backends.weight_tensors import WeightTensors
+from realizar.config import EngineConfig
+from realizar.engine.draft_models import open_drafter
+from realizar.models.generated.generate import generated_checkpoint
+from realizar.models.registry import build_spec
+from resolving import resolved
+from wider import wider
+
+RECIPE = Recipe(
+    hidden_size=64, feed_forward_size=96, head_size=32, num_heads=2, num_kv_heads=1, vocab_size=48, windows=(None,),
+    weights="F32",
+)  # fmt: skip
+HYBRID = replace(RECIPE, windows=(None, None), recurrent=("delta",), value_size=16, lacking=("feed_forward",))
+RECIPES = {"attention": RECIPE, "mixture": replace(RECIPE, experts=4), "hybrid": HYBRID}
+CONFIG = EngineConfig(
+    threads=1, max_running=2, max_step_tokens=40, kv_cache_bytes=8 << 20, context_length=96, speculative_tokens=2,
+    prompt_lookup_min=100, prompt_lookup_max=100, graphs=False,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", wider(RECIPES, "attention", "hybrid"))
+def test_logits_are_those_of_the_twin_and_texts_those_without_drafts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second prompt is read in chunks, and the third begins with its first block."""
+    recipe = RECIPES[name]
+    block, long = next_token_block(recipe, of_state=0.5), random_tokens(recipe, 60, 1)
+    prompts = [random_tokens(recipe, 9, 0), long, [*long[:32], 3, 4]]
+    expected = texts_of(Run(recipe, CONFIG, prompts, 9)).texts
+    found = texts_of(Run(recipe, CONFIG, prompts, 9, block), monkeypatch)
+    assert found.texts == expected
+    assert texts_of(Run(recipe, CONFIG, prompts, 9, block)) == replace(found, errors=[])  # drafts stay on the device
+    assert found.counts.draft_tokens > found.counts.accepted_tokens > 0
+    assert (found.counts.prefix_cache_hits > 0) is (name != "hybrid")  # whose states no snapshot keeps there
+    assert len(found.errors) > 90
+    assert max(found.errors) < 1e-4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the twins of packed matmuls stand in for a GPU's")
+def test_packed_weights_that_are_cut_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The halves of the block's first matrix are packed, as files have it."""
+    recipe = replace(RECIPE, hidden_size=256, feed_forward_size=512, num_heads=8, weights="Q4_K")
+    launched = run_packed(monkeypatch)
+    block, prompts = next_token_block(recipe, of_state=None), [random_tokens(recipe, 40, 0)]
+    found = texts_of(Run(recipe, CONFIG, prompts, 4, block), monkeypatch)
+    assert found.counts.draft_tokens > 0
+    assert launched.names
+    assert len(found.errors) > 40
+    assert max(found.errors) < 0.02
+
+
+def test_a_block_of_the_models_own_file_takes_its_embedding() -> None:
+    checkpoint = generated_checkpoint("tiny-delta-mtp", "q8_0", 1.0)
+    spec = build_spec(checkpoint)
+    config = resolved(spec, checkpoint, replace(CONFIG, drafter="auto"), "cuda")
+    others, backend = open_drafter(checkpoint, config), new_backend()
+    backend.load(spec, checkpoint, config, others)
+    assert backend._drafter is not None
+    drafter = backend._drafter.backend
+    assert isinstance(drafter, CUDABackend)
+    assert drafter.model.weights.embedding is backend.model.weights.embedding
+    backend.shutdown()
+    apart = replace(others["drafter"], checkpoint=replace(checkpoint))
+    own, lent = (beside_drafter(each, spec, checkpoint, config).fixed_bytes for each in (apart, others["drafter"]))
+    assert own - lent == WeightTensors(spec, checkpoint).table_bytes
