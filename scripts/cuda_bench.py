@@ -17,8 +17,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,18 @@ import torch
 from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import CUDAStep
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow, StepOutput, StepRows
-from realizar.bench.throughput import by_chance, measure, next_tokens
+from realizar.bench.throughput import DrawnDrafts, Work, by_chance, measure, measure_batch, next_tokens
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.draft_models import open_drafter
 from realizar.models.generated import generate
 from realizar.models.generated.shapes import SHAPES
+from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
 
@@ -67,6 +71,7 @@ TARGET: dict[str, dict[int | str, int]] = {
     "qwen3.6-27b": {1: 200, 8: 1200, 16: 1700, 64: 3600, 256: 4800, "prefill 2048": 11500},
 }  # fmt: skip
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
+Measured = Callable[[int, int], tuple[float, str]]
 
 
 def random_checkpoint(shape_name: str, file_type: Any, skew: float = 0.0) -> Checkpoint:
@@ -191,6 +196,28 @@ def decode_rate(core: EngineCore, batch: int, prompt: int, sampling: SamplingPar
     return middle.decode_tokens_per_s, f"  {middle.experts_read:.1f} experts a layer, by chance {chance:.1f}"
 
 
+def drafted(backend: CUDABackend, spec: ModelSpec, config: ResolvedConfig, rates: tuple[float, ...]) -> Measured:
+    """Tokens per second of 256 steps after `prompt` tokens a row, with drafts that are right at drawn rates."""
+
+    def measured(batch: int, prompt: int) -> tuple[float, str]:
+        drafter = DrawnDrafts(rates)
+        core = EngineCore(backend, spec, config, policy=Policy("prefill", measures_drafts=False), drafter=drafter)
+        result = measure_batch(core, batch, Work(prompt, 256, (batch,), 3, rates), lambda _line: None, drafter)
+        return result.decode_tokens_per_s.median, f"  {result.tokens_per_step:.2f} tokens of a step"
+
+    return measured
+
+
+@contextmanager
+def without_drafts(backend: CUDABackend) -> Iterator[None]:
+    """Within, the backend is as if it had been loaded without its drafter."""
+    drafter, backend._drafter = backend._drafter, None
+    try:
+        yield
+    finally:
+        backend._drafter = drafter
+
+
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -206,6 +233,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--prompt-dtype", default="f16", choices=("f16", "fp8"))
     parser.add_argument("--sampled", action="store_true", help="each batch again, with temperature 0.8 and top-p 0.95")
     parser.add_argument("--skew", type=float, default=0.0, help="exponent of the Zipf law of routers")
+    parser.add_argument("--acceptance", help="each batch again with drafts of the shape's block, as of `bench`")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -217,34 +245,43 @@ def main() -> int:
     longest_prompt = max(prompts, default=0)
     file_type = arguments.type or generate.file_type_of(arguments.shape)
     checkpoint = random_checkpoint(arguments.shape, file_type, arguments.skew)
+    rates = tuple(map(float, arguments.acceptance.split(","))) if arguments.acceptance else ()
     longest = max(longest_prompt, arguments.context + 256, 512) + 64
     config = EngineConfig(
         device="cuda", max_running=max([*batches, 1]),
         max_step_tokens=arguments.step_tokens or max(longest_prompt, 512),
         context_length=longest, kv_cache_dtype=arguments.kv_cache_dtype, batch_invariant=arguments.batch_invariant,
-        prefix_cache=False, prompt_dtype=arguments.prompt_dtype,
+        prefix_cache=False, prompt_dtype=arguments.prompt_dtype, drafter="auto" if rates else "off",
+        speculative_tokens=len(rates),
     )  # fmt: skip
     spec, resolved = resolve_model(checkpoint, config)
     backend = CUDABackend()
     started = time.perf_counter()
-    backend.load(spec, checkpoint, resolved)
+    backend.load(spec, checkpoint, resolved, open_drafter(checkpoint, resolved))
     print(
         f"loaded in {time.perf_counter() - started:.1f} s, {backend.capacity().weight_bytes / 1e9:.2f} GB", flush=True
     )
-    for rows in {1, min(8, resolved.max_running), resolved.max_running}:
-        check_graph(backend, rows)
-    core = EngineCore(backend, spec, resolved, policy=Policy("prefill"))
+    with without_drafts(backend):
+        for rows in {1, min(8, resolved.max_running), resolved.max_running}:
+            check_graph(backend, rows)
+        core = EngineCore(backend, spec, replace(resolved, speculative_tokens=0), policy=Policy("prefill"))
     results: dict[str, float] = {}
     peer, target = PEER.get(arguments.shape, {}), TARGET.get(arguments.shape, {})
     print(f"{'work':>14} {'tok/s':>10} {'ms/step':>9} {'llama.cpp':>10} {'target':>8}")
+    with_drafts = drafted(backend, spec, resolved, rates)
     for batch, is_sampled in itertools.product(batches, (False, True) if arguments.sampled else (False,)):
         sampling = SAMPLED if is_sampled else next_tokens(spec, batch)
         prompt = arguments.context or (1 if batch == 1 else 128)
-        best, experts = decode_rate(core, batch, prompt, sampling)
+        with without_drafts(backend):
+            best, experts = decode_rate(core, batch, prompt, sampling)
         label = f"sampled {batch}" if is_sampled else f"decode {batch}"
         results[label] = best
         shown = f"{peer.get(batch, math.nan):10.0f} {target.get(batch, math.nan):8.0f}" if not is_sampled else ""
         print(f"{label:>14} {best:10.0f} {1e3 * batch / best:9.3f} {shown}{experts}", flush=True)
+        if rates:
+            best, length = with_drafts(batch, prompt)
+            results[f"drafted {batch}"] = best
+            print(f"{f'drafted {batch}':>14} {best:10.0f} {'':>28}{length}", flush=True)
         if arguments.profile:
             profile(core, batch, prompt, 32, sampling)
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""Rows of a mixture read as many experts as rows with texts of their own do."""
+"""Rows of a mixture read as many experts as rows with texts of their own do, and drafts are right as often as asked."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from realizar.bench.throughput import Work, measure_throughput
+from realizar.bench.throughput import DrawnDrafts, Work, measure_throughput
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
+from realizar.errors import InvalidRequestError
 from realizar.models.generated.generate import generate_gguf
 from realizar.models.generated.shapes import SHAPES
 
@@ -24,3 +25,22 @@ def test_random_rows_read_experts_by_chance(tmp_path: Path, monkeypatch: pytest.
     assert [result.experts_by_chance for result in results] == pytest.approx([4, 25.8, 55.9], abs=0.05)
     for result in results:
         assert result.experts_read == pytest.approx(result.experts_by_chance, rel=0.05)
+
+
+def test_drawn_drafts_are_right_as_often_as_asked(tmp_path: Path) -> None:
+    """A model of random weights, whose block is never right, keeps its texts and takes the drafts that are drawn."""
+    generate_gguf("tiny-delta-mtp", tmp_path / "tiny.gguf", "q8_0")
+    checkpoint, config = open_checkpoint(tmp_path / "tiny.gguf"), EngineConfig(threads=1, drafter="auto")
+    work = Work(4, 400, (1, 2), 1, (0.75, 0.5, 0.25))
+    for found in measure_throughput(checkpoint, config, work, log=lambda _: None):
+        assert found.tokens_per_step == pytest.approx(2.5, abs=0.25)
+    alone, _ = measure_throughput(
+        checkpoint, EngineConfig(threads=1), dataclasses.replace(work, acceptance=None), log=lambda _: None
+    )
+    assert alone.tokens_per_step is None
+
+
+@pytest.mark.parametrize("rates", [(), (0.5, 0.6), (1.2,), (0.5, 0.0)])
+def test_shares_that_do_not_fall_are_refused(rates: tuple[float, ...]) -> None:
+    with pytest.raises(InvalidRequestError, match="acceptance must be shares that fall"):
+        DrawnDrafts(rates)

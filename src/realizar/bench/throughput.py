@@ -8,8 +8,11 @@ import secrets
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 
 from realizar.backends.load_progress import LoadProgress
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -21,6 +24,7 @@ from realizar.models.spec import Experts, ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
+from realizar.scheduler.row_table import Sequence
 
 _WARM_PROMPT_TOKENS, _WARM_GEN_TOKENS = 64, 4
 
@@ -49,6 +53,7 @@ class BatchResult:
         experts_read: experts that a mixture read in a decode, on average; None without any, or if the device does not
             count.
         experts_by_chance: those that it would read if tokens chose by chance; None without any.
+        tokens_per_step: of a row and a step with drafts, on average; None if no draft was verified.
     """
 
     batch: int
@@ -61,16 +66,22 @@ class BatchResult:
     achieved_gb_per_s: float
     experts_read: float | None
     experts_by_chance: float | None
+    tokens_per_step: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work to time: P prompt tokens, then G generated tokens, `repeats` times for each number of rows."""
+    """The work to time: P prompt tokens, then G generated tokens, `repeats` times for each number of rows.
+
+    `acceptance` has the shares of steps in which so many drafts, 1 and on, are right at least: `DrawnDrafts`. None
+    leaves drafts as they are.
+    """
 
     prompt_tokens: int
     gen_tokens: int
     batches: tuple[int, ...]
     repeats: int
+    acceptance: tuple[float, ...] | None = None
 
 
 def measure_throughput(
@@ -94,22 +105,77 @@ def measure_throughput(
         max_running=most,
         max_step_tokens=None if config.max_step_tokens is None else max(config.max_step_tokens, most),
     )
-    core = load_core(checkpoint, needed, policy=Policy("prefill"), progress=progress)
+    drafter = None
+    if work.acceptance is not None:
+        drafter, needed = DrawnDrafts(work.acceptance), replace(needed, speculative_tokens=len(work.acceptance))
+    policy = Policy("prefill", measures_drafts=drafter is None)
+    core = load_core(checkpoint, needed, policy=policy, progress=progress, drafter=drafter)
     try:
-        return [_measure_batch(core, batch, work, log) for batch in work.batches]
+        return [measure_batch(core, batch, work, log, drafter) for batch in work.batches]
     finally:
         core.close()
 
 
-def _measure_batch(core: EngineCore, batch: int, work: Work, log: Callable[[str], None]) -> BatchResult:
+class DrawnDrafts:
+    """Drafts that are right at drawn rates, in place of those that a model or a block of random weights proposes.
+
+    Texts are what they are without it: it has seen them, in a run of the same requests while it `learns`. Draws are
+    equal from run to run. The rows must be sampled almost without regard to their logits (`RANDOM`): then no difference
+    between two runs' sums changes what follows.
+
+    Args:
+        rates: share of steps in which so many drafts, 1 and on, are right at least: above 0, and none above the one
+            before it. InvalidRequestError if they are not.
+    """
+
+    def __init__(self, rates: ListOf[float]) -> None:
+        if not rates or not all(1 >= one >= other > 0 for one, other in pairwise((1.0, *rates))):
+            given = ",".join(f"{rate:g}" for rate in rates)
+            raise InvalidRequestError(
+                f"acceptance must be shares that fall, such as 0.8,0.67, not {given!r}", "acceptance"
+            )
+        self.awaits_results, self.learns = True, True
+        self._rates, self._rng, self._texts = rates, random.Random(0), dict[str, list[int]]()
+
+    def propose(self, sequences: ListOf[Sequence]) -> list[tuple[int, ...]]:
+        return [self._drafts(each) for each in sequences]
+
+    def _drafts(self, sequence: Sequence) -> tuple[int, ...]:
+        name, at = sequence.request.request_id, len(sequence.token_ids)
+        if self.learns:
+            self._texts[name] = sequence.token_ids.tolist()
+            return ()
+        drafts, drawn = self._texts[name][at : at + len(self._rates)], self._rng.random()
+        right = sum(rate > drawn for rate in self._rates)
+        return (*drafts[:right], *(token_id ^ 1 for token_id in drafts[right:]))
+
+    def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """What is right was drawn."""
+
+    def forget(self, sequence_id: int) -> None:
+        """Texts are found by names, which other runs use again."""
+
+
+def measure_batch(
+    core: EngineCore, batch: int, work: Work, log: Callable[[str], None], drafter: DrawnDrafts | None
+) -> BatchResult:
+    """Time one number of rows, the work's drafts drawn by `drafter`, if there is one: that of the core."""
+    if drafter is not None:
+        drafter.learns = True
     log(f"batch {batch}: warming up")
     warm_prompt_tokens = min(work.prompt_tokens, _WARM_PROMPT_TOKENS)
     measure(core, batch=batch, prompt_tokens=warm_prompt_tokens, gen_tokens=min(work.gen_tokens, _WARM_GEN_TOKENS))
+    of_work = partial(measure, core, batch=batch, prompt_tokens=work.prompt_tokens, gen_tokens=work.gen_tokens)
+    if drafter is not None:
+        log(f"batch {batch}: learning the texts that drafts are drawn from")
+        of_work = partial(of_work, sampling=RANDOM)
+        of_work()
+        drafter.learns = False
     runs: list[_PhaseTimes] = []
     for repeat in range(work.repeats):
         log(f"batch {batch}: run {repeat + 1} of {work.repeats}")
-        run = measure(core, batch=batch, prompt_tokens=work.prompt_tokens, gen_tokens=work.gen_tokens, seed=repeat)
-        runs.append(run)
+        runs.append(of_work(seed=0 if drafter is not None else repeat))
+    lengths = [run.tokens_per_step for run in runs if run.tokens_per_step is not None]
     decode = _spread([run.decode_tokens_per_s for run in runs])
     capacity = core.capacity
     return BatchResult(
@@ -123,10 +189,11 @@ def _measure_batch(core: EngineCore, batch: int, work: Work, log: Callable[[str]
         achieved_gb_per_s=decode.median / batch * capacity.weight_bytes_per_token / 1e9,
         experts_read=_mean([run.experts_read for run in runs if run.experts_read is not None]),
         experts_by_chance=_mean([by_chance(experts, batch) for _, experts in core.spec.mixtures()]),
+        tokens_per_step=_mean(lengths),
     )
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _mean(values: ListOf[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
@@ -135,7 +202,7 @@ def by_chance(experts: Experts, batch: int) -> float:
     return experts.num_experts * (1 - (1 - experts.experts_per_token / experts.num_experts) ** batch)
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def _spread(values: ListOf[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
 
 
@@ -151,7 +218,8 @@ def peak_memory_bytes() -> int:
 class _PhaseTimes:
     """One run: `batch` rows read `prompt_tokens` each from nothing, then decode `gen_tokens` each after them.
 
-    `prefill_s` is until every row has its first token, `decode_s` of the steps after. `experts_read`: `BatchResult`.
+    `prefill_s` is until every row has its first token, `decode_s` of the steps after. `experts_read`,
+    `tokens_per_step`: `BatchResult`.
     """
 
     batch: int
@@ -160,6 +228,7 @@ class _PhaseTimes:
     prefill_s: float
     decode_s: float
     experts_read: float | None = None
+    tokens_per_step: float | None = None
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -217,7 +286,7 @@ def measure(
 
 
 def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> _PhaseTimes:
-    preemptions = core.scheduler.counts.num_preemptions
+    before = core.scheduler.counts
     read: set[int] = set()
     read_s = started_s = time.perf_counter()
     while core.has_work:
@@ -228,7 +297,10 @@ def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> _
             read |= numbers
             core.forget_experts_read()  # those of the prompts
             read_s = time.perf_counter()
-    if len(read) < batch or core.scheduler.counts.num_preemptions > preemptions:
+    after = core.scheduler.counts
+    if len(read) < batch or after.num_preemptions > before.num_preemptions:
         raise CapacityError(f"{batch} rows of {prompt_tokens + gen_tokens} tokens do not fit into memory at once")
     decode_s = time.perf_counter() - read_s
-    return _PhaseTimes(batch, prompt_tokens, gen_tokens, read_s - started_s, decode_s, core.experts_read())
+    drafted, accepted = after.num_drafts - before.num_drafts, after.accepted_tokens - before.accepted_tokens
+    length = 1 + accepted / drafted if drafted else None
+    return _PhaseTimes(batch, prompt_tokens, gen_tokens, read_s - started_s, decode_s, core.experts_read(), length)

@@ -25,6 +25,7 @@ from realizar.hub.pull import resolve
 from realizar.models.spec import ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.drafts import Drafter
 from realizar.scheduler.pace import Policy
 from realizar.sizes import format_bytes
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
@@ -54,6 +55,7 @@ def load_core(
     tokenizer: Tokenizer | None = None,
     may_sleep: bool = False,
     may_restart: bool = False,
+    drafter: Drafter | None = None,
 ) -> EngineCore:
     """Load a checkpoint's weights into a backend and make an engine for it. Only grammars need the vocabulary.
 
@@ -65,6 +67,7 @@ def load_core(
         may_sleep: True to load it so that `EngineCore.sleep` can give a GPU's memory back.
         may_restart: True where another process, without graphs, follows one whose device is lost while they are
             captured: the CPU then does not take its place.
+        drafter: as of `EngineCore`.
 
     Raises:
         UnsupportedModelError: the model can't run here.
@@ -76,7 +79,7 @@ def load_core(
     backend, spec, resolved = _load_backend(checkpoint, config, progress, may_sleep=may_sleep, may_restart=may_restart)
     try:
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer, resolved)
-        core = EngineCore(backend, spec, resolved, policy=policy, new_grammars=new_grammars)
+        core = EngineCore(backend, spec, resolved, policy=policy, new_grammars=new_grammars, drafter=drafter)
         speed = measure_fetching(core, backend)
         if speed is not None:
             keep_speed(checkpoint.path, resolved, speed)

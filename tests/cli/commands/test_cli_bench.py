@@ -45,6 +45,7 @@ def test_json_is_all_of_stdout_and_has_every_field(realizar: Callable[..., Any],
             "achieved_gb_per_s",
             "experts_read",
             "experts_by_chance",
+            "tokens_per_step",
         }
         for phase in ("prefill_tokens_per_s", "decode_tokens_per_s"):
             spread = entry[phase]

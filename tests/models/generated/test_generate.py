@@ -19,7 +19,7 @@ from realizar.models.generated import generate
 from realizar.models.generated.generate import generate_gguf
 from realizar.models.generated.shapes import SHAPES
 from realizar.models.mixers import GatedDeltaNet
-from realizar.models.registry import build_spec
+from realizar.models.registry import build_next_token_block, build_spec
 from realizar.models.spec import Experts, FeedForward
 from realizar.quantization.convert import QUANTIZED_TYPES, dequantize
 
@@ -106,8 +106,10 @@ def test_describes_a_model(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
         small = dataclasses.replace(small, full_kv_heads=1)
     monkeypatch.setitem(SHAPES, "small", small)
     generate_gguf("small", tmp_path / "small.gguf", "q8_0")
-    spec = build_spec(open_checkpoint(tmp_path / "small.gguf"))
+    checkpoint = open_checkpoint(tmp_path / "small.gguf")
+    spec = build_spec(checkpoint)
     assert spec.architecture == small.architecture
+    assert (build_next_token_block(checkpoint) is not None) == small.drafts
     assert spec.tied == small.tied
     assert spec.context_length == small.context_length
     attention = spec.attentions()[0][1]

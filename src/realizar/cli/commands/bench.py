@@ -51,6 +51,13 @@ def bench_command(
     skew: Annotated[
         float, Parameter(help="With --generate, tokens prefer some experts by a Zipf law of this exponent.")
     ] = 0.0,
+    acceptance: Annotated[
+        str | None,
+        Parameter(
+            help="Shares of steps in which one draft is right, two, and so on, such as 0.8,0.67,0.53: drafts are made"
+            " as --drafter says, and others with these shares are verified in their place."
+        ),
+    ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
     backend: BackendOptions | None = None,
@@ -61,7 +68,8 @@ def bench_command(
 
     for name, value in (("prompt-tokens", prompt_tokens), ("repeats", repeats), ("gen-tokens", gen_tokens)):
         at_least(1, name, value)
-    work = Work(prompt_tokens, gen_tokens, _numbers("batch", batch), repeats)
+    shares = None if acceptance is None else _shares(acceptance)
+    work = Work(prompt_tokens, gen_tokens, _numbers("batch", batch), repeats, shares)
     config = (backend or BackendOptions()).config()
     if generate:
         model = str(_generated(model, config, skew))
@@ -103,6 +111,14 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
         raise InvalidRequestError(f"--{name} must be numbers with commas between, not {text!r}", name) from error
 
 
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError as error:
+        message = f"--acceptance must be shares with commas between, not {text!r}"
+        raise InvalidRequestError(message, "acceptance") from error
+
+
 def _table(results: list[BatchResult]) -> list[str]:
     lines = [f"{'batch':>5}  {'prefill tok/s':>26}  {'decode tok/s':>26}  {'GB/s':>6}"]
     for result in results:
@@ -113,6 +129,8 @@ def _table(results: list[BatchResult]) -> list[str]:
         lines.append(f"{result.batch:>5}  {cells[0]:>26}  {cells[1]:>26}  {result.achieved_gb_per_s:6.1f}")
         if result.experts_read is not None:
             lines[-1] += f"  {result.experts_read:.1f} experts a layer, by chance {result.experts_by_chance:.1f}"
+        if result.tokens_per_step is not None:
+            lines[-1] += f"  {result.tokens_per_step:.2f} tokens of a step with drafts"
     last = results[-1]
     device = f", {format_bytes(last.device_memory_bytes)} of the GPU" if last.device_memory_bytes else ""
     lines.append(f"loaded in {last.load_s:.2f} s; peak memory {format_bytes(last.peak_memory_bytes)}{device}")

@@ -133,7 +133,7 @@ def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[s
         "general.name": f"random {name}",
         "general.quantization_version": 2,
         "tokenizer.ggml.model": "no_vocab",
-        f"{arch}.block_count": shape.num_layers,
+        f"{arch}.block_count": shape.num_layers + shape.drafts,
         f"{arch}.context_length": shape.context_length,
         f"{arch}.embedding_length": shape.hidden_size,
         f"{arch}.feed_forward_length": shape.feed_forward_size,
@@ -216,7 +216,7 @@ def _tensors(
         yield _gemma4_rope_divisors(shape)
     yield whole.matrix("token_embd", shape.vocab_size, shape.hidden_size, six_bits=shape.tied, std=embedding_std)
     layer = _gemma4_layer if is_gemma4 else _hybrid_layer if shape.architecture in _HYBRIDS else _layer
-    for index in range(shape.num_layers):
+    for index in range(shape.num_layers + shape.drafts):
         yield from layer(_Maker(shape, file_type, seed, skew, index))
     yield whole.norm("token_embd_norm" if shape.architecture in _CONVOLUTIONS else "output_norm")
     if not shape.tied:
@@ -354,13 +354,18 @@ def _hybrid_keys(shape: Shape) -> dict[str, Any]:
         "ssm.time_step_rank": shape.value_heads,
         "ssm.inner_size": shape.value_heads * _DELTA_HEAD,
     }
+    keys |= {"nextn_predict_layers": 1} if shape.drafts else {}
     return keys | ({"expert_shared_feed_forward_length": shape.expert_size} if shape.num_experts else {})
 
 
 def _hybrid_layer(make: _Maker) -> Iterator[NewTensor]:
     shape, hidden, is_qwen = make.shape, make.shape.hidden_size, make.shape.architecture in _QWEN
     yield make.norm("attn_norm")
-    if _hybrid_attention_layers(shape)[make.index]:
+    if make.index == shape.num_layers:
+        yield make.matrix("nextn.eh_proj", hidden, 2 * hidden)
+        for name in ("enorm", "hnorm", "shared_head_norm"):
+            yield make.norm(f"nextn.{name}")
+    if make.index == shape.num_layers or _hybrid_attention_layers(shape)[make.index]:
         yield from _attention(make)
     elif is_qwen:
         yield from _hybrid_delta_net(make)

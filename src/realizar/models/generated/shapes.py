@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 FileType: TypeAlias = Literal["q4_k_m", "q8_0", "f16", "bf16", "mxfp4"]
@@ -19,6 +19,7 @@ class Shape:
         full_head_size, full_kv_heads: of layers without a window, where these differ.
         key_heads, value_heads: of gated delta nets, which three of four layers are.
         attention_layers: of models whose other layers are short convolutions. dense_layers: those before experts.
+        drafts: there is a next-token block behind the layers.
     """
 
     architecture: str
@@ -42,6 +43,7 @@ class Shape:
     value_heads: int = 0
     attention_layers: tuple[int, ...] = ()
     dense_layers: int = 0
+    drafts: bool = False
 
 
 SHAPES: dict[str, Shape] = {
@@ -78,7 +80,10 @@ SHAPES: dict[str, Shape] = {
     "tiny-delta": Shape("qwen35", 4, 256, 512, 2, 1, 128, 512, False, 1e7, 1e-6, 2048, key_heads=1, value_heads=2),
     "tiny-convolution": Shape("lfm2", 3, 256, 512, 4, 2, 64, 512, True, 1e6, 1e-5, 2048, attention_layers=(1,)),
 }  # fmt: skip
-"""Those of `PUBLISHED`, and six small ones to try a device out."""
+SHAPES |= {
+    f"{name}-mtp": replace(shape, drafts=True) for name, shape in SHAPES.items() if "qwen35" in shape.architecture
+}
+"""Those of `PUBLISHED`, and six small ones to try a device out; `-mtp` names a shape with its next-token block."""
 
 PUBLISHED: dict[str, str] = {
     "llama-8b": "Llama-3.1-8B",
