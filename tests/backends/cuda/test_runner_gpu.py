@@ -19,6 +19,7 @@ from architectures import build_case, check_logits, rows_run_by  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul import linears, tuning_table  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -137,8 +138,16 @@ def test_decodes_before_and_after_their_kernels_change(name: str, kv: str) -> No
 
 @pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU")
 @pytest.mark.parametrize("name", ["q4_k-64-gqa12", "q8_0-128-gqa16"])
-def test_long_steps(name: str) -> None:
-    """Of blocks that stay for many tiles, beside a decode and after another chunk."""
+def test_long_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks that stay for many tiles, and of sums in halves, beside a decode and after another chunk."""
+    seen: list[bool] = []
+    writes_halves = MatmulKernels.writes_halves
+
+    def noted(*arguments: Any) -> bool:
+        seen.append(writes_halves(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(MatmulKernels, "writes_halves", noted)
     recipe = replace(RECIPES[name], windows=(None, 300), hidden_size=768, context_length=2176)
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(
@@ -151,6 +160,7 @@ def test_long_steps(name: str) -> None:
     runner.step([(short, 29)])
     runner.step([(long, 1030)])
     runner.step([(short, 1), (long, 1070)])
+    assert any(seen)
     for request in (short, long):
         assert worst(request.values(), reference.logits(request.token_ids)) <= TOLERANCE["f16"]
     runner.close()

@@ -54,7 +54,9 @@ class DenseBinder:
                 linear.launch_residual(kind, source, residual(kind))
             else:
                 partials = (
-                    space.partials(linear.splits(kind), kind.tokens, linear.width) if sums is None else sums(kind)
+                    space.partials(linear.splits(kind), kind.tokens, linear.width, linear.sum_type(kind))
+                    if sums is None
+                    else sums(kind)
                 )
                 linear.launch(kind, source, partials, norm)
 

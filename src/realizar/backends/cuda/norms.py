@@ -275,7 +275,7 @@ class NormBinder:
         """A branch's sums: float32 [splits, tokens, hidden_size], or float16, divided by `HALF_FACTOR`."""
         if isinstance(linear, ExpertsOutput):
             return linear.partials(self._space.partial_sums, kind.tokens)
-        return self._space.partials(linear.splits(kind), kind.tokens, self._cols)
+        return self._space.partials(linear.splits(kind), kind.tokens, self._cols, linear.sum_type(kind))
 
     def _target(
         self, target: ActivationBuffer | None, plain: torch.Tensor | None = None

@@ -100,9 +100,9 @@ class Workspace:
         if floats > self.partial_sums.numel():
             self.partial_sums = torch.zeros(floats, device=self.partial_sums.device)
 
-    def partials(self, splits: int, tokens: int, width: int) -> torch.Tensor:
-        """float32 [splits, tokens, width]: the one buffer that matmuls write and the kernel after them reads."""
-        return self.partial_sums[: splits * tokens * width].view(splits, tokens, width)
+    def partials(self, splits: int, tokens: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """dtype [splits, tokens, width]: the one buffer that matmuls write and the kernel after them reads."""
+        return self.partial_sums.view(dtype)[: splits * tokens * width].view(splits, tokens, width)
 
     @property
     def size_bytes(self) -> int:

@@ -133,6 +133,19 @@ def test_shapes_and_numbers_of_tokens(matmuls: MatmulKernels, name: str, out_fea
         assert error(sums, values.floats() @ weights.T) < _SUMS, tokens
 
 
+@pytest.mark.parametrize("out_features", [128, 896])
+def test_sums_leave_as_halves(matmuls: MatmulKernels, out_features: int) -> None:
+    """Each is that of the same matmul in float32, rounded, and nothing else is written."""
+    matrix = pack_by_threads([raw(GGMLType.Q4_K, out_features, 1024, 2)], "cuda")
+    values = FP8Values.of(torch.randn((300, 1024), device="cuda"))
+    floats = multiplied(matmuls, [matrix], values, 4)
+    halves = torch.full((1, 301, out_features + 16), torch.nan, device="cuda", dtype=torch.float16)
+    launch_fp8(matmuls, [matrix], values.buffer(), halves, 300, [8])
+    assert torch.equal(halves[0, :300, 8:-8], (floats / HALF_FACTOR.value).half())
+    halves[0, :300, 8:-8] = torch.nan
+    assert bool(halves.isnan().all())
+
+
 @pytest.mark.parametrize("tokens", [300, 2500])
 def test_matrices_of_two_formats_in_one_launch(matmuls: MatmulKernels, tokens: int) -> None:
     """More blocks of tokens than run beside each other, and a number that does not fill the last of them."""

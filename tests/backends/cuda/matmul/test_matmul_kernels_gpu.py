@@ -14,6 +14,7 @@ import torch
 
 from backends.cuda.layouts.activation_values import half_activations, int8_activations
 from backends.grouped_source import grouped_source
+from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
 from realizar.backends.cuda.matmul.inputs import FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.quantized import (
     MatmulConfig,
@@ -215,6 +216,27 @@ def test_blocks_that_stay_give_the_bits_of_blocks_of_one_tile(matmuls: MatmulKer
             for out, tiles in zip(found, (apart, stays), strict=True):
                 matmuls.launch(matrix, activations, out, tokens, MatmulConfig(tiles, half, splits))
             assert torch.equal(*found), (rows, tokens, splits)
+
+
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.F16], ids=lambda each: each.name)
+def test_sums_leave_as_halves(matmuls: MatmulKernels, ggml_type: GGMLType) -> None:
+    """Each is that of the same matmul in float32, rounded, and nothing else is written."""
+    if matmuls.capability != (9, 0):
+        pytest.skip("the Hopper kernel runs on compute capability 9.0 alone")
+    matrix, _ = random_matrix(ggml_type, 896, 1536, 3)
+    half = InputFormat("half", 128)
+    tiles = matmuls.tuning.clustered(WgmmaTiles(128, 2, 2, 4, 1, 1), 1024, 1536, matrix.format)
+    for tokens, splits in ((1, 1), (1100, 1), (2500, 2)):
+        config = MatmulConfig(tiles, half, splits)
+        assert matmuls.writes_halves(config, 896)
+        activations = matmuls.written(torch.randn(tokens, 1536, device="cuda"), half)
+        floats = torch.full((splits, tokens, 896), torch.nan, device="cuda")
+        halves = torch.full((splits, tokens + 1, 912), torch.nan, device="cuda", dtype=torch.float16)
+        matmuls.launch(matrix, activations, floats, tokens, config)
+        matmuls.launch(matrix, activations, halves, tokens, replace(config, halves=True), column=8)
+        assert torch.equal(halves[:, :tokens, 8:904], (floats / HALF_FACTOR.value).half())
+        halves[:, :tokens, 8:904] = torch.nan
+        assert bool(torch.isnan(halves).all())
 
 
 @pytest.mark.parametrize("second", [GGMLType.Q6_K, GGMLType.Q3_K, GGMLType.IQ4_XS])

@@ -34,7 +34,7 @@ def test_a_block_that_declines_fusion_gets_no_epilogue(monkeypatch: pytest.Monke
     made: list[tuple[Any, bool]] = []
 
     def record(
-        _matrices: Any, _bias: Any, _device: Any, _matmuls: Any, activation: Any, adds: bool, _fixed: bool, _fp8: bool
+        _matrices: Any, _bias: Any, _device: Any, _matmuls: Any, activation: Any, adds: bool, *_others: bool
     ) -> None:
         made.append((activation, adds))
 

@@ -70,8 +70,9 @@ def launch_fp8(
     Raises:
         KernelError: a kernel can't be compiled, loaded or launched.
     """
-    outs = [partials.data_ptr() + 4 * column for column in columns]
-    _launch(matmuls, matrices, activations, outs, tokens, partials.stride(1), None, ())
+    outs = [partials.data_ptr() + partials.element_size() * column for column in columns]
+    halves = partials.dtype == torch.float16
+    _launch(matmuls, matrices, activations, outs, tokens, partials.stride(1), None, (), halves)
 
 
 def launch_fp8_gated(
@@ -86,6 +87,7 @@ def launch_fp8_gated(
 def _launch(
     matmuls: MatmulKernels, matrices: Sequence[PackedMatrix], activations: ActivationBuffer, outs: Sequence[int],
     tokens: int, token_stride: int, activation: GatedActivation | None, out_scales: tuple[int, ...],
+    halves: bool = False,
 ) -> None:  # fmt: skip
     arguments: list[int] = []
     columns, at = 0, matmuls.decoded(decoded_bytes(matrices))
@@ -98,7 +100,7 @@ def _launch(
     blocks = min(clusters, matmuls.tuning.processors // TILES.cluster) * TILES.cluster
     arguments += [*activations.addresses, tokens, chunks, token_stride, *out_scales]
     sizes = _MATRIX_SIZES * len(matrices) + _SHAPE_SIZES + "p" * len(out_scales)
-    source = fp8_source(len(matrices), TILES, activation)
+    source = fp8_source(len(matrices), TILES, activation, halves)
     matmuls.start(source, (blocks, 1, 1), TILES.threads, arguments, sizes, False)
 
 

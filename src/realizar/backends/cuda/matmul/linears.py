@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -63,6 +64,7 @@ class MergedLinear:
         adds_residual: whether its sums go to the residual stream, through no norm.
         batch_invariant: whether a token's sums have one order, whatever the number of tokens.
         prompts_in_fp8: whether packed matrices are multiplied in 8-bit floats in long steps: see `matmul.fp8`.
+        reads_halves: whether the reader of its sums takes halves, as a norm does.
 
     Attributes:
         matrices: in the order of their columns. packed: the packed ones among them. prompts_in_fp8: as given.
@@ -71,8 +73,9 @@ class MergedLinear:
     def __init__(
         self, matrices: Sequence[Matrix], bias: torch.Tensor | None, device: DeviceProfile,
         matmuls: MatmulKernels | None, activation: GatedActivation | None = None, adds_residual: bool = False,
-        batch_invariant: bool = False, prompts_in_fp8: bool = False,
+        batch_invariant: bool = False, prompts_in_fp8: bool = False, reads_halves: bool = False,
     ) -> None:  # fmt: skip
+        self._reads_halves = reads_halves
         self._device, self._matmuls, self.bias, self.prompts_in_fp8 = device, matmuls, bias, prompts_in_fp8
         self._activation, self._adds_residual, self._fixed = activation, adds_residual, batch_invariant
         self._routes: dict[int, MatmulConfig] = {}
@@ -111,8 +114,16 @@ class MergedLinear:
 
     def _choose_route(self, kind: StepKind, matmuls: MatmulKernels) -> MatmulConfig:
         if self._in_fp8(kind):
-            return route_fp8(matmuls, self.packed, self._activation)
-        return self._epilogue_route(kind.tokens, matmuls) or matmuls.route_merged(kind.tokens, self.packed)
+            config = route_fp8(matmuls, self.packed, self._activation)
+        else:
+            config = self._epilogue_route(kind.tokens, matmuls) or matmuls.route_merged(kind.tokens, self.packed)
+        reads_halves = self._reads_halves and len(self.matrices) == 1
+        return replace(config, halves=reads_halves and matmuls.writes_halves(config, self.width))
+
+    def sum_type(self, kind: StepKind) -> torch.dtype:
+        """Of the partial sums: float16, divided by `HALF_FACTOR` of `kernels.reduce`, in some long steps."""
+        config = self.route(kind)
+        return torch.float16 if config is not None and config.halves else torch.float32
 
     def _epilogue_route(self, tokens: int, matmuls: MatmulKernels) -> MatmulConfig | None:
         if self._activation is not None:
@@ -146,7 +157,7 @@ class MergedLinear:
         return [(formats, config)] if self.all_packed else [((each,), config) for each in formats]
 
     def launch(self, kind: StepKind, inputs: Buffers, partials: torch.Tensor, norm: FoldedNorm | None = None) -> None:
-        """Write float32 partials [splits, tokens, width], contiguous; finish `norm`, if `applies_norm_scale`."""
+        """Write partials [splits, tokens, width] of `sum_type`, contiguous; finish `norm`, if `applies_norm_scale`."""
         config, tokens = self.route(kind), kind.tokens
         if self._matmuls is not None and config is not None and self.all_packed:
             source = inputs(config.format, self.cols).with_norm(norm)
@@ -340,6 +351,9 @@ class Merger:
         self._residual_adds: set[Group] = {
             (join.linear.weight,) for join in adds_residual if join.linear and join.adds_directly
         }
+        self._read_by_norms: set[Group] = {
+            (block.join.linear.weight,) for block in program.blocks if block.join.linear and not block.join.reduce
+        }
         self._made: dict[Group, MergedLinear] = {}
 
     def merge(self, linears: Sequence[Linear]) -> MergedLinear:
@@ -356,6 +370,7 @@ class Merger:
                 adds_residual,
                 self._batch_invariant,
                 self._prompts_in_fp8 and key != self._head,
+                key in self._read_by_norms,
             )
         return self._made[key]
 

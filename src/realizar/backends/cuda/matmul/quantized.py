@@ -68,6 +68,7 @@ class MatmulConfig:
         splits: number of partial sums that it writes.
         dependent: it is launched with programmatic stream serialisation.
         epilogue: of `gated.launch_gated` or `residual.launch_residual`; None where it writes partial sums.
+        halves: they are float16, divided by `HALF_FACTOR` of `kernels.reduce`.
     """
 
     tiles: AnyTiles
@@ -75,14 +76,15 @@ class MatmulConfig:
     splits: int
     dependent: bool = False
     epilogue: Epilogue | None = None
+    halves: bool = False
 
     def sources(self, formats: WeightFormats) -> list[Source]:
         """The kernels of one launch of matrices of these formats."""
         if not isinstance(self.tiles, FP8Tiles):
-            return [matmul_source(formats, self.tiles, self.epilogue)]
+            return [matmul_source(formats, self.tiles, self.epilogue, self.halves)]
         activation = None if self.epilogue == "residual" else self.epilogue
         weights = [fp8_weights_source(each, activation is not None) for each in formats]
-        return [*weights, fp8_source(len(formats), self.tiles, activation)]
+        return [*weights, fp8_source(len(formats), self.tiles, activation, self.halves)]
 
 
 class MatmulKernels:
@@ -142,6 +144,12 @@ class MatmulKernels:
         splits = min(tiling.splits, min(matrix.format.chunks(matrix.in_features) for matrix in matrices))
         return MatmulConfig(tiles, activation_format, splits, self.is_dependent(tokens))
 
+    def writes_halves(self, config: MatmulConfig, out_features: int) -> bool:
+        """True if partial sums of a config may be float16: of long steps, where they do not have one order."""
+        tiles = config.tiles
+        is_long = isinstance(tiles, FP8Tiles) or (isinstance(tiles, WgmmaTiles) and tiles.cluster > 0)
+        return is_long and config.epilogue is None and not self.batch_invariant and out_features % 128 == 0
+
     def is_dependent(self, tokens: int) -> bool:
         """True if matmuls of `tokens` are launched with programmatic stream serialisation."""
         return self.capability >= (9, 0) and tokens <= _DEPENDENT_TOKENS
@@ -193,7 +201,8 @@ class MatmulKernels:
 
         Args:
             activations: in the format `config.format`, of as many columns.
-            partials: float32 [>= splits, >= tokens, >= column + matrix.out_features], the last axis contiguous.
+            partials: float32, or float16 as `config` says, [>= splits, >= tokens, >= column + matrix.out_features], the
+                last axis contiguous.
             config: from `route` for these tokens and this matrix.
 
         Raises:
@@ -211,15 +220,16 @@ class MatmulKernels:
         the rest and errors see `launch`.
         """
         assert not isinstance(config.tiles, FP8Tiles)
+        assert partials.dtype == (torch.float16 if config.halves else torch.float32)
         weight_formats = tuple(matrix.format for matrix in matrices)
-        source, tiles = matmul_source(weight_formats, config.tiles, None), config.tiles
+        source, tiles = matmul_source(weight_formats, config.tiles, None, config.halves), config.tiles
         token_blocks = 1 if config.format.kind == "int8" else -(-tokens // tiles.tokens)
         arguments: list[int | float] = []
         blocks = column = 0
         grid = (0, 0, 0)
         for index, matrix in enumerate(matrices):
             column = column if columns is None else columns[index]
-            arguments += matrix.arguments(partials.data_ptr() + 4 * column, blocks)
+            arguments += matrix.arguments(partials.data_ptr() + partials.element_size() * column, blocks)
             grid = tiles.grid(matrix.out_features, config.splits, token_blocks)
             blocks, column = blocks + grid[0], column + matrix.out_features
         strides = partials.stride(1), partials.stride(0)

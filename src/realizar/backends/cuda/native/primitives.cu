@@ -30,6 +30,15 @@ INLINE u32 permute_or_sign(u32 a, u32 b, u32 selector) {
 INLINE u32 masked_or(u32 a, u32 mask, u32 b) { u32 r; asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(mask), "r"(b)); return r; }
 template <int N> INLINE u32 shifted(u32 x) { if constexpr (N >= 0) return x << N; else return x >> -N; }
 
+// Two floats as halves, those beyond the largest cut to it; NaN stays NaN.
+INLINE u32 limited_halves(float low, float high) {
+  u32 r;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+// Sums that leave as halves are divided by this: `HALF_FACTOR` of kernels/reduce.py.
+constexpr float SUM_FACTOR = 16.f;
+
 // Programmatic dependent launch; nothing before compute capability 9.0.
 INLINE void let_next_start() {
 #if __CUDA_ARCH__ >= 900

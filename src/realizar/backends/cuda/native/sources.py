@@ -199,7 +199,9 @@ AnyTiles = Tiles | FP8Tiles
 
 
 @cache
-def matmul_source(weight_formats: tuple[FragmentFormat, ...], tiles: Tiles, epilogue: Epilogue | None = None) -> Source:
+def matmul_source(
+    weight_formats: tuple[FragmentFormat, ...], tiles: Tiles, epilogue: Epilogue | None = None, halves: bool = False
+) -> Source:
     """The kernel for matrices of these formats side by side: blocks in x go to one after the other.
 
     Its parameters: of each matrix weights, block scales, table, partials, out_features and its first block in x; then
@@ -210,10 +212,14 @@ def matmul_source(weight_formats: tuple[FragmentFormat, ...], tiles: Tiles, epil
     kernel: the matrix is a feed-forward's gate and up interleaved; in place of partials it gets the next matmul's codes
     or values, and as its last parameter that one's terms or token scales. `residual`, in the mat-vec: in place of
     partials it gets the stream, and after all else the fields of `ResidualStream` in primitives.cu.
+
+    With `halves` partial sums are float16, divided by `HALF_FACTOR` of `kernels.reduce`: of tiles with a cluster, and
+    output features that are multiples of 128.
     """
     names = "_".join(map(format_name, weight_formats))
-    name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else ''}_tokens{tiles.tokens}"
-    parts = [define(tiles.defines() | epilogue_defines(epilogue)), read("primitives.cu")]
+    name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else '_halves' if halves else ''}_tokens{tiles.tokens}"
+    own = tiles.defines() | epilogue_defines(epilogue) | ({"HALVES": 1} if halves else {})
+    parts = [define(own), read("primitives.cu")]
     if tiles.kind == "wgmma":
         parts.append(read("bulk.cu"))
     clustered = tiles.kind == "wgmma" and tiles.cluster > 0
@@ -292,13 +298,14 @@ def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> st
 
 
 @cache
-def fp8_source(count: int, tiles: FP8Tiles, activation: GatedActivation | None = None) -> Source:
+def fp8_source(count: int, tiles: FP8Tiles, activation: GatedActivation | None = None, halves: bool = False) -> Source:
     """The kernel in 8-bit floats for `count` matrices side by side, of any format: `fp8_weights_source` decodes them.
 
     Its parameters: of each matrix its decoded weights and scales, output, out_features and first tile; then the
-    activations' two addresses, tokens, chunks, token stride, and with an activation the next matmul's scales.
+    activations' two addresses, tokens, chunks, token stride, and with an activation the next matmul's scales. `halves`
+    as of `matmul_source`.
     """
-    name = f"wgmma_fp8_{count}{f'_{activation}' if activation else ''}_tokens{tiles.tokens}"
+    name = f"wgmma_fp8_{count}{f'_{activation}' if activation else '_halves' if halves else ''}_tokens{tiles.tokens}"
     parameters = [f"const char* w{i}, const float* s{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)]
     parameters.append("const char* x, const float* scales, int tokens, int chunks, int token_stride")
     parameters.extend(["float* out_scales"] if activation else [])
@@ -310,7 +317,7 @@ def fp8_source(count: int, tiles: FP8Tiles, activation: GatedActivation | None =
     lines.append("  };")
     lines.append(f"  const Tiles tiles{{f{count - 1}, n{count - 1}, tokens}};")
     lines.append("  multiply_tiles(Dense{tiles, segment_of, token_stride}, chunks, x, scales);")
-    return _fp8_kernel(name, tiles, activation, {}, ["fp8/dense.cu"], parameters, lines)
+    return _fp8_kernel(name, tiles, activation, {"HALVES": int(halves)}, ["fp8/dense.cu"], parameters, lines)
 
 
 @cache

@@ -1,6 +1,7 @@
 // Dense matmuls in 8-bit floats: the order of tiles, and where their sums go.
 // Defined around it: TOKENS and CLUSTER, BESIDE (clusters of tokens that run beside each other with the same weights),
-// and ACTIVATION with the gated epilogue. Before it: wgmma_instructions.cu, and with an activation wgmma_gated.cu.
+// HALVES (1: sums leave as halves), and ACTIVATION with the gated epilogue. Before it: wgmma_instructions.cu, and with
+// an activation wgmma_gated.cu.
 
 // The order of tiles: those of BESIDE clusters of tokens share weights in the second-level cache, where the activations
 // of all of them stay as well. The blocks of a cluster have the same weights.
@@ -21,18 +22,20 @@ struct Tiles {
   }
 };
 
-// A warpgroup's sums of 64 tokens: by sixteen bytes where the output's places allow it.
+// A warpgroup's sums of 64 tokens: by sixteen bytes where the output's places allow it. As halves, divided by
+// SUM_FACTOR, they are of whole strips.
 INLINE void store_sums(const float (&sums)[PARTS][PART], const Segment& segment, long token_stride, int tokens,
                        int token_block) {
   const int thread = anew(threadIdx.x), g = thread % 32 >> 2, t = thread & 3;
   const int left = segment.out_features - segment.tile * FEATURES, token = token_block * TOKENS + thread / 32 * 16 + g;
-  float* out = segment.out + token * token_stride + segment.tile * FEATURES;
-  const bool whole = left >= FEATURES && token_stride % 4 == 0 && (u64)out % 16 == 0;
+  const long at = token * token_stride + segment.tile * FEATURES;
+  float* out = segment.out + at;
+  const bool whole = HALVES || left >= FEATURES && token_stride % 4 == 0 && (u64)out % 16 == 0;
   const bool odd = t % 2;
 #pragma unroll
   for (int strip = 0; strip < FEATURES / 64; strip++) {
     if (strip * 64 >= left) return;
-    const float scale = segment.tile_scales()[strip];
+    const float scale = segment.tile_scales()[strip] * (HALVES ? 1.f / SUM_FACTOR : 1.f);
 #pragma unroll
     for (int i = 0; i < 4; i++) {  // two octets of features
       const float* sum = sums[strip / 2] + (strip % 2 * 4 + i) * 8;
@@ -44,7 +47,12 @@ INLINE void store_sums(const float (&sums)[PARTS][PART], const Segment& segment,
         if (whole) {  // lanes t and t ^ 1 have an octet each
           const float2 sent = odd ? first : second, kept = odd ? second : first;
           const float2 other = make_float2(__shfl_xor_sync(~0u, sent.x, 1), __shfl_xor_sync(~0u, sent.y, 1));
-          if (token + r * 8 < tokens)
+          if constexpr (HALVES) {
+            const float2 low = odd ? other : kept, high = odd ? kept : other;
+            u16* halves = (u16*)segment.out + at + r * 8 * token_stride + strip * 64 + i * 16 + t % 2 * 8 + t / 2 * 4;
+            if (token + r * 8 < tokens)
+              *(uint2*)halves = make_uint2(limited_halves(low.x, low.y), limited_halves(high.x, high.y));
+          } else if (token + r * 8 < tokens)
             *(float4*)(row + t % 2 * 8 + t / 2 * 4) =
                 odd ? make_float4(other.x, other.y, kept.x, kept.y) : make_float4(kept.x, kept.y, other.x, other.y);
         } else if (token + r * 8 < tokens) {

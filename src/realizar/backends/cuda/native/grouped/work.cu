@@ -5,8 +5,7 @@
 // A power of two by which an activation's outputs are divided, which a matmul of tiles multiplies back: halves then
 // hold up to 65504 * 64.
 constexpr float TOKEN_FACTOR = 64.f, LARGEST_HALF = 65504.f;
-// Sums that leave as halves are divided by this: `HALF_FACTOR` of kernels/reduce.py.
-constexpr float OUTPUT_FACTOR = HALVES ? 16.f : 1.f;
+constexpr float OUTPUT_FACTOR = HALVES ? SUM_FACTOR : 1.f;
 
 struct Experts {
   const char* weights;        // of expert e at e * stride
@@ -64,9 +63,4 @@ INLINE u16 limited_half(float x) {  // NaN stays NaN
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(LARGEST_HALF));
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
   return half;
-}
-INLINE u32 limited_halves(float low, float high) {  // NaN stays NaN
-  u32 r;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
 }

@@ -66,6 +66,38 @@ INLINE void fill_ring_of_tiles(const Matrix& matrix, const Tiles& tiles, const c
   } while (tiles.next(tile));
 }
 
+#ifdef HALVES
+// A warpgroup's sums to its outputs, whose features are a multiple of 128, as halves: both strips of a token at once.
+INLINE void store_halves(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_scales)[STRIPS],
+                         const Matrix& matrix, const Shape& shape, long split, int token_block, int first_strip,
+                         int strips, const float* scales, char* room) {
+  static_assert(STRIPS == 2);
+  if (first_strip >= strips) return;
+  constexpr int PITCH = OUT_PITCH * 4;
+  const int group = threadIdx.x / 128, tile = threadIdx.x / 32 % 4, g = threadIdx.x % 32 >> 2, t = threadIdx.x & 3;
+  char* staged = room + group * OUT_BYTES;
+  char* to = staged + t * 2 * PITCH + (tile * 16 + g) * 2;
+#pragma unroll
+  for (int i = 0; i < STRIPS; i++)
+#pragma unroll
+    for (int m = 0; m < TOKENS / 8; m++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const float scale = strip_scales[i] * scales[m * 8 + t * 2 + e] * (1.f / SUM_FACTOR);
+        const u32 both = limited_halves(c[i][m * 4 + e] * scale, c[i][m * 4 + 2 + e] * scale);
+        u16* row = (u16*)(to + (m * 8 + e) * PITCH) + i * 64;
+        row[0] = (u16)both;
+        row[8] = (u16)(both >> 16);
+      }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
+  const int m = threadIdx.x % 128, token = token_block * TOKENS + m;
+  u16* out = (u16*)matrix.partials + split * shape.split_stride + (long)token * shape.token_stride + first_strip * 64;
+  if (m < TOKENS && token < shape.tokens) store_bulk(out, shared_address(staged) + m * PITCH, 256);
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+#endif
+
 INLINE void multiply_tiles(const Matrix& matrix, const Shape& shape, const char* values, const float* token_scales) {
   const int blocks_x = (matrix.out_features + FEATURES - 1) / FEATURES * CLUSTER;
   const Tiles tiles{blocks_x, shape.tokens, shape.chunks, shape.splits};
@@ -138,6 +170,8 @@ INLINE void multiply_tiles(const Matrix& matrix, const Shape& shape, const char*
 #ifdef ACTIVATION
       static_assert(GATED_ROOM <= GROUPS * OUT_BYTES);
       store_gated(c, strip_scales, matrix, of.block_x, of.token_block, strip, strips, scales[odd], room);
+#elif defined(HALVES)
+      store_halves(c, strip_scales, matrix, shape, of.split, of.token_block, strip, strips, scales[odd], room);
 #else
       store_sums(c, strip_scales, matrix, shape, of.split, of.token_block, strip, strips, scales[odd], group, warp_tile,
                  lane, room);
