@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from realizar.hub.folders import user_cache
 from waits import HANG_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -75,7 +76,11 @@ class Endpoint:
     sent_bytes: int = 0
 
     def variables(self, folder: Path) -> dict[str, str]:
-        """Variables with which the library asks this endpoint, and caches below a folder."""
+        """Variables with which the library asks this endpoint, and caches below a folder, but for compiled kernels."""
+        kernels = folder / "cache" / "realizar" / "kernels"
+        if not kernels.is_symlink():
+            kernels.parent.mkdir(parents=True, exist_ok=True)
+            kernels.symlink_to(user_cache() / "kernels")
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
 
     def run(self, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

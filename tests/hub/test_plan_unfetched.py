@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +139,23 @@ def planned(endpoint: Endpoint, folder: Path, name: str, *options: str) -> dict[
     return found
 
 
+@pytest.fixture
+def planned_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """The plan of a model on this disk, for which this process does."""
+
+    def run(model: Path, *options: str) -> dict[str, Any]:
+        assert run_app(app, ["plan", str(model), *OPTIONS, *options]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("name", "least_bytes"), [("user/one:Q8_0", 26e9), ("user/split:Q8_0", 26e9), ("user/floats", 64e9)]
 )
 def test_a_plan_is_that_of_the_fetched_model_and_reads_little(
-    tmp_path: Path, endpoint: Endpoint, name: str, least_bytes: float
+    tmp_path: Path, endpoint: Endpoint, name: str, least_bytes: float, planned_here: Callable[..., dict[str, Any]]
 ) -> None:
     remote = planned(endpoint, tmp_path, name)
     assert 0 < remote.pop("read_bytes") <= endpoint.sent_bytes < MOST_SENT
@@ -153,7 +165,7 @@ def test_a_plan_is_that_of_the_fetched_model_and_reads_little(
     repository = name.partition(":")[0]
     write_sparse(tmp_path, REPOSITORIES[repository])
     first = next((tmp_path / file for file in REPOSITORIES[repository] if file.endswith(".gguf")), tmp_path)
-    local = planned(endpoint, tmp_path, str(first))
+    local = planned_here(first)
     assert local.pop("fetched")
     assert local.pop("read_bytes") == 0
     if first != tmp_path:
@@ -162,9 +174,11 @@ def test_a_plan_is_that_of_the_fetched_model_and_reads_little(
         assert {**local, "file_bytes": 0} == {**remote, "file_bytes": 0}
 
 
-def test_a_drafter_is_not_fetched_either(tmp_path: Path, endpoint: Endpoint, tiny: Path) -> None:
+def test_a_drafter_is_not_fetched_either(
+    tmp_path: Path, endpoint: Endpoint, tiny: Path, planned_here: Callable[..., dict[str, Any]]
+) -> None:
     remote = planned(endpoint, tmp_path, "user/tiny", "--drafter", "user/tiny")
-    local = planned(endpoint, tmp_path, str(tiny), "--drafter", str(tiny))
+    local = planned_here(tiny, "--drafter", str(tiny))
     assert remote["beside_bytes"] == local["beside_bytes"] > 0
     assert (remote["fetched"], local["fetched"]) == (False, True)
     result = endpoint.run(tmp_path, "plan", "user/floats", "--drafter", "user/tiny", "--device", "cpu")
