@@ -154,7 +154,8 @@ class ScriptedStep:
     def result(self) -> StepOutput:
         if self._output is None:
             output = step_output([self._row_output(row, states) for row, states in self._rows])
-            self._output = replace(output, drafts=self._backend.propose(self._input, output))
+            drafts = self._backend.propose(self._input, output)
+            self._output = replace(output, drafts=None if drafts is None else lambda: drafts)
         return self._output
 
     def _row_output(self, row: ScheduledRow, states: list[int]) -> RowOutput:

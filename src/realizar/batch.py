@@ -7,7 +7,7 @@ cost more time than the device needs for a step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -236,8 +236,8 @@ class StepOutput:
         pooled: float32 [hidden_size], after the model's final norm and not normalised further.
         errors: why a row gets nothing more: its request is to be ended. The row has nothing else, and what later steps
             on their way give it means nothing; other rows are what they would have been without it.
-        drafts: int32 [rows, most], what the backend proposes to follow each row's last sampled token, NOT_SAMPLED after
-            a row's last draft; at most the row's lookahead. None where it proposes nothing.
+        drafts: waits for what the backend proposes to follow each row's last sampled token: int32 [rows, most],
+            NOT_SAMPLED after a row's last draft; at most the row's lookahead. None where the backend proposes nothing.
     """
 
     sampled: NDArray[np.int32]
@@ -245,7 +245,7 @@ class StepOutput:
     queried: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
     pooled: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
     errors: Mapping[int, RowError] = field(default_factory=dict)
-    drafts: NDArray[np.int32] | None = None
+    drafts: Callable[[], NDArray[np.int32]] | None = None
 
     @cached_property
     def num_sampled(self) -> NDArray[np.intp]:

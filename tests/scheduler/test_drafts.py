@@ -163,7 +163,7 @@ def test_rows_that_sample_have_blocks_for_the_backends_drafts_if_any_are_free() 
     assert [(row.num_context_tokens, row.lookahead) for row in rows_of(batch)] == [(3, 4), (1, 1)]
     drafts = np.array([[5, 6, 7, NOT_SAMPLED], [NOT_SAMPLED] * 4], np.int32)
     output = step_output([RowOutput((9,)) for row in rows_of(batch)])
-    updated(scheduler, batch, replace(output, drafts=drafts))
+    updated(scheduler, batch, replace(output, drafts=lambda: drafts))
     batch = scheduler.schedule()
     assert [(row.token_ids, row.draft_ids) for row in rows_of(batch)] == [((9, 5, 6, 7), (5, 6, 7)), ((9,), ())]
     assert scheduler.counts.num_preemptions == 0

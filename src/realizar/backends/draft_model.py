@@ -3,15 +3,17 @@
 It computes the tokens that the main model's steps compute, in the same blocks: a block holds the keys and values of
 both models. So its cache is shared, found again and given up with the main one's, and nothing is read twice. A
 next-token block reads the hidden state of the token before each one too: `PreviousStates` keeps those that later steps
-need. States stay where the backends compute; only ids come to the host, each while the next draft is on its way.
+need. States stay where the backends compute; only ids come to the host, once all drafts are on their way.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +40,10 @@ _LOG = logging.getLogger(__name__)
 _GREEDY = SamplingParams(temperature=0.0)
 _DRAFTER = "drafter"
 _PADDING = 64  # files of one family pad their vocabularies differently, by up to one in so many ids
+
+
+_Drafted: TypeAlias = tuple[NDArray[np.intp], Step]
+"""Rows of a step of the main model, and the drafter's step that samples a draft of each."""
 
 
 class _GivingBackend(Backend, GivesHiddenStates, Protocol):
@@ -241,36 +247,52 @@ class DraftModel:
         """
         if self._fails:
             return output
+        steps: list[_Drafted] = []
+        with self._faults():
+            steps = self._propose(step, output)
+        return replace(output, drafts=partial(self._read, len(step.columns), steps)) if steps else output
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Within, a fault ends drafts, and nothing else: what is only to be faster is not the batch's trouble."""
         try:
-            return replace(output, drafts=self._propose(step, output))
+            yield
         except DeviceLostError:
             raise
-        except Exception:  # noqa: BLE001 - a fault of what is only to be faster is not the batch's
+        except Exception:  # noqa: BLE001 - any
             _LOG.exception("the drafter is asked no more")
             self._fails = True
-            return output
 
-    def _propose(self, step: ForwardInput, output: StepOutput) -> NDArray[np.int32] | None:
-        """Read the step's tokens that stand and those sampled after them, then go on from each draft in turn."""
+    def _propose(self, step: ForwardInput, output: StepOutput) -> list[_Drafted]:
+        """Read the step's tokens that stand and those sampled after them, then go on from each draft in turn.
+
+        Returns a step for each draft, of fewer and fewer rows; none where no row wants any.
+        """
         columns, made = step.columns, output.num_sampled
         wanted = np.zeros(len(columns), np.int32) if columns.lookahead is None else columns.lookahead * (made > 0)
         token_ids, counts = self._standing(columns, output, wanted > 0)
         states = None if self._previous is None else self._states_before(self._previous, step, counts, wanted > 0)
         going, ends = np.arange(len(columns)), columns.num_computed_tokens + counts
         running = self._submit(step, going, columns.num_computed_tokens, token_ids, counts, wanted > 0, states)
-        drafts = np.full((len(columns), self.num_drafts), NOT_SAMPLED, np.int32)
+        if not wanted.any():
+            running.result()
+            return []
+        steps = [(going, running)]
         lasts = np.cumsum(counts, dtype=np.intp) - 1  # tokens of the step that is running, of each row that goes on
-        for place in range(self.num_drafts):
-            before, rows, stays = running, going, wanted[going] > place + 1
+        for place in range(1, int(wanted.max())):
+            stays = wanted[going] > place
             going, lasts = going[stays], lasts[stays]
-            if len(going):
-                followed = self._backend.follow() if stays.all() and isinstance(self._backend, FollowsSteps) else None
-                running = followed or self._next(step, going, ends[going] + place, lasts)
-                lasts = np.arange(len(going))
-            drafts[rows, place] = before.result().sampled[:, 0]
-            if not len(going):
-                break
-        return drafts if wanted.any() else None
+            followed = self._backend.follow() if stays.all() and isinstance(self._backend, FollowsSteps) else None
+            steps.append((going, followed or self._next(step, going, ends[going] + place - 1, lasts)))
+            lasts = np.arange(len(going))
+        return steps
+
+    def _read(self, num_rows: int, steps: Sequence[_Drafted]) -> NDArray[np.int32]:
+        drafts = np.full((num_rows, self.num_drafts), NOT_SAMPLED, np.int32)
+        with self._faults():
+            for place, (rows, step) in enumerate(steps):
+                drafts[rows, place] = step.result().sampled[:, 0]
+        return drafts
 
     def _next(
         self, step: ForwardInput, places: NDArray[np.intp], positions: NDArray[np.int32], lasts: NDArray[np.intp]
