@@ -47,7 +47,10 @@ from realizar.config import EngineConfig  # noqa: E402
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT  # noqa: E402
 from realizar.quantization.block_source import BlockSource, block_source  # noqa: E402
 from realizar.quantization.convert import QUANTIZED_TYPES  # noqa: E402
+from realizar.quantization.float_tensors import e4m3_layout  # noqa: E402
+from realizar.quantization.planes import Planes  # noqa: E402
 from realizar.quantization.random_blocks import random_blocks  # noqa: E402
+from realizar.quantization.source import PlanesSource  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 
@@ -112,6 +115,20 @@ def test_every_type_multiplies(matmuls: MatmulKernels, ggml_type: GGMLType) -> N
     assert error(sums, values.floats() @ weights.T) < _SUMS
     exact = x.double() @ torch.from_numpy(source.dequantize()).to("cuda", torch.float64).T
     assert 0.01 < error(sums, exact) < 0.08
+
+
+@pytest.mark.parametrize("share", [128, 1])
+def test_numbers_of_eight_bits_stay_as_they_are(matmuls: MatmulKernels, share: int) -> None:
+    """Where `share` output features, up to all of a strip, have a scale in common; else they are rounded once more."""
+    layout, rng = e4m3_layout(128), np.random.default_rng(1)
+    codes = rng.integers(0, 256, (296, 640), np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0
+    scales = rng.uniform(0.5, 1.5, (-(-296 // share), 5)).astype(np.float16).astype(np.float32) / 256
+    source = PlanesSource(layout, Planes(layout, codes, np.repeat(scales, share, axis=0)[:296]))
+    weights = torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
+    matrix, values = pack_by_threads([source], "cuda"), FP8Values.of(torch.randn((130, 640), device="cuda"))
+    found = error(multiplied(matmuls, [matrix], values, 4), values.floats() @ weights.T)
+    assert found < _SUMS if share == 128 else 0.01 < found < 0.04
 
 
 SHAPES = (

@@ -126,7 +126,9 @@ class FragmentFormat:
     @property
     def fp8_power(self) -> int:
         """Weights as kernels decode them, times two to this, fill the range of e4m3: up to 448."""
-        if self.is_float or self.e4m3:
+        if self.e4m3:
+            return 0  # with the largest scale taken out
+        if self.is_float:
             return -7
         largest = 12 if self.e2m1 else 128 if self.vector or self.codebook else max(self.offset, 1)
         if not self.offset:

@@ -1,9 +1,10 @@
 """Long steps in 8-bit floats (e4m3) on compute capability 9.0: from how many tokens on, in which tiles. Off by default.
 
-Weights stay as they are packed: before each matmul a kernel decodes them to e4m3, times a power of two for each 64
-output features, into memory that all matmuls share. Activations have a scale for each token and 128 columns, so that
-the largest of them is 448; products of 128 columns are added in the tensor cores, and their sums, scaled, in float32.
-The price is fidelity: 3 bits of mantissa in both operands.
+Weights stay as they are packed: before each matmul a kernel decodes them to e4m3, with a scale for 64 output features
+and 128 columns, into memory that all matmuls share. The scale is a power of two for 64 output features; of weights that
+are stored as e4m3 it is the largest of theirs, so that those of blocks stay as they are. Activations have a scale for
+each token and 128 columns, so that the largest of them is 448; products of 128 columns are added in the tensor cores,
+and their sums, scaled, in float32. The price is fidelity: 3 bits of mantissa in both operands.
 
 Experts are decoded all at once, chosen or not, so they need more tokens (`grouped_tiles.FP8_PAIRS`); their rows lie in
 tiles (`matmul.grouped`), which the kernel reads as it does blocks of tokens.
@@ -150,7 +151,7 @@ def _decoded_sizes(matrix: PackedMatrix) -> tuple[int, int]:
     """Bytes of decoded weights, and of their scales up to the next 256 bytes."""
     columns, groups = _columns(matrix), -(-matrix.format.chunks(matrix.in_features) // 2)
     columns *= matrix.count if isinstance(matrix, PackedExperts) else 1
-    return columns * groups * _TILE_BYTES, -(-columns * 16 // 256) * 256
+    return columns * groups * _TILE_BYTES, -(-columns * groups * 16 // 256) * 256
 
 
 def check_fp8(device: DeviceProfile) -> None:

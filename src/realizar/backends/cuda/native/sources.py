@@ -188,7 +188,7 @@ class FP8Tiles:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
-        return self.stages * (FP8_FEATURES * 128 + self.tokens * 132)
+        return self.stages * (FP8_FEATURES * 128 + self.tokens * 132 + 128)
 
     def defines(self) -> Defines:
         return of_fields(self) | wgmma_operands("PART", 64, "%{}, %{}") | {"PREDICATE": '"%66"'}

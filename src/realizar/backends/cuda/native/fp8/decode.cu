@@ -13,39 +13,72 @@ INLINE u32 to_e4m3(u32 first, u32 second) {
   return r;
 }
 
+#if E4M3
+// Divides scales by the largest of the strip's in these columns, which it returns: where all are equal, as those of
+// blocks of 128 x 128, numbers stay as they are stored.
+INLINE float take_out_scale(Raw (&raw)[2], int chunks, bool inside, int strip, int tile) {
+  __shared__ float tops[2][4];
+  float top = 1e-30f;
+  for (int c = 0; c < chunks && inside; c++)
+    top = fmaxf(top, fmaxf(fabsf(low_half(raw[c].scales[0])), fabsf(high_half(raw[c].scales[0]))));
+#pragma unroll
+  for (int o = 16; o; o /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+  __syncthreads();  // of the columns before, all have been read
+  tops[strip][tile] = top;
+  __syncthreads();
+  top = fmaxf(fmaxf(tops[strip][0], tops[strip][1]), fmaxf(tops[strip][2], tops[strip][3]));
+  for (int c = 0; c < chunks && inside; c++) {  // 256: numbers are decoded times 2^-8
+    const float low = low_half(raw[c].scales[0]) * (256.f / top), high = high_half(raw[c].scales[0]) * (256.f / top);
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(raw[c].scales[0]) : "f"(high), "f"(low));
+  }
+  return top * power(-8);
+}
+#endif
+
 // A block of eight warps: of two strips of 64 output features, y, and two groups, x, of one matrix, z, of which each
-// begins `stride` bytes behind the one before. scales: of 64 output features.
+// begins `stride` bytes behind the one before. scales: [tiles, groups, 4], of 64 output features and 128 columns.
 extern "C" __global__ void __launch_bounds__(256)
 NAME(const char* weights, const float* block_scales, const void* table, char* out, float* scales, long stride,
      int strips, int chunks) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, strip = blockIdx.y * 2 + warp / 4, tile = warp % 4;
   const int groups = (chunks + 1) / 2, tiles = gridDim.y / 2;
-  weights += blockIdx.z * stride, block_scales += blockIdx.z * strips;
-  out += (long)blockIdx.z * tiles * groups * 32768, scales += blockIdx.z * tiles * 4;
-  if (blockIdx.x == 0 && lane == 0 && tile == 0)
-    scales[strip] = strip < strips ? block_scales[strip] * power(-(POWER)) : 0.f;
+  const long before = (long)blockIdx.z * tiles * groups + strip / 4 * groups;
+  const float block_scale = strip < strips ? block_scales[blockIdx.z * strips + strip] * power(-(POWER)) : 0.f;
   const int octet = INTERLEAVED ? (strip / 2 % 2 * 8 + tile * 2) * 2 + strip % 2 : strip % 4 * 8 + tile * 2;
   constexpr int APART = INTERLEAVED ? 256 : 128;  // bytes between the octets of a tile of 16 rows
-  const char* from = weights + strip * strip_bytes(chunks);
+  const char* from = weights + blockIdx.z * stride + strip * strip_bytes(chunks);
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int chunk = blockIdx.x * 4 + i;
-    if (chunk / 2 >= groups) return;
-    u32 values[8];  // run i / 2 of the chunk, octet i % 2
+  for (int i = 0; i < 2; i++) {
+    const int group = blockIdx.x * 2 + i, there = chunks - group * 2 < 2 ? chunks - group * 2 : 2;
+    if (there <= 0) return;
+    Raw raw[2];
 #pragma unroll
-    for (int j = 0; j < 8; j++) values[j] = 0;
-    if (strip < strips && chunk < chunks) {
-      const Streamed block{from + block_at(chunk)}, supers{from + supers_at(chunk)};
-      Raw raw;
-      u32 halves[4][4];
-      read_codes(raw, block, tile, lane);
-      read_scales(raw, block, supers, tile, lane);
-      decode(halves, raw, table);
+    for (int c = 0; c < 2; c++)
+      if (strip < strips && c < there) {
+        const int chunk = group * 2 + c;
+        const Streamed block{from + block_at(chunk)}, supers{from + supers_at(chunk)};
+        read_codes(raw[c], block, tile, lane);
+        read_scales(raw[c], block, supers, tile, lane);
+      }
+    float scale = block_scale;
+#if E4M3
+    scale *= take_out_scale(raw, there, strip < strips, warp / 4, tile);
+#endif
+    if (lane == 0 && tile == 0) scales[(before + group) * 4 + strip % 4] = scale;
+    char* to = out + (before + group) * 32768 + octet * 128 + lane * 4;
 #pragma unroll
-      for (int j = 0; j < 8; j++) values[j] = to_e4m3(halves[j / 2][j % 2], halves[j / 2][j % 2 + 2]);
+    for (int c = 0; c < 2; c++) {
+      u32 values[8];  // run i / 2 of the chunk, octet i % 2
+#pragma unroll
+      for (int j = 0; j < 8; j++) values[j] = 0;
+      if (strip < strips && c < there) {
+        u32 halves[4][4];
+        decode(halves, raw[c], table);
+#pragma unroll
+        for (int j = 0; j < 8; j++) values[j] = to_e4m3(halves[j / 2][j % 2], halves[j / 2][j % 2 + 2]);
+      }
+#pragma unroll
+      for (int j = 0; j < 8; j++) *(u32*)(to + c * 16384 + j / 2 * 4096 + j % 2 * APART) = values[j];
     }
-    char* to = out + ((long)(strip / 4) * groups + chunk / 2) * 32768 + chunk % 2 * 16384 + octet * 128 + lane * 4;
-#pragma unroll
-    for (int j = 0; j < 8; j++) *(u32*)(to + j / 2 * 4096 + j % 2 * APART) = values[j];
   }
 }

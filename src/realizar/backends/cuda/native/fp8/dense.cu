@@ -32,17 +32,17 @@ INLINE void store_sums(const float (&sums)[PARTS][PART], const Segment& segment,
   float* out = segment.out + at;
   const bool whole = HALVES || left >= FEATURES && token_stride % 4 == 0 && (u64)out % 16 == 0;
   const bool odd = t % 2;
+  constexpr float factor = HALVES ? 1.f / SUM_FACTOR : 1.f;
 #pragma unroll
   for (int strip = 0; strip < FEATURES / 64; strip++) {
     if (strip * 64 >= left) return;
-    const float scale = segment.tile_scales()[strip] * (HALVES ? 1.f / SUM_FACTOR : 1.f);
 #pragma unroll
     for (int i = 0; i < 4; i++) {  // two octets of features
       const float* sum = sums[strip / 2] + (strip % 2 * 4 + i) * 8;
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        const float2 first = make_float2(sum[r * 2] * scale, sum[r * 2 + 1] * scale);
-        const float2 second = make_float2(sum[r * 2 + 4] * scale, sum[r * 2 + 5] * scale);
+        const float2 first = make_float2(sum[r * 2] * factor, sum[r * 2 + 1] * factor);
+        const float2 second = make_float2(sum[r * 2 + 4] * factor, sum[r * 2 + 5] * factor);
         float* row = out + r * 8 * token_stride + strip * 64 + i * 16;
         if (whole) {  // lanes t and t ^ 1 have an octet each
           const float2 sent = odd ? first : second, kept = odd ? second : first;
@@ -79,8 +79,7 @@ struct Dense : Tiles {
   INLINE void stage() const {}
   INLINE void store(const float (&sums)[PARTS][PART], const Place& place, int) const {
 #ifdef ACTIVATION
-    const Segment matrix = segment(place);
-    store_gated(sums, matrix, matrix.tile_scales(), nullptr, place.token_block);
+    store_gated(sums, segment(place), nullptr, place.token_block);
 #else
     store_sums(sums, segment(place), token_stride, tokens, place.token_block);
 #endif

@@ -5,7 +5,6 @@
 // epilogue. Before it: wgmma_instructions.cu, grouped/work.cu, and with an activation wgmma_gated.cu.
 
 struct TileEnd {
-  float scales[4];  // of the tile's strips
   int expert;
   int pairs[TOKENS];      // of the places, or -1
   float factors[TOKENS];  // of their sums
@@ -35,14 +34,13 @@ INLINE void store_pairs(const float (&sums)[PARTS][PART], const TileEnd& own, co
 #pragma unroll
     for (int strip = 0; strip < FEATURES / 64; strip++) {
       if (strip * 64 >= left) break;
-      const float scale = own.scales[strip] * factor;
 #pragma unroll
       for (int i = 0; i < 2; i++) {  // four octets of features
         float2 x[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
           const float* sum = sums[strip / 2] + (strip % 2 * 8 + i * 4 + k) * 4 + r * 2;
-          x[k] = make_float2(sum[0] * scale, sum[1] * scale);
+          x[k] = make_float2(sum[0] * factor, sum[1] * factor);
           const int feature = strip * 64 + (i * 4 + k) * 8 + t * 2;
           if (bias && feature < left) {
             x[k].x += __ldg(bias + feature) * factor;
@@ -95,7 +93,8 @@ struct Grouped {
   INLINE Segment segment(const Place& place) const {
     const long expert = load_listed(work + 1 + place.token_block) >> 1;
     const long groups = (chunks + 1) / 2;
-    return {weights + expert * columns() * groups * WEIGHTS_STAGE, scales, (float*)out, out_features, place.column,
+    const long tiles = expert * columns() * groups;
+    return {weights + tiles * WEIGHTS_STAGE, scales + tiles * (FEATURES / 64), (float*)out, out_features, place.column,
             out_scales};
   }
   INLINE void begin() const {
@@ -112,7 +111,6 @@ struct Grouped {
       const u32 full = barriers + (turn & 1) * 8;
       const int expert = load_listed(work + 1 + at.token_block) >> 1;
       barrier_wait(full + 16, ~turn >> 1 & 1);
-      if (lane < 4) to.scales[lane] = scales[(expert * columns() + at.column) * 4 + lane];
       if (lane == 0) to.expert = expert;
 #ifndef ACTIVATION
 #pragma unroll
@@ -135,7 +133,7 @@ struct Grouped {
     const float* tile_bias = bias ? bias + (long)own.expert * out_features + first : nullptr;
 #ifdef ACTIVATION
     const Segment matrix{nullptr, nullptr, (float*)out, out_features, place.column, out_scales};
-    store_gated(sums, matrix, own.scales, tile_bias, place.token_block);
+    store_gated(sums, matrix, tile_bias, place.token_block);
 #else
     store_pairs(sums, own, tile_bias, out + first * (HALVES ? 2 : 4), out_features, out_features - first);
 #endif

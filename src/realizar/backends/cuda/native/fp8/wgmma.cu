@@ -1,11 +1,17 @@
 // Matmuls of long prompts in 8-bit floats (e4m3) on compute capability 9.0a: tokens are the tensor cores' rows and
-// output features their columns, so that a thread has two tokens of a tile, by whose scales its sums of 128 columns are
-// added in float32. Blocks stay and take tile after tile of 128 tokens and 256 output features; one producer thread
-// copies 128 columns of weights, as decode.cu writes them, of activations and of their scales into each stage of a
-// ring, also those of the next tile while the last one's results are stored; two warpgroups have 64 tokens each, and
-// one adds while the other multiplies. The blocks of a cluster have the same weights, and each copies a part of them
-// for all.
+// output features their columns, so that a thread has two tokens of a tile. Its sums of 128 columns are added in
+// float32, each times the scales of its token and of its 64 output features. Blocks stay and take tile after tile of
+// 128 tokens and 256 output features; one producer thread copies 128 columns of weights, as decode.cu writes them, of
+// activations and of their scales into each stage of a ring, also those of the next tile while the last one's results
+// are stored; two warpgroups have 64 tokens each, and one adds while the other multiplies. The blocks of a cluster have
+// the same weights, and each copies a part of them for all.
 // Before it: wgmma_instructions.cu, and dense.cu or experts.cu.
+
+#ifdef ACTIVATION
+constexpr bool INTERLEAVED = true;  // octets of gate and up, which have scales of their own
+#else
+constexpr bool INTERLEAVED = false;
+#endif
 
 // The producer: tile after tile, 128 columns a stage.
 template <class Work>
@@ -20,17 +26,19 @@ INLINE void fill_ring(const Work& work, int groups, const char* values, const ch
     const Segment segment = work.segment(place);
     const int last = work.token_blocks() - 1, block = place.token_block < last ? place.token_block : last;
     const char* weights = segment.weights + (long)segment.tile * groups * WEIGHTS_STAGE + rank * WEIGHTS_PART;
+    const char* strips = (const char*)segment.scales + (long)segment.tile * groups * STRIPS_BYTES;
     const char* x = values + (long)block * groups * X_STAGE;
     const char* x_scales = scales + (long)block * groups * SCALES_BYTES;
 #pragma unroll 1
     for (int group = 0; group < groups; group++) {
       const u32 barrier = full + slot * 8, to = base + slot * STAGE_BYTES;
       barrier_wait(empty + slot * 8, parity);
-      barrier_expect(barrier, STAGE_BYTES);
+      barrier_expect(barrier, WEIGHTS_STAGE + X_STAGE + SCALES_BYTES + STRIPS_BYTES);
       copy_bulk_to_all(to + rank * WEIGHTS_PART, weights, WEIGHTS_PART, barrier);
       copy_bulk(to + WEIGHTS_STAGE, x, X_STAGE, barrier);
       copy_bulk(to + WEIGHTS_STAGE + X_STAGE, x_scales, SCALES_BYTES, barrier);
-      weights += WEIGHTS_STAGE, x += X_STAGE, x_scales += SCALES_BYTES;
+      copy_bulk(to + WEIGHTS_STAGE + X_STAGE + SCALES_BYTES, strips, STRIPS_BYTES, barrier);
+      weights += WEIGHTS_STAGE, x += X_STAGE, x_scales += SCALES_BYTES, strips += STRIPS_BYTES;
       if (++slot == STAGES) { slot = 0; parity ^= 1; }
     }
   } while (work.next(tile));
@@ -74,8 +82,11 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
       barrier_wait(full + slot * 8, parity);
       const float* token = (const float*)((const char*)own + slot * STAGE_BYTES);
       const float first = token[0], second = token[2];
+      const float2* strips = (const float2*)(ring + slot * STAGE_BYTES + WEIGHTS_STAGE + X_STAGE + SCALES_BYTES);
 #pragma unroll
       for (int part = 0; part < PARTS; part++) {
+        const float2 both = strips[part];
+        const float factors[2][2] = {{first * both.x, first * both.y}, {second * both.x, second * both.y}};
         float c[PART];  // an instruction that does not add to them writes them first
         const u32 x = x_low + slot * (STAGE_BYTES / 16), w = w_low + slot * (STAGE_BYTES / 16) + part * 128;
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -90,11 +101,11 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
           const int to = anew(threadIdx.x) % 32;
           if (to < CLUSTER) arrive_in_cluster(empty + slot * 8, to);
         }
-        // One token after the other: its scale is read from the registers once.
+        // One token after the other: its scales are read from the registers once.
 #pragma unroll
         for (int i = 0; i < PART; i++) {
           const int at = i % (PART / 2) / 2 * 4 + i / (PART / 2) * 2 + i % 2;
-          sums[part][at] += c[at] * (at % 4 < 2 ? first : second);
+          sums[part][at] += c[at] * factors[at % 4 / 2][INTERLEAVED ? at / 4 % 2 : at / (PART / 2)];
         }
       }
       if (++slot == STAGES) { slot = 0; parity ^= 1; }

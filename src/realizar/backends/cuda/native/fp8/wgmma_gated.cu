@@ -10,17 +10,13 @@ INLINE u32 e4m3_pair(float low, float high) {
 }
 
 // All of the block's tokens are written, also those beyond the step's: no token of the next matmul sees another.
-// tile_scales: of the tile's four strips. bias: of the tile's output features, or null.
-INLINE void store_gated(const float (&sums)[PARTS][PART], const Segment& segment, const float* tile_scales,
-                        const float* bias, int token_block) {
+// bias: of the tile's output features, or null.
+INLINE void store_gated(const float (&sums)[PARTS][PART], const Segment& segment, const float* bias, int token_block) {
   const int thread = anew(threadIdx.x), g = thread % 32 >> 2, t = thread & 3;
   const bool odd = t % 2;
   const int groups = (segment.out_features + FEATURES - 1) / FEATURES;
   const int left = segment.out_features - segment.tile * FEATURES;
   const long group = (long)token_block * groups + segment.tile;
-  float scales[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) scales[i] = tile_scales[i];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int row = thread / 32 * 16 + r * 8 + g;
@@ -30,7 +26,7 @@ INLINE void store_gated(const float (&sums)[PARTS][PART], const Segment& segment
     for (int i = 0; i < 32; i++) {
       const int o = i / 2;  // octet of outputs: gate's, then up's
       const float* sum = sums[o / 8] + o % 8 * 8 + r * 2 + i % 2;
-      float gate = sum[0] * scales[o / 8 * 2], up = sum[4] * scales[o / 8 * 2 + 1];
+      float gate = sum[0], up = sum[4];
       if (bias && o / 8 * 128 < left) {
         const float* own = bias + o / 8 * 128 + o % 8 * 8 + t * 2 + i % 2;
         gate += __ldg(own), up += __ldg(own + 64);

@@ -6,8 +6,8 @@
 
 constexpr int FEATURES = 256, PARTS = 2, PART = 64;  // of a tile; a thread's sums of a part
 constexpr int WEIGHTS_STAGE = FEATURES * 128, WEIGHTS_PART = WEIGHTS_STAGE / CLUSTER;
-constexpr int X_STAGE = TOKENS * 128, SCALES_BYTES = TOKENS * 4;
-constexpr int STAGE_BYTES = WEIGHTS_STAGE + X_STAGE + SCALES_BYTES;
+constexpr int X_STAGE = TOKENS * 128, SCALES_BYTES = TOKENS * 4, STRIPS_BYTES = FEATURES / 64 * 4;
+constexpr int STAGE_BYTES = WEIGHTS_STAGE + X_STAGE + SCALES_BYTES + 128;  // the last for scales of strips
 
 // c = a * b, or c += a * b; both by their descriptors
 INLINE void multiply(float* c, u64 a, u64 b, int adds) {
@@ -19,12 +19,11 @@ INLINE void multiply(float* c, u64 a, u64 b, int adds) {
 // One matrix of a launch, for a tile of it.
 struct Segment {
   const char* weights;  // as decode.cu writes them
-  const float* scales;  // of 64 output features
+  const float* scales;  // of 64 output features and 128 columns, as decode.cu writes them
   float* out;           // of its own columns; with the gated epilogue the next matmul's codes
   int out_features;
   int tile;             // of its output features
   float* out_scales;    // with the gated epilogue: the next matmul's scales
-  INLINE const float* tile_scales() const { return scales + tile * 4; }
 };
 
 struct Place { int column, token_block; };  // of a tile: its output features and its tokens, by tiles
