@@ -29,17 +29,17 @@ from wider import wider  # noqa: E402
 
 SMALL = Recipe(32, 2, 1, 64, 128, 48, windows=(None, 8, None), weights="Q8_0", experts=5, per_token=2)
 GPT_OSS = replace(SMALL, weights="MXFP4", parts=("biases", "expert_biases", "clamped", "sinks"))
-STACKED = {"pairs folded", "sums", "grouped", "routed"}  # with the shared expert in the stacks
+STACKED = {"pairs folded", "sums", "grouped", "fused", "routed"}  # with the shared expert in the stacks
 CASES = {  # recipe, batch_invariant, kinds of launches that run
-    "gate and up in one": (SMALL, False, {"pairs folded", "sums", "grouped", "routed"}),
+    "gate and up in one": (SMALL, False, {"pairs folded", "sums", "grouped", "fused", "routed"}),
     "a part of a strip": (replace(SMALL, feed_forward_size=96), False, {"pairs whole", "routed"}),
-    "norms between": (replace(SMALL, parts=("post_norms",)), False, {"pairs whole", "grouped", "routed"}),
-    "layer norms": (replace(SMALL, parts=("layer_norm",)), False, {"pairs whole", "sums", "grouped"}),
-    "floats": (replace(SMALL, weights="BF16"), False, {"grouped", "routed"}),
+    "norms between": (replace(SMALL, parts=("post_norms",)), False, {"pairs whole", "grouped", "fused", "routed"}),
+    "layer norms": (replace(SMALL, parts=("layer_norm",)), False, {"pairs whole", "sums", "grouped", "fused"}),
+    "floats": (replace(SMALL, weights="BF16"), False, {"grouped", "fused", "routed"}),
     "down of floats": (replace(SMALL, down_weights="F32"), False, {"pairs whole", "routed"}),
-    "batch-invariant": (SMALL, True, {"grouped"}),
-    "gpt-oss": (GPT_OSS, False, {"pairs folded", "sums", "grouped", "routed"}),
-    "gpt-oss, batch-invariant": (GPT_OSS, True, {"grouped"}),
+    "batch-invariant": (SMALL, True, {"grouped", "fused"}),
+    "gpt-oss": (GPT_OSS, False, {"pairs folded", "sums", "grouped", "fused", "routed"}),
+    "gpt-oss, batch-invariant": (GPT_OSS, True, {"grouped", "fused"}),
     "gpt-oss, a part of a strip": (replace(GPT_OSS, feed_forward_size=96), False, {"pairs whole", "routed"}),
     "gpt-oss, down of floats": (replace(GPT_OSS, down_weights="F32"), False, {"pairs whole", "routed"}),
     "shared": (replace(SMALL, parts=("shared",)), False, STACKED | {"shared, whole"}),
@@ -47,20 +47,28 @@ CASES = {  # recipe, batch_invariant, kinds of launches that run
     "shared, gate, layer norms": (
         replace(SMALL, parts=("shared", "shared_gate", "layer_norm")),
         False,
-        {"pairs whole", "sums", "grouped"},
+        {"pairs whole", "sums", "grouped", "fused"},
     ),
     "shared of another type": (
         replace(SMALL, down_weights="Q4_0", parts=("shared", "shared_gate")),
         False,
-        {"pairs folded", "pairs whole", "grouped", "routed"},
+        {"pairs folded", "pairs whole", "grouped", "fused", "routed"},
     ),
     "shared, gate": (
         replace(SMALL, parts=("shared", "shared_gate"), feed_forward_size=96, seed=1),
         False,
         {"pairs whole", "routed"},
     ),
-    "shared floats": (replace(SMALL, weights="BF16", parts=("shared", "shared_gate")), False, {"grouped", "routed"}),
-    "shared, batch-invariant": (replace(SMALL, parts=("shared", "shared_gate", "post_norms")), True, {"grouped"}),
+    "shared floats": (
+        replace(SMALL, weights="BF16", parts=("shared", "shared_gate")),
+        False,
+        {"grouped", "fused", "routed"},
+    ),
+    "shared, batch-invariant": (
+        replace(SMALL, parts=("shared", "shared_gate", "post_norms")),
+        True,
+        {"grouped", "fused"},
+    ),
     "parallel dense": (
         replace(
             SMALL,
@@ -79,7 +87,7 @@ CASES = {  # recipe, batch_invariant, kinds of launches that run
             activation="gelu_tanh",
         ),
         False,
-        {"pairs whole", "grouped", "routed"},
+        {"pairs whole", "grouped", "fused", "routed"},
     ),
     "groups": (
         replace(SMALL, experts=8, parts=("sigmoid", "selection_bias", "groups", "shared")),
@@ -90,11 +98,12 @@ CASES = {  # recipe, batch_invariant, kinds of launches that run
 
 
 @pytest.mark.parametrize(
-    ("experts", "per_token", "tokens"),
-    [(32, 4, 4), (128, 4, 8), (128, 8, 8), (8, 2, 2), (5, 2, 1), (3, 3, 1)],
+    ("experts", "per_token", "tokens", "hopper_tokens"),
+    [(32, 4, 4, 4), (128, 4, 8, 8), (128, 8, 8, 6), (256, 8, 8, 6), (8, 2, 2, 2), (5, 2, 1, 1), (3, 3, 1, 1)],
 )
-def test_pairs_are_up_to_half_as_many_as_experts(experts: int, per_token: int, tokens: int) -> None:
-    assert most_pair_tokens(experts, per_token) == tokens
+def test_pairs_are_up_to_half_as_many_as_experts(experts: int, per_token: int, tokens: int, hopper_tokens: int) -> None:
+    assert most_pair_tokens(experts, per_token, False) == tokens
+    assert most_pair_tokens(experts, per_token, True) == hopper_tokens
 
 
 @pytest.mark.parametrize("name", wider(CASES, "gpt-oss", "parallel dense"))

@@ -322,7 +322,9 @@ class MixtureBinder:
             return
         out = output.rows(self._space.partial_sums, kind.tokens)
         if self._grouped is not None and one.input.is_grouped(kind):
-            self._grouped.launch_down(one.matrices, one.pairs, out, kind.tokens)
+            cols = one.experts.up.in_features
+            inputs = self._inputs_of(one)(self._grouped.input_format(one.matrices, kind.tokens), cols)
+            self._grouped.launch_down(one.matrices, inputs, one.pairs, out, kind.tokens)
             return
         source = self._activated(one)
         self._matmuls.multiply(stack, bias, source, one.pairs, out, kind.tokens, of_pairs=True)

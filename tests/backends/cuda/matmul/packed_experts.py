@@ -29,7 +29,8 @@ from reference_model import ReferenceModel
 
 Array = NDArray[np.float32]
 launched: Counter[str] = Counter()  # kernels that ran
-_FEW_PAIRS = 40  # of a step; with more, gate and up read rows as those that are laid in tiles
+_FUSED_PAIRS = 20  # of a step; with more, down is a launch of its own
+_FEW_PAIRS = 40  # with more, gate and up read rows as those that are laid in tiles
 
 
 def _matrix(stack: PackedExperts, expert: int) -> Array:
@@ -175,6 +176,19 @@ class HostGrouped:
     ) -> HostConfig:
         assert (activation is None) == tiled
         return HostConfig(activation or "down", halves, activation is not None and step.pairs > _FEW_PAIRS)
+
+    def fuse(self, step: StepTiles, gate_up: PackedExperts, down: PackedExperts, activation: Any) -> HostConfig | None:
+        return self.route(step, gate_up, activation) if step.pairs <= _FUSED_PAIRS else None
+
+    def launch_fused(
+        self, stacks: tuple[PackedExperts, PackedExperts], biases: tuple[torch.Tensor | None, torch.Tensor | None],
+        x: ActivationBuffer, pairs: Pairs, step: StepTiles, buffers: object, config: HostConfig, out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        launched["fused"] += 1
+        self.sort(pairs.chosen, step, stacks[0].count, buffers)
+        self.launch_gated(stacks[0], x, pairs.per_token, step, buffers, config, biases[0])
+        down = self.route(step, stacks[1], tiled=True)
+        self.launch_pairs(stacks[1], None, 1, step, buffers, down, out, pairs.weights, biases[1])
 
     def prepare(self, wanted: Iterable[Any], experts: int) -> None: ...
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from backends.cuda.matmul.expert_stacks import expected_lists, random_choices, random_stack
 from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
+from realizar.backends.cuda.matmul.experts import Pairs
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import (
     BETWEEN_TOKENS,
@@ -395,6 +396,66 @@ def test_a_graph_serves_other_counts(matmuls: MatmulKernels, chained: GroupedMat
         live = (rows - seed * 4) * per_token
         assert torch.equal(out[:live], wanted[:live])
         assert bool(out[live:].isnan().all())
+
+
+FUSED: tuple[tuple[GGMLType, GGMLType, GatedActivation, tuple[int, int, int, int, int]], ...] = (
+    (GGMLType.Q4_K, GGMLType.Q6_K, "silu", (128, 8, 512, 256, 40)),
+    (GGMLType.Q4_K, GGMLType.Q8_0, "gelu", (257, 9, 256, 256, 64)),
+    (GGMLType.MXFP4, GGMLType.MXFP4, "clamped", (32, 4, 192, 192, 64)),  # odd numbers of chunks
+    (GGMLType.Q8_0, GGMLType.Q5_0, "relu_squared", (6, 3, 320, 64, 12)),
+)
+"""Formats, activation, and experts, those of a row, hidden size, width and rows, of steps of one launch."""
+
+
+@pytest.mark.parametrize("others", [{}, {"strips": 1}, {"groups": 2, "blocks": 1}], ids=["chosen", "strip", "groups"])
+@pytest.mark.parametrize(("first", "last", "activation", "numbers"), FUSED, ids=lambda v: str(getattr(v, "name", v)))
+def test_one_launch_has_the_bits_of_three(
+    matmuls: MatmulKernels, first: GGMLType, last: GGMLType, activation: GatedActivation,
+    numbers: tuple[int, int, int, int, int], others: dict[str, int],
+) -> None:  # fmt: skip
+    """Replayed from a graph with other choices: rows and experts that go nowhere, experts of several tiles."""
+    if not matmuls.tuning.wgmma:
+        pytest.skip("wgmma does not run here")
+    experts, per_token, hidden, width, rows = numbers
+    gate_up, _ = random_stack(first, experts, 2 * width, hidden, gated=True)
+    down, _ = random_stack(last, experts, 200, width, seed=1)
+    biases = torch.randn(experts, 2 * width, device="cuda"), torch.randn(experts, 200, device="cuda")
+    counts = [ExpertsRead("cuda") for _ in range(2)]
+    apart, fused = (GroupedMatmuls(matmuls, each) for each in counts)
+    step = fused.step(rows, per_token, ExpertShape(experts, hidden, width))
+    chosen_for = fused.fuse(step, gate_up, down, activation)
+    assert chosen_for is not None
+    config = replace(chosen_for, tiles=replace(chosen_for.tiles, **others))
+    fused.prepare([config], experts)
+    x = matmuls.written(torch.randn(rows, hidden, device="cuda"), InputFormat("half", 16))
+    chosen = on_device(random_choices(rows, per_token, experts))
+    pairs = Pairs(chosen, torch.rand(rows * per_token, device="cuda"), per_token)
+    out, wanted = (torch.empty(rows * per_token, 200, device="cuda") for _ in range(2))
+    start = chain(apart, (gate_up, down), x, chosen, step, activation, wanted, pairs.weights, biases)
+    buffers = buffers_for(step, experts, width)
+
+    def run() -> None:
+        fused.launch_fused((gate_up, down), biases, x, pairs, step, buffers, config, out)
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            run()
+    for each in counts:
+        each.counts.zero_()
+    for seed in range(6):
+        choices = random_choices(rows, per_token, experts, seed, skew=seed * 0.7)
+        choices[choices == 4] = experts + 3 if seed % 2 else -7
+        choices[rows - seed * (rows // 5) :] = -1
+        chosen.copy_(on_device(choices))
+        for memory in (out, wanted, buffers.gated):
+            memory.fill_(torch.nan)
+        start()
+        graph.replay()
+        assert torch.equal(out.nan_to_num(7e7), wanted.nan_to_num(7e7))
+        assert not bool(buffers.progress.any())
+    assert counts[0].average() == counts[1].average() != 0
 
 
 def test_rows_do_not_depend_on_the_batch(matmuls: MatmulKernels, grouped: GroupedMatmuls) -> None:

@@ -14,6 +14,7 @@ import torch
 from backends.cuda.matmul.recorded_launches import STREAM, RecordingKernel, matmuls_on, record_launches
 from backends.cuda.matmul.stored_inputs import halves
 from realizar.backends.cuda.layouts.fragments import fragment_format
+from realizar.backends.cuda.matmul.experts import Pairs
 from realizar.backends.cuda.matmul.fp8 import FP8_ROWS
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import FP8_PAIRS, FP8_PLACES
@@ -85,6 +86,36 @@ def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch:
     assert last[3][4:6] == [out.data_ptr(), weights.data_ptr()]
     assert last[3][6:] == [buffers.gated.data_ptr(), 0, *lists, down.stride, HIDDEN, 5, 1, 1]
     assert len(first[3]) == len(first[4]) == len(last[4])
+
+
+def test_arguments_of_one_launch(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few pairs, where the Hopper kernel has a ring for both; what blocks tell each other begins at zero."""
+    matmuls, rows = matmuls_on(monkeypatch), 6
+    grouped = GroupedMatmuls(matmuls)
+    step, buffers = grouped.step(rows, PER_TOKEN, SHAPE), GroupedBuffers("cpu", rows, PER_TOKEN, SHAPE, True)
+    gate_up, down, x = stack(2 * WIDTH, HIDDEN), stack(HIDDEN, WIDTH, GGMLType.Q6_K), half(rows, HIDDEN)
+    config = grouped.fuse(step, gate_up, down, "silu")
+    assert config is not None
+    assert (config.tiles.tokens, config.chunks, config.experts) == (8, (8, 5), EXPERTS)
+    pairs = Pairs(torch.zeros(24, dtype=torch.int32), torch.zeros(24), PER_TOKEN)
+    bias, out = torch.zeros(EXPERTS, HIDDEN), torch.zeros(24, HIDDEN)
+    grouped.launch_fused((gate_up, down), (None, bias), x, pairs, step, buffers, config, out)
+    ((name, grid, threads, arguments, sizes, stream, dependent),) = kernel.launches
+    assert name == "grouped_fused_q8_f16_q6_f16_silu_tokens8"
+    items = sum(
+        tiles.items(each.out_features) for tiles, each in zip(config.tiles.matrices, (gate_up, down), strict=True)
+    )
+    assert (grid, threads) == ((min(132 * config.tiles.blocks, 17 * items), 1, 1), config.tiles.threads)
+    assert arguments[3:7] == [0, gate_up.stride, 2 * WIDTH, 8]
+    assert arguments[10:14] == [bias.data_ptr(), down.stride, HIDDEN, 5]
+    memory = x.values, x.scales, buffers.gated, out, pairs.weights, pairs.chosen
+    assert arguments[14:] == [*(each.data_ptr() for each in memory), 0, buffers.progress.data_ptr(), PER_TOKEN, 32, 24]
+    assert (len(arguments), stream, dependent) == (len(sizes), STREAM, True)
+    assert not buffers.progress.any()
+    many = grouped.step(200, PER_TOKEN, SHAPE)
+    assert grouped.fuse(many, gate_up, down, "silu") is None
+    before = GroupedMatmuls(matmuls_on(monkeypatch, (8, 0)))
+    assert before.fuse(before.step(rows, PER_TOKEN, SHAPE), gate_up, down, "silu") is None
 
 
 def test_many_pairs_are_sorted_by_many_blocks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,14 +14,22 @@ from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_format
 from realizar.backends.cuda.matmul.grouped_tiles import (
     BETWEEN_TOKENS,
     TILE_TOKENS,
+    StepTiles,
     fits,
+    fused_tiles,
     grouped_tiles,
     most_tiles,
     step_tiles,
     tile_tokens,
 )
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
-from realizar.backends.cuda.native.grouped.source import DirectTiles, route_many_sources, route_source, route_warps
+from realizar.backends.cuda.native.grouped.source import (
+    FUSED_PAIRS,
+    DirectTiles,
+    route_many_sources,
+    route_source,
+    route_warps,
+)
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.convert import QUANTIZED_TYPES
 from realizar.quantization.float_tensors import e4m3_layout
@@ -71,6 +80,23 @@ def test_rings_fit(tokens: int, gated: bool) -> None:
             tiles = grouped_tiles(tokens, weight_format, gated, wgmma, shared)
             assert tiles.stages >= 3
             assert tiles.shared_bytes(weight_format, gated) + tiles.static_bytes <= shared
+
+
+@pytest.mark.parametrize("tokens", [8, 16])
+@pytest.mark.parametrize("experts", [1, 257, 512])
+def test_rings_of_one_launch_fit(tokens: int, experts: int) -> None:
+    """Its ring has stages for both matrices, of any two formats, and it sorts where it begins."""
+    step, warps = StepTiles(FUSED_PAIRS, tokens, 1), 4
+    for formats in product(FORMATS, repeat=2):
+        tiles = fused_tiles(step, formats, experts, 227 * 1024)
+        if tiles is None:
+            assert FLOATS in formats
+            continue
+        alone = zip(tiles.matrices, formats, strict=True)
+        assert tiles.shared_bytes(formats) >= max(each.shared_bytes(own, True) for each, own in alone)
+        assert tiles.shared_bytes(formats) + tiles.static_bytes(experts) <= 227 * 1024
+        assert 4 * ((warps * tiles.groups + 3) * experts + 1) <= tiles.shared_bytes(formats)
+    assert fused_tiles(replace(step, pairs=FUSED_PAIRS + 1), (FORMATS[1], FORMATS[1]), experts, 227 * 1024) is None
 
 
 def test_direct_kernels_have_registers_and_memory() -> None:

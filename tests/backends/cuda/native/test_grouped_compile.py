@@ -11,11 +11,18 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
 from backends.cuda.native.compiled import check, check_registers
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
-from realizar.backends.cuda.matmul.grouped_tiles import BETWEEN_TOKENS, TILE_TOKENS, grouped_tiles
+from realizar.backends.cuda.matmul.grouped_tiles import (
+    BETWEEN_TOKENS,
+    TILE_TOKENS,
+    StepTiles,
+    fused_tiles,
+    grouped_tiles,
+)
 from realizar.backends.cuda.native.compiler import Source, architecture
 from realizar.backends.cuda.native.grouped.source import (
     DirectTiles,
     GroupedTiles,
+    fused_source,
     grouped_source,
     lay_source,
     route_many_sources,
@@ -28,7 +35,9 @@ from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 from wider import wider
 
 H200_BYTES, SMALL_BYTES = 227 * 1024, 99 * 1024
-Q4_K, MXFP4 = (fragment_format(GGML_LAYOUTS[ggml_type]) for ggml_type in (GGMLType.Q4_K, GGMLType.MXFP4))
+Q4_K, Q6_K, MXFP4 = (
+    fragment_format(GGML_LAYOUTS[ggml_type]) for ggml_type in (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.MXFP4)
+)
 FAMILIES: dict[str, tuple[GGMLType | None, ...]] = {
     "sm_80": (GGMLType.Q8_0, GGMLType.IQ4_NL),
     "sm_90a": (GGMLType.Q6_K, GGMLType.Q3_K, GGMLType.IQ2_XS, None),
@@ -62,6 +71,20 @@ def test_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", wider([16, 64, 128], 64))
 def test_clamped_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
     check_registers(*both(MXFP4, tokens, True, "clamped"), "sm_90a", tmp_path)
+
+
+@pytest.mark.parametrize("tokens", wider([8, 16], 8))
+def test_one_launch_keeps_its_sums_in_registers(tokens: int, tmp_path: Path) -> None:
+    """Gate and up and down, with even numbers of chunks and with odd ones."""
+    cases: list[tuple[tuple[FragmentFormat, FragmentFormat], GatedActivation, tuple[int, int], int]] = [
+        ((Q4_K, Q6_K), "silu", (32, 12), 128)
+    ]
+    if tokens == 16:
+        cases.append(((MXFP4, MXFP4), "clamped", (45, 45), 32))
+    for formats, activation, chunks, experts in cases:
+        tiles = fused_tiles(StepTiles(experts, tokens, experts), formats, experts, H200_BYTES)
+        assert tiles is not None
+        check_registers([fused_source(formats, tiles, activation, chunks, experts)], [tiles], "sm_90a", tmp_path)
 
 
 @pytest.mark.full

@@ -96,16 +96,16 @@ def test_every_candidate_is_timed() -> None:
     broken = next(grouped_candidates(512, 128, True, FORMATS[True], HOPPER, 32))
     reported: list[ExpertLine] = []
     meter = MadeUpMeter(lambda gated, tiles: tiles.tokens + gated, [broken])
-    lines = sweep_module.sweep(HOPPER, [MIXTURE], (8, 64), meter, reported.append)
+    lines = sweep_module.sweep(HOPPER, [MIXTURE], (4, 64), meter, reported.append)
     assert lines == reported
     found = {(line.pairs, line.gated, line.tiles) for line in lines}
     assert len(found) == len(lines)
-    expected = {(64, gated, tiles) for gated in FORMATS for tiles in pair_candidates(gated, (12, 32)[gated])}
+    expected = {(32, gated, tiles) for gated in FORMATS for tiles in pair_candidates(gated, (12, 32)[gated])}
     for gated, weight_format in FORMATS.items():
         chunks = (12, 32)[gated]
         expected |= {(512, gated, each) for each in grouped_candidates(512, 128, gated, weight_format, HOPPER, chunks)}
     assert found == expected - {(512, True, broken)}
-    assert {line.ms for line in lines if line.pairs == 64} == {1.0, 2.0}
+    assert {line.ms for line in lines if line.pairs == 32} == {1.0, 2.0}
 
 
 @pytest.mark.parametrize(("tuning", "most"), [(HOPPER, 128), (AMPERE, 64)], ids=["hopper", "ampere"])

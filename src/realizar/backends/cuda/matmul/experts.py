@@ -35,6 +35,7 @@ from realizar.models.spec import Experts, ModelSpec
 
 PAIR_TOKENS = 8
 """The most tokens of a step whose pairs are multiplied one by one; with more, experts are read once for several."""
+_HOPPER_PAIRS = 48  # multiplied one by one there at the most, since gate and up and down of more are one launch
 INTEGERS, FLOATS = InputFormat("int8"), InputFormat("f32")
 _WARPS, _MOST_PARTS = 24, 6  # of a multiprocessor, by registers; that share a tile's columns
 _SUM_BLOCKS, _SUM_WARPS = 2, 18  # of a multiprocessor, where a block has all of a token's experts; of such a block
@@ -168,7 +169,8 @@ class ExpertMatmuls:
         halves = any(isinstance(stack, PackedExperts) and not stack.format.has_matvec for stack in matrices.stacks)
         if halves or (self._matmuls is not None and self._matmuls.batch_invariant):
             return 0
-        return most_pair_tokens(matrices.experts.num_experts, matrices.experts.experts_per_token)
+        hopper = self._matmuls is not None and self._matmuls.tuning.wgmma
+        return most_pair_tokens(matrices.experts.num_experts, matrices.experts.experts_per_token, hopper)
 
     def prepare(self, mixtures: Iterable[ExpertMatrices]) -> None:
         """Compile and load the kernels of mixtures; KernelError: one does not compile or does not fit the device."""
@@ -342,9 +344,13 @@ class ExpertMatmuls:
         self._matmuls.start(expert_source(*key), grid, tiles.threads, arguments, EXPERT_SIZES, dependent)
 
 
-def most_pair_tokens(experts: int, per_token: int) -> int:
-    """The most tokens of a step that multiplies pairs: those whose pairs are up to half as many as the experts."""
-    return min(PAIR_TOKENS, max(1, experts // (2 * per_token)))
+def most_pair_tokens(experts: int, per_token: int, hopper: bool) -> int:
+    """The most tokens of a step that multiplies pairs: those whose pairs are up to half as many as the experts.
+
+    `hopper`: the Hopper kernels run, by which fewer pairs pay.
+    """
+    pairs = min(experts // 2, _HOPPER_PAIRS) if hopper else experts // 2
+    return min(PAIR_TOKENS, max(1, pairs // per_token))
 
 
 def gated_activation(experts: Experts) -> GatedActivation:

@@ -18,7 +18,8 @@ feed-forward; activation(gate) * up goes to `places.gated` in the order of tiles
 without an activation write float32 rows of pairs. A row's products are added in one order, whatever the tiles,
 but those of `DirectTiles`, which have orders of their own. Where tiles are large or a measured line says so, a kernel
 lays the rows in tiles first (`places.laid`), and gate and up read whole tiles as down does; so do those in 8-bit floats
-(`matmul.fp8`), where a step has enough pairs of each expert.
+(`matmul.fp8`), where a step has enough pairs of each expert. Where `fuse` has a kernel for a step, `launch_fused`
+stands for all three launches, with the same bits.
 
 With programmatic dependent launch each kernel waits itself for what it reads. Down reads the list of tiles and its
 first weights before it waits for the kernel before it, which must be `launch_gated`, after `sort`; so do gate and up
@@ -41,6 +42,7 @@ from realizar.backends.cuda.matmul.grouped_tiles import (
     StepTiles,
     fits,
     fitted,
+    fused_tiles,
     grouped_tiles,
     lays_rows,
     step_tiles,
@@ -60,8 +62,11 @@ from realizar.backends.cuda.native.grouped.source import (
     LAID_CHUNKS,
     AnyTiles,
     DirectTiles,
+    FusedTiles,
     GroupedTiles,
     block_pairs,
+    fused_source,
+    fused_words,
     grouped_source,
     lay_source,
     route_many_sources,
@@ -74,7 +79,7 @@ from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts
 from realizar.models.tensor_source import TensorName
 
 _SIZES, _SORT_SIZES, _LAY_SIZES = "pppppppppppiiii", "pppppii", "ppppppiii"  # of parameters
-_SORT_MANY_SIZES = "pppppppii"
+_SORT_MANY_SIZES, _FUSED_SIZES = "pppppppii", "pppppii" * 2 + "p" * 8 + "iii"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,26 @@ class GroupedConfig:
         return [*laid, own]
 
 
+@dataclass(frozen=True, slots=True)
+class FusedConfig:
+    """The kernel of gate and up and of down in one launch.
+
+    Attributes:
+        formats: of gate and up, and of down. chunks: of a row of theirs.
+        experts: of a layer.
+    """
+
+    formats: tuple[FragmentFormat, FragmentFormat]
+    tiles: FusedTiles
+    activation: GatedActivation
+    chunks: tuple[int, int]
+    experts: int
+
+    @property
+    def sources(self) -> list[Source]:
+        return [fused_source(self.formats, self.tiles, self.activation, self.chunks, self.experts)]
+
+
 class GroupedBuffers:
     """Memory in which the kernels of a layer leave results for each other, for steps of up to `rows`; layers share it.
 
@@ -128,6 +153,7 @@ class GroupedBuffers:
         gated: float16 [places * padded width], outputs of gate and up in the order of tiles; or, as many bytes as they
             take, 8-bit floats and behind those of all places their scales.
         laid: float16 [places * padded hidden], rows of x in the order of tiles, for steps that lay them; or likewise.
+        progress: int32 of zeros, in which blocks of `launch_fused` tell each other how far they are.
     """
 
     def __init__(
@@ -154,6 +180,7 @@ class GroupedBuffers:
         self.gated = torch.zeros(gated, dtype=torch.float16, device=device)
         laid = max((_tile_halves(step, shape.hidden) for step in steps if _lays(own, step, shape, wgmma)), default=0)
         self.laid = torch.zeros(laid, dtype=torch.float16, device=device)
+        self.progress = torch.zeros(fused_words(experts), dtype=torch.int32, device=device)
 
 
 class GroupedMatmuls:
@@ -198,7 +225,18 @@ class GroupedMatmuls:
         halves = halves and tiles.kind == "wgmma" and stack.out_features % 4 == 0
         return GroupedConfig(stack.format, tiles, tiled, activation, chunks, halves)
 
-    def prepare(self, wanted: Iterable[GroupedConfig], experts: int) -> None:
+    def fuse(
+        self, step: StepTiles, gate_up: PackedExperts, down: PackedExperts, activation: GatedActivation
+    ) -> FusedConfig | None:
+        """Choose the kernel of a step that multiplies gate and up and down in one launch; None where two do."""
+        routes = self.route(step, gate_up, activation), self.route(step, down, tiled=True)
+        if any(route.tiles.kind != "wgmma" or is_laid(route.tiles) for route in routes):
+            return None
+        formats, chunks = (gate_up.format, down.format), (routes[0].chunks, routes[1].chunks)
+        tiles = fused_tiles(step, formats, gate_up.count, self._tuning.shared_bytes)
+        return None if tiles is None else FusedConfig(formats, tiles, activation, chunks, gate_up.count)
+
+    def prepare(self, wanted: Iterable[GroupedConfig | FusedConfig], experts: int) -> None:
         """Compile and load kernels and the sort, in parallel where they are not on disk; not during a capture.
 
         `experts` are those of a layer, with the shared one where it is among them. Raises KernelError where a kernel
@@ -214,7 +252,7 @@ class GroupedMatmuls:
         `chosen` is int32 [rows, per_token], contiguous, an expert each, or below 0 in rows that go nowhere.
         """
         addresses = [each.data_ptr() for each in (chosen, buffers.slots, buffers.work, buffers.starts)]
-        counts = 0 if self._experts_read is None else self._experts_read.address(int(step.shared > 0))
+        counts = self._counts(step)
         sizes, threads = [step.pairs, step.tokens], route_warps(experts) * 32
         blocks = -(-step.pairs // block_pairs(experts))
         if blocks == 1:
@@ -224,6 +262,37 @@ class GroupedMatmuls:
         arguments = [*addresses, counts, buffers.sums.data_ptr(), buffers.arrivals.data_ptr(), *sizes]
         for source in route_many_sources(experts):
             self._matmuls.start(source, (blocks, 1, 1), threads, arguments, _SORT_MANY_SIZES, self._dependent)
+
+    def _counts(self, step: StepTiles) -> int:
+        return 0 if self._experts_read is None else self._experts_read.address(int(step.shared > 0))
+
+    def launch_fused(
+        self, stacks: tuple[PackedExperts, PackedExperts], biases: tuple[torch.Tensor | None, torch.Tensor | None],
+        x: ActivationBuffer, pairs: Pairs, step: StepTiles, buffers: GroupedBuffers, config: FusedConfig,
+        out: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """Start out[pair] = (down @ (activation(gate) * up) + bias) * weight of each pair that goes somewhere.
+
+        Args:
+            stacks: gate and up, interleaved, and down. biases: theirs, float32 [experts, out_features].
+            x: the step's rows; a norm must be applied already.
+            step, config: from `step` and `fuse`.
+            out: float32 [pairs, out_features], contiguous; rows of pairs that go nowhere are not written.
+
+        Raises:
+            KernelError: the kernel can't be compiled, loaded or launched.
+        """
+        matrices: list[int] = []
+        for stack, bias, chunks in zip(stacks, biases, config.chunks, strict=True):
+            matrices += [*stack.addresses, _address(bias), stack.stride, stack.out_features, chunks]
+        memory = x.values, x.scales, buffers.gated, out, pairs.weights, pairs.chosen
+        addresses = [*(each.data_ptr() for each in memory), self._counts(step), buffers.progress.data_ptr()]
+        arguments = [*matrices, *addresses, pairs.per_token, x.format.block_tokens, step.pairs]
+        each = zip(config.tiles.matrices, stacks, strict=True)
+        items = sum(tiles.items(stack.out_features) for tiles, stack in each)
+        grid = min(step.count * items, config.tiles.blocks * self._tuning.processors), 1, 1
+        (source,) = config.sources
+        self._matmuls.start(source, grid, config.tiles.threads, arguments, _FUSED_SIZES, self._dependent)
 
     def launch_gated(
         self, stack: PackedExperts, x: ActivationBuffer, per_token: int, step: StepTiles, buffers: GroupedBuffers,
@@ -349,6 +418,7 @@ class _Plan:
     step: StepTiles
     gate_up: GroupedConfig
     down: GroupedConfig
+    fused: FusedConfig | None  # where both are one launch
 
 
 class GroupedExperts:
@@ -382,24 +452,39 @@ class GroupedExperts:
             self._buffers_of(matrices)
             least = self._pairs.pair_tokens(matrices)
             plans = [self._plan(matrices, tokens) for tokens in sizes if tokens > least]
-            wanted = {config for plan in plans for config in (plan.gate_up, plan.down)}
+            wanted: set[GroupedConfig | FusedConfig] = set()
+            for plan in plans:
+                wanted |= {plan.gate_up, plan.down} if plan.fused is None else {plan.fused}
             self._grouped.prepare(wanted, matrices.count)
             if any(plan.step.in_fp8 for plan in plans):
                 self._matmuls.decoded(max(decoded_bytes([_packed(stack)]) for stack in matrices.stacks))
 
     def launch_gate_up(self, matrices: ExpertMatrices, source: ActivationBuffer, pairs: Pairs, tokens: int) -> None:
-        """Sort the pairs of `tokens` tokens by expert, and start gate and up, with the activation."""
+        """Sort the pairs of `tokens` tokens by expert, and start gate and up, with the activation.
+
+        Nothing where `launch_down` starts all of it.
+        """
         plan, buffers = self._plan(matrices, tokens), self._buffers_of(matrices)
+        if plan.fused is not None:
+            return
         self._grouped.sort(pairs.chosen, plan.step, matrices.count, buffers)
         (stack,), (bias,) = matrices.gate_up, matrices.gate_up_biases
         self._grouped.launch_gated(_packed(stack), source, pairs.per_token, plan.step, buffers, plan.gate_up, bias)
 
-    def launch_down(self, matrices: ExpertMatrices, pairs: Pairs, out: torch.Tensor, tokens: int) -> None:
-        """Start out [pairs, out_features] = weights of the pairs times down, of what gate and up left.
+    def launch_down(
+        self, matrices: ExpertMatrices, source: ActivationBuffer, pairs: Pairs, out: torch.Tensor, tokens: int
+    ) -> None:
+        """Start out [pairs, out_features] = weights of the pairs times down, of what gate and up left or make of
+        `source`.
 
         `out` is float16 where `writes_halves`, else float32.
         """
         plan, buffers = self._plan(matrices, tokens), self._buffers_of(matrices)
+        if plan.fused is not None:
+            stacks = _packed(matrices.gate_up[0]), _packed(matrices.down)
+            biases = matrices.gate_up_biases[0], matrices.down_bias
+            self._grouped.launch_fused(stacks, biases, source, pairs, plan.step, buffers, plan.fused, out)
+            return
         assert out.dtype == (torch.float16 if plan.down.halves else torch.float32)
         self._grouped.launch_pairs(
             _packed(matrices.down), None, 1, plan.step, buffers, plan.down, out, pairs.weights, matrices.down_bias
@@ -419,7 +504,9 @@ class GroupedExperts:
             added_later = experts.shared is not None and experts.norms is None and not matrices.shared
             halves = tokens > MANY_TOKENS and not added_later and not self._matmuls.batch_invariant
             down = self._grouped.route(step, _packed(matrices.down), tiled=True, halves=halves)
-            self._plans[key] = _Plan(step, gate_up, down)
+            stacks = _packed(matrices.gate_up[0]), _packed(matrices.down)
+            fused = self._grouped.fuse(step, *stacks, gated_activation(experts))
+            self._plans[key] = _Plan(step, gate_up, down, fused)
         return self._plans[key]
 
     def _buffers_of(self, matrices: ExpertMatrices) -> GroupedBuffers:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.tuning_table import ExpertLine, ExpertShape, measured_places
-from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
+from realizar.backends.cuda.native.grouped.source import FUSED_PAIRS, DirectTiles, FusedTiles, GroupedTiles
 from realizar.backends.cuda.native.sources import FP8Tiles
 
 TILE_TOKENS = (8, 16, 32, 64, 128)
@@ -32,6 +33,10 @@ _BLOCK_BYTES = 1024  # of shared memory that the device keeps for itself in each
 _MULTIPROCESSOR_BYTES = 1024  # that all blocks of a multiprocessor may have beyond what one block may
 _WGMMA = {8: (2, 1, (3, 4)), 16: (2, 1, (4, 4)), 32: (2, 1, (3, 3)), 64: (2, 2, (1, 1)), 128: (2, 2, (1, 1))}
 """Strips, warpgroups and blocks per multiprocessor, without and with an activation, of tiles up to so many places."""
+_FUSED = {8: (2, 1, 4), 16: (2, 1, 3)}
+"""Strips of down, warpgroups and at most so many blocks per multiprocessor of gate and up and down in one launch."""
+_FUSED_FEW, _FEW_PAIRS = (1, 1, 3), 96  # the same of up to so many pairs, whose items are few
+_FUSED_EXPERTS = 512  # whose counts a block has room for
 _WGMMA_E2M1 = _WGMMA | {64: (2, 1, (2, 2))}
 """The same for floats of four bits, but for rows that are laid in tiles."""
 
@@ -120,6 +125,24 @@ def fitted(tiles: GroupedTiles, weight_format: FragmentFormat, gated: bool, shar
         else:
             break  # nothing is smaller; loading it says so
     return tiles
+
+
+@cache
+def fused_tiles(
+    step: StepTiles, formats: tuple[FragmentFormat, FragmentFormat], experts: int, shared_bytes: int
+) -> FusedTiles | None:
+    """Tiles of gate and up and down in one launch, with a ring as deep as shared memory allows.
+
+    `formats` are of gate and up, and of down. None where a launch each does better, or the ring has no room.
+    """
+    if step.pairs > FUSED_PAIRS or step.tokens not in _FUSED or experts > _FUSED_EXPERTS:
+        return None
+    strips, groups, most = _FUSED_FEW if step.pairs <= _FEW_PAIRS else _FUSED[step.tokens]
+    for blocks, stages in product(range(most, 0, -1), range(MOST_STAGES, _LEAST_STAGES - 1, -1)):
+        tiles = FusedTiles(step.tokens, strips, groups, stages, blocks)
+        if _have_room(tiles.shared_bytes(formats) + tiles.static_bytes(experts), blocks, shared_bytes):
+            return tiles
+    return None
 
 
 def fits(tiles: DirectTiles, weight_format: FragmentFormat, chunks: int, shared_bytes: int) -> bool:

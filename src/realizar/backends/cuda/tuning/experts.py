@@ -59,7 +59,7 @@ class TunedExperts:
             weight_format = fragment_format(layout)
             chunks = weight_format.chunks(cols)
             found: Iterable[ExpertTiles] = pair_candidates(gated, chunks)
-            if tokens > most_pair_tokens(experts, self.per_token):
+            if tokens > most_pair_tokens(experts, self.per_token, tuning.wgmma):
                 found = grouped_candidates(pairs, experts, gated, weight_format, tuning, chunks)
             for tiles in found:
                 yield ExpertLine(pairs, self.shape, gated, tiles, 0.0)

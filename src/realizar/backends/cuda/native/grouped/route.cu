@@ -24,7 +24,7 @@ route_pairs(const int* chosen, int* slots, int* work, int* starts, u64* experts_
   let_next_start();
   wait_for_previous();
 
-  const Pairs own = rank_pairs(chosen, begin, end, mine);
+  const RankedPairs own = rank_pairs(chosen, begin, end, mine);
   __syncthreads();
   sum_warps(counts, totals);
   __syncthreads();

@@ -20,7 +20,7 @@ NAME(const int* chosen, int* slots, int* work, int* starts, u64* experts_read, i
   let_next_start();
   wait_for_previous();
 
-  const Pairs own = rank_pairs(chosen, begin, pairs, mine);
+  const RankedPairs own = rank_pairs(chosen, begin, pairs, mine);
   __syncthreads();
   sum_warps(counts, totals);
   if constexpr (PLACES) {

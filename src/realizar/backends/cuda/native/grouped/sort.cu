@@ -1,23 +1,23 @@
 // What the sorts of pairs by expert share: a warp's count of its pairs, and the tiles of experts.
-// Defined by the loader: WARPS (of a block) EXPERTS EXPERT_BITS (of an expert's number). Before it: primitives.cu.
+// Defined by the loader: WARPS (of a block that sort) EACH (pairs of a lane: each warp has a run of up to 32 times as
+// many) EXPERTS EXPERT_BITS (of an expert's number). Before it: primitives.cu.
 
-// Pairs of a lane: each warp has a run of 32 times as many.
-constexpr int EACH = 4;
 constexpr int RUN = (EXPERTS + 31) / 32;  // experts of a lane, where one warp has all
 
 // A warp's pairs: each one's expert, or -1, and its place among those of the warp that go to the same one.
-struct Pairs { int experts[EACH], places[EACH]; };
+struct RankedPairs { int experts[EACH], places[EACH]; };
 
 // Ranks the pairs from `begin` to `end` and counts them in `counts`, [EXPERTS] of this warp alone, which are zeros
 // before. What is below 0 or not below EXPERTS goes nowhere.
-INLINE Pairs rank_pairs(const int* chosen, int begin, int end, int* counts) {
+INLINE RankedPairs rank_pairs(const int* chosen, int begin, int end, int* counts) {
   const int lane = threadIdx.x % 32;
-  Pairs own;
+  RankedPairs own;
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     const int pair = begin + i * 32 + lane;
     int expert = -1;
-    if (pair < end) asm volatile("ld.global.s32 %0, [%1];" : "=r"(expert) : "l"(chosen + pair) : "memory");
+    // What a kernel before the last may have written: never from a cache that its values may have missed.
+    if (pair < end) asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(expert) : "l"(chosen + pair) : "memory");
     own.experts[i] = expert < EXPERTS ? expert : -1;
   }
 #pragma unroll

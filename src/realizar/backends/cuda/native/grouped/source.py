@@ -31,7 +31,8 @@ ROUTE_WARPS = 32
 _MOST_COUNTS = 16384  # of all warps, in the sort's shared memory
 _STAGED_PLACES = 12288  # at most, there
 _ROUTE_WORDS = 24 << 10  # of all of it, on any card
-_PAIRS_EACH = 4  # that a lane sorts: EACH of sort.cu
+_PAIRS_EACH = 4  # that a lane sorts there
+FUSED_PAIRS = 640  # of a step, at the most, whose gate and up and down are one launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,17 @@ class GroupedTiles:
             return self.stages * (
                 self.strips * (weight_format.block_bytes + weight_format.super_bytes) + self.tokens * 128
             )
+        return self.stages * self.stage_bytes(weight_format) + (self.staged_bytes if gated else 0)
+
+    def stage_bytes(self, weight_format: FragmentFormat) -> int:
+        """Bytes of a stage of wgmma's ring."""
         weights = self.width * (STEP * weight_format.block_bytes + weight_format.super_bytes)
-        staged = self.groups * 8 * (self.tokens * 16 + 16) if gated else 0
-        return self.stages * (weights + STEP * self.tokens * 128) + staged
+        return weights + STEP * self.tokens * 128
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of a block's outputs of gate and up behind wgmma's ring."""
+        return self.groups * 8 * (self.tokens * 16 + 16)
 
     @property
     def static_bytes(self) -> int:
@@ -156,7 +165,7 @@ def grouped_source(
             mma.sync all.
         halves: sums leave as halves, divided by 16; of the Hopper kernel without an activation.
     """
-    end, sums = "pairs" if activation is None else "gated", "halves" if halves else "pairs"
+    sums = "halves" if halves else "pairs"
     name = f"grouped_{tiles.kind}_{format_name(weight_format)}_{activation or sums}_tokens{tiles.tokens}"
     if isinstance(tiles, DirectTiles):
         own, shared = tiles.defines(chunks, activation is not None), tiles.shared_bytes(chunks)
@@ -166,15 +175,120 @@ def grouped_source(
     own |= (
         {"GATHER": int(gathers), "HALVES": int(halves)} | format_defines(weight_format) | epilogue_defines(activation)
     )
-    instructions = "wgmma" if tiles.kind == "wgmma" else "mma_sync"
-    files = ["primitives.cu", *(["bulk.cu"] if tiles.kind == "wgmma" else []), f"{instructions}_instructions.cu"]
-    files += ["weights.cu", "grouped/work.cu", *(["gated_epilogue.cu"] if activation else [])]
-    matmul, finish = read(f"grouped/{tiles.kind}.cu"), read(f"grouped/{tiles.kind}_{end}.cu")
-    constants, body = matmul.split(_BODY)
-    text = define(own) + "".join(map(read, files)) + constants + finish + _BODY + body
+    files, items = ["primitives.cu", "mma_sync_instructions.cu"], ""
+    if tiles.kind == "wgmma":
+        own |= {"LEAST_STAGE": 0, "ARRIVALS": _GATHERING if gathers else 1}
+        files, items = ["primitives.cu", *_WGMMA_FILES], read("grouped/wgmma_items.cu")
+    text = define(own) + "".join(map(read, files)) + _matmul(tiles.kind, activation) + items
     return Source(name, text + _entry(name, tiles), shared)
 
 
+def _matmul(kind: str, activation: GatedActivation | None) -> str:
+    """The text of a matmul, around which are its constants and those of its weights."""
+    files = ["weights.cu", "grouped/work.cu", *(["gated_epilogue.cu"] if activation else [])]
+    constants, body = read(f"grouped/{kind}.cu").split(_BODY)
+    finish = read(f"grouped/{kind}_{'pairs' if activation is None else 'gated'}.cu")
+    return "".join(map(read, files)) + constants + finish + _BODY + body
+
+
+@dataclass(frozen=True, slots=True)
+class FusedTiles:
+    """Parameters of gate and up and down in one launch, as of `GroupedTiles`.
+
+    Attributes:
+        tokens: places of a tile: 8 or 16.
+        strips: of down; of gate and up a warpgroup has one each.
+        groups: consumer warpgroups. stages: of the ring, for both. blocks: per multiprocessor.
+    """
+
+    tokens: int
+    strips: int
+    groups: int
+    stages: int
+    blocks: int
+
+    kind: Literal["wgmma"] = "wgmma"
+
+    @property
+    def matrices(self) -> tuple[GroupedTiles, GroupedTiles]:
+        """Those of gate and up and of down, in launches of their own."""
+        first, last = (
+            GroupedTiles("wgmma", self.tokens, strips, self.groups, self.stages, self.blocks)
+            for strips in (2, self.strips)
+        )
+        return first, last
+
+    @property
+    def threads(self) -> int:
+        return self.matrices[0].threads
+
+    def stage_bytes(self, formats: tuple[FragmentFormat, FragmentFormat]) -> int:
+        """Bytes of a stage for weights of gate and up and of down."""
+        return max(each.stage_bytes(own) for each, own in zip(self.matrices, formats, strict=True))
+
+    def shared_bytes(self, formats: tuple[FragmentFormat, FragmentFormat]) -> int:
+        """Dynamic shared memory of a block."""
+        return self.stages * self.stage_bytes(formats) + self.matrices[0].staged_bytes
+
+    def static_bytes(self, experts: int) -> int:
+        """Shared memory of a block beside that, at the most: barriers, items, results and the list of tiles."""
+        lists = 4 * (experts + FUSED_PAIRS // self.tokens) + 2 * FUSED_PAIRS + 4
+        return lists + 2 * 12 * self.tokens * 2 * self.groups + 20 * self.stages + 16
+
+
+@cache
+def fused_source(
+    formats: tuple[FragmentFormat, FragmentFormat], tiles: FusedTiles, activation: GatedActivation,
+    chunks: tuple[int, int], experts: int,
+) -> Source:  # fmt: skip
+    """Gate and up, then down, of up to `FUSED_PAIRS` pairs, which it sorts itself, in one launch on Hopper.
+
+    Its parameters: of gate and up and then of down weights, block scales, table, bias, stride, out_features and chunks;
+    then rows of x and their scales, memory for the outputs of gate and up, out, weights of the pairs, the choices, the
+    count of experts read and `fused_words` integers of zeros; the pairs that share a row of x, rows of its blocks, and
+    the number of pairs.
+
+    Args:
+        formats: of gate and up, and of down. chunks: of a row of theirs.
+        experts: of a layer.
+    """
+    name = f"grouped_fused_{'_'.join(map(format_name, formats))}_{activation}_tokens{tiles.tokens}"
+    warps, stage = 4 * tiles.groups, tiles.stage_bytes(formats)
+    both = tiles.matrices[0].defines() | {"PAIRS": FUSED_PAIRS, "ARRIVALS": _GATHERING, "HALVES": 0}
+    both |= _sort_defines(experts, warps, -(-FUSED_PAIRS // (32 * warps)))
+    del both["STRIPS"]
+    parts = [define(both), *map(read, ("primitives.cu", *_WGMMA_FILES, "grouped/sort.cu", "grouped/lists.cu"))]
+    matrices = ("gate_up", 2, activation), ("down", tiles.strips, None)
+    for (space, strips, end), weight_format, count in zip(matrices, formats, chunks, strict=True):
+        own = format_defines(weight_format) | epilogue_defines(end)
+        own |= {"STRIPS": strips, "GATHER": int(end is not None), "ODD": count % 2, "LEAST_STAGE": stage}
+        parts += [f"namespace {space} {{\n{define(own)}", _matmul("wgmma", end)]
+        parts.append("".join(f"#undef {key}\n" for key in (*own, "BYTES_TIMES_16")) + "}\n")
+    head = f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks}) {name}'
+    return Source(name, "".join(parts) + read("grouped/fused.cu") + head + _FUSED_ENTRY, tiles.shared_bytes(formats))
+
+
+_FUSED_ENTRY = """(
+    const char* w0, const float* s0, const void* t0, const float* b0, long stride0, int n0, int chunks0,
+    const char* w1, const float* s1, const void* t1, const float* b1, long stride1, int n1, int chunks1,
+    const char* x, const float* x_scales, char* gated, char* out, const float* pair_weights, const int* chosen,
+    u64* experts_read, Progress* progress, int x_share, int x_block, int pairs) {
+  const gate_up::Experts first{w0, s0, t0, b0, gated, nullptr, x, x_scales, nullptr, nullptr, stride0, n0, chunks0,
+                               x_share, x_block};
+  const down::Experts last{w1, s1, t1, b1, out, pair_weights, gated, nullptr, nullptr, nullptr, stride1, n1, chunks1,
+                           1, 1};
+  multiply_fused(first, last, chosen, pairs, experts_read, progress);
+}
+"""
+
+
+def fused_words(experts: int) -> int:
+    """int32 of zeros that a fused launch leaves as zeros: `Progress` of fused.cu, with tiles of 8 places."""
+    return 2 + experts + FUSED_PAIRS // 8
+
+
+_WGMMA_FILES = "bulk.cu", "wgmma_instructions.cu", "grouped/ring.cu"
+_GATHERING = 33  # arrivals at the barrier of a stage whose rows are gathered: of each lane and of the bytes
 _BODY = "// The body.\n"  # of a kernel, between the constants that its end needs and the functions that call it
 _POINTERS = (
     "const char* weights", "const float* block_scales", "const void* table", "const float* bias", "char* out",
@@ -218,14 +332,14 @@ def _staged_places(experts: int) -> int:
     return max(0, min(_STAGED_PLACES, _ROUTE_WORDS - _count_words(experts))) // 4 * 4
 
 
-def _sort_defines(experts: int) -> Defines:
-    return {"WARPS": route_warps(experts), "EXPERTS": experts, "EXPERT_BITS": (experts - 1).bit_length()}
+def _sort_defines(experts: int, warps: int, each: int) -> Defines:
+    return {"WARPS": warps, "EACH": each, "EXPERTS": experts, "EXPERT_BITS": (experts - 1).bit_length()}
 
 
 @cache
 def route_source(experts: int) -> Source:
     """The sort of up to `block_pairs`, by one block."""
-    own: Defines = {**_sort_defines(experts), "STAGED": _staged_places(experts)}
+    own: Defines = {**_sort_defines(experts, route_warps(experts), _PAIRS_EACH), "STAGED": _staged_places(experts)}
     shared = 4 * (_staged_places(experts) + _count_words(experts))
     files = "primitives.cu", "grouped/sort.cu", "grouped/route.cu"
     return Source("route_pairs", define(own) + "".join(map(read, files)), shared)
@@ -235,8 +349,9 @@ def route_source(experts: int) -> Source:
 def route_many_sources(experts: int) -> tuple[Source, Source]:
     """The sort of more pairs: the launch that counts, and the one that places."""
     files, shared = ("primitives.cu", "grouped/sort.cu", "grouped/route_many.cu"), 4 * _count_words(experts)
+    sizes = _sort_defines(experts, route_warps(experts), _PAIRS_EACH)
     count, place = (
-        Source(name, define({**_sort_defines(experts), "NAME": name, "PLACES": n}) + "".join(map(read, files)), shared)
+        Source(name, define({**sizes, "NAME": name, "PLACES": n}) + "".join(map(read, files)), shared)
         for n, name in enumerate(("count_pairs", "place_pairs"))
     )
     return count, place
