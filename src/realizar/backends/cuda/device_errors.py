@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from triton.errors import TritonError
@@ -75,41 +75,54 @@ class CaptureError(RealizarError):
     """A graph could not be captured; the context can be used, and so can the launches one by one."""
 
 
-@contextmanager
-def device_errors(device: torch.device | None = None) -> Iterator[None]:
-    """A context in which an error of the device is raised as one of ours.
-
-    A GPU is the current one within: any thread may step a model, and each has a current GPU of its own.
+class _ErrorsAsOurs:
+    """A context that raises an error as another one. A step enters some: of generators they took it several times as
+    long.
     """
-    try:
-        with torch.cuda.device(device if device is not None and device.type == "cuda" else -1):
-            yield
-    except Exception as error:
-        ours = translate(error)
-        if ours is None:
-            raise
+
+    __slots__ = ("_device", "_ours_of")
+
+    def __init__(self, device: torch.device | None, ours_of: Callable[[Exception], RealizarError | None]) -> None:
+        self._device = torch.cuda.device(device if device is not None and device.type == "cuda" else -1)
+        self._ours_of = ours_of
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: object) -> None:
+        self._device.__exit__(kind, error, frames)
+        if not isinstance(error, Exception) or (ours := self._ours_of(error)) is None:
+            return
         try:
             raise ours from error
         finally:
             del ours  # an error whose frames hold it keeps what those frames hold, such as half a model
 
 
-@contextmanager
-def step_errors(device: torch.device) -> Iterator[None]:
+def device_errors(device: torch.device | None = None) -> AbstractContextManager[None]:
+    """A context in which an error of the device is raised as one of ours.
+
+    A GPU is the current one within: any thread may step a model, and each has a current GPU of its own.
+    """
+    return _ErrorsAsOurs(device, translate)
+
+
+def step_errors(device: torch.device) -> AbstractContextManager[None]:
     """As `device_errors`, around a part of a step: a launch that is refused or raises costs the step, and no more.
 
     Raises StepError: a kernel does not compile, the device refuses to launch it, or its launch raised something else.
     """
-    try:
-        with device_errors(device):
-            yield
-    except (KernelError, CaptureError) as error:
-        raise StepError(str(error)) from error
-    except RealizarError:
-        raise
-    except Exception as error:
-        _LOG.exception("a launch raised an error")
-        raise StepError(f"a launch raised {type(error).__name__}: {_first_line(error)}") from error
+    return _ErrorsAsOurs(device, _error_of_step)
+
+
+def _error_of_step(error: Exception) -> RealizarError | None:
+    ours = translate(error)
+    if isinstance(known := ours or error, KernelError | CaptureError):
+        return StepError(str(known))
+    if isinstance(known, RealizarError):
+        return ours
+    _LOG.error("a launch raised an error", exc_info=error)
+    return StepError(f"a launch raised {type(error).__name__}: {_first_line(error)}")
 
 
 def translate(error: Exception) -> RealizarError | None:
