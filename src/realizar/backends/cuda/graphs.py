@@ -91,6 +91,11 @@ class GraphRunner:
                 except Exception as error:  # noqa: BLE001 - raised again where the device failed
                     failed[kind] = failure_of(error)
             progress((done + 1) / len(ordered))
+        if capture and not failed:
+            try:
+                self._space.arrays.capture(recorder)
+            except Exception as error:  # noqa: BLE001 - raised again where the device failed
+                _LOG.warning("a step's arrays are sent without a graph: %s", failure_of(error))
         for kind, reason in failed.items():
             _LOG.debug("%s have no graph: %s", _described(kind), reason)
         if failed:
@@ -99,6 +104,7 @@ class GraphRunner:
 
     def close(self) -> None:
         self._graphs.clear()
+        self._space.arrays.release()
 
 
 def _described(kind: StepKind) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput
+from realizar.backends.cuda.capture import GraphRecorder
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernels.fetch import fetch, go_on
 from realizar.backends.cuda.launch import StepKind
@@ -18,8 +20,9 @@ from realizar.batch import FROM_PREVIOUS_STEP
 
 Integers: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
-_HEADER = 16  # place 0: blocks per row of the block tables; 1: tokens of the step, without padding
-_FETCHED = 1024  # numbers of a block
+_HEADER = 16  # place 0: blocks per row of the block tables; 1: tokens of the step, without padding; _COUNT
+_COUNT = 2  # place of the number of integers that the step has
+_FETCHED, _MOST_FETCHING = 1024, 256  # numbers of a block; programs for those of block tables
 SCAN_TILE = 64  # tokens of a tile of `kernels.recurrences.delta_scan`
 ROW_FIELDS = 8  # numbers of a row; see `kernels.recurrences.delta_net`
 _RING = 3  # host copies: two steps in flight, and the one being filled
@@ -78,10 +81,11 @@ class StepArrays:
         self._host = [torch.zeros(at, dtype=torch.int32, pin_memory=device.is_gpu) for _ in range(_RING)]
         self._views = [{name: host.numpy()[place] for name, place in self._places.items()} for host in self._host]
         self._copied: list[torch.cuda.Event | None] = [None] * _RING
+        self._copies: list[torch.cuda.CUDAGraph] = []  # of each host copy; empty: they are launched
         self._next = 0
         self.fill_recurrences: FillRecurrences | None = None
         self.given: Sequence[tuple[int, torch.Tensor]] = ()
-        self._start_copy(self._host[0], 1)  # compiles it
+        self._launch_copy(self._host[0])  # compiles it
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._buffer[self._places[name]]
@@ -113,9 +117,13 @@ class StepArrays:
         copied = self._copied[self._next]
         if copied is not None:
             copied.synchronize()
-        end = self._fill(self._views[self._next], step, kind, selected, selected_rows)
+        views = self._views[self._next]
+        views["header"][_COUNT] = self._fill(views, step, kind, selected, selected_rows)
         self.given = [(first, self._pinned(values)) for first, values in step.columns.embeddings] if kind.embeds else ()
-        self._start_copy(self._host[self._next], end)
+        if self._copies:
+            self._copies[self._next].replay()
+        else:
+            self._launch_copy(self._host[self._next])
         if self._device.is_gpu:
             event = self._copied[self._next] = self._copied[self._next] or torch.cuda.Event()
             event.record()
@@ -136,10 +144,20 @@ class StepArrays:
         copied.numpy()[:] = values
         return copied
 
-    def _start_copy(self, host: torch.Tensor, count: int) -> None:
+    def capture(self, recorder: GraphRecorder) -> None:
+        """Start copies as graphs from now on: a launch by Triton takes the host several times as long."""
+        self._copies = [recorder.record(partial(self._launch_copy, host)) for host in self._host]
+
+    def release(self) -> None:
+        self._copies.clear()
+
+    def _launch_copy(self, host: torch.Tensor) -> None:
+        whole = self._places["tables"].start // _FETCHED
         if self._device.is_gpu:
-            fetch[(-(-count // _FETCHED),)](host, self._buffer, count, BLOCK=_FETCHED)
+            others = min(-(-len(host) // _FETCHED) - whole, _MOST_FETCHING)
+            fetch[(whole + others,)](host, self._buffer, COUNT=_COUNT, WHOLE=whole, BLOCK=_FETCHED)
         else:
+            count = int(host[_COUNT])
             self._buffer[:count].copy_(host[:count])
 
     def _fill(

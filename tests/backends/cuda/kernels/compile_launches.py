@@ -203,7 +203,7 @@ def run_backend(recipes: Sequence[str], formats: int, shared_bytes: int) -> None
                 fixed = cuda_runs.GPURunner(*random_model(recipe), dataclasses.replace(config, batch_invariant=True))
                 fixed.step([(fixed.request(0, ids), 1), (fixed.request(1, ids, first=8), 20)])
     integers = torch.zeros(4, dtype=torch.int32)
-    fetch[(1,)](integers, integers, 4, BLOCK=1024)  # of real GPUs alone
+    fetch[(2,)](integers, integers, COUNT=2, WHOLE=1, BLOCK=1024)  # of real GPUs alone
 
 
 def report(line: str) -> None:

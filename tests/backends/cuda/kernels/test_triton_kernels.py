@@ -241,11 +241,15 @@ def test_embedding_of_every_type(ggml_type: object) -> None:
         assert np.array_equal(out[3].numpy(), np.full(cols, 7.0) if given else expected[3])
 
 
-def test_fetch_copies_what_is_asked_for() -> None:
-    host, device = torch.arange(1, 101, dtype=torch.int32), torch.full((100,), -7, dtype=torch.int32)
-    fetch[(3,)](host, device, 70, BLOCK=32)
-    assert torch.equal(device[:70], host[:70])
-    assert bool((device[70:] == -7).all())
+@pytest.mark.parametrize(("count", "copied"), [(7, 64), (64, 64), (70, 70), (200, 200)])
+@pytest.mark.parametrize("programs", [1, 2, 9])
+def test_fetch_copies_what_is_asked_for(count: int, copied: int, programs: int) -> None:
+    """Two blocks in any case; programs share the others."""
+    host, device = torch.arange(200, dtype=torch.int32), torch.full((200,), -1, dtype=torch.int32)
+    host[5] = count
+    fetch[(2 + programs,)](host, device, COUNT=5, WHOLE=2, BLOCK=32)
+    assert torch.equal(device[:copied], host[:copied])
+    assert (device[copied:] == -1).all()
 
 
 def test_largest_logits() -> None:

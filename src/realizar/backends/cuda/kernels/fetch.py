@@ -4,15 +4,24 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["count"])
-def fetch(host, device, count, BLOCK: tl.constexpr):
-    """device[:count] = host[:count] in int32, `host` pinned. Grid: blocks.
+@triton.jit
+def fetch(host, device, COUNT: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+    """device[:count] = host[:count] in int32, `host` pinned, `count` being host[COUNT], and of WHOLE blocks at least.
+
+    Grid: WHOLE programs of a block each, which wait for no count, and some that share the other blocks.
 
     The copy engine is as fast, but what comes after it starts later: an 8B model took 1.5835 ms a step with it, 1.580
     so.
     """
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(device + at, tl.load(host + at, mask=at < count, other=0), mask=at < count)
+    program = tl.program_id(0)
+    if program < WHOLE:
+        at = program * BLOCK + tl.arange(0, BLOCK)
+        tl.store(device + at, tl.load(host + at))
+    else:
+        count, stride = tl.load(host + COUNT), tl.num_programs(0) - WHOLE
+        for turn in range(tl.cdiv(tl.cdiv(count, BLOCK) - program, stride)):
+            at = (program + turn * stride) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(device + at, tl.load(host + at, mask=at < count, other=0), mask=at < count)
 
 
 @triton.jit(do_not_specialize=["rows", "padded"])
