@@ -23,8 +23,8 @@ class GraphRunner:
     """Owns the graphs of a loaded model.
 
     A graph of decodes holds body and tail for n rows of one token each, all of which may be sampled. A graph of a
-    step with chunks holds the body alone: how many rows are sampled varies, and the host starts the tail's few
-    launches while the body runs. Both read positions, lengths, block tables, tiles and the last tokens on the device,
+    step with chunks holds the body alone, as how many rows are sampled varies; then comes a graph of the tail for so
+    many. All read positions, lengths, block tables, tiles and the last tokens on the device,
     so that replaying one needs only the step's arrays.
     """
 
@@ -45,7 +45,8 @@ class GraphRunner:
             self._space.place_given()
             kind = replace(kind, embeds=False)
         if kind.tiles and self.replay(kind):
-            self.run_eagerly(_NOTHING, rows)
+            if rows and not self.replay(tail_kind(rows)):
+                self.run_eagerly(_NOTHING, rows)
         elif kind.tiles or not 0 < selected <= kind.tokens or not self.replay(kind):
             self.run_eagerly(kind, rows)
 
@@ -82,7 +83,8 @@ class GraphRunner:
         ordered = sorted(kinds, key=lambda kind: (kind.tiles > 0, -kind.tokens, -kind.decodes))
         recorder, failed = GraphRecorder(self._device.torch_device), dict[StepKind, str]()
         for done, kind in enumerate(ordered):
-            run = partial(self.run_eagerly, kind, 0 if kind.tiles else kind.tokens)
+            body = kind if kind.tiles or kind.decodes else _NOTHING
+            run = partial(self.run_eagerly, body, 0 if kind.tiles else kind.tokens)
             run()
             torch.cuda.synchronize(self._device.torch_device)
             if capture:
@@ -107,7 +109,14 @@ class GraphRunner:
         self._space.arrays.release()
 
 
+def tail_kind(selected: int) -> StepKind:
+    """The kind of the tail alone, for so many tokens whose logits are wanted."""
+    return StepKind(selected)
+
+
 def _described(kind: StepKind) -> str:
+    if not kind.tiles and not kind.decodes:
+        return f"the logits of {kind.tokens} tokens"
     if not kind.tiles:
         return f"steps of {kind.tokens} decodes"
     return f"steps of {kind.tokens} tokens in chunks and {kind.decodes} decodes"

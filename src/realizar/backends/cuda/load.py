@@ -18,7 +18,7 @@ from realizar.backends.cuda.bind_mixture import MixtureBinder, shared_floats
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, free_bytes
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.finish import StepFinisher
-from realizar.backends.cuda.graphs import GraphRunner
+from realizar.backends.cuda.graphs import GraphRunner, tail_kind
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
@@ -305,7 +305,8 @@ def _capture(
     Raises CaptureLostError where the context is lost meanwhile.
     """
     stage = "capturing graphs" if capture else "compiling steps"
-    kinds = [*decodes, *chunk_kinds(space.arrays.sizes)]
+    tails = map(tail_kind, row_counts(space.arrays.sizes.selected))
+    kinds = [*decodes, *tails, *chunk_kinds(space.arrays.sizes)]
     try:
         graphs.prepare(kinds, lambda share: progress(stage, share), capture=capture)
         if capture:

@@ -181,7 +181,8 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def graph_bytes(num_layers: int, sizes: StepSizes) -> int:
-    """Bytes of all graphs: of steps of decodes, of chunks, and of the sampler."""
+    """Bytes of all graphs: of steps of decodes, of chunks, of logits after these, and of the sampler."""
     counts = row_counts(sizes.rows)
     steps = len(counts) + sum(count <= _MOST_LONG for count in counts) + len(chunk_kinds(sizes))
-    return steps * (_GRAPH + num_layers * _GRAPH_LAYER) + num_graphs(sizes.rows) * _GRAPH
+    others = len(row_counts(sizes.selected)) + num_graphs(sizes.rows)
+    return steps * (_GRAPH + num_layers * _GRAPH_LAYER) + others * _GRAPH
