@@ -16,13 +16,16 @@ class RowMasks(Mapping[int, NDArray[np.uint32]]):
         numbers: intp [rows]. indices: intp [rows], of each row's first mask in the table.
         table: uint32 [masks, words]; others of its masks change at any time.
         drafted: those of rows with drafts.
+        versions: int64 [kept], of the table's last masks. A mask that is named here is the same as long as its version
+            is, which is above 0.
     """
 
     def __init__(
         self, numbers: NDArray[np.intp], indices: NDArray[np.intp], table: NDArray[np.uint32],
-        drafted: Mapping[int, NDArray[np.uint32]],
+        drafted: Mapping[int, NDArray[np.uint32]], versions: NDArray[np.int64] | None = None,
     ) -> None:  # fmt: skip
         self.numbers, self.indices, self.table, self.drafted = numbers, indices, table, drafted
+        self.versions = np.zeros(0, np.int64) if versions is None else versions
 
     @cached_property
     def _index_of(self) -> dict[int, int]:

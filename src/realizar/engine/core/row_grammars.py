@@ -199,7 +199,8 @@ class RowGrammars:
             int(asking.numbers[at]): memory.of(int(slots[at]), int(asking.num_drafts[at]))
             for at in (ready & (asking.num_drafts > 0)).nonzero()[0].tolist()
         }
-        step.set_masks(RowMasks(asking.numbers[ready], memory.mask_indices[slots[ready]], memory.masks, drafted))
+        indices = memory.mask_indices[slots[ready]]
+        step.set_masks(RowMasks(asking.numbers[ready], indices, memory.masks, drafted, memory.versions))
 
     def _late(self, asking: _Asking, masks: MaskRequests, *, waits: bool) -> NDArray[np.bool_]:
         """bool [rows], those whose masks are not there, and with `waits` not awaited any longer."""

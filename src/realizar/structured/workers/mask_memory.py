@@ -64,6 +64,7 @@ class MaskMemory:
             of each line that of a known state.
         after: int16 [lines, 32 * words], of a line of a known state the state after each token, by its place among the
             MOST_STATES lines of its grammar; below 0 where that is not known.
+        versions: int64 [lines], this process's own: greater for each grammar that has had a line.
         mask_indices: intp [slots], this process's own: of the mask of each slot's next token in `masks`.
         masks_after_drafts: uint32 [slots, most_drafts, words].
     """
@@ -82,6 +83,7 @@ class MaskMemory:
         self.after = self._column(np.int16, num_lines, 32 * num_words)
         self.masks = self._column(np.uint32, num_slots + num_lines, num_words)
         self.masks_after_drafts = self._column(np.uint32, num_slots, most_drafts, num_words)
+        self.versions = np.zeros(num_lines, np.int64)
         self.mask_indices = np.arange(num_slots)
         self._forced: memoryview[int] = self.forced.data  # single cells of arrays take several times as long
         self._known: memoryview[int] = self.known.data

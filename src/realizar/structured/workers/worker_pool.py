@@ -164,6 +164,7 @@ class WorkerPool:
         """Give a grammar lines for its known states, if some are free. All its workers share them."""
         if grammar.first_line == NO_LINE and self._free_lines and not grammar.is_dropped:
             grammar.first_line = self._free_lines.pop()
+            self._memory.versions[grammar.first_line : grammar.first_line + MOST_STATES] += 1
         if grammar.first_line != NO_LINE:
             worker.post(Explore(grammar.number, grammar.first_line))
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
-from realizar.backends.cuda.sampling.native_buffers import DEFERRED, NO_MASK, SHARED  # noqa: E402
+from realizar.backends.cuda.sampling.native_buffers import DEFERRED, MOST_KEPT, NO_MASK, SHARED  # noqa: E402
 from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSampler  # noqa: E402
 from realizar.backends.row_masks import RowMasks  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
@@ -76,26 +76,35 @@ def test_masks_of_a_table_are_read_where_they_lie_or_sent(address: int | None, p
     assert masks.tolist() == [-1] * 4
 
 
-def test_many_rows_that_share_masks_get_each_once() -> None:
-    """Where the table could be read too: 20 rows of 3 lines are sent 3, and 20 of 11 read theirs."""
-    room, read = torch.zeros((8, WORDS), dtype=torch.int32), list[int]()
-    table = np.random.default_rng(1).integers(0, 1 << 32, (32, WORDS), np.uint32)
+def test_masks_of_known_states_stay_on_the_device() -> None:
+    """Each is sent once, and again when its version or the table is another one; beside them others are read."""
+    rng, kept, read = np.random.default_rng(1), torch.zeros((MOST_KEPT, WORDS), dtype=torch.int32), list[int]()
+    tables = rng.integers(0, 1 << 32, (2, 32, WORDS), np.uint32)
+    sent: list[tuple[int, ...]] = []
+
+    def pinned(shape: tuple[int, ...]) -> Any:
+        sent.append(shape)
+        return torch.empty(shape, dtype=torch.int32)
+
     maker: Any = SimpleNamespace(
-        _pinned=lambda shape: torch.empty(shape, dtype=torch.int32),
-        _buffers=SimpleNamespace(words=WORDS, masks=lambda count: room[:count], read_shared=read.append),
-        _rows=SimpleNamespace(kinds=np.zeros(24)),
-        _shared=SimpleNamespace(address=lambda of: 4096),
-    )
-    numbers, masks = np.arange(2, 22), np.full(20, -1)
-    lines = np.arange(20) % 3 + 7
-    NativeStepSampler._index_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
-    assert not read
-    assert np.array_equal(room[masks].numpy().view(np.uint32), table[lines])
-    assert sorted(set(masks.tolist())) == [0, 1, 2]
-    lines = np.arange(20) % 11 + 7
-    NativeStepSampler._index_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
-    assert read == [4096]
-    assert (masks - SHARED).tolist() == lines.tolist()
+        _pinned=pinned,
+        _buffers=SimpleNamespace(words=WORDS, kept_masks=lambda: (100, kept), read_shared=read.append),
+        _rows=SimpleNamespace(kinds=np.zeros(24)), _shared=SimpleNamespace(address=lambda of: 4096),
+        _kept=np.zeros(MOST_KEPT, np.int64), _kept_of=None,
+    )  # fmt: skip
+    maker._keep_masks = lambda *args: NativeStepSampler._keep_masks(maker, *args)
+    numbers, indices, versions = np.arange(2, 8), np.array([30, 20, 3, 20, 31, 20]), np.ones(12, np.int64)
+    first, second = tables
+    for table, changed, count in ((first, None, 3), (first, None, 0), (first, 11, 1), (second, None, 3)):
+        if changed is not None:
+            table[20 + changed], versions[changed] = rng.integers(0, 1 << 32, WORDS, np.uint32), 2
+        masks = np.full(6, -1)
+        NativeStepSampler._index_masks(maker, RowMasks(numbers, indices, table, {}, versions), numbers, masks)
+        assert (masks - 100).tolist() == [10, 0, SHARED + 3 - 100, 0, 11, 0]
+        assert np.array_equal(kept[[10, 0, 11]].numpy().view(np.uint32), table[[30, 20, 31]])
+        assert sum(lines for lines, _ in sent) == count
+        sent.clear()
+    assert read == [4096] * 4
 
 
 def test_indices_of_masks_for_a_graph() -> None:
@@ -145,7 +154,8 @@ def test_the_device_reads_a_table_that_others_write() -> None:
             allowed, places = rng.integers(0, vocab, rows), rng.permutation(2 * rows + 3)[:rows]
             memory.masks[:] = 0
             memory.masks[places, allowed // 32] = np.uint32(1) << (allowed % 32).astype(np.uint32)
-            masks = RowMasks(np.arange(rows), places, memory.masks, {})
+            memory.versions[:] += 1
+            masks = RowMasks(np.arange(rows), places, memory.masks, {}, memory.versions)
             outputs = steps.decode(list(range(rows)), lengths, rng.standard_normal((rows, vocab), np.float32), masks)
             assert [output.token_ids for output in outputs] == [(token_id,) for token_id in allowed.tolist()]
             lengths = [length + 1 for length in lengths]

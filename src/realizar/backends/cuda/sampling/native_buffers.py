@@ -18,6 +18,7 @@ SHARED = 1 << 24  # from this number of a mask on: a line of the table that `rea
 MOST_IN_GRAPH = 20  # most probable ids that a query of a graph can list, as many as OpenAI's API
 _MOST_DRY = 192 << 20
 _RING = 4  # host copies of indices of masks: more than there are steps whose results were not read
+MOST_KEPT = 1024  # masks of known states that the device keeps
 _BIN_BYTES = (8 + 4) * BINS  # of a place whose logits are kept
 _TILE_BYTES = 8 + 3 * 8 + 8 + 12  # sums and moments of a tile, its top, its share of a span
 _LINE = 3 + 2 * MOST_IN_GRAPH
@@ -87,12 +88,20 @@ class NativeBuffers:
             self._write_tables()
 
     def masks(self, count: int) -> torch.Tensor:
-        """Room for `count` masks, int32 [count, words]."""
+        """Room for `count` masks of a step, int32 [count, words]."""
+        return self._all_masks()[:count]
+
+    def kept_masks(self) -> tuple[int, torch.Tensor]:
+        """Masks that stay, int32 [MOST_KEPT, words], and the number of the first as a mask."""
+        first = self._space.logits.shape[0]
+        return first, self._all_masks()[first:]
+
+    def _all_masks(self) -> torch.Tensor:
         if not self._masks.numel():
-            shape = self._space.logits.shape[0], self.words
+            shape = self._space.logits.shape[0] + MOST_KEPT, self.words
             self._masks = torch.zeros(shape, dtype=torch.int32, device=self._device)
             self._write_tables()
-        return self._masks[:count]
+        return self._masks
 
     def read_shared(self, address: int) -> None:
         """Let the device read masks from SHARED on in memory of the host, at this address of the device's."""
@@ -134,6 +143,7 @@ def reserved_bytes(selected: int, max_rows: int, vocab_size: int, context_length
     DRY's tables of all rows would be a gigabyte where contexts are long, and few rows have one. A row whose table does
     not fit is refused.
     """
-    adjusted = selected * (4 * vocab_size + vocab_size // 8 + 8 * -(-vocab_size // TILE) + 4)
+    adjusted = selected * (4 * vocab_size + 8 * -(-vocab_size // TILE) + 4)
     dry = min(12 * max_rows * (table_places(context_length) + 1), _MOST_DRY)
-    return adjusted + 4 * max_rows * vocab_size + dry
+    masks = (selected + MOST_KEPT) * 4 * -(-vocab_size // 32)
+    return adjusted + masks + 4 * max_rows * vocab_size + dry

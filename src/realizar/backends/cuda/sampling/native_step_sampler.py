@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.native.sampling.source import MOST_LISTED
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs, start_logprobs
-from realizar.backends.cuda.sampling.native_buffers import DEFERRED, MOST_IN_GRAPH, NO_MASK, SHARED, NativeBuffers
+from realizar.backends.cuda.sampling.native_buffers import (
+    DEFERRED,
+    MOST_IN_GRAPH,
+    MOST_KEPT,
+    NO_MASK,
+    SHARED,
+    NativeBuffers,
+)
 from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
 from realizar.backends.cuda.sampling.native_kernels import ALL_PLACES, SamplingKernels
 from realizar.backends.cuda.sampling.native_rows import ADJUST, MIROSTAT, NativeRows
@@ -31,7 +38,6 @@ RESULT_BYTES = 384  # of a token: its id, and its log-probability with a list of
 _NO_ROW = -1  # in place of a row's number: it sampled nothing, and keeps its state
 _NO_SLOT = -1  # of a query: it wants nothing
 _AS_SAMPLED = -1  # in place of a query's target
-_MANY = 16  # rows with masks from which on it is looked at how many lines they share
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
 Asked: TypeAlias = tuple[Integers, Integers, Integers]
@@ -79,6 +85,8 @@ class NativeStepSampler:
         self._queries = np.zeros((0, 4), np.int32)  # the records that were sent last, if it was for a graph
         self._replayed: _Replayed | None = None
         self._shared = SharedMasks()
+        self._kept = np.zeros(MOST_KEPT, np.int64)  # versions of the masks that the device keeps, of `_kept_of`
+        self._kept_of: NDArray[np.uint32] | None = None
         self._has_mask_indices = False  # the device has indices of masks of an earlier step
         self._free: list[HostCopies] = []  # as many steps have one as are in flight
 
@@ -300,10 +308,8 @@ class NativeStepSampler:
         self._buffers.masks(len(masked)).copy_(pinned, non_blocking=True)
 
     def _index_masks(self, given: RowMasks, numbers: Integers, masks: Integers) -> None:
-        """Write to `masks` where the masks of rows without drafts are: in their table, or in what is sent of it.
-
-        Many rows that share masks read them from the device's memory: all of them over the bus would be several times
-        as much.
+        """Write to `masks` where the masks of rows without drafts are: on the device, in their table, or in what is
+        sent of it.
         """
         index_of = np.full(len(self._rows.kinds), NO_MASK)
         index_of[given.numbers] = given.indices
@@ -312,8 +318,15 @@ class NativeStepSampler:
         if not len(masked):
             return
         indices = indices[masked]
+        lines = indices - (len(given.table) - len(given.versions))
+        are_kept = (lines >= 0) & (lines < MOST_KEPT)
+        if np.count_nonzero(are_kept):
+            masks[masked[are_kept]] = self._keep_masks(given, lines[are_kept])
+            masked, indices = masked[~are_kept], indices[~are_kept]
+            if not len(masked):
+                return
         address = self._shared.address(given.table)
-        if address is not None and (len(indices) < _MANY or 2 * len(np.unique(indices)) > len(indices)):
+        if address is not None:
             self._buffers.read_shared(address)
             masks[masked] = SHARED + indices
             return
@@ -322,6 +335,20 @@ class NativeStepSampler:
         np.take(given.table, each, axis=0, out=pinned.numpy().view(np.uint32), mode="clip")  # else it copies twice
         masks[masked] = found
         self._buffers.masks(len(pinned)).copy_(pinned, non_blocking=True)
+
+    def _keep_masks(self, given: RowMasks, lines: Integers) -> Integers:
+        """The numbers of masks that stay on the device; those that are not there yet, or are others now, are sent."""
+        first, room = self._buffers.kept_masks()
+        if given.table is not self._kept_of:
+            self._kept_of, self._kept[:] = given.table, 0
+        if np.count_nonzero(self._kept[lines] != given.versions[lines]):
+            new = np.unique(lines[self._kept[lines] != given.versions[lines]])
+            pinned = self._pinned((len(new), self._buffers.words))
+            pinned.numpy().view(np.uint32)[:] = given.table[len(given.table) - len(given.versions) + new]
+            for place, line in enumerate(new.tolist()):
+                room[line].copy_(pinned[place], non_blocking=True)
+            self._kept[new] = given.versions[new]
+        return first + lines
 
     def _replay_logprobs(self, replayed: _Replayed, copy: CopyToHost) -> RowLogprobs:
         """Start those whose records the device has already."""
