@@ -182,8 +182,8 @@ INLINE void multiply_chunks(u32 (&a)[2][STRIPS][4][4], int count, const Step& st
   }
 }
 
-// A warpgroup's sums to its outputs, from `first_strip` on. room: shared memory of OUT_BYTES for each group, which the
-// copy engine may still read then.
+// A warpgroup's sums to its outputs, from `first_strip` on. room: shared memory of OUT_BYTES for each group, which
+// with a cluster the copy engine may still read then.
 INLINE void store_sums(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_scales)[STRIPS], const Matrix& matrix,
                        const Shape& shape, long split, int token_block, int first_strip, int strips,
                        const float* scales, int group, int tile, int lane, char* room) {
@@ -215,10 +215,8 @@ INLINE void store_sums(const float (&c)[STRIPS][TOKENS / 2], const float (&strip
         if (token_block * TOKENS + m < tokens)
           store_bulk(out + (long)(token_block * TOKENS + m) * token_stride + strip * 64, shared_address(staged) + m * OUT_PITCH * 4, 256);
       asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-      if (i + 1 < STRIPS) {
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-        asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
-      }
+      if (CLUSTER == 0 || i + 1 < STRIPS) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      if (i + 1 < STRIPS) asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
       continue;
     }
     float* to = out + (long)token0 * token_stride + feature;
@@ -319,5 +317,4 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   store_sums(c, strip_scales, matrix, shape, blockIdx.y, blockIdx.z, strip0 + group * STRIPS, strips, scales, group,
              tile, lane, ring);
 #endif
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
