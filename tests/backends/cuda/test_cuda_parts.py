@@ -41,7 +41,7 @@ class ScriptedMatmuls:
     def activation_format(self, tokens: int, floats: bool = False) -> InputFormat:
         return InputFormat("int8") if tokens < 8 else InputFormat("half", 8)
 
-    def route_merged(self, tokens: int, matrices: list[PackedMatrix]) -> MatmulConfig:
+    def route_merged(self, tokens: int, matrices: list[PackedMatrix], reads_halves: bool = False) -> MatmulConfig:
         return MatmulConfig(None, self.activation_format(tokens), 2)  # type: ignore[arg-type]
 
     def launch_merged(self, matrices: Any, activations: Any, partials: Any, tokens: int, config: Any) -> None:

@@ -19,7 +19,7 @@ from architectures import build_case, check_logits, rows_run_by  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul import linears, tuning_table  # noqa: E402
-from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -141,13 +141,13 @@ def test_decodes_before_and_after_their_kernels_change(name: str, kv: str) -> No
 def test_long_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of blocks that stay for many tiles, and of sums in halves, beside a decode and after another chunk."""
     seen: list[bool] = []
-    writes_halves = MatmulKernels.writes_halves
+    route = MatmulKernels.route_merged
 
-    def noted(*arguments: Any) -> bool:
-        seen.append(writes_halves(*arguments))
-        return seen[-1]
+    def noted(*arguments: Any) -> MatmulConfig:
+        seen.append((config := route(*arguments)).halves)
+        return config
 
-    monkeypatch.setattr(MatmulKernels, "writes_halves", noted)
+    monkeypatch.setattr(MatmulKernels, "route_merged", noted)
     recipe = replace(RECIPES[name], windows=(None, 300), hidden_size=768, context_length=2176)
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(

@@ -226,9 +226,9 @@ def test_sums_leave_as_halves(matmuls: MatmulKernels, ggml_type: GGMLType) -> No
     matrix, _ = random_matrix(ggml_type, 896, 1536, 3)
     half = InputFormat("half", 128)
     tiles = matmuls.tuning.clustered(WgmmaTiles(128, 2, 2, 4, 1, 1), 1024, 1536, matrix.format)
+    assert matmuls.route_merged(1100, [matrix], True).halves
     for tokens, splits in ((1, 1), (1100, 1), (2500, 2)):
         config = MatmulConfig(tiles, half, splits)
-        assert matmuls.writes_halves(config, 896)
         activations = matmuls.written(torch.randn(tokens, 1536, device="cuda"), half)
         floats = torch.full((splits, tokens, 896), torch.nan, device="cuda")
         halves = torch.full((splits, tokens + 1, 912), torch.nan, device="cuda", dtype=torch.float16)

@@ -301,6 +301,15 @@ def test_long_steps_have_splits_that_save_a_round_of_blocks() -> None:
     }
 
 
+def test_splits_of_long_steps_cost_half_as_much_in_halves() -> None:
+    """320 blocks of 132 at once: five rounds of half the columns are saved where their sums are halves."""
+    line = Line(2048, 4096, 4096, WgmmaTiles(128, 2, 2, 5, 1, 1), 3, 0.1)
+    tuning = DeviceTuning(wgmma=True, processors=132, shared_bytes=227 * 1024, lines=(line,))
+    form = FORMS[GGMLType.Q4_K]
+    assert [tuning.many_tokens(2048, 5120, 6144, form, each).splits for each in (4, 2)] == [1, 2]
+    assert [tuning.many_tokens(2048, 16640, 5120, form, each).splits for each in (4, 2)] == [1, 1]
+
+
 def test_the_cheapest_line_counts_what_its_consumer_reads() -> None:
     tiles = WgmmaTiles(64, 1, 1, 4, 2, 2)
     quick = Line(64, 4096, 4096, tiles, 8, 0.0080)

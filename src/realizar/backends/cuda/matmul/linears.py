@@ -113,12 +113,12 @@ class MergedLinear:
         return self._routes[kind.tokens]
 
     def _choose_route(self, kind: StepKind, matmuls: MatmulKernels) -> MatmulConfig:
+        reads_halves = self._reads_halves and len(self.matrices) == 1
         if self._in_fp8(kind):
             config = route_fp8(matmuls, self.packed, self._activation)
-        else:
-            config = self._epilogue_route(kind.tokens, matmuls) or matmuls.route_merged(kind.tokens, self.packed)
-        reads_halves = self._reads_halves and len(self.matrices) == 1
-        return replace(config, halves=reads_halves and matmuls.writes_halves(config, self.width))
+            return replace(config, halves=reads_halves and matmuls.leave_as_halves(self.packed))
+        epilogue = self._epilogue_route(kind.tokens, matmuls)
+        return epilogue or matmuls.route_merged(kind.tokens, self.packed, reads_halves)
 
     def sum_type(self, kind: StepKind) -> torch.dtype:
         """Of the partial sums: float16, divided by `HALF_FACTOR` of `kernels.reduce`, in some long steps."""

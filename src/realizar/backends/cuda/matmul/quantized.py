@@ -131,24 +131,28 @@ class MatmulKernels:
     def route(self, tokens: int, matrix: PackedMatrix) -> MatmulConfig:
         return self.route_merged(tokens, [matrix])
 
-    def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> MatmulConfig:
-        """Choose for segments of one merged output: all run as the largest does, with its splits."""
+    def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix], reads_halves: bool = False) -> MatmulConfig:
+        """Choose for segments of one merged output: all run as the largest does, with its splits.
+
+        reads_halves: the reader of the sums takes halves. So they leave a single matrix in long steps on Hopper, but
+        with `batch_invariant`.
+        """
         activation_format = self.activation_format(tokens, any(not matrix.format.has_matvec for matrix in matrices))
         largest = max(matrices, key=lambda matrix: matrix.out_features)
         weight_formats = tuple(matrix.format for matrix in matrices)
         out_features = sum(matrix.out_features for matrix in matrices)
-        tiling = self._choose(tokens, activation_format, largest, out_features, weight_formats)
+        halves = reads_halves and self.leave_as_halves(matrices)
+        tiling = self._choose(tokens, activation_format, largest, out_features, weight_formats, 2 if halves else 4)
         tiles = self.tuning.shrunk(tiling.tiles, weight_formats)
         if len(matrices) == 1 and not self.batch_invariant:
             tiles = self.tuning.clustered(tiles, tokens, largest.in_features, largest.format)
+        halves = halves and isinstance(tiles, WgmmaTiles) and tiles.cluster > 0
         splits = min(tiling.splits, min(matrix.format.chunks(matrix.in_features) for matrix in matrices))
-        return MatmulConfig(tiles, activation_format, splits, self.is_dependent(tokens))
+        return MatmulConfig(tiles, activation_format, splits, self.is_dependent(tokens), halves=halves)
 
-    def writes_halves(self, config: MatmulConfig, out_features: int) -> bool:
-        """True if partial sums of a config may be float16: of long steps, where they do not have one order."""
-        tiles = config.tiles
-        is_long = isinstance(tiles, FP8Tiles) or (isinstance(tiles, WgmmaTiles) and tiles.cluster > 0)
-        return is_long and config.epilogue is None and not self.batch_invariant and out_features % 128 == 0
+    def leave_as_halves(self, matrices: Sequence[PackedMatrix]) -> bool:
+        """True if the sums of these matrices may leave as halves in long steps."""
+        return len(matrices) == 1 and not self.batch_invariant and matrices[0].out_features % 128 == 0
 
     def is_dependent(self, tokens: int) -> bool:
         """True if matmuls of `tokens` are launched with programmatic stream serialisation."""
@@ -156,14 +160,14 @@ class MatmulKernels:
 
     def _choose(
         self, tokens: int, activation_format: InputFormat, matrix: PackedMatrix, out_features: int,
-        weight_formats: WeightFormats,
+        weight_formats: WeightFormats, sum_bytes: int,
     ) -> Tiling:  # fmt: skip
         """For a matrix's format and columns, and `out_features` of all `weight_formats`."""
         if activation_format.kind == "int8":
             return self.tuning.few_tokens(tokens, out_features, matrix.in_features, matrix.format)
         if self.batch_invariant:
             return fixed_tiling(self.tuning, tokens, out_features, matrix.in_features, matrix.format, weight_formats)
-        return self.tuning.many_tokens(tokens, out_features, matrix.in_features, matrix.format)
+        return self.tuning.many_tokens(tokens, out_features, matrix.in_features, matrix.format, sum_bytes)
 
     def prepare(
         self, wanted: Iterable[tuple[FragmentFormat | WeightFormats, MatmulConfig]],

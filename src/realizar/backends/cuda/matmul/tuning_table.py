@@ -199,12 +199,15 @@ class DeviceTuning:
         """True if the mat-vec's tiles fill the device without splits, which the residual-add epilogue needs."""
         return -(-out_features // TILE) >= self.processors * _LEAST_FILLED
 
-    def many_tokens(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> Tiling:
+    def many_tokens(
+        self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat, sum_bytes: int = 4
+    ) -> Tiling:
+        """The tensor cores' tiling; `sum_bytes`: of a partial sum in long steps."""
         chunks, block_tokens = weight_format.chunks(cols), self.block_tokens(tokens)
         line = self._nearest(tokens, out_features, cols, {"wgmma", "mma_sync"} if self.wgmma else {"mma_sync"})
         if line is not None and _is_of(line.tiles, block_tokens):
             return self._fitted(
-                replace(line.tiles, tokens=block_tokens), line, tokens, out_features, weight_format, cols
+                replace(line.tiles, tokens=block_tokens), line, tokens, out_features, weight_format, cols, sum_bytes
             )
         if not self.wgmma:
             tiles: Tiles = MmaSyncTiles(block_tokens, 2, 4, 1)
@@ -272,8 +275,9 @@ class DeviceTuning:
         return min((line for line in lines if line.tokens == at), key=lambda line: _rank(line, out_features, cols))
 
     def _fitted(
-        self, tiles: Tiles, line: Line, tokens: int, out_features: int, weight_format: FragmentFormat, cols: int
-    ) -> Tiling:
+        self, tiles: Tiles, line: Line, tokens: int, out_features: int, weight_format: FragmentFormat, cols: int,
+        sum_bytes: int = 4,
+    ) -> Tiling:  # fmt: skip
         """A line's tiling for another shape or format: as many blocks, if shared memory allows."""
 
         def blocks(of: Tiles, out: int, count: int) -> int:
@@ -286,7 +290,8 @@ class DeviceTuning:
         parts = tiles.parts if isinstance(tiles, MatvecTiles) else 1
         own = (line.tokens, line.out_features, line.cols) == (tokens, out_features, cols)
         if tokens >= _LONG_TOKENS and not own and isinstance(tiles, WgmmaTiles):
-            splits = _splits_of_rounds(tiles, out_features, tokens, weight_format.chunks(cols), self.processors)
+            chunks = weight_format.chunks(cols)
+            splits = _splits_of_rounds(tiles, out_features, tokens, chunks, self.processors, sum_bytes)
         splits = max(1, min(splits, weight_format.chunks(cols) // (2 * parts), max(line.splits, 12)))
         return Tiling(tiles, splits)
 
@@ -328,16 +333,17 @@ def _has_gated(tiles: WgmmaTiles) -> bool:
     return tiles.strips == 2 if tiles.tokens <= MANY_TOKENS else (tiles.strips, tiles.groups) == (1, 2)
 
 
-def _splits_of_rounds(tiles: WgmmaTiles, out_features: int, tokens: int, chunks: int, processors: int) -> int:
+def _splits_of_rounds(
+    tiles: WgmmaTiles, out_features: int, tokens: int, chunks: int, processors: int, sum_bytes: int
+) -> int:
     """Splits of a long step by the rounds of blocks that run at once, and by what the splits' sums cost."""
     x, _, z = tiles.grid(out_features, 1, -(-tokens // tiles.tokens))
     area, at_once = tiles.tokens * out_features * z / (x * z), processors * tiles.blocks
 
     def cost(splits: int) -> float:
         rounds = -(-x * z * splits // at_once) / splits
-        return (
-            rounds * chunks * area * _AREA_MS * tiles.blocks + splits * tokens * out_features * 8 / _SPLIT_BYTES_PER_MS
-        )
+        moved = 2 * splits * tokens * out_features * sum_bytes
+        return rounds * chunks * area * _AREA_MS * tiles.blocks + moved / _SPLIT_BYTES_PER_MS
 
     return min(range(1, max(1, min(_MOST_LONG_SPLITS, chunks // _LEAST_CHUNKS)) + 1), key=cost)
 
