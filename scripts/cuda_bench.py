@@ -210,7 +210,7 @@ def drafted(backend: CUDABackend, spec: ModelSpec, config: ResolvedConfig, rates
 
 @contextmanager
 def without_drafts(backend: CUDABackend) -> Iterator[None]:
-    """Within, the backend is as if it had been loaded without its drafter."""
+    """Within, the backend drafts nothing; its graphs still make what a drafter reads, a norm of a token more."""
     drafter, backend._drafter = backend._drafter, None
     try:
         yield

@@ -79,8 +79,10 @@ class Endpoint:
         """Variables with which the library asks this endpoint, and caches below a folder, but for compiled kernels."""
         kernels = folder / "cache" / "realizar" / "kernels"
         if not kernels.is_symlink():
-            kernels.parent.mkdir(parents=True, exist_ok=True)
-            kernels.symlink_to(user_cache() / "kernels")
+            kept = user_cache() / "kernels"
+            for each in (kept, kernels.parent):
+                each.mkdir(parents=True, exist_ok=True)
+            kernels.symlink_to(kept)
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
 
     def run(self, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

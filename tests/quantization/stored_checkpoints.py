@@ -84,6 +84,7 @@ class Stored:
         if self.is_float:
             strategy = "block" if self.group else "channel" if self.rows else "tensor"
             weights |= {"num_bits": 8, "type": "float", "strategy": strategy}
+            weights |= {"block_structure": [self.rows, self.group]} if self.group else {}
         if self.is_nvfp4:
             weights |= {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
         group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}

@@ -58,6 +58,10 @@ def test_weights(stored: Stored, shape: tuple[int, int], tmp_path: Path) -> None
     unit = source.layout.block_size
     part = source.slice_out_features(5, 23).slice_columns(unit, 2 * unit)
     same(part.dequantize(), weights[5:23, unit : 2 * unit].astype(np.float32))
+    heads = source.every(2, 8, 3)
+    same(heads.read(1, 8), weights.reshape(-1, 8, shape[1])[:, 2:5].reshape(-1, shape[1])[1:8].astype(np.float32))
+    apart = source.column_runs([(0, unit), (shape[1] - unit, shape[1])])
+    same(apart.dequantize(), np.delete(weights, np.s_[unit : shape[1] - unit], axis=1).astype(np.float32))
     assert source.find_not_finite(0, shape[0]) is None
     source.prefetch()
     source.release(0, shape[0])
@@ -101,6 +105,12 @@ def test_scales_that_are_not_finite_are_refused(method: str, tmp_path: Path) -> 
         (Stored("fp8"), ".weight_scale_inv", np.zeros((1, 3), np.float32), r"\(1, 3\), and the weights \(64, 256\)"),
         (Stored("fp8"), ".weight_scale_inv", np.zeros((1, 2), np.uint8), "is of type U8, and not of floats"),
         (Stored("nvfp4"), ".weight_packed", np.zeros((64, 128), np.int8), "is of type I8, and not U8"),
+        (
+            Stored("nvfp4"),
+            ".weight_packed",
+            np.zeros((64, 36), np.uint8),
+            "has 72 columns, which are not a multiple of 16",
+        ),
         (Stored("nvfp4"), ".weight_scale", np.zeros((64, 16), np.uint8), "is of type U8, and not F8_E4M3"),
         (Stored("nvfp4"), ".weight_global_scale", np.zeros(1, np.float32), "is 0.0, and not a finite number above 0"),
         (Stored("nvfp4"), ".weight_global_scale", np.ones(2, np.float32), r"shape \(2,\), and not one number of F32"),
@@ -127,15 +137,26 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     tensors[".weight"].view(np.uint8)[9, 3] = 0xFF
     source = tensor_source(opened(tmp_path, Stored("fp8"), tensors), f"{NAME}.weight")
     source.check_finite(0, 9)
-    with pytest.raises(CheckpointError, match=rf"tensor '{NAME}\.weight': a number of out_feature 9 is not finite"):
-        source.check_finite(8, 16)
+    for part in (source, source.slice_columns(0, 128), source.every(1, 2)):
+        with pytest.raises(CheckpointError, match=rf"'{NAME}\.weight': a number of out_feature . is not finite"):
+            part.check_finite(4, part.out_features)
 
 
-def test_scales_of_floats_are_not_forgotten(tmp_path: Path) -> None:
-    tensors, _ = random_matrix(Stored("fp8"), 16, 256, np.random.default_rng(1))
-    del tensors[".weight_scale_inv"]
-    checkpoint = opened(tmp_path, Stored("fp8"), tensors)
-    assert stored_names(checkpoint, f"{NAME}.weight") == (f"{NAME}.weight", f"{NAME}.weight_scale_inv")
+@pytest.mark.parametrize(("method", "scale"), [("fp8", "weight_scale_inv"), ("float", "weight_scale")])
+def test_scales_of_floats_are_not_forgotten(method: str, scale: str, tmp_path: Path) -> None:
+    tensors, _ = random_matrix(Stored(method), 16, 256, np.random.default_rng(1))
+    del tensors[f".{scale}"]
+    checkpoint = opened(tmp_path, Stored(method), tensors)
+    assert stored_names(checkpoint, f"{NAME}.weight") == (f"{NAME}.weight", f"{NAME}.{scale}")
+
+
+@pytest.mark.parametrize("method", ["float", "nvfp4"])
+@pytest.mark.parametrize("name", ["weight_zero_point", "weight_g_idx"])
+def test_what_floats_do_not_have_is_not_passed_over(method: str, name: str, tmp_path: Path) -> None:
+    write_model(tmp_path, Stored(method), more={f"{NAME}.{name}": np.zeros(256, np.int32)})
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"unexpected {NAME}\.{name}"):
+        check_tensors(build_spec(checkpoint), checkpoint)
 
 
 def test_columns_of_floats_are_a_multiple_of_a_group(tmp_path: Path) -> None:
@@ -193,6 +214,27 @@ def test_zeros_beside_the_middle_are_refused_where_the_file_says_that_there_are_
         (Stored("packed"), {"sparsity_config": {"format": "dense"}}, r"sparsity_config': unsupported value"),
         (Stored("packed", bits=8), {"config_groups": {}}, r"config_groups': missing, or no object of objects"),
         (Stored("packed"), {"config_groups": {"a": {}}}, r"config_groups\.a\.weights': missing"),
+        (
+            Stored("packed"),
+            {"config_groups": {"a": {"weights": {"type": ["float"], "num_bits": 8, "strategy": "group"}}}},
+            r"config_groups': a has weights of type \['float'\], 8 bits",
+        ),
+        (
+            Stored("packed"),
+            {
+                "config_groups": {
+                    "a": {
+                        "weights": {
+                            "type": "float",
+                            "num_bits": 8,
+                            "strategy": "block",
+                            "block_structure": [96, 128],
+                        }
+                    }
+                }
+            },
+            r"config_groups': a has blocks of \[96, 128\], and those of 128 by 128 are read",
+        ),
         (
             Stored("packed"),
             {"config_groups": {"a": {"weights": {"type": "float", "num_bits": 8, "strategy": "group"}}}},

@@ -186,7 +186,7 @@ def measure_batch(
         peak_memory_bytes=peak_memory_bytes(),
         device_memory_bytes=0 if core.device_memory is None else core.device_memory.used_bytes,
         weight_bytes_per_token=capacity.weight_bytes_per_token,
-        achieved_gb_per_s=decode.median / batch * capacity.weight_bytes_per_token / 1e9,
+        achieved_gb_per_s=decode.median / batch / (_mean(lengths) or 1) * capacity.weight_bytes_per_token / 1e9,
         experts_read=_mean([run.experts_read for run in runs if run.experts_read is not None]),
         experts_by_chance=_mean([by_chance(experts, batch) for _, experts in core.spec.mixtures()]),
         tokens_per_step=_mean(lengths),

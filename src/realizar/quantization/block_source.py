@@ -91,11 +91,7 @@ class BlockSource(MatrixSource):
     def every(self, first: int, step: int, run: int = 1) -> MatrixSource:
         """Errors of such a source count its own blocks."""
         if run > 1:
-            if self.out_features % step or not 0 <= first <= first + run <= step:
-                raise ValueError(
-                    f"tensor '{self.name}' of {self.out_features} out_features has no {run} from {first} of each {step}"
-                )
-            return self.out_feature_runs([(at, at + run) for at in range(first, self.out_features, step)])
+            return super().every(first, step, run)
         pages = None if self._pages is None else self._pages.every(first, step)
         return BlockSource(self.ggml_type, self._raw[first::step], self.path, self.name, 0, pages)
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.naming import shown
@@ -48,8 +47,7 @@ from realizar.quantization.source import MatrixSource
 
 E4M3 = Codebook("e4m3", 256, 1, e4m3, floats=True)
 _NVFP4 = replace(NVFP4, name="NVFP4 by float16", block_size=16, block_bytes=10, scale="f16")
-_BLOCK = 128
-_NAN = np.uint8(0x7F)
+BLOCK = 128
 _SCALES = (".weight_scale_inv", ".weight_scale")
 
 
@@ -67,10 +65,10 @@ def float_source(name: str, parts: Parts) -> MatrixSource:
     elif scales.shape in ((out_features,), (out_features, 1)):
         shape, shared = (out_features, 1), (1, in_features)
     else:
-        shape, shared = (-(-out_features // _BLOCK), -(-in_features // _BLOCK)), (_BLOCK, _BLOCK)
+        shape, shared = (-(-out_features // BLOCK), -(-in_features // BLOCK)), (BLOCK, BLOCK)
         if scales.shape != shape:
             reason = f"has the shape {scales.shape}, and the weights {(out_features, in_features)}: not one for each"
-            raise wrong(scales, f"{reason} block of {_BLOCK} by {_BLOCK}, out_feature or tensor")
+            raise wrong(scales, f"{reason} block of {BLOCK} by {BLOCK}, out_feature or tensor")
     table = replace(scales, shape=shape)
     matrix_shape(table)
     group = next((each for each in GROUPS if in_features % each == 0), 0)
@@ -87,30 +85,23 @@ class _FloatSource(PartsSource):
         self, layout: WeightLayout, shape: tuple[int, int], name: str, parts: Parts, shared: tuple[int, int]
     ) -> None:
         super().__init__(layout, *shape, name, parts)
-        self._rows, self._columns = shared
+        self._rows, self._columns = max(shared[0], 1), shared[1]
 
     def planes(self, start: int, stop: int) -> Planes:
         group = self.layout.group_size
         first, last = start // self._rows, -(-stop // self._rows)
         rows, columns = np.arange(start, stop) // self._rows - first, np.arange(0, self.in_features, group)
         scales = floats_of(self.parts["scales"], np.s_[first:last])
-        return Planes(self.layout, self._codes(start, stop), scales[rows[:, None], columns // self._columns])
-
-    def find_not_finite(self, start: int, stop: int) -> str | None:
-        bad = ((self._codes(start, stop) & _NAN) == _NAN).any(axis=1)
-        if bad.any():
-            return f"a number of out_feature {start + int(np.flatnonzero(bad)[0])} is not finite"
-        return super().find_not_finite(start, stop)
-
-    def _codes(self, start: int, stop: int) -> NDArray[np.uint8]:
-        codes: NDArray[np.uint8] = array_of(self.parts["codes"], np.uint8)[start:stop]
-        return codes
+        codes = array_of(self.parts["codes"], np.uint8)[start:stop]
+        return Planes(self.layout, codes, scales[rows[:, None], columns // self._columns])
 
 
 def nvfp4_source(name: str, parts: Parts) -> MatrixSource:
     """The matrix of `codes`, `scales` and a `divisor` or `factor`; raises as `MatrixFormat.source` does."""
     codes, scales = parts["codes"], parts["scales"]
     out_features, halved = matrix_shape(codes, "U8")
+    if halved % 8:
+        raise wrong(codes, f"has {2 * halved} columns, which are not a multiple of 16")
     check_shape(scales, (out_features, halved // 8), "F8_E4M3")
     whole = parts["divisor" if "divisor" in parts else "factor"]
     if math.prod(whole.shape) != 1 or whole.dtype != "F32":
@@ -146,7 +137,7 @@ class Fp8Tensors(PartsFormat):
         super().__init__(config, path)
         if config.get("fmt") not in (None, "e4m3"):
             raise self.unsupported("fmt")
-        if config.get("weight_block_size") not in (None, [_BLOCK, _BLOCK]):
+        if config.get("weight_block_size") not in (None, [BLOCK, BLOCK]):
             raise self.unsupported("weight_block_size")
 
     def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
@@ -154,9 +145,8 @@ class Fp8Tensors(PartsFormat):
         codes = checkpoint.tensors.get(f"{base}.weight")
         if scales is None and (codes is None or codes.dtype != "F8_E4M3"):
             return {}
-        others = {"inputs": ".input_scale", "activations": ".activation_scale"}
-        there = {part: suffix for part, suffix in others.items() if base + suffix in checkpoint.tensors}
-        return {"codes": ".weight", "scales": scales or _SCALES[0], **there}
+        others = self.there(checkpoint, base, inputs=".input_scale", activations=".activation_scale")
+        return {"codes": ".weight", "scales": scales or _SCALES[0], **others}
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
         return float_source(name, self.parts(checkpoint, name))
@@ -180,7 +170,7 @@ class ModelOptTensors(PartsFormat):
         if f"{base}.weight_scale" not in checkpoint.tensors and (codes is None or codes.ggml_type is not None):
             return {}
         factor = {"factor": ".weight_scale_2"} if codes is not None and codes.dtype == "U8" else {}
-        inputs = {"inputs": ".input_scale"} if f"{base}.input_scale" in checkpoint.tensors else {}
+        inputs = self.there(checkpoint, base, inputs=".input_scale")
         return {"codes": ".weight", "scales": ".weight_scale", **factor, **inputs}
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:

@@ -1,5 +1,7 @@
 """Integers of four or eight bits with a scale a group, as AWQ, GPTQ and compressed-tensors store them. numpy only.
 
+What compressed-tensors stores as floats, `float_tensors.py` reads.
+
 A weight is `scale * (code - zero)`, whose zero is a group's own, or the middle of all codes. A word of 32 bits has n
 codes, the first in the lowest bits:
 
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.quantization.float_tensors import float_source, nvfp4_source
+from realizar.quantization.float_tensors import BLOCK, float_source, nvfp4_source
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.parts import (
     GROUPS,
@@ -46,11 +48,11 @@ from realizar.quantization.source import MatrixSource
 _WORD_BITS = 32
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized")
-_STRATEGIES: Mapping[Any, tuple[str, ...]] = {
-    ("int", 4): ("group", "channel"), ("int", 8): ("group", "channel"), ("float", 8): ("tensor", "channel", "block"),
-    ("float", 4): ("tensor_group",),
-}  # fmt: skip
-"""Of compressed-tensors, by type and bits."""
+_WEIGHTS = (
+    ("int", 4, "group"), ("int", 4, "channel"), ("int", 8, "group"), ("int", 8, "channel"), ("float", 8, "tensor"),
+    ("float", 8, "channel"), ("float", 8, "block"), ("float", 4, "tensor_group"),
+)  # fmt: skip
+"""Of compressed-tensors: types, bits and strategies."""
 
 
 class _IntegerSource(PartsSource):
@@ -232,7 +234,7 @@ class GptqTensors(PartsFormat):
         self._made, self._symmetric = _Gptq2Source if second else _GptqSource, config.get("sym") is True
 
     def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
-        order = {"order": ".g_idx"} if f"{base}.g_idx" in checkpoint.tensors else {}
+        order = self.there(checkpoint, base, order=".g_idx")
         return {"codes": ".qweight", "zeros": ".qzeros", "scales": ".scales", **order}
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
@@ -281,28 +283,30 @@ class CompressedTensors(PartsFormat):
         if not isinstance(weights, Mapping):
             raise CheckpointError(self.path, f"key 'quantization_config.config_groups.{number}.weights'", "missing")
         kind, bits, strategy = (weights.get(key) for key in ("type", "num_bits", "strategy"))
-        if strategy not in _STRATEGIES.get((kind, bits), ()):
+        if (kind, bits, strategy) not in _WEIGHTS:
             reason = f"{number} has weights of type {kind}, {bits} bits and strategy {strategy}"
             known = "integers by group or channel, floats of 8 bits by tensor, channel or block, NVFP4"
             raise self.unsupported("config_groups", f"{reason}: {known} are read")
+        if strategy == "block" and weights.get("block_structure") != [BLOCK, BLOCK]:
+            reason = (
+                f"{number} has blocks of {weights.get('block_structure')}, and those of {BLOCK} by {BLOCK} are read"
+            )
+            raise self.unsupported("config_groups", reason)
         if kind == "int" and isinstance(inputs, Mapping) and (inputs.get("type") != kind or not inputs.get("dynamic")):
             reason = f"{number} has inputs of type {inputs.get('type')} that are not rounded as they come"
             raise self.unsupported("config_groups", reason)
 
     def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
-        if f"{base}.weight_scale" not in checkpoint.tensors:
+        plain = checkpoint.tensors.get(f"{base}.weight")
+        if f"{base}.weight_scale" not in checkpoint.tensors and (plain is None or plain.dtype != "F8_E4M3"):
             return {}
-        packed = f"{base}.weight" not in checkpoint.tensors
-        own = {"codes": ".weight_packed" if packed else ".weight"}
-        if packed:
-            whole = f"{base}.weight_global_scale" in checkpoint.tensors
-            own |= {"divisor": ".weight_global_scale"} if whole else {"shape": ".weight_shape"}
-        others = {
-            "zeros": ".weight_zero_point", "order": ".weight_g_idx", "inputs": ".input_scale",
-            "all inputs": ".input_global_scale",
-        }  # fmt: skip
-        there = {part: suffix for part, suffix in others.items() if base + suffix in checkpoint.tensors}
-        return {**own, "scales": ".weight_scale", **there}
+        own = {"codes": ".weight_packed" if plain is None else ".weight", "scales": ".weight_scale"}
+        if divisor := self.there(checkpoint, base, divisor=".weight_global_scale"):
+            return own | divisor | self.there(checkpoint, base, inputs=".input_global_scale")
+        if plain is not None and plain.dtype == "F8_E4M3":
+            return own | self.there(checkpoint, base, inputs=".input_scale")
+        shape = {} if plain is not None else {"shape": ".weight_shape"}
+        return own | shape | self.there(checkpoint, base, zeros=".weight_zero_point", order=".weight_g_idx")
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
         parts = self.parts(checkpoint, name)

@@ -65,6 +65,11 @@ class PartsFormat(MatrixFormat):
     def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
         """What each tensor of a matrix has behind the name of its module."""
 
+    @staticmethod
+    def there(checkpoint: Checkpoint, base: str, **suffixes: str) -> dict[str, str]:
+        """Those of some parts, by name, whose tensors a checkpoint has."""
+        return {part: suffix for part, suffix in suffixes.items() if base + suffix in checkpoint.tensors}
+
     def unsupported(self, key: str, why: str = "") -> UnsupportedModelError:
         value = self.config.get(key)
         reason = why or (f"unsupported value {value!r:.40}" if key in self.known else "unknown")

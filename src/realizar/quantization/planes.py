@@ -8,7 +8,7 @@ times 8 plus 1 and minus 1. `Planes` is the reference: backends pack it, or repa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,6 +80,14 @@ class Planes:
     def slice_columns(self, start: int, stop: int) -> Planes:
         """The columns from `start` to `stop`; both are multiples of the outermost group and of eight."""
         return self._cut(lambda values, width: values[:, start // width : stop // width])
+
+    def parts(self, places: NDArray[np.intp], columns: Sequence[tuple[int, int]]) -> Planes:
+        """Out_features by their numbers, and runs of columns, each as of `slice_columns`, side by side."""
+        return self._cut(
+            lambda values, width: np.concatenate(
+                [values[places, start // width : stop // width] for start, stop in columns], axis=1
+            )
+        )
 
     def _cut(self, cut: Callable[[Any, int], Any]) -> Planes:
         """Each array as `cut` gives it, which takes the array and how many columns a number of it stands for."""

@@ -82,7 +82,11 @@ class MatrixSource(ABC):
 
     def find_not_finite(self, start: int, stop: int) -> str | None:
         """The reason to refuse a run of out_features, a weight that is NaN or infinite, as a sentence; or None."""
-        planes = self.planes(start, stop)
+        planes, book = self.planes(start, stop), self.layout.codebook
+        if book is not None and book.floats:
+            finite = np.isfinite(book.load())[planes.codes].all(axis=1)
+            if not finite.all():
+                return f"a number of out_feature {start + int(np.flatnonzero(~finite)[0])} is not finite"
         arrays = {
             "scale": (planes.scales, planes.super_scales),
             "minimum": (planes.minima, planes.super_minima),
@@ -110,18 +114,18 @@ class MatrixSource(ABC):
     def every(self, first: int, step: int, run: int = 1) -> MatrixSource:
         """Runs of out_features as a source: `run` at `first` and at every `step`th out_feature after it.
 
-        Raises:
-            UnsupportedModelError: the source has no road to them.
-            ValueError: runs of more than one do not lie within whole steps.
+        Raises ValueError where runs of more than one do not lie within whole steps.
         """
-        raise UnsupportedModelError(f"tensor {shown(self.name)}: out_features of {self.layout.name} can't alternate")
+        if run > 1 and (self.out_features % step or not 0 <= first <= first + run <= step):
+            raise ValueError(
+                f"tensor '{self.name}' of {self.out_features} out_features has no {run} from {first} of each {step}"
+            )
+        return self.out_feature_runs([(at, at + run) for at in range(first, self.out_features, step)])
 
     def out_feature_runs(self, runs: Sequence[Run]) -> MatrixSource:
         """Some runs of out_features as a source, one below the other.
 
-        Raises:
-            UnsupportedModelError: there are several, and the source has no road to them.
-            ValueError: the matrix has no such out_features.
+        Raises ValueError where the matrix has no such out_features.
         """
         if len(runs) == 1:
             return self.slice_out_features(*runs[0])
@@ -130,9 +134,7 @@ class MatrixSource(ABC):
     def column_runs(self, runs: Sequence[Run]) -> MatrixSource:
         """Some runs of columns as a source, side by side, each at borders of the layout's blocks.
 
-        Raises:
-            UnsupportedModelError: there are several, and the source has no road to them.
-            ValueError: the matrix has no such columns, or they are not whole blocks.
+        Raises ValueError where the matrix has no such columns, or they are not whole blocks.
         """
         if len(runs) == 1:
             return self.slice_columns(*runs[0])
@@ -140,7 +142,11 @@ class MatrixSource(ABC):
 
     def runs(self, out_features: Sequence[Run], columns: Sequence[Run]) -> MatrixSource:
         """The out_features and columns of some runs; raises as `out_feature_runs` and `column_runs` do."""
-        raise UnsupportedModelError(f"tensor {shown(self.name)}: parts of {self.layout.name} can't lie apart")
+        for run in out_features:
+            check_run(self, *run)
+        for run in columns:
+            check_columns(self, *run)
+        return _Parts(self, places_of(out_features), columns)
 
     def prefetch(self) -> None:
         """Ask the system to read the bytes ahead, without waiting for them."""
@@ -168,6 +174,29 @@ class Slice(MatrixSource):
 
     def release(self, start: int, stop: int) -> None:
         self._whole.release(self._start + start, self._start + stop)
+
+
+class _Parts(MatrixSource):
+    """Some out_features, by their numbers, and runs of columns of a source that has no road of its own to them."""
+
+    def __init__(self, whole: MatrixSource, places: NDArray[np.intp], columns: Sequence[Run]) -> None:
+        super().__init__(
+            whole.layout, len(places), sum(stop - start for start, stop in columns), whole.path, whole.name
+        )
+        self._whole, self._places, self._columns = whole, places, columns
+
+    def planes(self, start: int, stop: int) -> Planes:
+        places = self._places[start:stop]
+        first = int(places.min(initial=self._whole.out_features))
+        planes = self._whole.planes(first, max(first, int(places.max(initial=-1)) + 1))
+        return planes.parts(places - first, self._columns)
+
+    def prefetch(self) -> None:
+        self._whole.prefetch()
+
+    def release(self, start: int, stop: int) -> None:
+        if stop == self.out_features:
+            self._whole.release(0, self._whole.out_features)
 
 
 def check_run(source: MatrixSource, start: int, stop: int) -> None:

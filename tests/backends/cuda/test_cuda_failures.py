@@ -115,8 +115,7 @@ def test_an_upload_that_fails_names_its_tensors(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(weights_module.Weights, "_send", no_vector)
     backend = CUDABackend(device=interpreter_device())
-    assert layer.input_norm is not None
-    with pytest.raises(CapacityError, match=f"^tensor {layer.input_norm.weight}: the GPU is out of memory"):
+    with pytest.raises(CapacityError, match=f"^tensor {spec.final_norm.weight}: the GPU is out of memory"):
         backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"))
     backend.shutdown()
 

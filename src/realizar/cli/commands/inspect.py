@@ -76,7 +76,7 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class KnownWeights:
-    """A model's numbers of parameters, and the bytes of weights that a token reads, as stored.
+    """A model's numbers of parameters, and the bytes of weights that a token reads, by the sizes of layouts' blocks.
 
     `layouts` are those of its matrices, with the number of each; `method` is that of a safetensors folder's quantised
     ones, None where all are plain. `gpu_reason` says why no GPU runs it; None if one may.

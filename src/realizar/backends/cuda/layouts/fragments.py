@@ -222,7 +222,7 @@ def _refusal(layout: WeightLayout) -> str | None:
     if layout.codebook is not None:
         size = (256, 8) if layout.codebook.floats else (16, 4)
         known = (layout.codebook.entries, layout.bits, layout.minimum) == (*size, False)
-        return None if known else f"its codebook has {layout.codebook.entries} entries, not 16 without minima"
+        return None if known else f"its codebook has {layout.codebook.entries} entries, not {size[0]} without minima"
     if layout.bits not in PLANES or (layout.bits == 1) != layout.centred:
         return f"codes have {layout.bits} bits"
     if layout.offset & (layout.offset - 1) or (layout.minimum and layout.offset):
