@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import Backend
+from realizar.backends.base import Backend, ForwardInput
 from realizar.batch import LogprobQuery
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
@@ -85,6 +85,15 @@ class BackendRunner(ABC, Generic[B]):
 
         Returns what is sampled after each request's last token, if `sample`: its row is open, and it need not be used.
         """
+        step = self.input_of(parts, sample)
+        found = self.backend.submit(step).result()
+        for start, (request, count) in zip(step.columns.starts, parts, strict=False):
+            request.computed += count
+            request.logits.append(self._logits(start, count))
+        return [token_id for each in results_of(found) for token_id in each.token_ids]
+
+    def input_of(self, parts: Sequence[tuple[Request, int]], sample: bool = False) -> ForwardInput:
+        """The arrays of a step of the next so many tokens of every request."""
         size, rows = self.config.block_size, []
         tables = [np.zeros((len(parts), max(len(r.blocks[g]) for r, _ in parts)), np.int32) for g in range(self.groups)]
         slots: list[list[NDArray[np.int32]]] = [[] for _ in range(self.groups)]
@@ -100,12 +109,7 @@ class BackendRunner(ABC, Generic[B]):
                 table[index, : len(blocks)] = blocks
                 slots[group].append(blocks[places // size] * size + places % size)
         joined = [np.concatenate(part).astype(np.int32) for part in slots]
-        step = step_input(rows, joined, tables)
-        found = self.backend.submit(step).result()
-        for start, (request, count) in zip(step.columns.starts, parts, strict=False):
-            request.computed += count
-            request.logits.append(self._logits(start, count))
-        return [token_id for each in results_of(found) for token_id in each.token_ids]
+        return step_input(rows, joined, tables)
 
     def _logits(self, first: int, count: int) -> NDArray[np.float32]:
         tokens = list(range(first, first + count))

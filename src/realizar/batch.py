@@ -189,13 +189,25 @@ class StateMoves:
 NO_MOVES = StateMoves()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AsideWork:
+    """What a step has to do with chunks that run aside: `chunk`, if any, begins before it, or it waits for them all."""
+
+    chunk: StepRows | None
+    is_awaited: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step: decodes before chunks of prefill, the rows to open first, and copies of states."""
+    """One step: decodes before chunks of prefill, the rows to open first, and copies of states.
+
+    `aside` is None where no chunk runs aside.
+    """
 
     columns: StepRows
     opened: tuple[OpenedRow, ...] = ()
     state_moves: StateMoves = NO_MOVES
+    aside: AsideWork | None = None
 
     @property
     def num_rows(self) -> int:

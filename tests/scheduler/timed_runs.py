@@ -24,8 +24,9 @@ class Run:
     """A scheduler whose clock is moved by its steps, and when which request got tokens."""
 
     def __init__(
-        self, pace: Pace | None, seconds: Callable[[ScheduledBatch], float] = step_s, *, rows: int = 96
-    ) -> None:
+        self, pace: Pace | None, seconds: Callable[[ScheduledBatch], float] = step_s, *, rows: int = 96,
+        aside_tokens: int = 0,
+    ) -> None:  # fmt: skip
         self._seconds = seconds
         cache = KVCacheManager(
             (None,),
@@ -41,6 +42,7 @@ class Run:
             cache,
             pace=pace,
             clock=lambda: self.now_s,
+            aside_tokens=aside_tokens,
         )
         self.tokens_s: dict[str, list[float]] = {}
 

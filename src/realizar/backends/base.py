@@ -58,6 +58,7 @@ class Capacity:
         step_sizes: numbers of tokens, ascending, to which a step with prompts is padded; none where none is.
         num_snapshots: of states; 0 for a model without any. num_host_snapshots: of those in the host's memory.
         num_drafts: tokens that the backend itself proposes after a row's sampled tokens, at most (`StepOutput.drafts`).
+        aside_tokens: of a chunk that it reads aside, at most (`ReadsAside`); 0 where it does not.
     """
 
     block_size: int
@@ -71,6 +72,7 @@ class Capacity:
     num_snapshots: int = 0
     num_host_snapshots: int = 0
     num_drafts: int = 0
+    aside_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,20 @@ class FollowsSteps(Protocol):
         Their blocks have room for it, a next-token block reads the states of the last step, and no layer has any of its
         own. None, and nothing is submitted, where not all rows sampled.
         """
+
+
+@runtime_checkable
+class ReadsAside(Protocol):
+    """A backend that reads chunks of a prompt on a part of the device, beside its steps (`Capacity.aside_tokens`)."""
+
+    def read_aside(self, chunk: ForwardInput) -> None:
+        """Start a chunk of one row behind those before it, and behind the steps that were submitted by now."""
+
+    def num_aside(self) -> int:
+        """Chunks that have not ended."""
+
+    def await_aside(self) -> None:
+        """Let no later step begin before all chunks have ended."""
 
 
 @runtime_checkable

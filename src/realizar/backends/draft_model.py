@@ -225,7 +225,7 @@ class DraftModel:
         """The main model's capacity with the memory of both, and the drafts."""
         own = self._backend.capacity()
         return replace(
-            capacity, num_drafts=self.num_drafts, weight_bytes=capacity.weight_bytes + own.weight_bytes,
+            capacity, aside_tokens=0, num_drafts=self.num_drafts, weight_bytes=capacity.weight_bytes + own.weight_bytes,
             kv_cache_bytes=capacity.kv_cache_bytes + own.kv_cache_bytes, load_s=capacity.load_s + own.load_s,
         )  # fmt: skip
 

@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from realizar.batch import AsideWork
+
 _ALONE_S = 0.05  # a step of prompts alone: a request that comes waits for the steps in flight
 _ALONE_TOKENS = 2048  # which it may have however long they take: with fewer a GPU is not busy
 _WORTH_FACTOR = 1.5  # and which larger ones have to exceed: a GPU starts those of so many tokens at once, others slowly
 _DEAR_FACTOR = 2.0  # of a token over one that only fills a step up: then a step that is filled up is a longer one
+_MOST_BESIDE = 1.25  # of a step's longest time, that one beside a chunk may take: a longer one of both gains no more
 _FREE_SHARE = 4  # a tile that lacks no more than this part of it takes no longer when it is full
 _LEAST_TOKENS = 2  # far behind in a small model's context, one costs as much as a step of decodes
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
@@ -92,6 +95,7 @@ class Pace:
         self._ended_s = -math.inf
         self._token_alone: _Estimate | None = None
         self._token_beside: dict[int, _Estimate] = {}
+        self._decode_aside: dict[int, _Estimate] = {}  # of decodes, while a chunk is read aside
 
     def prompt_tokens(
         self, num_decode_tokens: int, position: int = 0, equal: int | None = None, *, is_much: bool = False
@@ -126,6 +130,16 @@ class Pace:
             return self._of_a_size(num_decode_tokens, tokens, token_s)
         lacking = -(num_decode_tokens + tokens) % self._tile_tokens
         return tokens + lacking if lacking <= min(self._tile_tokens // _FREE_SHARE, tokens // 3) else tokens
+
+    def lets_aside(self, num_decode_tokens: int) -> bool:
+        """True if a prompt may be read aside: so many decodes keep their pace beside it, or it was never tried."""
+        if math.isinf(self._stretch):
+            return False
+        bucket = _bucket(num_decode_tokens)
+        alone, aside = self._decode.get(bucket), self._decode_aside.get(bucket)
+        if alone is None or aside is None:
+            return True
+        return aside.seconds <= max(_MOST_BESIDE * self._stretch * alone.seconds, self._least_s)
 
     def _alone_tokens(self) -> int | None:
         """Prompt tokens of a step without decodes."""
@@ -174,10 +188,19 @@ class Pace:
     def submitted(self, now_s: float) -> None:
         self._submitted_s.append(now_s)
 
-    def ended(self, num_decode_tokens: int, num_prompt_tokens: int, now_s: float, position: int = 0) -> None:
+    def ended(
+        self, num_decode_tokens: int, num_prompt_tokens: int, now_s: float, position: int = 0,
+        aside: AsideWork | None = None,
+    ) -> None:  # fmt: skip
         """Take in the oldest step in flight, which began when it was submitted, or when the one before it ended."""
         started_s = max(self._submitted_s.popleft(), self._ended_s)
         self._ended_s = now_s
+        if aside is not None:
+            if num_decode_tokens and not num_prompt_tokens and not aside.is_awaited:
+                sample, bucket = now_s - started_s, _bucket(num_decode_tokens)
+                known = self._decode_aside.setdefault(bucket, _Estimate(sample, self._num_steps))
+                known.take_in_middle(sample, self._num_steps, _DECODE_UP, _DECODE_DOWN)
+            return
         self.observe(num_decode_tokens, num_prompt_tokens, now_s - started_s, position)
 
     def lost(self) -> None:

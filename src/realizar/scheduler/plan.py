@@ -1,14 +1,20 @@
-"""`Plan`: a step that is being composed; and `StepLimit`, its size while the device is short of memory."""
+"""`Plan`: a step that is being composed; `Aside`, the prompt that is read beside steps; and `StepLimit`, a step's size
+while the device is short of memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as ListOf
 
 import numpy as np
 
-from realizar.batch import OpenedRow
+from realizar.batch import AsideWork, OpenedRow, StepRows
 from realizar.scheduler.row_table import Column, Rows, Sequence
 
+_LEAST_ASIDE = 512  # tokens of a chunk that is read aside: it takes as long as one of several times as many
+_LEFT_ASIDE = 64  # tokens of a prompt that are never read aside: after the last one a token is sampled
+_MOST_ASIDE = 2  # chunks: one runs, and the next is there when it ends
 _LEAST_TOKENS = 16  # a step of one sequence is not cut below this: its request fails
 _STEPS_TO_GROW = 64  # steps in a row that must have fitted before larger ones are tried
 
@@ -91,6 +97,70 @@ class Plan:
         self.prompts.pop(sequence, None)
         self.restored.pop(sequence, None)
         self.budget += before - self.num_tokens
+
+
+class Aside:
+    """The prompt that is read aside, if any: its chunks run beside the steps of other rows, on a part of the device.
+
+    A chunk's tokens count as computed once it is scheduled, so the prompt is in no step before its chunks have ended.
+    Where it leaves earlier, as it ends, is preempted, or no row decodes any more, the next steps wait for them.
+
+    Attributes:
+        sequence: whose prompt it is. num_running: chunks that had not ended when this step was begun to be scheduled.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        """Take chunks of so many tokens at most; with 0 nothing is read aside."""
+        self._tokens = tokens
+        self.sequence: Sequence | None = None
+        self.num_running = 0
+        self._refused: int | None = None  # a sequence that there are no blocks for
+
+    def choose(self, prompts: ListOf[Sequence]) -> None:
+        """Take the only prompt that is read, if it is long, and nothing is wanted of its tokens before the last."""
+        if not self._tokens or self.sequence is not None or self.num_running or len(prompts) != 1:
+            return
+        (one,) = prompts
+        request = one.request
+        is_plain = one.running and not (
+            request.embeddings or request.pooling or request.sampling.prompt_logprobs is not None
+        )
+        if is_plain and one.sequence_id != self._refused and self._rest(one) >= self._tokens:
+            self.sequence = one
+
+    def wanted(self, *, others: bool) -> int:
+        """Tokens of the chunk that may begin, or 0. The prompt leaves where it has none left, or is read with `others`,
+        once its chunks have ended.
+        """
+        if self.sequence is None or self.num_running >= _MOST_ASIDE:
+            return 0
+        tokens = min(self._tokens, self._rest(self.sequence))
+        if tokens >= _LEAST_ASIDE and not others:
+            return tokens
+        if not self.num_running:
+            self.sequence = None
+        return 0
+
+    def begin(self, count: int) -> bool:
+        """Begin a chunk, for which there are so many blocks' tokens; False where they are too few."""
+        if count >= _LEAST_ASIDE:
+            self.num_running += 1
+            return True
+        if not self.num_running and self.sequence is not None:
+            self._refused, self.sequence = self.sequence.sequence_id, None
+        return False
+
+    def leave(self, sequence: Sequence | None = None) -> None:
+        """Read nothing aside any more, or not this prompt."""
+        if sequence is None or sequence is self.sequence:
+            self.sequence = None
+
+    def work(self, chunk: StepRows | None) -> AsideWork | None:
+        """What a step has to do with the chunks, one of which begins with it where `chunk` is given."""
+        return AsideWork(chunk, self.sequence is None) if self.num_running else None
+
+    def _rest(self, sequence: Sequence) -> int:
+        return sequence.num_chunk_tokens - _LEFT_ASIDE
 
 
 class StepLimit:

@@ -35,7 +35,7 @@ from realizar.scheduler.drafts import Drafting
 from realizar.scheduler.growing_deltas import GrowingDeltas
 from realizar.scheduler.open_sequences import OpenSequences, ReadSteps
 from realizar.scheduler.pace import Pace, Policy
-from realizar.scheduler.plan import Plan, StepLimit
+from realizar.scheduler.plan import Aside, Plan, StepLimit
 from realizar.scheduler.row_table import Rows, RowTable, Sequence
 from realizar.scheduler.state_copies import StateCopies
 from realizar.step_deltas import StepDeltas
@@ -69,17 +69,23 @@ class Scheduler:
         pace: bounds what is read beside decodes; by default what fits is read.
         drafting: has drafts proposed once a step's results are taken in; None drafts nothing.
         clock: seconds, monotonic.
+        aside_tokens: of a chunk that the backend reads aside, at most, with a pace that bounds steps; 0 for none.
+
+    Attributes:
+        aside: the prompt that is read so. Callers say how many of its chunks run.
     """
 
     def __init__(
         self, cache: KVCacheManager, *, max_queued: int | None = None, policy: Policy | None = None,
         pace: Pace | None = None, drafting: Drafting | None = None, clock: Callable[[], float] = time.monotonic,
+        aside_tokens: int = 0,
     ) -> None:  # fmt: skip
         self._cache = cache
         self._limit = StepLimit(cache.num_rows, cache.max_step_tokens)
         self._max_queued = max_queued
         self._policy = policy or Policy()
         self._pace = pace or Pace(math.inf, 1)
+        self.aside = Aside(aside_tokens)
         self._clock = clock
         self._table = RowTable(cache.num_rows, cache.context_length, has_state=cache.has_state)
         self._open = OpenSequences(cache.block_size, self._table)
@@ -233,16 +239,37 @@ class Scheduler:
                 plan.takes_turns = most_rows < len(decoding)
                 decoding = self._open.in_turn(decoding, most_rows) if plan.takes_turns else decoding
             self._schedule_decodes(decoding, plan)
+            prompts = self._without_aside(prompts, plan)
             most = partial(self._pace.prompt_tokens, plan.num_tokens, equal=equal, is_much=is_much)
             plan.start_prompts(most, max((sequence.num_computed_tokens for sequence in prompts), default=0))
             self._schedule_prompts(prompts, readers, plan)
         if self._is_shared and len(plan.decodes):
             self._read_steps.note(plan.prompts, is_much=is_much)
         columns = self._look_ahead(self._advance(plan))
+        aside = self.aside.work(self._begin_aside(plan))
         self._rows.submitted(columns.numbers)
         if len(columns):
             self._pace.submitted(self._clock())
-        return ScheduledBatch(columns, tuple(plan.opened), self._copies.of_step(plan))
+        return ScheduledBatch(columns, tuple(plan.opened), self._copies.of_step(plan), aside)
+
+    def _without_aside(self, prompts: list[Sequence], plan: Plan) -> list[Sequence]:
+        """The prompts but the one that is read aside; without decodes there is none."""
+        if not len(plan.decodes):
+            self.aside.leave()
+        elif not self._open.waiting and not self._limit.is_short and self._pace.lets_aside(plan.num_tokens):
+            self.aside.choose(prompts)
+        return [each for each in prompts if each is not self.aside.sequence]
+
+    def _begin_aside(self, plan: Plan) -> StepRows | None:
+        """The chunk that begins beside this step, if any: none while others' prompts are read."""
+        others = bool(plan.prompts or self._open.waiting) or not self._pace.lets_aside(plan.num_tokens)
+        sequence, wanted = self.aside.sequence, self.aside.wanted(others=others)
+        if sequence is None or not wanted:
+            return None
+        count = self._cache.allocate(sequence.own_row, sequence.num_computed_tokens, wanted)
+        if not self.aside.begin(count):
+            return None
+        return self._table.advance(np.array([sequence.own_row]), np.array([count], np.int32), np.zeros(1, np.int32))
 
     def take_deltas(self) -> StepDeltas:
         """What choices gained since the last call."""
@@ -258,7 +285,7 @@ class Scheduler:
         now = self._deltas.now_s = self._clock()
         self._limit.fitted()
         decodes = batch.num_decode_tokens
-        self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position)
+        self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position, batch.aside)
         self._update_rows(batch.columns, output)
         self._finished(batch)
         if self._drafting.most_proposed:
@@ -583,6 +610,8 @@ class Scheduler:
         """Steps in flight gave nothing: blocks and snapshots of theirs are not to be found."""
         for step in steps:
             self._finished(step)
+        if self.aside.sequence is not None:  # its chunk may not have begun
+            self._restart(self.aside.sequence)
         self._cache.forget()
         self._pace.lost()
 
@@ -591,6 +620,7 @@ class Scheduler:
         self._cache.snapshots.finished(step.state_moves)
 
     def _preempt(self, sequence: Sequence) -> None:
+        self.aside.leave(sequence)
         row = sequence.own_row
         self._cache.free(row)
         self._table.num_computed[row] = self._table.num_proposed[row] = 0
@@ -604,6 +634,7 @@ class Scheduler:
         self._open.take_row(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
+        self.aside.leave(sequence)
         if sequence.row is not None:
             self._cache.free(sequence.row)
         self._drafting.forget(sequence)

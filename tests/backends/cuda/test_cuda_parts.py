@@ -147,7 +147,7 @@ def test_a_size_whose_capture_fails_runs_eagerly(
         return type("Graph", (), {"replay": lambda _self: replayed.append(kind)})()
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
-    monkeypatch.setattr("realizar.backends.cuda.graphs.GraphRecorder", lambda _device: SimpleNamespace(record=capture))
+    monkeypatch.setattr("realizar.backends.cuda.graphs.GraphRecorder", lambda *_: SimpleNamespace(record=capture))
     epilogue_square_sums: list[float] = []
     runner.prepare(chunks + decodes, epilogue_square_sums.append)
     assert captured == decodes[::-1] + chunks[::-1]

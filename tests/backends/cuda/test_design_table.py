@@ -86,7 +86,7 @@ def all_is_run_before_it_is_captured(_runner: GPURunner) -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.cuda, "synchronize", lambda _device: happened.append("wait"))
-        patched.setattr("realizar.backends.cuda.graphs.GraphRecorder", lambda _device: SimpleNamespace(record=capture))
+        patched.setattr("realizar.backends.cuda.graphs.GraphRecorder", lambda *_: SimpleNamespace(record=capture))
         graphs.prepare([StepKind(1, 1, 0), StepKind(2, 2, 0)], lambda _share: None)
     assert happened == ["clear", "run 2", "wait", "capture 2", "run 1", "wait", "capture 1"]
     assert not graphs.replay(StepKind(1, 1, 0))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from realizar.backends.cuda.device_errors import CaptureError, translate
+from realizar.backends.cuda.native.launcher import checked, driver_module
 from realizar.errors import DeviceLostError
 
 _failed: list[torch.cuda.CUDAGraph] = []  # torch's allocator of pinned memory goes on to ask them, without end
@@ -19,6 +20,25 @@ _failed: list[torch.cuda.CUDAGraph] = []  # torch's allocator of pinned memory g
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of captures, one for all models on a device: cuBLAS keeps 32 MiB for each stream that it ran on."""
     return torch.cuda.Stream(device)
+
+
+@cache
+def stream_of_most(device: torch.device, left: int) -> tuple[torch.cuda.Stream, int]:
+    """A stream on all multiprocessors but `left` or a few more, and how many it has.
+
+    A green context of the driver, which stays, as `native.launcher` keeps its modules. KernelError: it makes none.
+    """
+    driver, with_default = driver_module(), 1
+    number = checked(driver.cuDeviceGet(device.index or 0), "finding the device")
+    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    whole = checked(driver.cuDeviceGetDevResource(number, kind), "finding multiprocessors")
+    status, _, _, rest = driver.cuDevSmResourceSplitByCount(1, whole, 0, left)
+    checked((status,), "parting multiprocessors")
+    parted = checked(driver.cuDevResourceGenerateDesc([rest], 1), "parting multiprocessors")
+    context = checked(driver.cuGreenCtxCreate(parted, number, with_default), "making a context of multiprocessors")
+    flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    stream = checked(driver.cuGreenCtxStreamCreate(context, int(flags), 0), "making a stream of multiprocessors")
+    return torch.cuda.ExternalStream(int(stream), device=device), int(rest.sm.smCount)
 
 
 def failure_of(error: Exception) -> str:
@@ -36,9 +56,10 @@ class GraphRecorder:
     allocators would go on to take that capture for running and its pool for taken.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+        """Record on a stream, on whose multiprocessors the graphs will run; by default on one that has all of them."""
         self._device = device
-        self._stream = _stream(device)
+        self._stream = stream or _stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
+from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.capture import GraphRecorder, failure_of
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.launch import Launch, StepKind
@@ -25,13 +27,15 @@ class GraphRunner:
     A graph of decodes holds body and tail for n rows of one token each, all of which may be sampled. A graph of a
     step with chunks holds the body alone, as how many rows are sampled varies; then comes a graph of the tail for so
     many. All read positions, lengths, block tables, tiles and the last tokens on the device,
-    so that replaying one needs only the step's arrays.
+    so that replaying one needs only the step's arrays. They run on the multiprocessors of `stream`, by default on all.
     """
 
     def __init__(
-        self, body: Sequence[Launch], tail: Sequence[Launch], workspace: Workspace, device: DeviceProfile
-    ) -> None:
+        self, body: Sequence[Launch], tail: Sequence[Launch], workspace: Workspace, device: DeviceProfile,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:  # fmt: skip
         self._body, self._tail, self._space, self._device = body, tail, workspace, device
+        self._stream = stream
         self._graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
 
     def padded(self, chunks: StepKind) -> StepKind:
@@ -81,12 +85,14 @@ class GraphRunner:
             return
         self._space.arrays.clear()
         ordered = sorted(kinds, key=lambda kind: (kind.tiles > 0, -kind.tokens, -kind.decodes))
-        recorder, failed = GraphRecorder(self._device.torch_device), dict[StepKind, str]()
+        recorder, failed = GraphRecorder(self._device.torch_device, self._stream), dict[StepKind, str]()
         for done, kind in enumerate(ordered):
             body = kind if kind.tiles or kind.decodes else _NOTHING
             run = partial(self.run_eagerly, body, 0 if kind.tiles else kind.tokens)
             run()
             torch.cuda.synchronize(self._device.torch_device)
+            if self._stream is not None:
+                self._stream.synchronize()  # the device does not wait for what has a context of its own
             if capture:
                 try:
                     self._graphs[kind] = recorder.record(run)
@@ -112,6 +118,56 @@ class GraphRunner:
 def tail_kind(selected: int) -> StepKind:
     """The kind of the tail alone, for so many tokens whose logits are wanted."""
     return StepKind(selected)
+
+
+class AsideReader:
+    """Chunks of prompts beside steps, on a stream of their own and in memory of their own.
+
+    Args:
+        graphs: over `space`, recorded for `stream`. Each chunk runs as the largest step that there is room for.
+    """
+
+    def __init__(self, graphs: GraphRunner, space: Workspace, stream: torch.cuda.Stream) -> None:
+        self._graphs, self._space, self._stream = graphs, space, stream
+        sizes = space.arrays.sizes
+        self._kind = StepKind(sizes.tokens, 0, sizes.tiles)
+        self._ends: deque[torch.cuda.Event] = deque()
+
+    @property
+    def tokens(self) -> int:
+        """Of a chunk, at most."""
+        return self._kind.tokens
+
+    def prepare(self) -> None:
+        """Compile what a chunk runs, and capture it."""
+        with torch.cuda.stream(self._stream):
+            self._graphs.prepare([self._kind], lambda _share: None)
+
+    def read(self, chunk: ForwardInput) -> None:
+        """Start a chunk of one row behind those before it, and behind what the current stream has by now."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._space.arrays.send(chunk, self._kind, (), ())
+            self._graphs.run(self._kind, 0)
+            self._ends.append(self._stream.record_event())
+
+    def num_running(self) -> int:
+        while self._ends and self._ends[0].query():
+            self._ends.popleft()
+        return len(self._ends)
+
+    def wait(self) -> None:
+        """Let the current stream wait for all chunks."""
+        if self._ends:
+            torch.cuda.current_stream().wait_event(self._ends[-1])
+
+    def synchronize(self) -> None:
+        """Let the host wait for all chunks: synchronizing the device does not, as they have a context of their own."""
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        self.synchronize()
+        self._graphs.close()
 
 
 def _described(kind: StepKind) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+
+import torch
 
 from realizar.backends.base import Capacity
 from realizar.backends.cuda.attention.bind import AttentionBinder
@@ -15,10 +17,11 @@ from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_dense import DenseBinder
 from realizar.backends.cuda.bind_mixture import MixtureBinder, shared_floats
+from realizar.backends.cuda.capture import failure_of, stream_of_most
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, free_bytes
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.finish import StepFinisher
-from realizar.backends.cuda.graphs import GraphRunner, tail_kind
+from realizar.backends.cuda.graphs import AsideReader, GraphRunner, tail_kind
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
@@ -38,8 +41,9 @@ from realizar.backends.cuda.sampling.host_step_sampler import HostStepSampler
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSampler
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
-from realizar.backends.cuda.shapes import chunk_kinds, mixed_kinds, row_counts, step_sizes, token_counts
+from realizar.backends.cuda.shapes import aside_sizes, chunk_kinds, mixed_kinds, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.sleep.load_memory import LoadMemory
+from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.weights.load import Weights, stacks_shared
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.host_sampler import HostSampler
@@ -48,11 +52,12 @@ from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import CaptureLostError, DeviceLostError
+from realizar.errors import CaptureLostError, DeviceLostError, KernelError
 from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
+_LEFT_PROCESSORS = 16  # multiprocessors that a chunk which is read aside leaves to steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class LoadedModel:
         sampler: the rows' parameters and states.
         attention: chooses the launches of attention by the kind of a step.
         graphs: launches of a step, captured or one by one.
+        aside: reads chunks of prompts beside steps; None where that is not done.
         finisher: sampled tokens, log-probabilities and pooled vectors at the end of a step.
         experts_read: counts of the experts that steps read.
     """
@@ -79,20 +85,24 @@ class LoadedModel:
     sampler: StepSampler
     attention: AttentionBinder
     graphs: GraphRunner
+    aside: AsideReader | None
     finisher: StepFinisher
     experts_read: ExpertsRead
     load_s: float
 
     @property
     def capacity(self) -> Capacity:
-        return loaded_capacity(
+        capacity = loaded_capacity(
             self.config, self.kv, self.weights.size_bytes, self.load_s, self.weights.token_bytes,
             tuple(token_counts(self.space.arrays.sizes.tokens)),
         )  # fmt: skip
+        return replace(capacity, aside_tokens=0 if self.aside is None else self.aside.tokens)
 
     def close(self) -> None:
         """Free the graphs, and threads and memory of the host: none is that of tensors."""
         self.graphs.close()
+        if self.aside is not None:
+            self.aside.close()
         self.sampler.release()
         self.states.close()
 
@@ -117,6 +127,21 @@ class _Matmuls:
 
 
 @dataclass(frozen=True, slots=True)
+class _Lane:
+    """What the launches of a step leave for each other, and matmuls for its device: steps at once have one each.
+
+    `device` has as many multiprocessors as there are for them; those of `stream`, or all.
+    """
+
+    device: DeviceProfile
+    space: Workspace
+    merger: Merger
+    matmuls: _Matmuls
+    grouped: GroupedExperts | None
+    stream: torch.cuda.Stream | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Parts:
     """All that is loaded before the KV cache; the sampler takes `reserved_bytes` only when a row needs them."""
 
@@ -129,14 +154,13 @@ class _Parts:
     merger: Merger
     matmuls: _Matmuls
     experts: ExpertMatmuls
-    grouped: GroupedExperts | None
 
-    def mixture_kernels(self, tokens: int) -> tuple[object, ...]:
+    def mixture_kernels(self, lane: _Lane, tokens: int) -> tuple[object, ...]:
         """What Triton's kernels of mixtures are compiled for in a step of so many tokens."""
-        if self.grouped is None:
+        if lane.grouped is None:
             return ()
         mixtures = (each for each in self.weights.experts.values() if each.ends_with_activation)
-        formats = dict.fromkeys(self.grouped.input_format(each, tokens) for each in mixtures)
+        formats = dict.fromkeys(lane.grouped.input_format(each, tokens) for each in mixtures)
         return *formats, *score_tile(tokens).items()
 
 
@@ -165,6 +189,8 @@ def load_model(
         plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
     with memory.kept():
         parts = _load_parts(spec, checkpoint, config, device, progress, beside)
+        lane = _make_lane(spec, config, parts, device, parts.space, parts.merger, parts.matmuls)
+        of_aside = _make_aside_lane(spec, config, parts, device, progress)
     with memory.emptied():
         scratch = None if config.batch_invariant else scan_scratch(spec, parts.space, device)
         kv = KVMemory(spec, config, device, parts.reserved_bytes, slot_bytes(spec, config))
@@ -172,19 +198,13 @@ def load_model(
         kv.num_host_snapshots = states.num_host_snapshots
     weights, space, matmuls = parts.weights, parts.space, parts.matmuls
     with memory.kept():
-        attention = AttentionBinder(
-            weights, space, kv, parts.ropes, device, config.context_length, config.batch_invariant
-        )
-        routers = None if matmuls.kernels is None else RouterKernels(matmuls.kernels)
-        norms, dense = NormBinder(spec, weights, space), DenseBinder(space)
-        experts = MixtureBinder(weights, space, parts.merger, parts.experts, routers, parts.grouped, norms, dense)
         recurrences = RecurrenceBinder(weights, space, states, device, scratch)
+        attention, binder = _binders(spec, config, parts, lane, kv, recurrences)
         recurring = RecurringRows(
             space.arrays.sizes, states.ring, 1 + config.speculative_tokens, scans=not config.batch_invariant
         )
         if states.rings:
             space.arrays.fill_recurrences = recurring.fill
-        binder = Binder(spec, weights, space, attention, parts.merger, experts, recurrences, norms, dense)
         tail = binder.bind_tail(parts.program.tail, gives_states=gives_states)
         graphs = GraphRunner(binder.bind_body(parts.program), tail, space, device)
         decodes = _decode_kinds(space, attention, config.context_length)
@@ -193,13 +213,49 @@ def load_model(
         finisher = StepFinisher(space, graphs, binder.bind_final_norm(parts.program.tail), parts.sampler)
         _log_decisions(device, space, kv, matmuls)
         if device.is_gpu:
-            _warm_up(space, attention, graphs, finisher, parts, config, progress)
+            _warm_up(lane, attention, graphs, finisher, parts, config, progress)
+        aside = None if of_aside is None else _bind_aside(spec, config, parts, of_aside, kv, recurrences)
     if device.is_gpu:
         _capture(space, graphs, parts.sampler, decodes, config.graphs, progress)
+        aside = None if aside is None else _prepared(aside)
     return LoadedModel(
-        spec, config, weights, space, kv, states, recurring, parts.sampler, attention, graphs,
+        spec, config, weights, space, kv, states, recurring, parts.sampler, attention, graphs, aside,
         finisher, parts.experts.experts_read, load_s=time.perf_counter() - start_s,
     )  # fmt: skip
+
+
+def _binders(
+    spec: ModelSpec, config: ResolvedConfig, parts: _Parts, lane: _Lane, kv: KVMemory, recurrences: RecurrenceBinder
+) -> tuple[AttentionBinder, Binder]:
+    """What binds the launches of a lane's steps."""
+    weights, space, device, kernels = parts.weights, lane.space, lane.device, lane.matmuls.kernels
+    attention = AttentionBinder(weights, space, kv, parts.ropes, device, config.context_length, config.batch_invariant)
+    routers = None if kernels is None else RouterKernels(kernels)
+    norms, dense = NormBinder(spec, weights, space), DenseBinder(space)
+    experts = MixtureBinder(weights, space, lane.merger, parts.experts, routers, lane.grouped, norms, dense)
+    binder = Binder(spec, weights, space, attention, lane.merger, experts, recurrences, norms, dense)
+    return attention, binder
+
+
+def _bind_aside(
+    spec: ModelSpec, config: ResolvedConfig, parts: _Parts, lane: _Lane, kv: KVMemory, recurrences: RecurrenceBinder
+) -> AsideReader:
+    assert lane.stream is not None
+    attention, binder = _binders(spec, config, parts, lane, kv, recurrences)
+    graphs = GraphRunner(binder.bind_body(parts.program), (), lane.space, lane.device, lane.stream)
+    attention.prepare([])
+    return AsideReader(graphs, lane.space, lane.stream)
+
+
+def _prepared(aside: AsideReader) -> AsideReader | None:
+    """The reader with its graph; None where the device refuses its stream, which a warning says."""
+    try:
+        aside.prepare()
+    except Exception as error:  # noqa: BLE001 - raised again where the device failed
+        _LOG.warning("prompts are not read beside steps: %s", failure_of(error))
+        aside.close()
+        return None
+    return aside
 
 
 def _load_parts(
@@ -215,33 +271,62 @@ def _load_parts(
     weights = Weights(spec, program, checkpoint, device, packs_floats, stacks_shared(config), lent)
     body, tail = weights.apart(program.block_matmuls()), program.tail.matmuls()
     weights.load(body + tail, report_weights(checkpoint.size_bytes, progress))
-    space = _make_workspace(spec, config, device)
+    sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, device, config.batch_invariant))
+    space = _make_workspace(spec, config, sizes, device)
     ropes = RopeTables(spec, config.context_length, device.torch_device)
     sampler, reserved = _make_sampler(spec, config, device, space, progress)
     merger = Merger(program, weights, device, kernels, config.batch_invariant, config.prompt_dtype == "fp8")
     layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
-    sizes = space.arrays.sizes
     rows = row_counts(sizes.rows)
     counts, head_counts = {*rows, *token_counts(sizes.tokens)}, {*rows, *row_counts(sizes.selected)}
     matmuls = _Matmuls(kernels, layers, head, counts, head_counts)
     _compile(matmuls, progress)
     if kernels is not None:
         kernels.decoded(max(linear.decoded_bytes for linear in matmuls.all))
-    mixtures = list(weights.experts.values())
     expert_matmuls = ExpertMatmuls(kernels)
-    expert_matmuls.prepare(mixtures)
-    grouped = None
+    expert_matmuls.prepare(list(weights.experts.values()))
+    return _Parts(program, weights, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls)
+
+
+def _make_lane(
+    spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device: DeviceProfile, space: Workspace, merger: Merger,
+    matmuls: _Matmuls, stream: torch.cuda.Stream | None = None,
+) -> _Lane:  # fmt: skip
+    """A lane of steps of the numbers of tokens of `matmuls`, with grouped matmuls compiled."""
+    kernels, counts, mixtures = matmuls.kernels, matmuls.counts, list(parts.weights.experts.values())
+    grouped, most = None, space.arrays.sizes.tokens
     if kernels is not None and mixtures:
-        grouped = GroupedExperts(kernels, expert_matmuls, sizes.tokens, config.prompt_dtype == "fp8")
-        grouped.prepare(mixtures, matmuls.counts)
-    pair_floats = expert_floats(spec, sizes.tokens) + shared_floats(spec, weights, merger, matmuls.counts)
+        grouped = GroupedExperts(kernels, parts.experts, most, config.prompt_dtype == "fp8")
+        grouped.prepare(mixtures, counts)
+    pair_floats = expert_floats(spec, most) + shared_floats(spec, parts.weights, merger, counts)
     space.size_partials(max(matmuls.partial_floats, pair_floats))
-    return _Parts(program, weights, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls, grouped)
+    return _Lane(device, space, merger, matmuls, grouped, stream)
 
 
-def _make_workspace(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> Workspace:
+def _make_aside_lane(
+    spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device: DeviceProfile, progress: LoadProgress
+) -> _Lane | None:
+    """The lane of chunks that are read aside; None where none is, which a line says if the driver is the reason."""
+    sizes = aside_sizes(spec, config, parts.space.arrays.sizes, device)
+    if sizes is None:
+        return None
+    try:
+        stream, processors = stream_of_most(device.torch_device, _LEFT_PROCESSORS)
+    except (KernelError, RuntimeError) as error:  # the latter of a driver that has no green contexts
+        _LOG.info("prompts are not read beside steps: %s", error)
+        return None
+    device = replace(device, processors=processors)
+    kernels = MatmulKernels(device.torch_device, without=device.without, processors=processors)
+    merger = Merger(parts.program, parts.weights, device, kernels)
+    layers = [merger.merge(group) for group in parts.weights.apart(parts.program.block_matmuls())]
+    matmuls = _Matmuls(kernels, layers, [], {sizes.tokens}, set())
+    _compile(matmuls, progress)
+    space = _make_workspace(spec, config, sizes, device)
+    return _make_lane(spec, config, parts, device, space, merger, matmuls, stream)
+
+
+def _make_workspace(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes, device: DeviceProfile) -> Workspace:
     compute = compute_type(config.kv_dtype, is_gpu=device.is_gpu)
-    sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, device, config.batch_invariant))
     rows = row_counts(sizes.rows)
     parts = attention_parts(spec, rows, config.context_length, device, config.kv_dtype, config.batch_invariant)
     return Workspace(spec, sizes, device, compute, parts)
@@ -284,13 +369,14 @@ def _log_decisions(device: DeviceProfile, space: Workspace, kv: KVMemory, matmul
 
 
 def _warm_up(
-    space: Workspace, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher, parts: _Parts,
+    lane: _Lane, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher, parts: _Parts,
     config: ResolvedConfig, progress: LoadProgress,
 ) -> None:  # fmt: skip
+    space = lane.space
     if config.kv_blocks is not None:  # it drafts
         space.arrays.go_on(0, StepKind(0), config.block_size)
     space.arrays.clear()
-    _warm_chunks(space, attention, graphs, parts, progress)
+    _warm_chunks(lane, attention, graphs, parts, progress)
     for rows in row_counts(space.arrays.sizes.selected):
         graphs.run_eagerly(StepKind(0), rows)
     finisher.warm()
@@ -320,9 +406,10 @@ def _capture(
 
 
 def _warm_chunks(
-    space: Workspace, attention: AttentionBinder, graphs: GraphRunner, parts: _Parts, progress: LoadProgress
+    lane: _Lane, attention: AttentionBinder, graphs: GraphRunner, parts: _Parts, progress: LoadProgress
 ) -> None:
     """Run one step of those kinds that start the same kernels, compiled for the same constants."""
+    space = lane.space
     seen: set[object] = set()
     of_tokens: dict[int, object] = {}
     kinds = mixed_kinds(space.arrays.sizes)
@@ -331,7 +418,7 @@ def _warm_chunks(
         if tokens not in of_tokens:
             layers = parts.matmuls.layers
             matmuls = tuple((one.input_formats(kind), one.splits(kind), one.is_gated(kind)) for one in layers)
-            of_tokens[tokens] = matmuls, tuple(space.launching(kind).items()), parts.mixture_kernels(tokens)
+            of_tokens[tokens] = matmuls, tuple(space.launching(kind).items()), parts.mixture_kernels(lane, tokens)
         kernels = of_tokens[tokens], attention.kernels_of(kind)
         if kernels not in seen:
             seen.add(kernels)

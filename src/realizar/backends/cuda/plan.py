@@ -24,7 +24,7 @@ from realizar.backends.cuda.recurrences.memory import slot_bytes
 from realizar.backends.cuda.recurrences.scans import scan_scratch
 from realizar.backends.cuda.sampling import native_buffers
 from realizar.backends.cuda.sampling.native_graphs import num_graphs
-from realizar.backends.cuda.shapes import chunk_kinds, row_counts, step_sizes
+from realizar.backends.cuda.shapes import aside_sizes, chunk_kinds, row_counts, step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.weights.load import Weights, same_embedding, stacks_shared
@@ -64,12 +64,12 @@ def plan_memory(
     weight_bytes, embedding = weights.size_bytes, has_embedding * WeightTensors(spec, checkpoint).table_bytes
     compute = compute_type(config.kv_dtype, is_gpu=True)
     sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, _DEVICE, config.batch_invariant))
-    invariant = config.batch_invariant
-    parts = config.max_running * fixed_parts(config.context_length) if invariant else MAX_PARTS
-    parts = max(parts, chunk_parts(spec, config.kv_dtype, _DEVICE, invariant))
+    parts = config.max_running * fixed_parts(config.context_length) if config.batch_invariant else MAX_PARTS
+    parts = max(parts, chunk_parts(spec, config.kv_dtype, _DEVICE, config.batch_invariant))
     workspace = Workspace(spec, sizes, _DEVICE, compute, parts)
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
     workspace_bytes += _decoded_bytes(weights, program, sizes.tokens) if config.prompt_dtype == "fp8" else 0
+    workspace_bytes += _aside_bytes(spec, config, workspace, parts)
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
     reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
     fixed = weight_bytes + embedding + workspace_bytes + reserved + config.beside.fixed_bytes
@@ -129,6 +129,14 @@ def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Worksp
     """Bytes of the states of all rows, and of what the kernels of a recurrence hand on."""
     handed_on = 0 if config.batch_invariant else scan_scratch(spec, workspace, _DEVICE).size_bytes
     return config.max_running * slot_bytes(spec, config) + handed_on
+
+
+def _aside_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Workspace, parts: int) -> int:
+    """Bytes of what chunks that are read aside leave for each other's launches."""
+    sizes = aside_sizes(spec, config, workspace.arrays.sizes, _DEVICE)
+    if sizes is None:
+        return 0
+    return Workspace(spec, sizes, _DEVICE, workspace.query.dtype, parts).size_bytes + _estimated_bytes(spec, sizes)
 
 
 def _decoded_bytes(weights: Weights, program: Program, tokens: int) -> int:

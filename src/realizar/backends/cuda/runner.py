@@ -130,6 +130,8 @@ class CUDABackend:
 
     def sleep(self) -> Transfer:
         with device_errors(self.device.torch_device):
+            if self._model is not None and self._model.aside is not None:
+                self._model.aside.synchronize()  # a chunk may run whose request has ended
             transfer = self._memory.sleep()
             torch.cuda.empty_cache()
             return transfer
@@ -214,6 +216,19 @@ class CUDABackend:
             finisher.selected = wanted.tokens
             self.model.graphs.run(kind, rows)
             return self._started(step, wanted)
+
+    def read_aside(self, chunk: ForwardInput) -> None:
+        assert self.model.aside is not None
+        with step_errors(self.device.torch_device):
+            self.model.aside.read(chunk)
+
+    def num_aside(self) -> int:
+        with device_errors(self.device.torch_device):
+            return 0 if self.model.aside is None else self.model.aside.num_running()
+
+    def await_aside(self) -> None:
+        if self.model.aside is not None:
+            self.model.aside.wait()
 
     def _kind(self, step: ForwardInput) -> StepKind:
         sizes, embeds = self.model.space.arrays.sizes, bool(step.columns.embeddings)

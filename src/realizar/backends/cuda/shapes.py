@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 
+from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.step_arrays import StepSizes
-from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.resolved_config import NOTHING_BESIDE, ResolvedConfig
 from realizar.models.spec import ModelSpec
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -15,6 +17,7 @@ _TOKEN_STEP = 64
 _COARSE_STEPS = ((1024, 128), (1536, 256), (2048, 128))
 """Of more tokens than 512, up to each: so few graphs more, and where a step takes the longest, little padding."""
 _GRAPH_TOKENS = 2048  # with many more in a step the device is busy for longer than a slow host takes to launch it
+_ASIDE_TOKENS = 2048  # of a chunk that is read aside: more of them are no faster a token
 _GRAPH_CHUNKS = 16  # rows with chunks that a graph has room for, at least: a tile that is dead still costs a little
 
 
@@ -79,6 +82,26 @@ def least_holding(step: StepKind, kinds: Iterable[StepKind]) -> StepKind | None:
         if kind.tokens == step.tokens and kind.decodes >= step.decodes and kind.tiles >= step.tiles > 0
     )
     return min(holding, key=lambda kind: (kind.decodes, kind.tiles), default=None)
+
+
+def aside_sizes(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes, device: DeviceProfile) -> StepSizes | None:
+    """Sizes of a chunk that is read aside; None where none is.
+
+    Chunks and steps at once share weights, keys and values alone. So states and kept layers are left out, and blocks
+    that a window has left, which are another row's before the chunk that reads them has ended; a drafter, which reads
+    what its model does; and weights that are decoded for a matmul, for they lie in one place. Shown on Hopper alone, of
+    mixtures without shared experts.
+    """
+    is_alone = config.beside == NOTHING_BESIDE and config.kv_blocks is None
+    fits = sizes.tokens >= _ASIDE_TOKENS and config.context_length > 2 * _ASIDE_TOKENS and sizes.rows > 1
+    is_plain = not (sizes.recurrences or sizes.kept) and all(group.window is None for group in spec.cache_groups())
+    mixtures = [one for _, one in spec.mixtures()]
+    is_plain &= bool(mixtures) and all(one.shared is None for one in mixtures)
+    runs = device.capability[0] == 9 and device.runs("matmuls") and config.graphs
+    if not (is_alone and fits and is_plain and runs) or config.prompt_dtype != "f16" or config.batch_invariant:
+        return None
+    tiles = _ASIDE_TOKENS // sizes.tile_tokens + 1
+    return replace(sizes, tokens=_ASIDE_TOKENS, rows=1, selected=1, tiles=tiles)
 
 
 def step_sizes(spec: ModelSpec, config: ResolvedConfig, tile_tokens: int) -> StepSizes:

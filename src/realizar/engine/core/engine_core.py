@@ -10,7 +10,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from realizar.backends.base import Backend, CountsExperts, DeviceMemory, ForwardInput, Sleeps, Step, Transfer
+from realizar.backends.base import (
+    Backend,
+    CountsExperts,
+    DeviceMemory,
+    ForwardInput,
+    ReadsAside,
+    Sleeps,
+    Step,
+    Transfer,
+)
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import ScheduledBatch
 from realizar.engine.core.row_grammars import RowGrammars
@@ -58,6 +67,7 @@ class EngineCore:
     ) -> None:  # fmt: skip
         capacity = backend.capacity()
         self._backend, self.spec, self.config, self.capacity = backend, spec, config, capacity
+        self._aside = backend if capacity.aside_tokens and isinstance(backend, ReadsAside) else None
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self.grammars = RowGrammars(new_grammars, config.max_running)
         self._failing: dict[int, RowError] = {}  # sequences that end once what was scheduled of them is submitted
@@ -91,6 +101,7 @@ class EngineCore:
                 self.grammars.certain_ids,
                 measures=policy.measures_drafts,
             ),
+            aside_tokens=capacity.aside_tokens,
         )
 
     @property
@@ -209,6 +220,8 @@ class EngineCore:
         A step waits for the masks of its grammars until the next is submitted, or its results are read.
         """
         self._close_rows()
+        if self._aside is not None:
+            self.scheduler.aside.num_running = self._aside.num_aside()
         batch = self._open_rows(self.scheduler.schedule())
         try:
             if batch.num_rows:
@@ -244,6 +257,11 @@ class EngineCore:
             self.grammars.start(batch.columns)  # else its rows' last tokens are not known yet
         elif deferred := self._give_masks():
             batch = self.scheduler.computed_again(batch, deferred)
+        if self._aside is not None and batch.aside is not None:
+            if batch.aside.is_awaited:
+                self._aside.await_aside()
+            if batch.aside.chunk is not None:
+                self._aside.read_aside(build_forward_input(ScheduledBatch(batch.aside.chunk), self.cache))
         self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self.cache))))
         self._end_failing()
 

@@ -234,9 +234,14 @@ def partial_floats(linears: Iterable[MergedLinear], token_counts: Iterable[int])
     """float32 of the largest partial sums of these matmuls, for these numbers of tokens, once they are prepared."""
     kinds = [StepKind(tokens) for tokens in token_counts]
     return max(
-        0 if linear.is_gated(kind) or linear.adds_residual(kind) else linear.splits(kind) * kind.tokens * linear.width
-        for linear in linears
-        for kind in kinds
+        (
+            0
+            if linear.is_gated(kind) or linear.adds_residual(kind)
+            else linear.splits(kind) * kind.tokens * linear.width
+            for linear in linears
+            for kind in kinds
+        ),
+        default=0,
     )
 
 

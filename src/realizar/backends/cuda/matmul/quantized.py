@@ -92,12 +92,13 @@ class MatmulKernels:
 
     def __init__(
         self, device: torch.device | str = "cuda", batch_invariant: bool = False,
-        without: frozenset[Family] = frozenset(),
+        without: frozenset[Family] = frozenset(), processors: int | None = None,
     ) -> None:  # fmt: skip
         """Read the device's properties and its tuning table.
 
         With `batch_invariant` a token's products are added in one order in every batch: see `fixed_order`. `without`
-        are families of kernels that are not to be used.
+        are families of kernels that are not to be used, `processors` the multiprocessors that there are for them, by
+        default all.
         """
         self.device = torch.device(device)
         properties = torch.cuda.get_device_properties(self.device)
@@ -105,7 +106,7 @@ class MatmulKernels:
         self.arch = architecture(self.capability)
         self.batch_invariant = batch_invariant
         shared = int(properties.shared_memory_per_block_optin)
-        processors = int(properties.multi_processor_count)
+        processors = processors or int(properties.multi_processor_count)
         tuning = load_tuning(properties.name, self.capability, processors, shared)
         self.tuning: DeviceTuning = replace(
             tuning,
