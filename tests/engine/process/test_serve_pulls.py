@@ -11,7 +11,6 @@ import pytest
 from engine.process.served import serving
 from hub.fake_hub import fake_hub
 from realizar.cli.server_records import running_servers, servers_folder
-from realizar.hub.folders import user_cache
 from waits import HANG_S
 
 OPTIONS = ("--context-length", "512", "--kv-cache-bytes", "4M", "--max-running", "4")
@@ -19,14 +18,11 @@ NAME = "hf.co/user/tiny:latest"
 
 
 def test_a_client_pulls_asks_and_finds_it_again(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = user_cache() / "kernels"
     with fake_hub({"user/tiny": {"tiny-F32.gguf": tiny.read_bytes()}}) as hub:
         for variable, value in hub.variables(tmp_path).items():
             monkeypatch.setenv(variable, value)
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        user_cache().mkdir(parents=True)
-        (user_cache() / "kernels").symlink_to(kernels)
         with serving("--allow-pull", *OPTIONS) as server, ollama.Client(server.wait_ready(), timeout=HANG_S) as client:
             assert client.list().models == []
             assert [each.models for each in running_servers(servers_folder())] == [[]]

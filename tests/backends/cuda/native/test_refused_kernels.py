@@ -96,7 +96,7 @@ class Card:
         self.refused = refused
         self.loads: list[frozenset[Family]] = []
 
-    def load_model(self, *arguments: Any) -> str:
+    def load_model(self, *arguments: Any, **options: Any) -> str:
         device = next(each for each in arguments if isinstance(each, DeviceProfile))
         self.loads.append(device.without)
         for kernel in self.refused:
@@ -128,8 +128,8 @@ def test_a_load_goes_on_without_what_is_refused(
 
 def test_what_fails_in_spite_of_that_takes_all_matmuls_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stubborn(Card):
-        def load_model(self, *arguments: Any) -> str:
-            super().load_model(*arguments)
+        def load_model(self, *arguments: Any, **options: Any) -> str:
+            super().load_model(*arguments, **options)
             if "matmuls" not in self.loads[-1]:
                 raise KernelError("launching matvec_q4: CUDA_ERROR_INVALID_VALUE", "matvec_q4_tokens1")
             return "a model"
@@ -144,7 +144,7 @@ def test_a_kernel_without_a_slower_road_ends_the_load(monkeypatch: pytest.Monkey
     """Triton's have none, nor has one that fails where all was given up."""
 
     class Refusing(Card):
-        def load_model(self, *_arguments: Any) -> str:
+        def load_model(self, *_arguments: Any, **_options: Any) -> str:
             raise KernelError("no kernel runs", kernel)
 
     with pytest.raises(KernelError, match=r"^no kernel runs$"):

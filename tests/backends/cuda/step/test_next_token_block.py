@@ -38,7 +38,7 @@ CONFIG = EngineConfig(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", wider(RECIPES, "attention", "hybrid"))
+@pytest.mark.parametrize("name", wider(RECIPES, "attention"))
 def test_logits_are_those_of_the_twin_and_texts_those_without_drafts(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
