@@ -36,6 +36,7 @@ from realizar.quantization.source import PlanesSource, random_source  # noqa: E4
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from resolving import resolved  # noqa: E402
+from wider import diagonal  # noqa: E402
 
 DEVICE = interpreter_device()
 RECIPE = Recipe(32, 2, 1, 128, 256, 48, windows=(None,), weights="Q4_0", parts=("biases",))
@@ -107,14 +108,15 @@ def test_a_model_that_a_checkpoint_stores_as_several_tensors_a_matrix(
     check_stored(tmp_path, write_grouped_model(tmp_path, order, monkeypatch), plans=False)
 
 
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
-    "stored",
-    [
-        Stored("awq"), Stored("gptq", symmetric=True, group=32), Stored("unpacked", bits=8, symmetric=True),
-        Stored("fp8", scale="float32"), Stored("float", group=0, rows=1),
-        Stored("modelopt"),
-    ],
+    ("stored", "packed"),
+    diagonal(
+        [
+            Stored("awq"), Stored("fp8", scale="float32"), Stored("gptq", symmetric=True, group=32),
+            Stored("float", group=0, rows=1), Stored("unpacked", bits=8, symmetric=True), Stored("modelopt"),
+        ],
+        [True, False],
+    ),
     ids=str,
 )  # fmt: skip
 def test_a_model_of_stored_tensors(
