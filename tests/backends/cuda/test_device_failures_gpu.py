@@ -128,7 +128,7 @@ try:
     while core.has_work:
         stepped(core)
 except EngineDeadError as error:
-    print("dead:", str(error).splitlines()[0])
+    print(str(error).splitlines()[0])
 core.close()
 print("closed")
 """
@@ -143,9 +143,8 @@ def test_a_poisoned_context_ends_the_engine_and_its_process_goes_on_to_its_end()
         timeout=HANG_S,
         check=False,
     )
-    assert "dead: " in done.stdout, done.stderr[-2000:]
-    assert "DeviceLostError" in done.stdout
-    assert done.stdout.rstrip().endswith("closed")
+    assert "DeviceLostError" in done.stdout, done.stderr
+    assert done.stdout.rstrip().endswith("closed"), done.stderr
 
 
 def test_many_loads_leave_nothing() -> None:
