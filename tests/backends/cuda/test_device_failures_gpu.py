@@ -145,6 +145,7 @@ def test_a_poisoned_context_ends_the_engine_and_its_process_goes_on_to_its_end()
     )
     assert "DeviceLostError" in done.stdout, done.stderr
     assert done.stdout.rstrip().endswith("closed"), done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_many_loads_leave_nothing() -> None:

@@ -7,6 +7,8 @@ where torch gives one, and else by its text, which is that of `cudaGetErrorStrin
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import re
 import subprocess
@@ -174,7 +176,16 @@ def _known(error: Exception) -> RealizarError | None:
 
 
 def _lost(error: Exception) -> DeviceLostError:
+    _keep_tensors_of_the_host()
     return DeviceLostError(f"the GPU's context is lost: {_first_line(error)}")
+
+
+def _keep_tensors_of_the_host() -> None:
+    """Let none that is alive be freed: torch asks the device before it takes pinned memory back, and the error that a
+    lost context answers with ends the process there and then.
+    """
+    kept = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.device.type == "cpu"]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def _no_memory(error: Exception) -> CapacityError:
