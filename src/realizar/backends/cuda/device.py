@@ -22,7 +22,7 @@ SLOWER: Mapping[Family, str] = {
     "mat-vec": "tensor cores multiply few tokens, too",
     "repack": "the host packs the weights",
     "attention": "Triton attends",
-    "scans": "Triton scans chunks of delta nets",
+    "scans": "Triton runs delta nets",
     "sampling": "the host samples, and slowly",
     "matmuls": "Triton multiplies, and slowly",
 }

@@ -79,7 +79,7 @@ def kernels(capability: tuple[int, int], part: str, *, all_of_them: bool) -> Ite
         yield Needed(choice_source(shape, clusters=capability >= (9, 0)), 256)
         if capability == (9, 0):
             scan = ScanKernels(16, 48, 4, 8, tiled=True)
-            for name, source in scan.sources().items():
+            for name, source in (scan.sources() | {"rows": scan.rows()}).items():
                 yield Needed(source, THREADS[name], source.shared_bytes)
         if capability >= (9, 0):
             yield Needed(many_choices_source(shape, 16), 256, 4 * shape.many_floats(16))

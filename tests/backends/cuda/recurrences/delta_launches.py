@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +17,15 @@ from realizar.backends.cuda.kernels.recurrences.delta_decode import recur_once
 from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
 from realizar.backends.cuda.kernels.recurrences.delta_net import recur
 from realizar.backends.cuda.kernels.recurrences.delta_scan import TILE, scan_inputs, scan_prepare, scan_states
-from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers, InputFormat
 from realizar.backends.cuda.native.launcher import LoadedKernels
 from realizar.backends.cuda.native.scans.source import FACTOR_BYTES, LINK_BYTES, ScanKernels
-from realizar.backends.cuda.recurrences.scans import HopperScan, ScannedChunks
+from realizar.backends.cuda.recurrences.scans import DecodedRows, HopperRows, HopperScan, ScannedChunks
 
 NORM_EPS = 1e-6
 HOPPER = "halves"  # a precision: that of the kernels in CUDA C++, of heads of 128
+_BLOCKS = 3  # of the kernel for rows of one token: each has several heads
+_FACTOR = 0.25  # of what it gates
 
 
 @dataclass
@@ -63,12 +66,15 @@ class Kernels:
         self.vectors = [torch.from_numpy(each).to(device) for each in net.vectors()]
         self.launches: dict[str, Callable[[], object]] = {}
         self.scan: HopperScan | None = None
+        self.rows: HopperRows | None = None
         self.kept: ScannedChunks | None = None
+        self.decoded: DecodedRows | None = None
         if precision == HOPPER:  # after torch has made the device's context
             shape = ScanKernels(net.key_heads, net.value_heads, net.length, self.ring, net.tiled)
             loaded = LoadedKernels("sm_90a")
-            loaded.prepare(shape.sources().values())
+            loaded.prepare([*shape.sources().values(), shape.rows()])
             self.scan = HopperScan(shape, loaded)
+            self.rows = HopperRows(shape, loaded, _BLOCKS)
 
     def step(self, rows: list[Row]) -> list[NDArray[np.float32]]:
         """Outputs of each row."""
@@ -94,7 +100,8 @@ class Kernels:
         tokens, width, gated = len(rows), net.value_heads * net.value, self.columns == net.value
         sums, table = (partials, partials.stride(0), partials.stride(1), partials), self._table(rows, np.arange(tokens))
         output, state = self._empty(tokens, width), torch.zeros((2, tokens), dtype=torch.int32, device=self.device)
-        target = ActivationBuffers(tokens, torch.device(self.device)).get(InputFormat(kind), width)
+        form = InputFormat(kind) if self.rows is None else InputFormat("half", 16)
+        target = ActivationBuffers(tokens, torch.device(self.device)).get(form, width)
         sizes, norm = {**self._ring, **self._sizes}, torch.ones(net.value, device=self.device) * self.norm
         self.launches = {
             "recur_once": lambda: recur_once[(len(table), net.value_heads, -(-net.value // self.columns))](
@@ -103,10 +110,35 @@ class Kernels:
                 num_warps=self.warps, **sizes, **target.constants(),
             )
         }  # fmt: skip
+        if self.rows is not None:
+            return self._native_once(self.rows, partials, table, output, target if gated else None)
         self.launches["recur_once"]()
         assert not state.any()
         found = target.values.float() * (target.scales[:, None] if kind == "f16" else 1.0) if gated else output
         return found.cpu().numpy()
+
+    def _native_once(
+        self, rows: HopperRows, partials: torch.Tensor, table: torch.Tensor, output: torch.Tensor,
+        gated: ActivationBuffer | None,
+    ) -> NDArray[np.float32]:  # fmt: skip
+        net, bias = self.net, torch.zeros(self.net.width, device=self.device) if self.splits > 1 else None
+        norm = torch.ones(net.value, device=self.device) * self.norm
+        self.decoded = DecodedRows(  # kept: a launch knows addresses alone
+            partials, bias, self.rings, *self.vectors, self.states, table, norm, NORM_EPS, _FACTOR, output, gated,
+            len(table),
+        )  # fmt: skip
+        stream = int(torch.cuda.current_stream().cuda_stream)
+        self.launches = {
+            "recur_once": partial(rows.start, self.decoded, net.key**-0.5, stream, dependent=False),
+        }
+        self.launches["recur_once"]()
+        if gated is None:
+            return output.cpu().numpy()
+        blocks, chunks, *_ = gated.values.shape
+        # Axes: block, chunk, a column's 4s, its 1s, eight rows, row, a column's 16s, its 2s.
+        split = gated.values.float().reshape(blocks, chunks, 4, 2, -1, 8, 4, 2).permute(0, 4, 5, 1, 6, 2, 7, 3)
+        found = split.reshape(-1, chunks * 64) * gated.scales[:, None]
+        return found[: len(output)].cpu().numpy()
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.full(shape, float("nan"), device=self.device)

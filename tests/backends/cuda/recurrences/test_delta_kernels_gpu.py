@@ -59,6 +59,16 @@ def test_rows_scanned_on_hopper(net: Net, rows: tuple[tuple[int, int, int], ...]
 
 
 @on_hopper
+@pytest.mark.parametrize("net", [NARROW, GROUPED_WIDE, WIDE], ids=["tiled", "neighbours", "wide"])
+def test_rows_of_one_token_on_hopper(net: Net) -> None:
+    """Replayed tokens, states that nobody has written yet, uncertain tokens and rows that are none; gated and not."""
+    check_first(net, "cuda", 2, HOPPER)
+    for splits, undone in ((1, 1), (2, 3), (3, 5)):
+        for columns in (64, 128):
+            check_once(net, "cuda", splits, columns, undone=undone, precision=HOPPER)
+
+
+@on_hopper
 @pytest.mark.parametrize("net", [Net(16, 48, 128, 128, tiled=True), Net(16, 32, 128, 128)], ids=["48", "32"])
 def test_models_scanned_on_hopper(net: Net) -> None:
     """Two chunks, the second of which goes on from the first's state and ring, and the last token once more."""

@@ -22,7 +22,7 @@ from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.recurrences.memory import StateMemory, ring_width
 from realizar.backends.cuda.recurrences.nets import Net, input_sums
 from realizar.backends.cuda.recurrences.rows import num_recurring
-from realizar.backends.cuda.recurrences.scans import ScanBinder, ScanScratch
+from realizar.backends.cuda.recurrences.scans import RowsBinder, ScanBinder, ScanScratch
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import GatedDeltaNetBlock, ShortConvolutionBlock
@@ -63,10 +63,11 @@ class RecurrenceBinder:
             yield Launch("convolution state", partial(self._keep_gated, block, linear))
             return
         net = self._net(block, linear, consumer)
-        yield Launch("recurrence", partial(self._recur, net))
+        rows = None if self._scans is None else self._scans.bind_rows(net)
+        yield Launch("recurrence", partial(self._recur, net, rows))
         if self._scans is not None:
             yield Launch("recurrence", self._scans.bind(net))
-        yield Launch("recurrence output", partial(self._gate, net))
+        yield Launch("recurrence output", partial(self._gate, net, rows))
         yield Launch("recurrence inputs", partial(self._keep_inputs, net))
 
     def _net(self, block: GatedDeltaNetBlock, linear: MergedLinear, consumer: MergedLinear) -> Net:
@@ -87,15 +88,20 @@ class RecurrenceBinder:
         """True where `recur_once` runs: each row has one token, and sums may have an order of their own."""
         return self._scans is not None and not kind.tiles
 
-    def _gated_target(self, net: Net, kind: StepKind) -> ActivationBuffer | None:
-        """The activations that `recur_once` writes for the next matmul; None where it leaves heads to `gate_heads`."""
+    def _gated_target(self, net: Net, rows: RowsBinder | None, kind: StepKind) -> ActivationBuffer | None:
+        """The next matmul's activations, that the recurrence writes; None where it leaves heads to `gate_heads`."""
+        if rows is not None and rows.runs(kind):
+            return rows.target(kind)
         part, formats = net.part, net.consumer.input_formats(kind)
         columns, _ = _once_cut(kind, part.value_size)
         if columns < part.value_size or part.value_size % CHUNK or len(formats) > 1 or formats[0].kind == "fp8":
             return None
         return self._space.activations.get(formats[0], part.num_value_heads * part.value_size)
 
-    def _recur(self, net: Net, kind: StepKind) -> None:
+    def _recur(self, net: Net, rows: RowsBinder | None, kind: StepKind) -> None:
+        if rows is not None and rows.runs(kind):
+            rows.start(kind)
+            return
         space, part, once = self._space, net.part, self._is_once(kind)
         sums, constants = input_sums(self._space, net.linear, kind)
         columns, warps = _once_cut(kind, part.value_size) if once else (min(_COLUMNS, padded(part.value_size)), _WARPS)
@@ -108,7 +114,7 @@ class RecurrenceBinder:
         if not once:
             recur[grid](*arguments, **constants)
             return
-        target, none = self._gated_target(net, kind), self._none
+        target, none = self._gated_target(net, rows, kind), self._none
         pointers = (none, 0, none, none, none) if target is None else target.pointers()
         nothing = {"FORMAT": NOTHING.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
         recur_once[grid](
@@ -116,8 +122,8 @@ class RecurrenceBinder:
             **constants, **(nothing if target is None else target.constants()),
         )  # fmt: skip
 
-    def _gate(self, net: Net, kind: StepKind) -> None:
-        if self._is_once(kind) and self._gated_target(net, kind) is not None:
+    def _gate(self, net: Net, rows: RowsBinder | None, kind: StepKind) -> None:
+        if self._is_once(kind) and self._gated_target(net, rows, kind) is not None:
             return
         space, part, size, norm = self._space, net.part, net.part.value_size, (net.norm, net.eps)
         if size == padded(size):

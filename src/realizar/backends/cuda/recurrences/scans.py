@@ -1,7 +1,8 @@
-"""Chunks of gated delta nets, bound to their kernels: CUDA C++ on Hopper for the heads that it has, or else Triton."""
+"""Gated delta nets bound to kernels in CUDA C++, on Hopper for the heads that they have, or else chunks to Triton's."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
 from realizar.backends.cuda.kernels.recurrences.delta_scan import scan_inputs, scan_prepare, scan_states
 from realizar.backends.cuda.launch import StepKind
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.native.compiler import Source, architecture
 from realizar.backends.cuda.native.launcher import LoadedKernels
 from realizar.backends.cuda.native.scans.source import FACTOR_BYTES, LINK_BYTES, SCAN_HEAD, THREADS, ScanKernels
@@ -26,6 +28,8 @@ from realizar.models.spec import ModelSpec
 
 _COLUMNS = 32  # of a head's state, in one program of Triton's `scan_states`
 _INPUT_TOKENS = 16  # of a tile, that one program of `scan_inputs` takes
+_FEW_ROWS = 32  # up to which Triton's `recur_once` is no slower than the kernel for rows of one token each
+_LARGEST = 64.0  # of a head's numbers before their gate, as halves, so that gates up to 1,023 are never cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,52 @@ class HopperScan:
             yield name, partial(start, grid, THREADS[name], values, sizes, stream, dependent)
 
 
+@dataclass(frozen=True, slots=True)
+class DecodedRows:
+    """What Hopper's kernel for rows of one token each reads and writes; tensors as of `ScannedChunks`.
+
+    Attributes:
+        norm, eps: of heads before their gate, float32 [head]. factor: a power of two, by which `gated` is divided.
+        gated: the next matmul's input, `half`; None leaves heads in `output`, before norm and gate.
+        rows: of the table, that are looked at.
+    """
+
+    partials: torch.Tensor
+    bias: torch.Tensor | None
+    rings: torch.Tensor
+    kernel: torch.Tensor
+    decay_bias: torch.Tensor
+    rate: torch.Tensor
+    states: torch.Tensor
+    recurring: torch.Tensor
+    norm: torch.Tensor
+    eps: float
+    factor: float
+    output: torch.Tensor
+    gated: ActivationBuffer | None
+    rows: int
+
+
+class HopperRows:
+    """Starts the kernel for rows of one token each of a net's shape, on a card with so many processors."""
+
+    def __init__(self, shape: ScanKernels, loaded: LoadedKernels, processors: int) -> None:
+        self._heads, self._loaded, self._processors = shape.value_heads, loaded, processors
+        self.source = shape.rows()
+
+    def start(self, on: DecodedRows, scale: float, stream: int, dependent: bool) -> None:
+        tensors = on.rings, on.kernel, on.decay_bias, on.rate, on.states, on.recurring, on.norm, on.output
+        addresses = [on.partials.data_ptr(), 0 if on.bias is None else on.bias.data_ptr()]
+        addresses += [each.data_ptr() for each in tensors]
+        halves, block_tokens = ((0, 0), 1) if on.gated is None else (on.gated.addresses, on.gated.format.block_tokens)
+        numbers = scale, on.eps, on.factor, on.output.stride(0), block_tokens, on.rows
+        sums = on.partials.shape[0], on.partials.stride(0), on.partials.stride(1)
+        grid = min(on.rows * self._heads, self._processors), 1, 1
+        self._loaded[self.source].launch(
+            grid, THREADS["rows"], [*addresses, *halves, *numbers, *sums], "p" * 12 + "fff" + "i" * 6, stream, dependent
+        )
+
+
 class ScanScratch(NamedTuple):
     """What the kernels of a scan hand on, flat, large enough for every layer that they have: none for no layer."""
 
@@ -112,11 +162,17 @@ class ScanBinder:
         """Return a function that starts a layer's kernels, in steps with tiles."""
         if not _on_hopper(net.part, self._space, self._device):
             return partial(self._start_triton, net)
-        part = net.part
-        shape = ScanKernels(part.num_key_heads, part.num_value_heads, part.length, net.sizes["RING"], part.tiled)
-        scan = HopperScan(shape, self._loaded)
+        scan = HopperScan(_shape(net), self._loaded)
         self._wanted += scan.sources.values()
         return partial(self._start_hopper, net, scan)
+
+    def bind_rows(self, net: Net) -> RowsBinder | None:
+        """What starts a layer's kernel in steps of one token a row; None where Hopper has none."""
+        if not _has_rows(net.part, self._device):
+            return None
+        rows = HopperRows(_shape(net), self._loaded, self._device.processors)
+        self._wanted.append(rows.source)
+        return RowsBinder(net, rows, self._space)
 
     def prepare(self) -> None:
         """Compile and load the layers' kernels; KernelError where one does not compile, or the device refuses it."""
@@ -132,8 +188,8 @@ class ScanBinder:
             arrays["scan_rows"], arrays["scan_firsts"], arrays["scanned"], self._scratch.hopper, net.states,
             space.attended, num_tiles(kind, arrays.sizes), num_recurring(kind, arrays.sizes),
         )  # fmt: skip
-        stream = int(torch.cuda.current_stream(self._device.torch_device).cuda_stream)
-        for _, start in scan.launches(chunks, net.scale, stream, dependent=space.launching(kind)["DEPENDENT"]):
+        dependent = space.launching(kind)["DEPENDENT"]
+        for _, start in scan.launches(chunks, net.scale, _stream(space), dependent):
             start()
 
     def _start_triton(self, net: Net, kind: StepKind) -> None:
@@ -163,10 +219,53 @@ class ScanBinder:
         )  # fmt: skip
 
 
+class RowsBinder:
+    """Starts the kernel for rows of one token each in a layer."""
+
+    def __init__(self, net: Net, rows: HopperRows, space: Workspace) -> None:
+        self._net, self._rows, self._space = net, rows, space
+        # Heads over their root mean square have no number above the root of their size.
+        largest = float(net.norm.abs().max()) * SCAN_HEAD**0.5
+        self._factor = 2.0 ** math.ceil(math.log2(largest / _LARGEST)) if largest > 0.0 else 1.0
+
+    def runs(self, kind: StepKind) -> bool:
+        return not kind.tiles and kind.tokens > _FEW_ROWS
+
+    def target(self, kind: StepKind) -> ActivationBuffer | None:
+        """The next matmul's input, where it is one that the kernel writes; None leaves heads to `gate_heads`."""
+        formats, part = self._net.consumer.input_formats(kind), self._net.part
+        if len(formats) > 1 or formats[0].kind != "half":
+            return None
+        return self._space.activations.get(formats[0], part.num_value_heads * part.value_size)
+
+    def start(self, kind: StepKind) -> None:
+        net, space = self._net, self._space
+        partials = space.partials(net.linear.splits(kind), kind.tokens, net.linear.width)
+        decoded = DecodedRows(
+            partials, net.linear.bias, net.rings, net.kernel, net.decay_bias, net.rate, net.states,
+            space.arrays["recurring"], net.norm, net.eps, self._factor, space.attended, self.target(kind),
+            num_recurring(kind, space.arrays.sizes),
+        )  # fmt: skip
+        self._rows.start(decoded, net.scale, _stream(space), space.launching(kind)["DEPENDENT"])
+
+
+def _stream(space: Workspace) -> int:
+    return int(torch.cuda.current_stream(space.hidden.device).cuda_stream)
+
+
+def _shape(net: Net) -> ScanKernels:
+    part = net.part
+    return ScanKernels(part.num_key_heads, part.num_value_heads, part.length, net.sizes["RING"], part.tiled)
+
+
+def _has_rows(net: GatedDeltaNet, device: DeviceProfile) -> bool:
+    hopper = device.capability == (9, 0) and device.runs("scans")
+    return hopper and net.key_size == net.value_size == SCAN_HEAD
+
+
 def _on_hopper(net: GatedDeltaNet, space: Workspace, device: DeviceProfile) -> bool:
     """True where CUDA C++ scans; its kernels read inputs by fours, of which no odd number of value heads has whole."""
-    hopper = device.capability == (9, 0) and device.runs("scans") and not is_exact(space)
-    return hopper and net.key_size == net.value_size == SCAN_HEAD and net.num_value_heads % 2 == 0
+    return _has_rows(net, device) and not is_exact(space) and net.num_value_heads % 2 == 0
 
 
 def scan_scratch(spec: ModelSpec, space: Workspace, device: DeviceProfile) -> ScanScratch:

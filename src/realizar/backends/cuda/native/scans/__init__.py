@@ -1,5 +1,5 @@
-"""Chunks of gated delta nets on Hopper, in tiles of 64 tokens.
+"""Gated delta nets on Hopper: chunks in tiles of 64 tokens, and many rows of one token each.
 
-Read `tiles.cu` (what the kernels hand on), `inputs.cu`, `prepare.cu` and `states.cu`; `source.py` puts their texts
-together for a model's shape.
+Of chunks read `tiles.cu` (what the kernels hand on), `inputs.cu`, `prepare.cu` and `states.cu`, of rows `rows.cu`;
+`source.py` puts their texts together for a model's shape.
 """

@@ -8,10 +8,11 @@ from realizar.backends.cuda.native.compiler import Source, read
 from realizar.backends.cuda.native.sources import Defines, define, wgmma_operands
 
 SCAN_HEAD = 128  # of keys and of values: the one size that there are kernels for
-THREADS = {"inputs": 128, "prepare": 128, "states": 384}
+THREADS = {"inputs": 128, "prepare": 128, "states": 384, "rows": 416}
 # Of a tile and a value head: `links` and `factors` of tiles.cu.
 LINK_BYTES, FACTOR_BYTES = 2 * 64 * 64 * 2, (2 * 64 + 4) * 4
 _SLOTS, _SLOT_BYTES = 3, 57 << 10
+_STATES = 3  # that `rows` has in shared memory
 _BESIDE_BYTES = 24 << 10, 4 * 64 * 20 * 4  # the ring of `states`: operands, and outputs as they are transposed
 _BOTH_SHARED = "%{0}, %{1}, %{2}"
 _INSTRUCTIONS = "primitives.cu", "bulk.cu", "chunks/warpgroups.cu"
@@ -33,13 +34,20 @@ class ScanKernels:
     tiled: bool
 
     def sources(self) -> dict[str, Source]:
-        """Those of THREADS, in the order in which they run."""
+        """Those of a scan, in the order in which they run."""
         return {"inputs": self._inputs(), "prepare": self._prepare(), "states": self._states()}
 
-    def _inputs(self) -> Source:
+    def rows(self) -> Source:
+        """That of rows of one token each."""
+        return self._source("rows", self._ring | {"SLOTS": _STATES}, _STATES * SCAN_HEAD * SCAN_HEAD * 4)
+
+    @property
+    def _ring(self) -> Defines:
         channels = (2 * self.key_heads + self.value_heads) * SCAN_HEAD
-        own: Defines = {"LENGTH": self.length, "RING": self.ring, "WIDTH": channels + 2 * self.value_heads}
-        return self._source("inputs", own, 0)
+        return {"LENGTH": self.length, "RING": self.ring, "WIDTH": channels + 2 * self.value_heads}
+
+    def _inputs(self) -> Source:
+        return self._source("inputs", self._ring, 0)
 
     def _prepare(self) -> Source:
         return self._source("prepare", wgmma_operands("SHARED", 32, _BOTH_SHARED), 2 * SCAN_HEAD * 64 * 2)
