@@ -209,8 +209,12 @@ class Channel(Generic[_Record]):
             raise ChannelTimeoutError("it does not answer")
 
     def _wait(self, event: int, deadline_s: float | None) -> bool:
-        """Wait until the socket can be read or written; False if the deadline comes first."""
+        """Wait until the socket can be read or written, which it could not be just now; False if the deadline comes
+        first.
+        """
+        left_ms = None if deadline_s is None else 1e3 * (deadline_s - time.monotonic())
+        if left_ms is not None and left_ms <= 0:
+            return False
         poll = select.poll()
         poll.register(self._socket, event)
-        left_ms = None if deadline_s is None else max(0.0, 1e3 * (deadline_s - time.monotonic()))
         return bool(poll.poll(left_ms))

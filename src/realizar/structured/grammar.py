@@ -186,7 +186,7 @@ class GrammarFactory:
         row.check()
         if row.error is not None:
             out[:] = 0
-        elif not out[0].any():
+        elif not np.count_nonzero(out[0]):  # `any` takes eight times as long
             row.error = "no token can follow"
 
 

@@ -44,7 +44,7 @@ from realizar.structured.workers.messages import (
 from realizar.structured.workers.process_limits import limit_process, within
 
 _FEW_ANSWERS = 200  # before all states of a grammar are looked for, which takes as long as some hundred answers
-_HEAVY_S, _HEAVY_ANSWERS = 5e-3, 16  # so many answers of a grammar that take longer than that delay other grammars
+_HEAVY_S, _HEAVY_ANSWERS = 5e-3, 16  # so many answers of a grammar that take the processor for longer delay others
 _HEAVY_BYTES = 64 << 20  # of a grammar, beyond what compiling it took
 
 
@@ -81,7 +81,7 @@ class _Row:
         ahead: a matcher that has taken in the first of these. goes_on: it is to take in the last one too.
         mask: of the token after them all; None where it has not been computed.
         number: of the last request.
-        last_s: seconds of the last answer.
+        last_s: seconds of the processor that the last answer took.
     """
 
     key: int
@@ -202,12 +202,16 @@ class WorkerProcess:
 
     def _answer_all(self) -> int:
         asking = self._asking()
+        if not asking:
+            return 0
+        before_s, before_bytes = time.thread_time(), _most_resident_bytes()
         for row in sorted(asking, key=lambda row: row.last_s):  # what took long takes long again: others wait
-            before_s, before_bytes = time.perf_counter(), _most_resident_bytes()
             self._work_on(row.key)
             self._answer(row)
-            row.last_s = time.perf_counter() - before_s
-            self._note(row.loaded, row.last_s, _most_resident_bytes() - before_bytes)
+            now_s, now_bytes = time.thread_time(), _most_resident_bytes()
+            row.last_s = now_s - before_s
+            self._note(row.loaded, row.last_s, now_bytes - before_bytes)
+            before_s, before_bytes = now_s, now_bytes
         return len(asking)
 
     def _note(self, loaded: _Loaded, answer_s: float, used_bytes: int) -> None:
