@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.parts import Linear, NextTokenInputs, Norm, Rope
+from realizar.models.parts import Linear, NextTokenInputs, Norm, PairedInputs, Rope
 from realizar.models.spec import (
     SWIGLU_ALPHA,
     SWIGLU_LIMIT,
@@ -57,7 +57,7 @@ class ReferenceModel:
 
         Args:
             state: of the chunks before these tokens, empty before the first; the tokens are added to it.
-            given: the hidden state before each token, [tokens, hidden_size], of a next-token block.
+            given: the hidden state before each token, [tokens, hidden_size], of a drafter that reads them.
         """
         return self.head(self.hidden(token_ids, state, given))
 
@@ -69,11 +69,18 @@ class ReferenceModel:
         """The residual stream after each layer, [tokens, hidden_size]; arguments as of `logits`."""
         spec, state, streams = self.spec, {} if state is None else state, []
         x = self._add_up(self._embedded(np.asarray(token_ids))) * self.dtype.type(spec.embedding_scale)
-        if spec.next_token is not None and given is not None:
-            x = self._next_token_inputs(spec.next_token, x, np.asarray(given, self.dtype))
+        pair = None
+        if given is not None:
+            given = np.asarray(given, self.dtype)
+        if isinstance(spec.next_token, NextTokenInputs) and given is not None:
+            x = self._next_token_inputs(spec.next_token, x, given)
+        elif isinstance(spec.next_token, PairedInputs) and given is not None:
+            normed = self._norm(spec.next_token.state_norm, given)
+            pair = np.concatenate([self._norm(spec.next_token.token_norm, x), normed], axis=1)
+            x = normed if spec.next_token.normed_stream else given
         inputs = None if spec.layer_inputs is None else self._layer_inputs(spec.layer_inputs, token_ids, x)
         for index, layer in enumerate(spec.layers):
-            x = self._layer(layer, x, index, state)
+            x = self._layer(layer, x, index, state, pair if index == 0 else None)
             if layer.input_gate is not None and inputs is not None:
                 x = x + self._gated(layer.input_gate, x, inputs[:, index])
             if layer.output_scale is not None:
@@ -112,10 +119,17 @@ class ReferenceModel:
         gated = _activate(part.activation, self._linear(part.gate, x)) * own
         return self._norm(part.norm, self._linear(part.projection, gated))
 
-    def _layer(self, layer: Layer, x: Array, index: int, state: State) -> Array:
+    def fused(self, streams: Sequence[Array]) -> Array:
+        """What a drafter makes of its model's streams after each layer, each [tokens, hidden_size], given all."""
+        fusion = self.spec.fusion
+        assert fusion is not None
+        together = np.concatenate([streams[layer] for layer in fusion.layers], axis=1)
+        return self._linear(fusion.linear, self._norm(fusion.norm, together))
+
+    def _layer(self, layer: Layer, x: Array, index: int, state: State, pair: Array | None) -> Array:
         scale = self.dtype.type(layer.residual_scale)
         if layer.mixer is not None:
-            normed = self._norm(layer.input_norm, x)
+            normed = self._norm(layer.input_norm, x) if pair is None else pair
             if isinstance(layer.mixer, SharedAttention):
                 mixed = self._shared_attention(layer.mixer, normed, state[layer.mixer.source])
             else:

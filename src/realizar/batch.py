@@ -23,6 +23,11 @@ GIVEN_EMBEDDING = -1  # in a row's history, in place of a token id under which t
 NOT_SAMPLED = -1  # in place of a token id where a row has sampled nothing
 
 
+def head_id_table(ids: Sequence[int]) -> NDArray[np.int32]:
+    """int32 [rows + 1], what the rows of a head stand for; as the last, NOT_SAMPLED stands for itself."""
+    return np.array([*ids, NOT_SAMPLED], np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class LogprobQuery:
     """Log-probabilities wanted of the token that follows the one at `index` of a row's tokens in this step.

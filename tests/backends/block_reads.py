@@ -1,4 +1,4 @@
-"""What a next-token block computed beside a model, held to the twin in numpy, on any backend."""
+"""What a head computed beside the model whose states it reads, held to the twin in numpy, on any backend."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ReadLogits = Callable[[list[int]], NDArray[np.float32]]
 
 
 class Reads:
-    """The logits that a block computed last after each token of a sequence: id and logits by position.
+    """The logits that a head computed last after each token of a sequence: id and logits by position.
 
-    A token that the block itself drafted has the id -1.
+    A token that the head itself drafted has the id -1.
     """
 
     def __init__(self, drafter: Backend, read_logits: ReadLogits, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +53,10 @@ class Reads:
 
 
 def expected_logits(recipe: Recipe, drafter: ModelSource, ids: list[int]) -> NDArray[np.float32]:
-    """The block's logits after each token of a text, by the numpy twins of both."""
+    """The head's logits after each token of a text, by the numpy twins of both."""
     spec, checkpoint = random_model(recipe)
-    states = ReferenceModel(spec, load_tensors(spec, checkpoint)).hidden(ids)
-    before = np.concatenate([np.zeros_like(states[:1]), states[:-1]])
+    model = ReferenceModel(spec, load_tensors(spec, checkpoint))
     twin = ReferenceModel(drafter.spec, load_tensors(drafter.spec, drafter.checkpoint))
+    states = model.hidden(ids) if drafter.spec.fusion is None else twin.fused(model.streams(ids))
+    before = np.concatenate([np.zeros_like(states[:1]), states[:-1]])
     return np.asarray(twin.logits(ids, given=before))

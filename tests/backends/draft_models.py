@@ -1,4 +1,4 @@
-"""Models that draft for a random one: itself, its first layers, one that knows nothing of it, a next-token block."""
+"""Models that draft for a random one: itself, its first layers, one that knows nothing of it, heads on its states."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from random_models import Recipe, random_model
 from realizar.backends.base import ModelSource
-from realizar.checkpoint.checkpoint import StoredTensor
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.models.parts import Linear, NextTokenInputs, Norm
-from realizar.models.spec import ModelSpec
+from realizar.models.parts import Fusion, Linear, NextTokenInputs, Norm, PairedInputs, Rope
+from realizar.models.spec import Attention, FeedForward, Layer, ModelSpec
 from realizar.models.tensor_source import TensorSource
 from realizar.quantization.random_blocks import random_blocks
+from reference_tensors import load_tensor
 
 
 def itself(recipe: Recipe) -> ModelSource:
@@ -101,3 +103,89 @@ def next_token_block(recipe: Recipe, of_state: float | None = 0.0) -> ModelSourc
     names = {name for source in cut.tensors.values() for name in source.names}
     tensors = {name: each for name, each in {**checkpoint.tensors, **stored}.items() if name in names}
     return ModelSource(cut, replace(checkpoint, tensors=tensors))
+
+
+EAGLE3_LAYERS = (0, 2, 1)
+EAGLE3_IDS = 48  # one id in so many is not among those that a head drafts
+
+
+def eagle3_head(recipe: Recipe, of_state: float | None, *, normed: bool = True) -> ModelSource:
+    """A head that foresees a model as far as this is its last feed-forward of the embedding, and `of_state` is small.
+
+    Its attention looks at the token itself, whose embedding it gives back; `of_state` is the share of states. With None
+    all is random, of the type of the model's weights. `normed` has the norm before `fc`, and the stream's.
+    """
+    spec, checkpoint = random_model(recipe)
+    make = _Eagle3Maker(recipe, spec, checkpoint, of_state)
+    ids = tuple(each for each in make.rng.permutation(recipe.vocab_size).tolist() if each % EAGLE3_IDS)
+    feed_forward, streams = make.feed_forward(), len(EAGLE3_LAYERS) * recipe.hidden_size
+    fusion = Fusion(
+        EAGLE3_LAYERS, make.linear("fc", make.noise(recipe.hidden_size, streams)),
+        make.norm("fc_norm", streams) if normed else None,
+    )  # fmt: skip
+    state_norm = make.norm("state_norm", recipe.hidden_size, of_state or 0.0)
+    inputs = PairedInputs(make.norm("token_norm", recipe.hidden_size), state_norm, fusion, normed)
+    own_norm = spec.layers[-1].pre_feedforward_norm
+    assert own_norm is not None
+    before, final = (make.as_in(name, norm) for name, norm in (("mlp_norm", own_norm), ("final_norm", spec.final_norm)))
+    layer = Layer(make.attention(), feed_forward, pre_feedforward_norm=before)
+    head, embedding = make.values_of(spec.head.weight)[list(ids)], make.values_of(spec.embedding)
+    own: ModelSpec = replace(
+        spec, layers=(layer,), final_norm=final, head=make.linear("head", head), vocab_size=len(ids), head_ids=ids,
+        embedding=make.tensor("embedding", embedding), next_token=inputs,
+    )  # fmt: skip
+    sources = {name: TensorSource(name, stored.shape) for name, stored in make.stored.items()}
+    return ModelSource(replace(own, tensors=sources), replace(checkpoint, tensors=make.stored))
+
+
+class _Eagle3Maker:
+    """Parts of a head; arguments as of `eagle3_head`."""
+
+    def __init__(self, recipe: Recipe, spec: ModelSpec, checkpoint: Checkpoint, of_state: float | None) -> None:
+        self._recipe, self._spec, self._checkpoint, self._is_random = recipe, spec, checkpoint, of_state is None
+        self.rng, self.stored = np.random.default_rng(recipe.seed + 3), dict[str, StoredTensor]()
+
+    def values_of(self, name: str) -> NDArray[np.float32]:
+        return load_tensor(self._spec.tensors[name], self._checkpoint)
+
+    def noise(self, rows: int, columns: int) -> NDArray[np.float32]:
+        return (self.rng.standard_normal((rows, columns)) / math.sqrt(columns)).astype(np.float32)
+
+    def tensor(self, name: str, values: NDArray[np.float32]) -> str:
+        kind, blocks = GGMLType.F32, values.view(np.uint8).reshape(*values.shape[:-1], -1)
+        if self._is_random and values.ndim == 2 and name != "embedding":
+            kind = GGMLType[self._recipe.weights]
+            blocks = random_blocks(kind, *values.shape, self.rng, 1 / math.sqrt(values.shape[1]))
+        self.stored[name] = StoredTensor(name, kind, values.shape, blocks, self._checkpoint.path, 0)
+        return name
+
+    def linear(self, name: str, values: NDArray[np.float32]) -> Linear:
+        return Linear(self.tensor(name, values.astype(np.float32)), *values.shape)
+
+    def norm(self, name: str, size: int, centre: float = 1.0) -> Norm:
+        weights = 1 + 0.2 * self.rng.standard_normal(size) if self._is_random else np.full(size, centre)
+        return Norm("rms", 1e-5, self.tensor(name, weights.astype(np.float32)))
+
+    def as_in(self, name: str, norm: Norm) -> Norm:
+        """A norm of the model's weights."""
+        return Norm("rms", 1e-5, self.tensor(name, self.values_of(norm.weight)))
+
+    def attention(self) -> Attention:
+        hidden, size, one = self._recipe.hidden_size, self._recipe.head_size, np.eye(self._recipe.hidden_size)
+        scale = self._spec.embedding_scale * float(np.sqrt(np.mean(self.values_of(self._spec.embedding) ** 2)))
+        heads = hidden // size
+        kv_heads = self._recipe.num_kv_heads if self._is_random else heads
+        halves = {"q": 4 * one, "k": one[: kv_heads * size], "v": scale * one[: kv_heads * size]}
+        q, k, v = (
+            self.linear(name, np.concatenate([own, self.noise(*own.shape)], axis=1)) for name, own in halves.items()
+        )
+        frequencies = tuple(float(np.float32(1000.0 ** (-i / size * 2))) for i in range(size // 2))
+        rope, o = Rope("neox", frequencies), self.linear("o", one)
+        return Attention(heads, kv_heads, size, 1 / math.sqrt(size), q, k, v, o, rope)
+
+    def feed_forward(self) -> FeedForward:
+        """The model's last one."""
+        (own,) = [part for _, part in self._spec.feed_forwards()][-1:]
+        assert own.gate is not None
+        gate, up, down = (self.linear(one.weight, self.values_of(one.weight)) for one in (own.gate, own.up, own.down))
+        return FeedForward(own.activation, up, down, gate)

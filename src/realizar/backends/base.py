@@ -23,6 +23,9 @@ from realizar.models.spec import ModelSpec
 States: TypeAlias = Any
 """Hidden states where a backend computes: float32 [tokens, hidden_size], numpy's on the CPU and torch's on a GPU."""
 
+FUSED_AT_ONCE = 512
+"""Tokens whose states a drafter makes of its model's streams at once, at most: of 8,192 these would take 400 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
@@ -35,8 +38,8 @@ class ForwardInput:
         block_tables: per cache group int32 [rows, blocks], entry j holding positions j * block_size and on;
             entries of blocks that are out of a window are never read.
         state_moves: copies of states that the step makes.
-        hidden_states: float32 [tokens, hidden_size], what a next-token block reads beside each token
-            (`NextTokenInputs`), where the backend computes; None for others.
+        hidden_states: float32 [tokens, hidden_size], what a drafter reads beside each token (`NextTokenInputs`,
+            `PairedInputs`), where the backend computes; None for others.
     """
 
     columns: StepRows
@@ -137,10 +140,16 @@ class GivesHiddenStates(Protocol):
                 final norm, which every load gives.
         """
 
-    def final_states(self, tokens: Sequence[int]) -> States:
-        """Those after the final norm as `hidden_states` gives them, where the backend computes.
+    def states(self, tokens: Sequence[int], layers: Sequence[int] = ()) -> States:
+        """Those after the final norm, or the streams after some layers side by side, where the backend computes.
 
-        They may be overwritten by whatever is asked for next.
+        Each is as `hidden_states` gives it. They may be overwritten by whatever is asked for next.
+        """
+
+    def fused(self, streams: States) -> States:
+        """The `Fusion` of the loaded drafter, of float32 [tokens, features]: float32 [tokens, hidden_size].
+
+        There are at most `FUSED_AT_ONCE` tokens. The states may be overwritten by whatever is asked for next.
         """
 
     def new_states(self, count: int) -> States:

@@ -1,9 +1,10 @@
-"""`DraftModel`: a model beside the main one, or its next-token block, whose likeliest tokens are drafts. numpy only.
+"""`DraftModel`: a model beside the main one, or a head that reads its states, whose likeliest tokens are drafts.
 
 It computes the tokens that the main model's steps compute, in the same blocks: a block holds the keys and values of
 both models. So its cache is shared, found again and given up with the main one's, and nothing is read twice. A
-next-token block reads the hidden state of the token before each one too: `PreviousStates` keeps those that later steps
-need. States stay where the backends compute; only ids come to the host, once all drafts are on their way.
+next-token block reads the hidden state of the token before each one too, and EAGLE-3 what it makes of several:
+`PreviousStates` keeps those that later steps need. States stay where the backends compute; only ids come to the host,
+once all drafts are on their way. numpy only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import (
+    FUSED_AT_ONCE,
     Backend,
     Capacity,
     FollowsSteps,
@@ -33,6 +35,7 @@ from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import NOTHING_BESIDE, Beside, ResolvedConfig
 from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, StepOutput, StepRows
 from realizar.errors import DeviceLostError, InvalidRequestError, UnsupportedModelError
+from realizar.models.parts import NextTokenInputs
 from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams
 
@@ -69,9 +72,7 @@ def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -
     if _PADDING * abs(own - known) > known:
         sizes = f"{own} ids, and the model's {known}"
         raise UnsupportedModelError(f"the drafter's vocabulary has {sizes}: they must be the same, but for padding")
-    if drafter.spec.next_token is not None and drafter.spec.hidden_size != spec.hidden_size:
-        sizes = f"{drafter.spec.hidden_size} numbers, and the model's {spec.hidden_size}"
-        raise UnsupportedModelError(f"the next-token block reads hidden states of {sizes}")
+    _check_states(drafter.spec, spec)
     if drafter.spec.context_length < config.context_length:
         lengths = f"{drafter.spec.context_length} tokens, fewer than the {config.context_length} of the context"
         raise UnsupportedModelError(f"the drafter reads {lengths}: lower context_length")
@@ -81,8 +82,24 @@ def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -
     return drafter
 
 
+def _check_states(drafter: ModelSpec, spec: ModelSpec) -> None:
+    """Refuse a drafter that reads other hidden states than a model has."""
+    if isinstance(drafter.next_token, NextTokenInputs) and drafter.hidden_size != spec.hidden_size:
+        sizes = f"{drafter.hidden_size} numbers, and the model's {spec.hidden_size}"
+        raise UnsupportedModelError(f"the next-token block reads hidden states of {sizes}")
+    fusion = drafter.fusion
+    if fusion is None:
+        return
+    if fusion.linear.in_features != len(fusion.layers) * spec.hidden_size:
+        sizes = f"{fusion.linear.in_features} numbers of {len(fusion.layers)} layers, and the model's have"
+        raise UnsupportedModelError(f"the drafter reads {sizes} {spec.hidden_size} each")
+    if not all(0 <= layer < len(spec.layers) for layer in fusion.layers):
+        layers = ", ".join(map(str, fusion.layers))
+        raise UnsupportedModelError(f"the drafter reads layers {layers}, and the model has {len(spec.layers)}")
+
+
 def _num_ids(spec: ModelSpec) -> int:
-    """Ids that a model reads; a next-token block may draft fewer of them."""
+    """Ids that a model reads; a drafter may draft fewer of them."""
     return spec.tensors[spec.embedding].shape[0]
 
 
@@ -99,16 +116,29 @@ def shared_groups(drafter: ModelSpec, spec: ModelSpec) -> list[int]:
     return [windows.index(group.window) for group in drafter.cache_groups()]
 
 
-def drafter_config(config: ResolvedConfig, num_blocks: tuple[int, ...] | None = None) -> ResolvedConfig:
+def drafter_config(
+    config: ResolvedConfig, drafter: ModelSpec, num_blocks: tuple[int, ...] | None = None
+) -> ResolvedConfig:
     """The configuration of a drafter, which computes a token more of each row that has sampled, from the main model's.
 
     `num_blocks` is of each of the drafter's cache groups; None plans it alone.
     """
     tokens = config.max_step_tokens + config.max_running
     return replace(
-        config, max_step_tokens=tokens, speculative_tokens=0, hidden_layers=(), beside=NOTHING_BESIDE,
-        kv_blocks=num_blocks,
+        config, max_step_tokens=tokens, speculative_tokens=0, hidden_layers=_last_layers(drafter),
+        beside=NOTHING_BESIDE, kv_blocks=num_blocks,
     )  # fmt: skip
+
+
+def shared_with(config: ResolvedConfig, drafter: ModelSpec, beside: Beside) -> ResolvedConfig:
+    """The main model's configuration beside a drafter that takes so much: it keeps the streams that this reads."""
+    layers = () if drafter.fusion is None else drafter.fusion.layers
+    return replace(config, beside=beside, hidden_layers=tuple(sorted({*config.hidden_layers, *layers})))
+
+
+def _last_layers(drafter: ModelSpec) -> tuple[int, ...]:
+    """Of a drafter, those whose streams are the states before its next drafts; none where the final norm's are."""
+    return () if drafter.fusion is None else (len(drafter.layers) - 1,)
 
 
 def drafter_bytes(
@@ -119,6 +149,8 @@ def drafter_bytes(
     for group, size in zip(groups, block_bytes, strict=True):
         added[group] += size
     fixed = plan.needed_bytes + plan.reserved_bytes
+    if drafter.fusion is not None:
+        fixed += 4 * FUSED_AT_ONCE * drafter.fusion.linear.in_features
     if drafter.next_token is not None:
         added[groups[0]] += 4 * drafter.hidden_size
         moved = 2 * config.max_step_tokens  # a step's states, and those before its tokens
@@ -206,11 +238,12 @@ class DraftModel:
         self.num_drafts = config.speculative_tokens
         self._last = np.zeros(config.max_running, np.int32)  # by row: its last sampled token
         self._fails = False
+        self._fusion, self._last_layers = drafter.spec.fusion, _last_layers(drafter.spec)
+        own = drafter_config(config, drafter.spec, tuple(num_blocks[group] for group in self._groups))
+        backend.load(drafter.spec, drafter.checkpoint, own)
         self._previous: PreviousStates | None = None
         if drafter.spec.next_token is not None:
-            self._previous = PreviousStates(main, config, num_blocks[self._groups[0]])
-        own = drafter_config(config, tuple(num_blocks[group] for group in self._groups))
-        backend.load(drafter.spec, drafter.checkpoint, own)
+            self._previous = PreviousStates(backend, config, num_blocks[self._groups[0]])
 
     @property
     def reads_states(self) -> bool:
@@ -298,7 +331,7 @@ class DraftModel:
         self, step: ForwardInput, places: NDArray[np.intp], positions: NDArray[np.int32], lasts: NDArray[np.intp]
     ) -> Step:
         """Compute what some rows sampled after tokens of the drafter's last step, `lasts`."""
-        states = None if self._previous is None else self._backend.final_states(lasts.tolist())
+        states = None if self._previous is None else self._backend.states(lasts.tolist(), self._last_layers)
         ones, ids = np.ones(len(places), np.int32), np.full(len(places), FROM_PREVIOUS_STEP, np.int32)
         return self._submit(step, places, positions, ids, ones, ones > 0, states)
 
@@ -309,7 +342,7 @@ class DraftModel:
         columns, table, stays = step.columns, step.block_tables[self._groups[0]], counts - goes_on
         owners = np.repeat(np.arange(len(columns)), stays)
         within = np.arange(len(owners)) - np.repeat(np.cumsum(stays) - stays, stays)
-        own = self._main.final_states((columns.starts[owners] + within).tolist())
+        own = self._states_of((columns.starts[owners] + within).tolist())
         positions = columns.num_computed_tokens[owners] + within
         others, follows = np.ones(counts.sum(), np.bool_), np.ones(len(owners), np.bool_)
         begins = np.cumsum(counts, dtype=np.intp) - counts
@@ -317,12 +350,22 @@ class DraftModel:
         follows[(np.cumsum(stays) - 1)[~goes_on]] = False  # the token after these is not there yet
         first = previous.before(columns.numbers, columns.num_computed_tokens, table)
         kept = previous.kept(columns.numbers[owners], positions, stays, table[owners, positions // self._block_size])
-        to, source, to_others, of_own, kept_own, places = self._main.indices(
+        to, source, to_others, of_own, kept_own, places = self._backend.indices(
             begins, first, others.nonzero()[0], follows.nonzero()[0], *kept
         )
-        found = self._main.new_states(len(others))
+        found = self._backend.new_states(len(others))
         found[to], found[to_others] = previous.states[source], own[of_own]
         previous.states[places] = own[kept_own]
+        return found
+
+    def _states_of(self, tokens: list[int]) -> States:
+        """What the drafter reads of some tokens of the main model's step: float32 [tokens, hidden_size]."""
+        if self._fusion is None:
+            return self._main.states(tokens)
+        found = self._backend.new_states(len(tokens))
+        for first in range(0, len(tokens), FUSED_AT_ONCE):
+            part = tokens[first : first + FUSED_AT_ONCE]
+            found[first : first + len(part)] = self._backend.fused(self._main.states(part, self._fusion.layers))
         return found
 
     def _standing(

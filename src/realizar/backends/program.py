@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from realizar.errors import InvalidRequestError
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.parts import Linear, NextTokenInputs, Norm, Share
+from realizar.models.parts import Fusion, Linear, NextTokenInputs, Norm, PairedInputs, Share
 from realizar.models.spec import Attention, Experts, FeedForward, Layer, Mixer, ModelSpec
 from realizar.models.tensor_source import TensorName
 
@@ -33,11 +33,13 @@ class Inputs:
         linears: in the order in which the block's part takes their outputs.
         gated: feed-forward whose gate and up these are: their kernel may apply its activation. None where the outputs
             must be stored as they are.
+        pair: what is read in place of the stream, which begins here; None anywhere but in a drafter's first block.
     """
 
     norm: Norm | None
     linears: tuple[Linear, ...]
     gated: FeedForward | None = None
+    pair: PairedInputs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,8 @@ class Program:
     Attributes:
         layer_inputs: computed before the blocks, from the embedding; None where no block reads any.
         next_token: computed before the blocks, from the embedding and given states; None where these begin with the
-            embedding.
+            embedding, or with a pair.
+        fusion: computed by itself, for other tokens than those of a step; None where there is none.
         share: of a rank among several. An id's row of the embedding is zeros on all but one of them, whose sum begins
             the stream, and their logits lie one after another.
         hidden_layers: layers after which the stream is kept.
@@ -186,6 +189,7 @@ class Program:
     next_token: NextTokenInputs | None = None
     share: Share = Share()  # noqa: RUF009 - frozen
     hidden_layers: tuple[int, ...] = ()
+    fusion: Fusion | None = None
 
     def kept_after(self, num_blocks: int) -> list[int]:
         """Places in `hidden_layers` of those whose stream is that after the first so many blocks."""
@@ -196,6 +200,7 @@ class Program:
         """Of all blocks, in order; those that share an input together."""
         first = [] if self.layer_inputs is None else [(self.layer_inputs.projection,)]
         first += [] if self.next_token is None else [(self.next_token.of_token,), (self.next_token.of_state,)]
+        first += [] if self.fusion is None else [(self.fusion.linear,)]
         return [*first, *(group for block in self.blocks for group in _matmuls(block))]
 
     def matmuls(self) -> list[tuple[Linear, ...]]:
@@ -209,8 +214,12 @@ def build_program(spec: ModelSpec, hidden_layers: Sequence[int] = ()) -> Program
             message = f"hidden_layers names layer {layer}: the model's are 0 to {len(spec.layers) - 1}"
             raise InvalidRequestError(message, "hidden_layers")
     blocks = [block for index, layer in enumerate(spec.layers) for block in _layer_blocks(index, layer, spec.share)]
-    tail = Tail(spec.final_norm, spec.head)
-    return Program(tuple(_linked(blocks)), tail, spec.layer_inputs, spec.next_token, spec.share, tuple(hidden_layers))
+    next_token = spec.next_token
+    if isinstance(next_token, PairedInputs):
+        blocks[0] = replace(blocks[0], inputs=replace(blocks[0].inputs, pair=next_token))
+        next_token = None
+    tail, kept = Tail(spec.final_norm, spec.head), tuple(hidden_layers)
+    return Program(tuple(_linked(blocks)), tail, spec.layer_inputs, next_token, spec.share, kept, spec.fusion)
 
 
 def _layer_blocks(index: int, layer: Layer, share: Share) -> list[Block]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from realizar.backends.base import NO_OTHERS, Backend, OtherModels
 from realizar.backends.device_choice import choose_device
 from realizar.backends.devices import THE_CPU, ChosenDevice
-from realizar.backends.draft_model import find_drafter
+from realizar.backends.draft_model import find_drafter, shared_with
 from realizar.backends.inspection import InspectedBackend
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.machine import free_memory_bytes
@@ -197,13 +197,13 @@ def plan_memory(
 
         free = _free_on_gpu(config.chosen) if free_bytes is None else free_bytes
         if drafter is not None:
-            config = replace(config, beside=beside_on_gpu(drafter, spec, checkpoint, config))
+            config = shared_with(config, drafter.spec, beside_on_gpu(drafter, spec, checkpoint, config))
         return plan_for_gpu(spec, checkpoint, config, free)
     from realizar.backends.cpu.plan import beside_drafter as beside_on_cpu
     from realizar.backends.cpu.plan import plan_memory as plan_for_cpu
 
     if drafter is not None:
-        config = replace(config, beside=beside_on_cpu(drafter, spec, checkpoint, config))
+        config = shared_with(config, drafter.spec, beside_on_cpu(drafter, spec, checkpoint, config))
     return plan_for_cpu(spec, checkpoint, config, free_bytes)
 
 

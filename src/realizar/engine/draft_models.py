@@ -8,6 +8,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 from realizar.hub.pull import resolve
+from realizar.models.eagle3 import build_eagle3, is_eagle3
 from realizar.models.next_token import is_next_token_file, with_shortlist
 from realizar.models.registry import build_next_token_block, build_spec
 from realizar.tokenizer.load import load_tokenizer
@@ -30,6 +31,8 @@ def open_drafter(checkpoint: Checkpoint, config: ResolvedConfig) -> OtherModels:
     if name is None:
         return NO_OTHERS
     drafter = open_checkpoint(resolve(name))
+    if is_eagle3(drafter):
+        return {"drafter": _open_eagle3(drafter, checkpoint, config)}
     _check_vocabularies(drafter, checkpoint)
     try:
         block = build_next_token_block(drafter, config.context_length) if is_next_token_file(drafter) else None
@@ -37,6 +40,14 @@ def open_drafter(checkpoint: Checkpoint, config: ResolvedConfig) -> OtherModels:
         return {"drafter": ModelSource(spec, drafter)}
     except (UnsupportedModelError, InvalidRequestError) as error:
         raise UnsupportedModelError(f"the drafter {name}: {error}") from error
+
+
+def _open_eagle3(drafter: Checkpoint, checkpoint: Checkpoint, config: ResolvedConfig) -> ModelSource:
+    """A head beside its model. A folder of one has no vocabulary, as a rule."""
+    if "tokenizer.ggml.tokens" in drafter.metadata or drafter.tokenizer_path is not None:
+        _check_vocabularies(drafter, checkpoint)
+    model = build_spec(checkpoint, config.context_length, config.expert_used_count)
+    return ModelSource(*build_eagle3(drafter, model, checkpoint))
 
 
 def _check_vocabularies(drafter: Checkpoint, checkpoint: Checkpoint) -> None:

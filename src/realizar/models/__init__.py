@@ -9,7 +9,8 @@ Read in this order:
 3. `hyper_parameters.py`, `dimensions.py`, `rope_parameters.py`: strict reading of metadata, with
    the keys that have no effect; `rope.py` computes the frequencies.
 4. `spec_builder.py`, `experts.py`: the parts of a decoder, with their tensors. `tensor_names.py` maps the names,
-   `multimodal.py` finds the text model inside a larger one, and `next_token.py` the blocks that draft.
+   `multimodal.py` finds the text model inside a larger one, `next_token.py` the blocks that draft, and `eagle3.py`
+   describes a head that does.
 5. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint. `shard.py` cuts a spec for ranks.
 6. `parameters.py` counts parameters, `pooling.py` is the pooling of an embedding model, and `ranking.py`
    the head of a reranker. `generated/` has models of random weights.

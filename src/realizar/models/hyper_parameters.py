@@ -122,7 +122,7 @@ class HyperParameters:
         value = self._uniform(gguf, hf, self.raw(gguf, hf), absent, varies)
         if value is None:
             return self._default(gguf, hf, default)
-        return self._checked_integer(gguf, hf, value, low, high)
+        return self.checked_integer(gguf, hf, value, low, high)
 
     def integers(self, gguf: str, count: int, *, high: int) -> list[int]:
         """Whole numbers from 1 to `high` of a GGUF file, one for each of `count` layers; a single one is of all."""
@@ -131,9 +131,10 @@ class HyperParameters:
             return [self.integer(gguf, None, high=high)] * count
         if len(values) != count:
             raise self.malformed(gguf, None, f"expected a list of {count}, one per layer")
-        return [self._checked_integer(gguf, None, value, 1, high) for value in values]
+        return [self.checked_integer(gguf, None, value, 1, high) for value in values]
 
-    def _checked_integer(self, gguf: str | None, hf: str | None, value: object, low: int, high: int) -> int:
+    def checked_integer(self, gguf: str | None, hf: str | None, value: object, low: int, high: int) -> int:
+        """`value`, found under the key, as a whole number from `low` to `high`."""
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise self.malformed(gguf, hf, f"expected a whole number, found {_shorten(value)}")
         number = int(value)

@@ -54,6 +54,38 @@ class NextTokenInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Fusion:
+    """The state that a drafter reads of a token, made of a model's: `linear(norm(streams))`.
+
+    Attributes:
+        layers: of the model; the residual streams after them lie side by side, in this order.
+        norm: over all of them; None where there is none.
+    """
+
+    layers: tuple[int, ...]
+    linear: Linear
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairedInputs:
+    """What a drafter of one layer (EAGLE-3) begins with, in place of the embedding x of a token.
+
+    Its attention reads token_norm(x) and state_norm(h) side by side, and its stream begins with h. h is the `fusion` of
+    the token before, by the model that it drafts for; where that token is a draft, its stream there before the final
+    norm; zeros before the first token.
+
+    Attributes:
+        normed_stream: the stream begins with state_norm(h).
+    """
+
+    token_norm: Norm
+    state_norm: Norm
+    fusion: Fusion
+    normed_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding of the first `2 * len(inverse_frequencies)` dimensions of a head.
 

@@ -13,7 +13,17 @@ from typing import Any, Literal
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.parts import Activation, Linear, NextTokenInputs, Norm, QueryGrowth, Rope, Share
+from realizar.models.parts import (
+    Activation,
+    Fusion,
+    Linear,
+    NextTokenInputs,
+    Norm,
+    PairedInputs,
+    QueryGrowth,
+    Rope,
+    Share,
+)
 from realizar.models.tensor_source import TensorName, TensorSource
 
 Scoring = Literal["softmax", "sigmoid"]
@@ -235,7 +245,8 @@ class ModelSpec:
         head: its weight is `embedding` when tied.
         logit_scale: multiplies logits, before `logit_soft_cap`.
         layer_inputs: of layers with an `input_gate`, all of which have a slice of it; None where no layer has one.
-        next_token: of a next-token block, whose layers go on from the tokens of another model; None for a model.
+        next_token: of a drafter whose layers go on from the hidden states of another model; None for a model.
+        head_ids: what the head's rows stand for; None where these are the ids from 0 on.
         tensors: canonical name to source, for every tensor that the spec names; loading is strict both ways.
         ignored_tensors: checkpoint names that are known and not needed.
         share: which part of a model it is. All sizes are the part's, but for `vocab_size`.
@@ -255,12 +266,18 @@ class ModelSpec:
     tensors: Mapping[TensorName, TensorSource] = field(default_factory=dict)
     ignored_tensors: frozenset[str] = frozenset()
     layer_inputs: LayerInputs | None = None
-    next_token: NextTokenInputs | None = None
+    next_token: NextTokenInputs | PairedInputs | None = None
+    head_ids: tuple[int, ...] | None = None
     share: Share = Share()  # noqa: RUF009 - frozen
 
     @property
     def tied(self) -> bool:
         return self.head.weight == self.embedding
+
+    @property
+    def fusion(self) -> Fusion | None:
+        """Of a drafter that reads several streams of its model."""
+        return self.next_token.fusion if isinstance(self.next_token, PairedInputs) else None
 
     @property
     def first_id(self) -> int:
@@ -301,7 +318,9 @@ class ModelSpec:
     def _first_linears(self) -> tuple[Linear, ...]:
         """Those before the layers."""
         first = () if self.layer_inputs is None else (self.layer_inputs.projection,)
-        return first if self.next_token is None else (*first, self.next_token.of_token, self.next_token.of_state)
+        if isinstance(self.next_token, NextTokenInputs):
+            return (*first, self.next_token.of_token, self.next_token.of_state)
+        return first if self.fusion is None else (*first, self.fusion.linear)
 
     def vectors(self) -> tuple[TensorName, ...]:
         """The vectors of all layers, as `Layer.vectors`, and all other norms, but no biases of matrices."""

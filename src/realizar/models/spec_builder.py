@@ -303,6 +303,7 @@ class SpecBuilder:
         *,
         tied_by_default: bool,
         head_bias: bool = False,
+        head_size: int | None = None,
         embedding_scale: float = 1.0,
         logit_scale: float = 1.0,
         logit_soft_cap: float | None = None,
@@ -315,6 +316,7 @@ class SpecBuilder:
             tied_by_default: the head is the embedding unless `config.json` decides, or the checkpoint has a head of
                 other values. A GGUF file is tied if it has no `output.weight`.
             head_bias: logits have a bias, tied or not.
+            head_size: rows of a head that is not tied, where these are not those of the embedding.
             is_ignored: True for further checkpoint names that are known and not needed.
         """
         sizes, hparams = self.sizes, self.hparams
@@ -330,7 +332,7 @@ class SpecBuilder:
             head = Linear(embedding, sizes.vocab_size, sizes.hidden_size, bias)
             ignored.add(self.stored_name(HEAD))
         else:
-            head = self.linear("lm_head", sizes.vocab_size, sizes.hidden_size, bias=head_bias)
+            head = self.linear("lm_head", head_size or sizes.vocab_size, sizes.hidden_size, bias=head_bias)
         final_norm = self.norm(FINAL_NORM)
         hparams.only("attention.causal", "is_causal", True)
         hparams.refuse_unread()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.draft_models import next_token_block, roughly
+from backends.draft_models import eagle3_head, next_token_block, roughly
 from grammar_services import LastingService
 from random_models import Recipe, random_model
 from realizar.backends.base import NO_OTHERS, Backend, ModelSource
@@ -37,6 +37,7 @@ RECIPE = Recipe(
 )  # fmt: skip
 DEEP = replace(RECIPE, windows=(None, 40))
 HYBRID = replace(RECIPE, windows=(None, None), recurrent=("delta",), value_size=16, lacking=("feed_forward",))
+QUIET = replace(RECIPE, windows=(None, None, None), lacking=("feed_forward", "feed_forward"))
 CONFIG = EngineConfig(
     threads=2, max_running=6, max_step_tokens=40, context_length=256, kv_cache_bytes=4 << 20, speculative_tokens=3,
     prompt_lookup_min=100, prompt_lookup_max=100,
@@ -48,18 +49,19 @@ KINDS: dict[str, tuple[Recipe, ModelSource | None, dict[str, Any]]] = {
     "block": (RECIPE, next_token_block(RECIPE, of_state=0.06), {}),
     "lookup and block": (RECIPE, next_token_block(RECIPE, of_state=0.06), LOOKUP),
     "block of a hybrid": (HYBRID, next_token_block(HYBRID), {}),
+    "eagle3": (QUIET, eagle3_head(QUIET, of_state=0.01), {}),
 }
 BLOCKS = 9  # room for one request of the whole context
 Found = dict[tuple[str, int], list[Any]]
 
 
 def model_of(recipe: Recipe) -> tuple[ModelSpec, Checkpoint]:
-    """A random model whose recurrences add little, as no block of one layer foresees more."""
+    """A random model whose recurrences add little, as no head of one layer foresees more, and `QUIET` all mixers."""
     spec, checkpoint = random_model(recipe)
     tensors = dict(checkpoint.tensors)
     for layer in spec.layers:
-        if isinstance(layer.mixer, GatedDeltaNet):
-            stored = tensors[layer.mixer.out.weight]
+        if layer.mixer is not None and (isinstance(layer.mixer, GatedDeltaNet) or recipe == QUIET):
+            stored = tensors[layer.mixer.linears()[-1].weight]
             quiet = np.array(stored.data).view(np.float32) * np.float32(0.05)
             tensors[stored.name] = replace(stored, data=quiet.view(np.uint8))
     return spec, replace(checkpoint, tensors=tensors)

@@ -42,7 +42,7 @@ from realizar.backends.program import (
 )
 from realizar.errors import UnsupportedModelError
 from realizar.models.layer_inputs import LayerInputs
-from realizar.models.parts import Activation, Linear, NextTokenInputs, Norm
+from realizar.models.parts import Activation, Fusion, Linear, NextTokenInputs, Norm, PairedInputs
 from realizar.models.spec import ExpertLinear, Experts, FeedForward
 from realizar.models.tensor_source import TensorName
 
@@ -71,6 +71,12 @@ class Binder:
 
     def bind_final_norm(self, tail: Tail) -> BoundProgram:
         return walkable(self._final_norm(tail))
+
+    def bind_fusion(self, fusion: Fusion) -> BoundProgram:
+        """From `streams` to `fused`, of as many tokens as are selected."""
+        count, width = STEP_SELECTED, fusion.linear.in_features
+        normed = self._normalize("fusion", fusion.norm, "streams", "streams", count=count, width=width)
+        return walkable([normed, self._project(fusion.linear, "streams", "fused", "fusion", count=count)])
 
     def _kept(self, program: Program, num_blocks: int) -> list[BoundOperation]:
         return [
@@ -103,7 +109,10 @@ class Binder:
 
     def _attention_block(self, block: AttentionBlock) -> Iterator[BoundOperation]:
         attention, terms, part = block.attention, self._attention.two_terms(block.attention), inputs_part(block)
-        yield self._normalize("norm", block.inputs.norm, "hidden", "normed", terms=terms)
+        if block.inputs.pair is None:
+            yield self._normalize("norm", block.inputs.norm, "hidden", "normed", terms=terms)
+        else:
+            yield from self._pair(block.inputs.pair, terms=terms)
         yield self._project(attention.q, "normed", "query", part, barrier=False)
         yield self._project(attention.k, "normed", "key", part, barrier=False)
         if attention.gate is not None:
@@ -158,6 +167,16 @@ class Binder:
         yield self._project(inputs.of_token, "normed", "hidden", part)
         yield self._normalize(part, inputs.state_norm, "states", "normed", begins_block=False)
         yield self._project(inputs.of_state, "normed", "hidden", part, add_scale=1.0)
+
+    def _pair(self, pair: PairedInputs, *, terms: bool) -> Iterator[BoundOperation]:
+        """The embedding, which is in the stream, and the state side by side in `normed`; the stream is the state's."""
+        size, part = self.weights.hidden_size, "paired inputs"
+        if size % GROUP:
+            raise UnsupportedModelError(f"a drafter reads pairs of {size}: the CPU backend takes multiples of {GROUP}")
+        yield self._normalize(part, pair.token_norm, "hidden", "normed", terms=terms, begins_block=False)
+        yield self._normalize(part, pair.state_norm, "states", "normed", terms=terms, column=size, begins_block=False)
+        begins_with = pair.state_norm if pair.normed_stream else None
+        yield self._normalize(part, begins_with, "states", "hidden", begins_block=False)
 
     def _input_gate_block(self, block: InputGateBlock) -> Iterator[BoundOperation]:
         gate, values, gated = block.gate, self.workspace.buffers["layer inputs"], self.workspace.buffers["layer rows"]
@@ -293,6 +312,7 @@ class Binder:
     def _normalize(
         self, part: str, norm: Norm | None, source: str, target: str, *, add_scale: float | None = None,
         to: str = "hidden", terms: bool = False, count: int = STEP_TOKENS, begins_block: bool | None = None,
+        column: int = 0, width: int | None = None,
     ) -> BoundOperation:  # fmt: skip
         """target = norm(source), and with `add_scale` to += add_scale * target; a norm of None copies.
 
@@ -300,17 +320,21 @@ class Binder:
             terms: whether the target has two terms; see `AttentionBinder.two_terms`.
             count: field of the step that has the number of tokens.
             begins_block: see `BoundOperation`; by default where the source is the stream.
+            column: of the target, where the result begins: of a group of records.
+            width: of a norm; None takes its weight's, or without a norm the stream's.
         """
         read, written = self.workspace.buffers[source], self.workspace.buffers[target]
         total = self.workspace.buffers[to]
-        width = self.weights.length(norm.weight) if norm else min(read.values.shape[1], self.weights.hidden_size)
+        if width is None:
+            width = self.weights.length(norm.weight) if norm else min(read.values.shape[1], self.weights.hidden_size)
         record = self.workspace.record(
             NORMALIZE, count_field=count, **read.fields("input"), width=width, kind=norm_kind(norm),
             eps=float(norm.eps) if norm else 0.0, weight=self.weights.norm_at(norm),
-            bias=self.weights.vector_at(norm.bias if norm else None), **written.fields("out"),
-            **written_records(written.records), residual=total.at if add_scale is not None else 0,
-            residual_stride=total.stride, residual_scale=float(add_scale or 0.0),
-            terms=written.terms.at if terms and written.terms is not None else 0,
+            bias=self.weights.vector_at(norm.bias if norm else None), out=written.at + 4 * column,
+            out_stride=written.stride, **written_records(written.records, column),
+            residual=total.at if add_scale is not None else 0, residual_stride=total.stride,
+            residual_scale=float(add_scale or 0.0),
+            terms=written.terms.at_column(column) if terms and written.terms is not None else 0,
         )  # fmt: skip
         begins = source == "hidden" if begins_block is None else begins_block
         return BoundOperation(part, normalize.address, record, begins_block=begins)

@@ -44,6 +44,7 @@ class LoadedModel:
         scratch: uint8 [threads, bytes], of attention. partial: float32 [PARTIAL_FLOATS], segments of split attention.
         body, tail: operations over all tokens of a step, and over the tokens whose logits are wanted.
         final_norm: operations over the tokens whose final hidden states are wanted.
+        fusion: operations that make a drafter's states of its model's streams; None where it reads none.
         rows: parameters and state of the open rows' sampling. sampling: its kernel.
     """
 
@@ -59,6 +60,7 @@ class LoadedModel:
     body: BoundProgram
     tail: BoundProgram
     final_norm: BoundProgram
+    fusion: BoundProgram | None
     team: ThreadTeam
     rows: SamplingRows
     sampling: SamplingKernel
@@ -110,7 +112,10 @@ def load_model(
     )
     state_binder = StateBinder(instructions, kernels, weights, workspace, states)
     binder = Binder(instructions, kernels, weights, workspace, attention, state_binder)
-    programs = binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_final_norm(program.tail)
+    fusion = None if program.fusion is None else binder.bind_fusion(program.fusion)
+    programs = (
+        binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_final_norm(program.tail), fusion,
+    )  # fmt: skip
     memory = weights, kv, states, workspace, ropes, scratch, partial
     team = ThreadTeam(config.threads) if beside is None else beside.team
     rows = SamplingRows(config.max_running, spec.vocab_size, config.context_length)

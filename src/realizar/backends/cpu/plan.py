@@ -81,7 +81,7 @@ def plan_memory(
 
 def beside_drafter(drafter: ModelSource, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> Beside:
     """What a drafter takes beside the main model. Raises what `plan_memory` does."""
-    own = drafter_config(config)
+    own = drafter_config(config, drafter.spec)
     lent = Weights(spec, checkpoint, select(config.instruction_set).lanes, config.threads)
     lent.reserve(spec.matrices(), no_bytes)
     plan, sizes = plan_memory(drafter.spec, drafter.checkpoint, own, lent=lent), KVSizes(drafter.spec, own)

@@ -27,11 +27,11 @@ from realizar.backends.cpu.plan import beside_drafter
 from realizar.backends.cpu.sampling.step_sampler import Pooled, StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.workspace import kept_stream
-from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter
+from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter, shared_with
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
-from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, StepOutput, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, StepOutput, StepRows, head_id_table
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import RealizarError, StepError
 from realizar.models.check_tensors import check_tensors
@@ -86,6 +86,7 @@ class CPUBackend:
         self._pending: CPUStep | None = None
         self._model: LoadedModel | None = None
         self._drafter: DraftModel | None = None
+        self._head_ids: NDArray[np.int32] | None = None
         self._kv_heads: frozenset[tuple[int, int]] = frozenset()  # of all layers, and the queries that share one
         self._segment_floats = 0  # of a token and a segment of attention, at most
 
@@ -97,12 +98,13 @@ class CPUBackend:
         check_tensors(spec, checkpoint)
         drafter = find_drafter(others, spec, config)
         if drafter is not None:
-            config = replace(config, beside=beside_drafter(drafter, spec, checkpoint, config))
+            config = shared_with(config, drafter.spec, beside_drafter(drafter, spec, checkpoint, config))
         self._model = load_model(spec, checkpoint, config, self._progress, self._beside)
         if drafter is not None:
             model, backend = self.model, CPUBackend(self._progress, self.model)
             self._drafter = load_drafter(self, backend, drafter, model.spec, model.config, model.kv.num_blocks)
         self._last = np.zeros(config.max_running, np.int32)
+        self._head_ids = None if spec.head_ids is None else head_id_table(spec.head_ids)
         attentions = [attention for _, attention in spec.all_attentions()]
         self._kv_heads = frozenset((each.num_kv_heads, each.num_heads // each.num_kv_heads) for each in attentions)
         self._segment_floats = max(each.num_heads * (-(-each.head_size // 32) * 32 + 2) for each in attentions)
@@ -148,8 +150,19 @@ class CPUBackend:
             states[first : first + len(part)] = model.workspace.buffers["selected"].values[: len(part), :width]
         return states
 
-    def final_states(self, tokens: Sequence[int]) -> States:
-        return self.hidden_states(tokens)
+    def states(self, tokens: Sequence[int], layers: Sequence[int] = ()) -> States:
+        if not layers:
+            return self.hidden_states(tokens)
+        return np.concatenate([self.hidden_states(tokens, layer) for layer in layers], axis=1)
+
+    def fused(self, streams: States) -> States:
+        model, (count, width) = self.model, streams.shape
+        assert model.fusion is not None
+        read, written = (model.workspace.buffers[name].values for name in ("streams", "fused"))
+        read[:count, :width] = streams
+        model.workspace.step[STEP_SELECTED] = count
+        self.walk(model.fusion)
+        return written[:count, : model.spec.hidden_size]
 
     def new_states(self, count: int) -> States:
         return np.zeros((count, self.model.spec.hidden_size), np.float32)
@@ -259,8 +272,10 @@ class CPUBackend:
         for first in range(0, len(sampler.tokens), most):
             sampler.read(first, self.logits(sampler.tokens[first : first + most]))
         numbers, sampled = sampler.last_sampled()
-        self._last[numbers] = sampled
         output = sampler.output(lambda index: self._pooled(columns, index))
+        if self._head_ids is not None:
+            sampled, output = self._head_ids[sampled], replace(output, sampled=self._head_ids[output.sampled])
+        self._last[numbers] = sampled
         return output if self._drafter is None else self._drafter.with_drafts(forward_input, output)
 
     def _pooled(self, columns: StepRows, index: int) -> Pooled:

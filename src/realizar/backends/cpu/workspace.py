@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.base import FUSED_AT_ONCE
 from realizar.backends.cpu.activation_layout import GROUP, RECORD_BYTES
 from realizar.backends.cpu.kernels.attention_record import ROW_FIELDS, STEP_TOKENS
 from realizar.backends.cpu.kernels.delta_net import delta_scratch_bytes
@@ -39,6 +40,10 @@ class RecordBuffer:
     def at(self) -> int:
         return address(self._data)
 
+    def at_column(self, column: int) -> int:
+        """The address of the group that begins with a column."""
+        return self.at + column // GROUP * self.width * RECORD_BYTES
+
     @property
     def size_bytes(self) -> int:
         return int(self._data.nbytes)
@@ -69,11 +74,11 @@ class RowBuffer:
         return {name: self.at, f"{name}_stride": self.stride}
 
 
-def written_records(buffer: RecordBuffer | None) -> dict[str, int]:
-    """The fields by which a kernel finds the records that it writes; none are written without a buffer."""
+def written_records(buffer: RecordBuffer | None, column: int = 0) -> dict[str, int]:
+    """The fields by which a kernel finds the records that it writes, from a column on; none without a buffer."""
     if buffer is None:
         return {"records": 0, "records_groups": 0, "records_width": 1}
-    return {"records": buffer.at, "records_groups": buffer.groups, "records_width": buffer.width}
+    return {"records": buffer.at_column(column), "records_groups": buffer.groups, "records_width": buffer.width}
 
 
 def kept_stream(place: int) -> str:
@@ -103,6 +108,8 @@ def buffer_widths(spec: ModelSpec, num_kept: int) -> dict[str, int]:
         widths |= dict.fromkeys(("layer inputs", "layer rows"), inputs.projection.out_features)
     if spec.next_token is not None:
         widths["states"] = hidden
+    if spec.fusion is not None:
+        widths |= {"normed": 2 * hidden, "streams": spec.fusion.linear.in_features, "fused": hidden}
     if any(attention.gate is not None for _, attention in spec.attentions()):
         widths["attention gate"] = query
     if mixers:
@@ -146,7 +153,7 @@ def _too_many_tokens(config: ResolvedConfig, has_bytes: int, needed_bytes: int |
 
 
 # Buffers that matmuls read.
-RECORDED = ("normed", "attended", "activated", "selected", "routed", "expert activated")
+RECORDED = ("normed", "attended", "activated", "selected", "routed", "expert activated", "streams")
 # Buffers of pairs of a token and an expert, by their positions (`kernels.routing`).
 ROUTED = ("routed", "expert gate", "expert up", "expert activated")
 
@@ -155,8 +162,9 @@ class Workspace:
     """Buffers for a step's tokens and those whose logits are wanted; records in blocks of `block_tokens`.
 
     The buffer "routed" holds what experts read and, once they have read it, what they make of it. "layer rows" holds
-    the tokens' rows, and once these are part of "layer inputs" each layer's gate. "states" holds what a next-token
-    block reads beside embeddings. "convolved" has a place for each token that is replayed too.
+    the tokens' rows, and once these are part of "layer inputs" each layer's gate. "states" holds what a drafter reads
+    beside embeddings, and "fused" what it makes of its model's "streams" for it. "convolved" has a place for each token
+    that is replayed too.
 
     Attributes:
         zeros: float32, as many as a mixer with a state has inputs, never written.
@@ -171,6 +179,7 @@ class Workspace:
         self.routing = Routing(mixtures, max_tokens, block_tokens)
         self.block_tokens = block_tokens
         counts = dict.fromkeys(("selected", "logits"), max_selected)
+        counts |= dict.fromkeys(("streams", "fused"), min(max_tokens, FUSED_AT_ONCE))
         counts |= dict.fromkeys(ROUTED, num_positions(mixtures, max_tokens, block_tokens))
         counts["convolved"] = max_tokens + max_rows * state_sizes(spec, config.speculative_tokens).most_uncertain
         self.buffers: dict[str, RowBuffer] = {}

@@ -32,7 +32,7 @@ from realizar.backends.program import (
     ShortConvolutionBlock,
     Tail,
 )
-from realizar.models.parts import NextTokenInputs
+from realizar.models.parts import Fusion, NextTokenInputs
 from realizar.models.spec import ModelSpec
 
 
@@ -85,6 +85,19 @@ class Binder:
 
         if program.next_token is not None:
             yield from self._next_token_inputs(program.next_token)
+        pair = program.blocks[0].inputs.pair
+        if pair is not None:
+            yield from (Launch("paired inputs", run) for run in self._norms.bind_pair(pair))
+
+    def bind_fusion(self, fusion: Fusion) -> list[Launch]:
+        """Launches that make states of `Workspace.streams`, which are not a step's, and leave them in `hidden`."""
+        linear = self._merger.merge((fusion.linear,))
+        return [
+            Launch("fusion", self._norms.bind_apart(self._space.streams, fusion.norm, linear)),
+            Launch("fusion", self._dense.project(linear, self._space.activations.normed), linear.weight_bytes),
+            Launch("fusion", self._clear),
+            Launch("fusion", self._norms.bind_last(Branch(linear, Join(fusion.linear, None, 1.0)))),
+        ]
 
     def _next_token_inputs(self, inputs: NextTokenInputs) -> Iterator[Launch]:
         """The stream becomes the token's part, from its embedding; the state's is added by the first block's norm."""
@@ -123,7 +136,10 @@ class Binder:
         inputs, output = self._merger.merge(block.inputs.linears), self._merger.merge((block.join.linear,))
         buffers = self._space.activations
         branch = Branch(output, block.join)
-        normalize, folded = self._norms.bind(before, block.inputs.norm, inputs)
+        if block.inputs.pair is None:
+            normalize, folded = self._norms.bind(before, block.inputs.norm, inputs)
+        else:
+            normalize, folded = self._norms.bind_apart(self._space.pair, None, inputs), None
         yield Launch("norm", normalize)
         consumer = output if isinstance(block, FeedForwardBlock) else None
         run = self._dense.project(inputs, buffers.normed, folded=folded, consumer=consumer, target=buffers.get)
@@ -167,7 +183,8 @@ class Binder:
             )  # fmt: skip
             choose[(kind.tokens,)](
                 space.block_tops, space.block_ids, blocks, space.sampled, space.arrays["selected_rows"], space.last,
-                BLOCKS=padded_blocks, **space.launching(kind),
+                self._none if space.head_ids is None else space.head_ids, BLOCKS=padded_blocks,
+                NAMED=space.head_ids is not None, **space.launching(kind),
             )  # fmt: skip
 
         return run

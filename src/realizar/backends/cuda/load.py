@@ -10,7 +10,7 @@ from itertools import groupby
 
 import torch
 
-from realizar.backends.base import Capacity
+from realizar.backends.base import FUSED_AT_ONCE, Capacity
 from realizar.backends.cuda.attention.bind import AttentionBinder
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
@@ -23,7 +23,7 @@ from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import AsideReader, GraphRunner, tail_kind
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
-from realizar.backends.cuda.launch import StepKind
+from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
 from realizar.backends.cuda.matmul.fp8 import check_fp8
 from realizar.backends.cuda.matmul.grouped import GroupedExperts
@@ -41,7 +41,15 @@ from realizar.backends.cuda.sampling.host_step_sampler import HostStepSampler
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSampler
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
-from realizar.backends.cuda.shapes import aside_sizes, chunk_kinds, mixed_kinds, row_counts, step_sizes, token_counts
+from realizar.backends.cuda.shapes import (
+    aside_sizes,
+    chunk_kinds,
+    fused_tokens,
+    mixed_kinds,
+    row_counts,
+    step_sizes,
+    token_counts,
+)
 from realizar.backends.cuda.sleep.load_memory import LoadMemory
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.weights.load import Weights, stacks_shared
@@ -73,6 +81,7 @@ class LoadedModel:
         aside: reads chunks of prompts beside steps; None where that is not done.
         finisher: sampled tokens, log-probabilities and pooled vectors at the end of a step.
         experts_read: counts of the experts that steps read.
+        fusion: launches that make a drafter's states of its model's streams; none where it reads none.
     """
 
     spec: ModelSpec
@@ -88,6 +97,7 @@ class LoadedModel:
     aside: AsideReader | None
     finisher: StepFinisher
     experts_read: ExpertsRead
+    fusion: list[Launch]
     load_s: float
 
     @property
@@ -207,6 +217,7 @@ def load_model(
             space.arrays.fill_recurrences = recurring.fill
         tail = binder.bind_tail(parts.program.tail, gives_states=gives_states)
         graphs = GraphRunner(binder.bind_body(parts.program), tail, space, device)
+        fusion = [] if parts.program.fusion is None else binder.bind_fusion(parts.program.fusion)
         decodes = _decode_kinds(space, attention, config.context_length)
         recurrences.prepare()
         attention.prepare([*decodes, *mixed_kinds(space.arrays.sizes)])
@@ -214,13 +225,14 @@ def load_model(
         _log_decisions(device, space, kv, matmuls)
         if device.is_gpu:
             _warm_up(lane, attention, graphs, finisher, parts, config, progress)
+            _warm_fusion(fusion, space.arrays.sizes)
         aside = None if of_aside is None else _bind_aside(spec, config, parts, of_aside, kv, recurrences)
     if device.is_gpu:
         _capture(space, graphs, parts.sampler, decodes, config.graphs, progress)
         aside = None if aside is None else _prepared(aside)
     return LoadedModel(
         spec, config, weights, space, kv, states, recurring, parts.sampler, attention, graphs, aside,
-        finisher, parts.experts.experts_read, load_s=time.perf_counter() - start_s,
+        finisher, parts.experts.experts_read, fusion, load_s=time.perf_counter() - start_s,
     )  # fmt: skip
 
 
@@ -380,6 +392,14 @@ def _warm_up(
     for rows in row_counts(space.arrays.sizes.selected):
         graphs.run_eagerly(StepKind(0), rows)
     finisher.warm()
+
+
+def _warm_fusion(fusion: Sequence[Launch], sizes: StepSizes) -> None:
+    """Compile what makes states of streams, for every number of them."""
+    counts = {fused_tokens(count, sizes) for count in range(1, min(sizes.tokens, FUSED_AT_ONCE) + 1)}
+    for tokens in sorted(counts):
+        for launch in fusion:
+            launch.run(StepKind(tokens))
 
 
 def _capture(

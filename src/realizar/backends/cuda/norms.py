@@ -22,7 +22,7 @@ from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import Join
 from realizar.models.expert_norms import ExpertNorms
-from realizar.models.parts import Norm
+from realizar.models.parts import Norm, PairedInputs
 from realizar.models.spec import ModelSpec
 
 NORM_KINDS = {"rms": 1, "layer": 2}
@@ -88,9 +88,29 @@ class NormBinder:
         self._none = torch.zeros(1, device=workspace.hidden.device)
         self._written = 0
 
-    def bind_apart(self, source: torch.Tensor, norm: Norm, consumer: Consumer) -> Run:
-        """Norm float32 [tokens, hidden_size] that are not the stream, for the consumer."""
+    def bind_apart(self, source: torch.Tensor, norm: Norm | None, consumer: Consumer) -> Run:
+        """Norm float32 [tokens, features] that are not the stream, for the consumer."""
         return self._whole(None, norm, consumer, source=source)
+
+    def bind_pair(self, pair: PairedInputs) -> list[Run]:
+        """Norm embeddings, which are in the stream, and states into `Workspace.pair`; the stream is then the states'.
+
+        The norm that is bound next reads its partial sums of squares.
+        """
+        space, cols = self._space, self._cols
+        of_token, of_state = space.pair[:, :cols], space.pair[:, cols:]
+        begins_with = of_state if pair.normed_stream else space.states
+
+        def begin(kind: StepKind) -> None:
+            space.hidden[: kind.tokens].copy_(begins_with[: kind.tokens])
+
+        self._written = 1 - self._written
+        return [
+            self._whole(None, pair.token_norm, None, plain=of_token),
+            self._whole(None, pair.state_norm, None, source=space.states, plain=of_state),
+            begin,
+            self._whole(None, None, None, square_sums=space.square_sums[1 - self._written]),
+        ]
 
     def bind(self, branch: Branch | None, norm: Norm | None, consumer: Consumer) -> tuple[Run, Folded | None]:
         """Add a branch to the stream, norm it, and write the consumer's input; returns the folded scale as well.
@@ -144,7 +164,8 @@ class NormBinder:
 
     def bind_selected(self, norm: Norm | None, consumer: Consumer | None) -> Run:
         """Norm the selected tokens, for the consumer or, without one, into `final_states`."""
-        return self._whole(None, norm, consumer, gather=True)
+        plain = self._space.final_states if consumer is None else None
+        return self._whole(None, norm, consumer, gather=True, plain=plain)
 
     def _whole(
         self,
@@ -154,14 +175,16 @@ class NormBinder:
         gather: bool = False,
         square_sums: torch.Tensor | None = None,
         source: torch.Tensor | None = None,
+        plain: torch.Tensor | None = None,
     ) -> Run:
-        space, cols, cut = self._space, self._cols, whole_width(self._cols)
+        space, cols = self._space, self._cols if source is None else source.shape[1]
+        cut = whole_width(cols)
         own, added_as, stream = self.arguments(norm), self._added(branch), space.hidden if source is None else source
         selected, sums_of = space.arrays["selected"], self._none if square_sums is None else square_sums
 
         def start(kind: StepKind, added: Branch | None, target: ActivationBuffer | None) -> None:
             tokens = kind.tokens
-            pointers, stored = self._target(target, space.final_states if gather else None)
+            pointers, stored = self._target(target, plain)
             ends = *added_as, stream, *own, *pointers, cols, sums_of
             constants = {
                 **norm_constants("", norm), **norm_constants("BRANCH_", added.join.norm if added else None),
@@ -283,7 +306,8 @@ class NormBinder:
         if target is not None:
             return target.pointers(), target.constants()
         stored = formats.NOTHING if plain is None else formats.PLAIN
-        pointers = (self._none if plain is None else plain, self._cols, self._none, self._none, self._none)
+        values, stride = (self._none, 0) if plain is None else (plain, plain.stride(0))
+        pointers = values, stride, self._none, self._none, self._none
         return pointers, {"FORMAT": stored.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
     def arguments(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -110,7 +110,7 @@ def plan_memory(
 
 def beside_drafter(drafter: ModelSource, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> Beside:
     """What a drafter takes beside the main model. Raises what `plan_memory` does."""
-    own, borrows = drafter_config(config), same_embedding(ModelSource(spec, checkpoint), drafter)
+    own, borrows = drafter_config(config, drafter.spec), same_embedding(ModelSource(spec, checkpoint), drafter)
     plan = plan_memory(drafter.spec, drafter.checkpoint, own, _EVERYTHING, has_embedding=not borrows)
     cache = KVMemory(drafter.spec, _of_one_request(own), _DEVICE)
     return drafter_bytes(plan, cache.block_bytes, drafter.spec, spec, config)

@@ -26,12 +26,12 @@ from realizar.backends.cuda.device_errors import device_errors, step_errors
 from realizar.backends.cuda.launch import Launch, StepKind, StepLaunch
 from realizar.backends.cuda.load import LoadedModel, load_model
 from realizar.backends.cuda.plan import beside_drafter
-from realizar.backends.cuda.shapes import padded_rows, padded_tokens
+from realizar.backends.cuda.shapes import fused_tokens, padded_rows, padded_tokens
 from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
 from realizar.backends.cuda.step_arrays import count_decodes, tiles_of
 from realizar.backends.cuda.supported import SUPPORTED
-from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter
+from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter, shared_with
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.resolved_config import ResolvedConfig
@@ -39,6 +39,7 @@ from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import DeviceLostError, KernelError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
+from realizar.models.parts import NextTokenInputs
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -78,9 +79,9 @@ class CUDABackend:
         if drafter is not None:
             if self._may_sleep:
                 raise UnsupportedModelError("a model that is loaded with a drafter can't sleep")
-            config = replace(config, beside=beside_drafter(drafter, spec, checkpoint, config))
+            config = shared_with(config, drafter.spec, beside_drafter(drafter, spec, checkpoint, config))
         self._device = self._device or open_device()
-        self._gives_states = (spec if drafter is None else drafter.spec).next_token is not None
+        self._gives_states = isinstance((spec if drafter is None else drafter.spec).next_token, NextTokenInputs)
         while (refused := self._try_load(spec, checkpoint, config, self._device)) is not None:
             self._device = replace(self._device, without=self._device.without | {refused})
         if drafter is not None:
@@ -206,16 +207,23 @@ class CUDABackend:
             return None
         with step_errors(self.device.torch_device):
             ids = np.full(rows, FROM_PREVIOUS_STEP, np.int32)
-            positions = before.num_context_tokens
+            positions, states = before.num_context_tokens, self._last_states(rows)
             columns = StepRows.of_decodes(before.sequence_ids, before.numbers, positions, ids)
             step = ForwardInput(columns, positions, (), ())
             wanted, kind = wanted_tokens(step), self._kind(step)
             space.arrays.go_on(rows, kind, self.model.config.block_size)
-            if self.model.spec.next_token is not None:
-                space.place_states(space.final_states[:rows])
+            if states is not None:
+                space.place_states(states)
             finisher.selected = wanted.tokens
             self.model.graphs.run(kind, rows)
             return self._started(step, wanted)
+
+    def _last_states(self, rows: int) -> States | None:
+        """What a drafter reads of the tokens after which the last step's rows sampled; None where it reads nothing."""
+        spec, space = self.model.spec, self.model.space
+        if spec.fusion is not None:
+            return space.kept[0].index_select(0, space.arrays["selected"][:rows])
+        return None if spec.next_token is None else space.final_states[:rows]
 
     def read_aside(self, chunk: ForwardInput) -> None:
         assert self.model.aside is not None
@@ -280,14 +288,15 @@ class CUDABackend:
 
     def hidden_states(self, tokens: Sequence[int], layer: int | None = None) -> NDArray[np.float32]:
         with step_errors(self.device.torch_device):
-            if layer is None:
-                states = self.final_states(tokens).cpu()
-            else:
-                states = self.model.space.kept[self.model.config.hidden_layers.index(layer)][list(tokens)].cpu()
+            states: torch.Tensor = self.states(tokens, () if layer is None else (layer,)).cpu()
         return states.numpy().copy()
 
-    def final_states(self, tokens: Sequence[int]) -> States:
+    def states(self, tokens: Sequence[int], layers: Sequence[int] = ()) -> States:
         finisher = self.model.finisher
+        if layers:
+            (chosen,) = self.indices(np.array(tokens, np.intp))
+            kept = [self.model.space.kept[self.model.config.hidden_layers.index(layer)] for layer in layers]
+            return torch.cat([each.index_select(0, chosen) for each in kept], dim=1)
         if self._gives_states and finisher.selected[: len(tokens)] == tokens:
             return self.model.space.final_states[: len(tokens)]
         parts = finisher.final_states(tokens)
@@ -298,6 +307,14 @@ class CUDABackend:
             states[end : end + len(part)] = part
             end += len(part)
         return states
+
+    def fused(self, streams: States) -> States:
+        space, count = self.model.space, len(streams)
+        space.streams[:count].copy_(streams)
+        kind = StepKind(fused_tokens(count, space.arrays.sizes))
+        for launch in self.model.fusion:
+            launch.run(kind)
+        return space.hidden[:count]
 
     def new_states(self, count: int) -> States:
         return torch.zeros((count, self.model.spec.hidden_size), device=self.device.torch_device)

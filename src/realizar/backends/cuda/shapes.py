@@ -43,6 +43,11 @@ def padded_tokens(count: int, most: int) -> int:
     return min(padded, most)
 
 
+def fused_tokens(count: int, sizes: StepSizes) -> int:
+    """The padded number of tokens whose states a drafter makes of streams at once."""
+    return padded_rows(count, sizes.rows) if count <= sizes.rows else padded_tokens(count, sizes.tokens)
+
+
 def token_counts(most: int) -> list[int]:
     return sorted({padded_tokens(count, most) for count in [16, 32, *range(_TOKEN_STEP, most + 1, _TOKEN_STEP), most]})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from realizar.backends.base import FUSED_AT_ONCE
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import CHUNK_PARTS, norm_square_parts
 from realizar.backends.cuda.launch import StepKind
@@ -11,6 +12,7 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffers
 from realizar.backends.cuda.matmul.residual import epilogue_square_parts
 from realizar.backends.cuda.native.chunks.source import ALONE_WARPS, MOST_WARPS
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
+from realizar.batch import head_id_table
 from realizar.models.mixers import GatedDeltaNet
 from realizar.models.spec import ModelSpec
 
@@ -44,6 +46,11 @@ class Workspace:
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
         self.kept = torch.zeros((sizes.kept, sizes.tokens, spec.hidden_size), device=where)
         self.states = torch.zeros((0 if spec.next_token is None else sizes.tokens, spec.hidden_size), device=where)
+        fusion = spec.fusion
+        self.pair = torch.zeros((0 if fusion is None else sizes.tokens, 2 * spec.hidden_size), device=where)
+        features = 0 if fusion is None else fusion.linear.in_features
+        self.streams = torch.zeros((min(sizes.tokens, FUSED_AT_ONCE), features), device=where)
+        self.head_ids = None if spec.head_ids is None else torch.from_numpy(head_id_table(spec.head_ids)).to(where)
         own = 0 if spec.layer_inputs is None else spec.layer_inputs.projection.out_features
         self.layer_inputs = torch.zeros((sizes.tokens, own), device=where)
         self.square_sums = torch.zeros((2, sizes.tokens, norm_square_parts(spec.hidden_size)), device=where)
@@ -83,7 +90,7 @@ class Workspace:
         return {"DEPENDENT": False}
 
     def place_states(self, states: torch.Tensor) -> None:
-        """Start to copy what a next-token block reads beside the step's tokens to where its kernels read it."""
+        """Start to copy what a drafter reads beside the step's tokens to where its kernels read it."""
         self.states[: len(states)].copy_(states, non_blocking=True)
 
     def place_given(self) -> None:

@@ -269,10 +269,14 @@ def test_largest_logits() -> None:
     )  # fmt: skip
     sampled, last = torch.zeros(5, dtype=torch.int32), torch.full((6,), 7, dtype=torch.int32)
     rows = torch.tensor([3, 1, 2, -1, 5], dtype=torch.int32)
-    choose[(5,)](tops, ids, 5, sampled, rows, last, DEPENDENT=False, BLOCKS=8)
+    choose[(5,)](tops, ids, 5, sampled, rows, last, ids, DEPENDENT=False, BLOCKS=8, NAMED=False)
     assert np.array_equal(logits.numpy(), values, equal_nan=True)
     assert sampled.tolist() == [70, 299, -1, -1, int(values[4].argmax())]
     assert last.tolist() == [7, 299, 0, 70, 7, int(values[4].argmax())]
+    named = torch.arange(1000, 1300, dtype=torch.int32)
+    choose[(5,)](tops, ids, 5, sampled, rows, last, named, DEPENDENT=False, BLOCKS=8, NAMED=True)
+    assert sampled.tolist() == [1070, 1299, -1, -1, 1000 + int(values[4].argmax())]
+    assert last.tolist() == [7, 1299, 0, 1070, 7, 1000 + int(values[4].argmax())]
 
 
 def of_halves(values: torch.Tensor, tokens: int, cols: int) -> np.ndarray:

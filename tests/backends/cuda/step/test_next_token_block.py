@@ -1,4 +1,4 @@
-"""A next-token block on a GPU, or its kernels interpreted: its logits are the twin's, and texts stay the same."""
+"""A head on a model's states on a GPU, or its kernels interpreted: its logits are the twin's, and texts the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from backends.cuda.cuda_runs import new_backend
 from backends.cuda.matmul.packed_matmuls import run_packed
 from backends.cuda.step.block_runs import Run, texts_of
-from backends.draft_models import next_token_block
+from backends.draft_models import eagle3_head, next_token_block
 from random_models import Recipe, random_tokens
 from realizar.backends.cuda.plan import beside_drafter
 from realizar.backends.cuda.runner import CUDABackend
@@ -31,26 +31,31 @@ RECIPE = Recipe(
     weights="F32",
 )  # fmt: skip
 HYBRID = replace(RECIPE, windows=(None, None), recurrent=("delta",), value_size=16, lacking=("feed_forward",))
-RECIPES = {"attention": RECIPE, "mixture": replace(RECIPE, experts=4), "hybrid": HYBRID}
+DEEP = replace(RECIPE, windows=(None, None, None))
+HEADS = {
+    "attention": (RECIPE, next_token_block(RECIPE, of_state=0.5)),
+    "mixture": (replace(RECIPE, experts=4), next_token_block(replace(RECIPE, experts=4), of_state=0.5)),
+    "hybrid": (HYBRID, next_token_block(HYBRID, of_state=0.5)),
+    "eagle3": (DEEP, eagle3_head(DEEP, 0.01)), "random eagle3": (DEEP, eagle3_head(DEEP, None, normed=False)),
+}  # fmt: skip
 CONFIG = EngineConfig(
     threads=1, max_running=2, max_step_tokens=40, kv_cache_bytes=8 << 20, context_length=96, speculative_tokens=2,
     prompt_lookup_min=100, prompt_lookup_max=100, graphs=False,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", wider(RECIPES, "attention"))
+@pytest.mark.parametrize("name", wider(HEADS, "attention", "eagle3"))
 def test_logits_are_those_of_the_twin_and_texts_those_without_drafts(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second prompt is read in chunks, and the third begins with its first block."""
-    recipe = RECIPES[name]
-    block, long = next_token_block(recipe, of_state=0.5), random_tokens(recipe, 60, 1)
+    (recipe, head), long = HEADS[name], random_tokens(HEADS[name][0], 60, 1)
     prompts = [random_tokens(recipe, 9, 0), long, [*long[:32], 3, 4]]
     expected = texts_of(Run(recipe, CONFIG, prompts, 9)).texts
-    found = texts_of(Run(recipe, CONFIG, prompts, 9, block), monkeypatch)
+    found = texts_of(Run(recipe, CONFIG, prompts, 9, head), monkeypatch)
     assert found.texts == expected
-    assert texts_of(Run(recipe, CONFIG, prompts, 9, block)) == replace(found, errors=[])  # drafts stay on the device
-    assert found.counts.draft_tokens > found.counts.accepted_tokens > 0
+    assert texts_of(Run(recipe, CONFIG, prompts, 9, head)) == replace(found, errors=[])  # drafts stay on the device
+    assert found.counts.draft_tokens > found.counts.accepted_tokens >= (name != "random eagle3")
     assert (found.counts.prefix_cache_hits > 0) is (name != "hybrid")  # whose states no snapshot keeps there
     assert len(found.errors) > 90
     assert max(found.errors) < 1e-4

@@ -35,10 +35,14 @@ def finish_logits(
 
 
 @triton.jit
-def choose(block_tops, block_ids, blocks, sampled, rows, last, DEPENDENT: tl.constexpr, BLOCKS: tl.constexpr):
+def choose(
+    block_tops, block_ids, blocks, sampled, rows, last, head_ids, DEPENDENT: tl.constexpr, BLOCKS: tl.constexpr,
+    NAMED: tl.constexpr,
+):  # fmt: skip
     """The id of the largest logit, the lowest among equals; -1 where logits are not finite. Grid: selected tokens.
 
-    Also `last[rows[i]]`, where rows[i] is not -1: the token with which the next step of that sequence starts.
+    Also `last[rows[i]]`, where rows[i] is not -1: the token with which the next step of that sequence starts. NAMED: a
+    row of the head stands for its entry of `head_ids`.
     """
     begin(DEPENDENT)
     index = tl.program_id(0)
@@ -48,7 +52,10 @@ def choose(block_tops, block_ids, blocks, sampled, rows, last, DEPENDENT: tl.con
     ids = tl.load(block_ids + index * blocks + block, mask=inside, other=2147483647)
     top = tl.max(tops, axis=0)
     best = tl.min(tl.where(tops == top, ids, 2147483647), axis=0)
-    best = tl.where(tl.abs(top) < float("inf"), best, -1)
+    is_finite = tl.abs(top) < float("inf")
+    if NAMED:
+        best = tl.load(head_ids + best, mask=is_finite, other=-1)
+    best = tl.where(is_finite, best, -1)
     tl.store(sampled + index, best)
     row = tl.load(rows + index)
     tl.store(last + row, tl.maximum(best, 0), mask=row >= 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ class HostStepSampler:
 
     def __init__(self, workspace: Workspace, sampler: HostSampler) -> None:
         self._space, self._sampler = workspace, sampler
+        self._head_ids = None if workspace.head_ids is None else workspace.head_ids.cpu().numpy()
 
     def capture(self) -> None:
         """No graph reaches to the host."""
@@ -64,12 +65,17 @@ class HostStepSampler:
                 sampler.read(first, logits)
             first += len(logits)
         numbers, sampled = sampler.last_sampled()
+        if self._head_ids is not None:
+            sampled = self._head_ids[sampled]
         last = self._space.last
         last[torch.tensor(numbers, device=last.device)] = torch.tensor(sampled, device=last.device)
         vectors = pool(step)
         if vectors and last.is_cuda:
             torch.cuda.current_stream(last.device).synchronize()
-        return FinishedStep(sampler.output(lambda index: _finite(vectors.get(index))))
+        output = sampler.output(lambda index: _finite(vectors.get(index)))
+        if self._head_ids is not None:
+            output = replace(output, sampled=self._head_ids[output.sampled])
+        return FinishedStep(output)
 
 
 def _finite(vector: torch.Tensor | RowError | None) -> NDArray[np.float32] | RowError | None:

@@ -1,0 +1,134 @@
+"""Heads that read a model's states on the CPU: their logits are the numpy twin's, whatever computed what they read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from backends.block_reads import Reads
+from backends.draft_models import eagle3_head, next_token_block
+from engine.core.core_runs import run, tokens
+from random_models import Recipe, random_model, random_tokens
+from realizar.backends.base import ModelSource
+from realizar.backends.cpu.runner import CPUBackend
+from realizar.config import EngineConfig
+from realizar.engine.core.engine_core import EngineCore
+from realizar.errors import UnsupportedModelError
+from realizar.models.parts import PairedInputs
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from realizar.scheduler.pace import Policy
+from resolving import resolved
+
+RECIPE = Recipe(
+    hidden_size=64, feed_forward_size=96, head_size=32, num_heads=2, num_kv_heads=1, vocab_size=96, windows=(None,),
+    weights="F32",
+)  # fmt: skip
+CONFIG = EngineConfig(
+    threads=2, max_running=4, max_step_tokens=64, context_length=704, kv_cache_bytes=16 << 20, speculative_tokens=3,
+    prompt_lookup_min=100, prompt_lookup_max=100,
+)  # fmt: skip
+DEEP = replace(RECIPE, windows=(None, None, None))
+HEADS = {
+    "block": (RECIPE, next_token_block(RECIPE, of_state=0.5)),
+    "eagle3": (DEEP, eagle3_head(DEEP, None, normed=False)),
+    "eagle3 with more norms": (DEEP, eagle3_head(DEEP, None)),
+}
+
+
+def core_with(recipe: Recipe, drafter: ModelSource, **fields: Any) -> tuple[EngineCore, CPUBackend]:
+    spec, checkpoint = random_model(recipe)
+    config = resolved(spec, checkpoint, replace(CONFIG, **fields))
+    backend = CPUBackend()
+    backend.load(spec, checkpoint, config, {"drafter": drafter})
+    return EngineCore(backend, spec, config, policy=Policy(measures_drafts=False)), backend
+
+
+def reads_of(backend: CPUBackend, monkeypatch: pytest.MonkeyPatch) -> Reads:
+    assert backend._drafter is not None
+    drafter = backend._drafter.backend
+    assert isinstance(drafter, CPUBackend)
+    return Reads(drafter, drafter.logits, monkeypatch)
+
+
+def answered(core: EngineCore, prompts: dict[str, tuple[int, ...]], count: int) -> dict[str, list[int]]:
+    for name, prompt in prompts.items():
+        core.add(Request(name, prompt, SamplingParams(temperature=0), count))
+    found = run(core)
+    return {name: [*prompt, *tokens(found[name])] for name, prompt in prompts.items()}
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("length", [8, 600])
+def test_logits_are_those_of_the_twin_in_chunks_and_after_a_prefix(
+    length: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, drafter = HEADS[name]
+    prompt = tuple(random_tokens(recipe, length, 3))
+    core, backend = core_with(recipe, drafter)
+    for turn in ("first", "again"):  # the second one begins with the blocks of the first
+        reads = reads_of(backend, monkeypatch)
+        text = answered(core, {turn: prompt}, 20)[turn]
+        errors = reads.errors(recipe, drafter, text, length)
+        assert len(errors) >= (length if turn == "first" else 0) + 18
+        assert max(errors) <= 1e-4
+    counts = core.scheduler.counts
+    assert (counts.prefix_cache_hits > 0) is (length == 600)
+    assert counts.draft_tokens > counts.accepted_tokens
+    core.close()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_are_those_of_the_twin_after_preemption(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, drafter = HEADS[name]
+    prompts = {str(length): tuple(random_tokens(recipe, length, length)) for length in (90, 120, 40)}
+    size = 90_000 * (1 + len(recipe.windows))
+    core, backend = core_with(recipe, drafter, kv_cache_bytes=size, max_step_tokens=24, context_length=256)
+    reads = reads_of(backend, monkeypatch)
+    texts = answered(core, prompts, 60)
+    assert core.scheduler.counts.num_preemptions > 0
+    for request, text in texts.items():
+        errors = reads.errors(recipe, drafter, text, len(prompts[request]))
+        assert len(errors) >= len(text) - 2
+        assert max(errors) <= 1e-4
+    core.close()
+
+
+def test_packed_weights_read_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are of two terms: half as many heads have them as queries."""
+    recipe = replace(DEEP, weights="Q8_0")
+    drafter = eagle3_head(recipe, None)
+    core, backend = core_with(recipe, drafter)
+    reads = reads_of(backend, monkeypatch)
+    text = answered(core, {"a": tuple(random_tokens(recipe, 70, 3))}, 10)["a"]
+    errors = reads.errors(recipe, drafter, text, 70)
+    assert len(errors) > 70
+    assert max(errors) < 0.06
+    core.close()
+
+
+def reading(layers: tuple[int, ...]) -> ModelSource:
+    head = HEADS["eagle3"][1]
+    inputs = head.spec.next_token
+    assert isinstance(inputs, PairedInputs)
+    changed = replace(inputs, fusion=replace(inputs.fusion, layers=layers))
+    return replace(head, spec=replace(head.spec, next_token=changed))
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (next_token_block(replace(RECIPE, hidden_size=96)), "reads hidden states of 96 numbers, and the model's 64"),
+        (
+            eagle3_head(replace(DEEP, hidden_size=96), None),
+            "reads 288 numbers of 3 layers, and the model's have 64 each",
+        ),
+        (reading((0, 3, 1)), "reads layers 0, 3, 1, and the model has 3"),
+        (reading((-1, 2, 1)), "reads layers -1, 2, 1, and the model has 3"),
+    ],
+)
+def test_heads_on_other_states_are_refused(head: ModelSource, message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        core_with(DEEP, head)
