@@ -125,10 +125,10 @@ class MaskRequests:
         """Take in the sampled tokens of rows, int32 [rows, most], so many of each; earlier masks are used up."""
         self.wanted[slots] = False
         for slot, token_ids, count in zip(slots.tolist(), sampled.tolist(), counts.tolist(), strict=True):
-            row = self._rows[slot]
-            row.output += token_ids[:count]
+            row, new = self._rows[slot], token_ids if count == len(token_ids) else token_ids[:count]
+            row.output += new
             is_first = not row.num_new and self._is_answered(row)
-            for token_id in token_ids[:count]:
+            for token_id in new:
                 self._prefetched.take_in(row, token_id, is_first=is_first)
                 is_first = False
             row.num_new += count
@@ -165,7 +165,8 @@ class MaskRequests:
     def _prepare(self, row: GrammarRow) -> bool:
         """Write a row's request, with its drafts; false if that is to be done later, or it has ended or failed."""
         slot = row.slot
-        self._due.pop(slot, None)
+        if self._due:
+            self._due.pop(slot, None)
         if row.error is None and row.grammar.refusal is not None:
             self.fail(row, *row.grammar.refusal)
         if row.closed or row.error is not None:
@@ -344,8 +345,8 @@ class PrefetchedMasks:
         """Write the mask of a row if its next token is certain, and those that came since the last answer were."""
         if not row.num_new:
             return False
-        before, following = (self._memory.forced_token(row.slot, row.num_new + place) for place in (-1, 0))
-        if before < 0 or following < 0:
+        memory, place = self._memory, row.num_new
+        if memory.forced_token(row.slot, place - 1) < 0 or (following := memory.forced_token(row.slot, place)) < 0:
             return False
         mask = self._memory.masks[row.slot]
         mask[:] = 0  # a row may have been in a known state before
