@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 
 from backends.cuda.cuda_runs import new_backend  # noqa: E402
 from backends.cuda.step.block_runs import Run, texts_of  # noqa: E402
-from backends.draft_models import first_layers, itself, next_token_block  # noqa: E402
+from backends.draft_models import eagle3_head, first_layers, itself, next_token_block  # noqa: E402
 from engine.core.draft_kinds import COUNT, KINDS, DraftKinds, random_requests  # noqa: E402
 from random_models import Recipe, random_tokens  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -23,13 +23,14 @@ pytestmark = pytest.mark.gpu
 
 RECIPE = Recipe(128, 8, 2, hidden_size=1024, feed_forward_size=2816, weights="Q8_0", windows=(None, 40, None))
 BLOCKED = replace(RECIPE, windows=(None,), weights="Q4_K")
-BLOCK_RECIPES = {
+HEAD_RECIPES = {
     "attention": BLOCKED,
     "mixture": replace(BLOCKED, feed_forward_size=512, experts=8, parts=("shared", "shared_gate")),
     "hybrid": replace(
         BLOCKED, windows=(None, None), recurrent=("delta",), key_size=128, value_size=128, lacking=("feed_forward",),
         parts=("qk_norm", "output_gate"),
     ),
+    "eagle3": replace(BLOCKED, windows=(None, None, None)),
 }  # fmt: skip
 CONFIG = EngineConfig(
     max_running=16, max_step_tokens=256, kv_cache_bytes=64 << 20, context_length=512, speculative_tokens=4,
@@ -56,16 +57,16 @@ def test_texts_are_the_same_with_any_drafter() -> None:
     assert accepted["itself"] > accepted["first layer"] > 0
 
 
-@pytest.mark.parametrize("name", BLOCK_RECIPES)
-def test_a_blocks_logits_are_the_twins_and_texts_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", HEAD_RECIPES)
+def test_a_heads_logits_are_the_twins_and_texts_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four-bit weights, in the layouts of the matmuls: products of halves are as exact as those allow.
 
     A few tokens of a mixture go through other experts, where two are nearly as likely.
     """
-    recipe = BLOCK_RECIPES[name]
-    block = next_token_block(recipe, of_state=None)
+    recipe = HEAD_RECIPES[name]
+    head = eagle3_head(recipe, None) if name == "eagle3" else next_token_block(recipe, of_state=None)
     expected = texts_of(Run(recipe, CONFIG, PROMPTS, 40)).texts
-    found = texts_of(Run(recipe, CONFIG, PROMPTS, 40, block), monkeypatch)
+    found = texts_of(Run(recipe, CONFIG, PROMPTS, 40, head), monkeypatch)
     assert found.texts == expected
     assert found.counts.draft_tokens > 100
     assert len(found.errors) > 2000

@@ -62,12 +62,17 @@ def test_logits_are_those_of_the_twin_and_texts_those_without_drafts(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the twins of packed matmuls stand in for a GPU's")
-def test_packed_weights_that_are_cut_by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The halves of the block's first matrix are packed, as files have it."""
+@pytest.mark.parametrize("name", ["block", "eagle3"])
+def test_packed_weights_of_other_columns_than_the_streams(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The halves of a block's first matrix are packed, as files have it; EAGLE-3 reads two and three times as many."""
     recipe = replace(RECIPE, hidden_size=256, feed_forward_size=512, num_heads=8, weights="Q4_K")
+    head = next_token_block(recipe, of_state=None)
+    if name == "eagle3":
+        recipe = replace(recipe, windows=(None, None, None))
+        head = eagle3_head(recipe, None)
     launched = run_packed(monkeypatch)
-    block, prompts = next_token_block(recipe, of_state=None), [random_tokens(recipe, 40, 0)]
-    found = texts_of(Run(recipe, CONFIG, prompts, 4, block), monkeypatch)
+    prompts = [random_tokens(recipe, 40, 0)]
+    found = texts_of(Run(recipe, CONFIG, prompts, 4, head), monkeypatch)
     assert found.counts.draft_tokens > 0
     assert launched.names
     assert len(found.errors) > 40
