@@ -118,9 +118,17 @@ INLINE void multiply_item(
   const int lane = threadIdx.x % 32, chunks = experts.chunks, strips = (experts.out_features + 63) / 64;
   const int group = warp / 4, tile16 = warp % 4, thread = threadIdx.x % 128, g = lane >> 2;
   constexpr u32 CORE = TOKENS / 8 * 128 / 16;
+  strip0 += group * STRIPS;
+  if (strip0 >= strips) {  // behind the last strip: the other warpgroup has the tensor cores to itself
+    for (int k = 0; k < chunks; k += STEP) {
+      barrier_wait(ring.full + turn.slot * 8, turn.parity);
+      if (lane == 0) barrier_arrive(ring.empty + turn.slot * 8);
+      turn.advance();
+    }
+    return;
+  }
   u32 a[2][TOGETHER][4][4];
   float c[STRIPS][TOKENS / 2];
-  strip0 += group * STRIPS;
   // Asked for now: at the end their latency would be seen.
   const float2 factors = pair_factors(experts, pair);
   float strip_scales[STRIPS], bias[STRIPS][2];
@@ -135,7 +143,7 @@ INLINE void multiply_item(
   for (int i = 0; i < STRIPS; i++)
 #pragma unroll
     for (int e = 0; e < TOKENS / 2; e++) c[i][e] = 0.f;
-  auto step = [&](int inner, bool real, int first, u32(&operand)[TOGETHER][4][4]) {
+  auto step = [&](int inner, int first, u32(&operand)[TOGETHER][4][4]) {
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
       const u32 staged = ring.base + turn.slot * STAGE_BYTES + (group * STRIPS + first + i) * STRIP_STAGE;
@@ -145,9 +153,6 @@ INLINE void multiply_item(
       read_codes(raw, block, tile16, lane);
       read_scales(raw, block, supers, tile16, lane);
       decode(operand[i], raw, experts.table);
-      if (ODD && !real)
-#pragma unroll
-        for (int j = 0; j < 16; j++) operand[i][j / 4][j % 4] = 0;
     }
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     const u32 low = x_low + turn.slot * (STAGE_BYTES / 16) + inner * (X_CHUNK / 16);
@@ -160,21 +165,19 @@ INLINE void multiply_item(
     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
   };
   int previous = -1;
-  for (int k = 0; k < chunks; k += STEP) {
+  auto multiply_stage = [&](auto own_chunks) {
     barrier_wait(ring.full + turn.slot * 8, turn.parity);
     if constexpr (GATHER) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    const bool real = !ODD || k + 1 < chunks;
 #pragma unroll
-    for (int n = 0; n < STEP * STRIPS / TOGETHER; n++) {
-      const int inner = n * TOGETHER / STRIPS, first = n * TOGETHER % STRIPS;
-      // Behind an odd last chunk zeros meet that chunk's rows again.
-      if (inner == 0) step(0, true, first, a[n % 2]);
-      else step(real, real, first, a[n % 2]);
+    for (int n = 0; n < decltype(own_chunks)::value * STRIPS / TOGETHER; n++) {
+      step(n * TOGETHER / STRIPS, n * TOGETHER % STRIPS, a[n % 2]);
       if (n == 0 && previous >= 0 && lane == 0) barrier_arrive(ring.empty + previous * 8);  // its last matmul is done
     }
     previous = turn.slot;
     turn.advance();
-  }
+  };
+  for (int k = 0; k + STEP <= chunks; k += STEP) multiply_stage(Index<STEP>{});
+  if constexpr (ODD) multiply_stage(Index<1>{});
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   if (lane == 0) barrier_arrive(ring.empty + previous * 8);
   if (thread < TOKENS) { places.factors[group][thread] = factors; places.pairs[group][thread] = pair; }

@@ -15,7 +15,6 @@ INLINE void finish(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_sca
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, g = thread % 32 >> 2, t = thread & 3;
   if (thread < 8) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // of the item before
   asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-  if (item.strip >= item.strips) return;
   // Of column d = 16 tile + g (+ 8) of the chunk: core matrix d % 16 / 4 * 2 + d % 2, place d / 16 * 2 + d % 4 / 2.
   char* staged = ring + STAGED_AT + group * GATED_BYTES;
   char* to = staged + ((g >> 2) * 2 + (g & 1)) * CORE_PITCH + t * 32 + (thread / 32 * 2 + (g >> 1 & 1)) * 2;
