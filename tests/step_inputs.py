@@ -22,7 +22,7 @@ from realizar.batch import (
     StepOutput,
     StepRows,
 )
-from realizar.engine.llm_prompts import prompt_embeddings
+from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.outputs import NO_DRAFTS, NO_SNAPSHOTS, FinishReason, RowError, SnapshotUse, TokenLogprobs
 from realizar.request import Pooling, Request
 from realizar.sampling_params import SamplingParams

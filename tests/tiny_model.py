@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,14 @@ def byte_symbols() -> list[str]:
     return [symbols[byte] for byte in range(256)]
 
 
-def write_tiny_model(path: Path, template: str = _TEMPLATE, context: int = 2048, shape: str = "tiny") -> None:
-    """Id b is byte b, 256 ends an answer, those above spell themselves. The shape has a vocabulary of 512."""
+def write_tiny_model(
+    path: Path, template: str = _TEMPLATE, context: int = 2048, shape: str = "tiny", marks: Sequence[str] = ()
+) -> None:
+    """Id b is byte b, 256 ends an answer, the next are `marks`, and those above spell themselves.
+
+    The shape has a vocabulary of 512.
+    """
+    first = 257 + len(marks)
     weights = path.with_name(f"{path.stem}-weights.gguf")
     generate_gguf(shape, weights, GGMLType.Q4_0)
     checkpoint = open_checkpoint(weights)
@@ -34,8 +41,13 @@ def write_tiny_model(path: Path, template: str = _TEMPLATE, context: int = 2048,
         **checkpoint.metadata,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": [*byte_symbols(), "<|end|>", *(f"<|{number}|>" for number in range(257, 512))],
-        "tokenizer.ggml.token_type": [1] * 256 + [3] + [4] * 255,
+        "tokenizer.ggml.tokens": [
+            *byte_symbols(),
+            "<|end|>",
+            *marks,
+            *(f"<|{number}|>" for number in range(first, 512)),
+        ],
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * (1 + len(marks)) + [4] * (255 - len(marks)),
         "tokenizer.ggml.merges": [],
         "tokenizer.ggml.eos_token_id": 256,
         "tokenizer.chat_template": template,

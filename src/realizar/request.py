@@ -43,7 +43,7 @@ class PromptEmbeddings:
 
     Each stands where a layer's input does: after the embedding's scale, as in llama.cpp, and as `inputs_embeds` of
     Gemma 3 in transformers. Where transformers scales `inputs_embeds` (Gemma 2, Granite), they are scaled before.
-    `realizar.engine.llm_prompts.prompt_embeddings` makes one.
+    `realizar.engine.given_embeddings.prompt_embeddings` makes one.
 
     Attributes:
         start: number of prompt tokens before the run.

@@ -222,6 +222,13 @@ def build_program(spec: ModelSpec, hidden_layers: Sequence[int] = ()) -> Program
     return Program(tuple(_linked(blocks)), tail, spec.layer_inputs, next_token, spec.share, kept, spec.fusion)
 
 
+def layer_blocks(layers: Sequence[Layer]) -> tuple[Block, ...]:
+    """The blocks of layers, of which no other rank has a part."""
+    return tuple(
+        _linked([block for index, layer in enumerate(layers) for block in _layer_blocks(index, layer, Share())])
+    )
+
+
 def _layer_blocks(index: int, layer: Layer, share: Share) -> list[Block]:
     blocks: list[Block] = []
     if layer.mixer is not None:

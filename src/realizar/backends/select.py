@@ -13,7 +13,7 @@ from realizar.backends.devices import THE_CPU, ChosenDevice
 from realizar.backends.draft_model import find_drafter, shared_with
 from realizar.backends.inspection import InspectedBackend
 from realizar.backends.load_progress import LoadProgress, no_progress
-from realizar.backends.machine import free_memory_bytes
+from realizar.backends.machine import default_threads, free_memory_bytes
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig, resolve_config
 from realizar.backends.weight_tensors import WeightTensors
@@ -23,8 +23,10 @@ from realizar.errors import UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_next_token_block, build_spec
 from realizar.models.spec import ModelSpec
+from realizar.models.tower import Tower
 
 if TYPE_CHECKING:
+    from realizar.backends.cpu.tower import CPUTower
     from realizar.backends.cuda.device import DeviceProfile
 
 _LOG = logging.getLogger(__name__)
@@ -94,6 +96,19 @@ def make_backend(
         from realizar.backends.cpu.runner import CPUBackend
 
     return CPUBackend(progress)
+
+
+def make_tower(tower: Tower, checkpoint: Checkpoint, threads: int | None) -> CPUTower:
+    """Load an encoder of images, which runs on the CPU whatever the device of the text model; `threads` as of
+    `EngineConfig`.
+
+    Raises:
+        CheckpointError: a tensor is missing, left over, of the wrong shape, or not finite.
+        UnsupportedModelError: a tensor's type does not run.
+    """
+    from realizar.backends.cpu.tower import CPUTower
+
+    return CPUTower(tower, checkpoint, default_threads() if threads is None else threads)
 
 
 def make_inspected_backend(

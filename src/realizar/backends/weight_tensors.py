@@ -14,7 +14,7 @@ from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.mixers import GatedDeltaNet
 from realizar.models.parts import Linear
-from realizar.models.spec import ExpertLinear, ModelSpec
+from realizar.models.spec import ExpertLinear, LayerStack
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.source import MatrixSource
@@ -24,7 +24,7 @@ from realizar.quantization.tensors import expert_source, stack_layout, tensor_so
 class WeightTensors:
     """Looks tensors up by their canonical name. One that is fused with others, or shared by ranks, is a slice."""
 
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint) -> None:
+    def __init__(self, spec: LayerStack, checkpoint: Checkpoint) -> None:
         self._spec, self._checkpoint = spec, checkpoint
 
     def layout(self, name: TensorName) -> WeightLayout:
@@ -39,8 +39,7 @@ class WeightTensors:
     @property
     def table_bytes(self) -> int:
         """Bytes as stored of what is read row by row: the embedding, and the table of the layers' own inputs."""
-        own = 0 if self._spec.layer_inputs is None else self.size_bytes(self._spec.layer_inputs.table)
-        return self.size_bytes(self._spec.embedding) + own
+        return sum(map(self.size_bytes, self._spec.tables()))
 
     def are_float32(self, matrices: Iterable[Linear | ExpertLinear]) -> bool:
         return all(self.layout(matrix.weight).float_type == "f32" for matrix in matrices)
@@ -48,7 +47,8 @@ class WeightTensors:
     def matrix(self, name: TensorName) -> MatrixSource:
         """Raises UnsupportedModelError where weights can't have its type."""
         place = self._spec.tensors[name]
-        return _part(tensor_source(self._checkpoint, place.name), place)
+        columns = None if place.stored_shape is None else place.shape[-1]
+        return _part(tensor_source(self._checkpoint, place.name, columns), place)
 
     def expert(self, name: TensorName, expert: int) -> MatrixSource:
         """One matrix of a stack, which the checkpoint holds as one tensor or as a tensor for each expert.

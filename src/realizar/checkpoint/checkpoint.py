@@ -66,7 +66,8 @@ class Checkpoint:
     Attributes:
         path: the GGUF file (its first part) or the safetensors folder.
         metadata: GGUF key to value (arrays are lists, or numpy arrays for numbers); for safetensors the parsed JSON
-            files by stem: `config`, `generation_config`, `tokenizer_config`, and `chat_templates` by name.
+            files by stem: `config`, `generation_config`, `tokenizer_config` and `preprocessor_config`, and
+            `chat_templates` by name.
         tensors: by name in the file.
         tokenizer_path: `tokenizer.json` of a safetensors folder, else None.
     """

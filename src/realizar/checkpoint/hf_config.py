@@ -24,9 +24,9 @@ def read_folder_metadata(folder: Path) -> dict[str, Any]:
     """Read the metadata files of a folder, by stem; a missing file has no entry.
 
     Returns:
-        `config`, `generation_config` and `tokenizer_config` (dicts), and `chat_templates` (dict of texts by name;
-        `default` is for plain chat). As in transformers, templates in files of their own replace those of
-        `tokenizer_config.json`. Where neither has any, a processor's `chat_template.json` counts.
+        `config`, `generation_config`, `tokenizer_config` and `preprocessor_config` (dicts), and `chat_templates` (dict
+        of texts by name; `default` is for plain chat). As in transformers, templates in files of their own replace
+        those of `tokenizer_config.json`. Where neither has any, a processor's `chat_template.json` counts.
 
     Raises:
         CheckpointError: a file is too large, not UTF-8, or not strict JSON.
@@ -36,6 +36,8 @@ def read_folder_metadata(folder: Path) -> dict[str, Any]:
         path = folder / f"{stem}.json"
         if path.exists():
             metadata[stem] = read_json_object(path, MAX_JSON_BYTES)
+    if processor := _read_processor(folder):
+        metadata["preprocessor_config"] = processor
     if templates := _read_templates(folder, metadata.get("tokenizer_config", {})):
         metadata["chat_templates"] = templates
     return metadata
@@ -54,6 +56,18 @@ def refuse_remote_code(config: Mapping[str, Any], known_model_types: Collection[
         f"model type {shown(str(config.get('model_type')))} needs code from its repository "
         f"(auto_map: {shown(str(code))}), which is never run"
     )
+
+
+def _read_processor(folder: Path) -> dict[str, Any] | None:
+    """How images are prepared: of `preprocessor_config.json`, or that part of the `processor_config.json` of newer
+    folders.
+    """
+    path = folder / "preprocessor_config.json"
+    if path.exists():
+        return read_json_object(path, MAX_JSON_BYTES)
+    path = folder / "processor_config.json"
+    part = read_json_object(path, MAX_JSON_BYTES).get("image_processor") if path.exists() else None
+    return part if isinstance(part, dict) else None
 
 
 def _read_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

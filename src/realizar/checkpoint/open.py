@@ -17,6 +17,7 @@ _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x
 _OLD_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 _LFS_START = b"version https://git-lfs."
 _PICKLE_REASON = "pickle weights can run code when loaded and are refused; convert the model to safetensors or GGUF"
+_TOWER_FILE = "mmproj"  # in the names of GGUF files that hold an encoder of images
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 
 
@@ -69,7 +70,8 @@ def _open_folder(folder: Path) -> Checkpoint:
     names = _names(folder)
     if SINGLE_NAME in names or INDEX_NAME in names or any(name.endswith(".safetensors") for name in names):
         return read_safetensors(folder)
-    models = [name for name in names if name.endswith(".gguf") and not _LATER_PART.search(name)]
+    files = [name for name in names if name.endswith(".gguf") and not _LATER_PART.search(name)]
+    models = [name for name in files if _TOWER_FILE not in name.lower()] or files
     if len(models) == 1:
         return read_gguf(folder / models[0])
     if models:
@@ -82,6 +84,15 @@ def _open_folder(folder: Path) -> Checkpoint:
     if "config.json" in names or "tokenizer.json" in names:
         return read_safetensors(folder)
     raise CheckpointError(folder, "folder", "the folder has no GGUF or safetensors model")
+
+
+def find_tower_file(checkpoint: Checkpoint) -> Path | None:
+    """The GGUF file of an encoder of images (`mmproj`) beside that of a text model; the first by name of several."""
+    if checkpoint.format != "gguf":
+        return None
+    folder = checkpoint.path.parent
+    found = [name for name in _names(folder) if name.endswith(".gguf") and _TOWER_FILE in name.lower()]
+    return folder / found[0] if found and checkpoint.path.name not in found else None
 
 
 def _names(folder: Path) -> list[str]:

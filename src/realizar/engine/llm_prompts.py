@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
@@ -11,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.engine.given_embeddings import prompt_embeddings
+from realizar.engine.images import given_images, open_images, take_images
 from realizar.engine.llm_options import template_variables
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.models.pooling import default_pooling
@@ -51,12 +52,15 @@ _PLACEHOLDER = 0  # under an embedding; in vocabularies of models whose layers h
 class PromptReader:
     """Reads what callers give, by a model's tokenizer, defaults, and chat template or `chat_template` in its place.
 
+    Its encoder of images runs on so many threads, as of `EngineConfig`.
+
     UnsupportedModelError, TokenizerError: the vocabulary can't be used. CheckpointError: advised sampling is malformed.
     """
 
-    def __init__(self, checkpoint: Checkpoint, chat_template: str | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, chat_template: str | None, threads: int | None) -> None:
         self._checkpoint, self._chat_template = checkpoint, chat_template
         self.tokenizer = load_tokenizer(checkpoint)
+        self._images = open_images(checkpoint, self.tokenizer, threads)
         self.default_sampling = default_sampling(checkpoint)
 
     def prompt(self, prompt: Prompt) -> PromptTokens:
@@ -81,9 +85,19 @@ class PromptReader:
     def chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any]) -> PromptTokens:
         """Render a conversation as the tokens of its prompt.
 
-        ChatTemplateError: no template, or it refuses or fails. InvalidRequestError: a message or variable is malformed.
+        ChatTemplateError: no template, or it refuses or fails. InvalidRequestError: a message or variable is malformed,
+        or an image.
         """
-        return PromptTokens(None, self._template.encode(messages, tools, **template_variables(variables)))
+        marked, given = take_images(given_images(messages))
+        token_ids = self._template.encode(marked, tools, **template_variables(variables))
+        if not given:
+            return PromptTokens(None, token_ids)
+        if self._images is None:
+            raise InvalidRequestError(f"{given[0].where} is an image, and the model reads text only", "messages")
+        images = [each.open() for each in given]
+        token_ids, starts = self._images.expand(token_ids, images)
+        placed = [self._images.prepare(*each) for each in zip(images, starts, strict=True)]
+        return PromptTokens(None, token_ids, self._images.embeddings(placed))
 
     def chats(
         self, messages: Conversation | Sequence[Conversation], tools: Tools, variables: Mapping[str, Any]
@@ -172,26 +186,3 @@ def unit_vectors(pooled: Sequence[tuple[float, ...] | None], hidden_size: int) -
         length = float(np.linalg.norm(state))
         row[:] = state / length if length > 0 else state
     return vectors
-
-
-def prompt_embeddings(values: ArrayLike, start: int = 0) -> PromptEmbeddings:
-    """Record embeddings that come after `start` prompt tokens: numbers [tokens, hidden_size] that float32 can hold.
-
-    The engine checks their width. InvalidRequestError: they are no such matrix, none, or some are not finite.
-    """
-    try:
-        with np.errstate(over="ignore"):
-            rows = np.ascontiguousarray(values, np.float32)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidRequestError(
-            f"embeddings must be numbers [tokens, hidden_size]: {error}", "prompt_embeds"
-        ) from error
-    if rows.ndim != 2 or not rows.size:
-        raise InvalidRequestError(
-            f"embeddings must be numbers [tokens, hidden_size], not of shape {rows.shape}", "prompt_embeds"
-        )
-    wrong = ~np.isfinite(rows).all(axis=1)
-    if wrong.any():
-        raise InvalidRequestError(f"embedding {int(wrong.argmax())} is not finite", "prompt_embeds")
-    digests = b"".join([hashlib.sha256(row.data).digest() for row in rows])
-    return PromptEmbeddings(start, rows.tobytes(), digests)

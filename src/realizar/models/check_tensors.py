@@ -9,7 +9,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.registry import require_weights
-from realizar.models.spec import ModelSpec
+from realizar.models.spec import LayerStack
 from realizar.models.tensor_source import TensorSource
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.tensors import matrix_format, stack_layout, stored_names, tensor_layout, tensor_shape
@@ -17,7 +17,7 @@ from realizar.quantization.tensors import matrix_format, stack_layout, stored_na
 _MAX_LISTED = 8
 
 
-def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
+def check_tensors(spec: LayerStack, checkpoint: Checkpoint) -> None:
     """Compare the names and shapes of a spec's tensors with the checkpoint's.
 
     A tensor that nothing reads is unexpected, but for one of a type without ggml id where all weights are plain: there

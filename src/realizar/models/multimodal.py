@@ -1,6 +1,6 @@
 """The text model inside a multi-modal safetensors checkpoint. Standard library only.
 
-Tensors of vision and sound are known and not needed: what is run reads text alone.
+Tensors of vision and sound are known and not needed here: a `Tower` has those of vision, where its kind is known.
 """
 
 from __future__ import annotations
@@ -8,12 +8,18 @@ from __future__ import annotations
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.tensor_names import is_unneeded
 
-_TEXT_PREFIXES = (("language_model.model.", "language_model."), ("model.language_model.", ""))
+_TEXT_PREFIXES = (
+    ("language_model.model.", "language_model."),
+    ("model.language_model.", ""),
+    ("model.text_model.", ""),
+)
 _OTHER_PARTS = (
     "audio_tower.",
+    "connector.",
     "embed_audio.",
     "embed_vision.",
     "multi_modal_projector.",
+    "vision_model.",
     "vision_tower.",
     "visual.",
 )

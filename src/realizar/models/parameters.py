@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from realizar.models.spec import ModelSpec
+from realizar.models.spec import LayerStack, ModelSpec
 from realizar.models.tensor_source import TensorName
 
 
@@ -26,7 +26,7 @@ def count_parameters(spec: ModelSpec) -> ParameterCounts:
     return ParameterCounts(sum(sizes.values()), size_of_token(spec, sizes))
 
 
-def size_of_token(spec: ModelSpec, sizes: Mapping[TensorName, int]) -> int:
+def size_of_token(spec: LayerStack, sizes: Mapping[TensorName, int]) -> int:
     """The sum of tensors' sizes, in any unit, without those of the experts that a token does not go through."""
     total = sum(sizes.values())
     for _, experts in spec.mixtures():

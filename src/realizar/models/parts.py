@@ -93,11 +93,14 @@ class Rope:
         pairing: `neox` pairs dimension i with i + size/2, `interleaved` 2 i with 2 i + 1.
         inverse_frequencies: radians per position, scaling (linear, llama-3, YaRN, longrope) applied; float32 values.
         magnitude: multiplies cosine and sine (YaRN, longrope).
+        axes: of each frequency the axis whose position it is multiplied with, where tokens have several; empty where
+            they have one.
     """
 
     pairing: Literal["neox", "interleaved"]
     inverse_frequencies: tuple[float, ...]
     magnitude: float = 1.0
+    axes: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:

@@ -20,6 +20,7 @@ from realizar.models.architectures import (
     glm_moe,
     gpt_oss,
     granite,
+    idefics3,
     lfm2,
     llama,
     minimax,
@@ -27,6 +28,7 @@ from realizar.models.architectures import (
     olmo2,
     olmoe,
     phi3,
+    pixtral,
     qwen,
     qwen_hybrid,
     qwen_moe,
@@ -35,15 +37,19 @@ from realizar.models.architectures import (
     starcoder2,
 )
 from realizar.models.hyper_parameters import HyperParameters, config_path
+from realizar.models.multimodal import is_other_part
 from realizar.models.next_token import has_next_token_block
 from realizar.models.ranking import is_classifier, ranking_tensors
 from realizar.models.spec import ModelSpec
+from realizar.models.tensor_names import is_unneeded
+from realizar.models.tower import Tower
 from realizar.quantization.tensors import matrix_format
 
 BuildSpec = Callable[[HyperParameters], ModelSpec]
 
 _ARCHITECTURES: tuple[tuple[BuildSpec, str | None, tuple[str, ...]], ...] = (
     (llama.build, "llama", ("llama", "mistral", "mixtral")),
+    (partial(llama.build, is_part=True), None, ("idefics3", "smolvlm")),
     (arcee.build, "arcee", ("arcee",)),
     (partial(qwen.build, qk_norm=False), "qwen2", ("qwen2",)),
     (partial(qwen.build, qk_norm=True), "qwen3", ("qwen3",)),
@@ -78,8 +84,15 @@ _ARCHITECTURES: tuple[tuple[BuildSpec, str | None, tuple[str, ...]], ...] = (
     (minimax.build_m2, "minimax-m2", ("minimax_m2",)),
 )
 """What builds a model, its name in GGUF files, and the values of `model_type` in `config.json`."""
+_TOWERS: tuple[tuple[Callable[[Checkpoint], Tower], str, tuple[str, ...]], ...] = (
+    (idefics3.build, "idefics3", ("idefics3", "smolvlm")),
+    (pixtral.build, "pixtral", ("mistral3",)),
+)
+"""What builds a tower, the name of its projector in GGUF files, and the values of `model_type` in `config.json`."""
 _BY_GGUF_ARCHITECTURE = {name: build for build, name, _ in _ARCHITECTURES if name is not None}
 _BY_MODEL_TYPE = {name: build for build, _, names in _ARCHITECTURES for name in names}
+TOWER_ARCHITECTURE = "clip"
+"""`general.architecture` of GGUF files that hold an encoder of images, and no text model."""
 _TIED = "tie_word_embeddings"
 
 
@@ -136,6 +149,28 @@ def _find_build(
         hparams.raw(None, "quantization_config")
     require_weights(checkpoint)
     return build, hparams
+
+
+def build_tower(checkpoint: Checkpoint) -> Tower | None:
+    """Describe the encoder of images of a safetensors model, or of a GGUF file of one (`mmproj`); None without one.
+
+    Raises:
+        UnsupportedModelError: an unknown projector, or a key value that this program can't honour.
+        CheckpointError: a hyper-parameter is missing, of the wrong type, or absurd.
+    """
+    if checkpoint.format == "gguf":
+        if checkpoint.architecture != TOWER_ARCHITECTURE:
+            return None
+        keys = ("clip.projector_type", "clip.vision.projector_type")
+        name = next((checkpoint.metadata[key] for key in keys if checkpoint.metadata.get(key)), None)
+        found = next((build for build, projector, _ in _TOWERS if projector == name), None)
+        if found is None:
+            known = ", ".join(projector for _, projector, _ in _TOWERS)
+            raise UnsupportedModelError(f"{checkpoint.path}: unknown projector {name!r:.80} (known: {known})")
+        return found(checkpoint)
+    found = next((build for build, _, names in _TOWERS if checkpoint.architecture in names), None)
+    has_any = any(is_other_part(name) and not is_unneeded(name) for name in checkpoint.tensors)
+    return None if found is None or not has_any else found(checkpoint)
 
 
 def require_weights(checkpoint: Checkpoint) -> None:

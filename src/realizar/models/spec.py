@@ -209,17 +209,17 @@ class Layer:
 
     def vectors(self) -> Iterator[TensorName]:
         """Norms, sinks, convolution kernels, the output scale and those of experts, but no biases of matrices."""
-        return _vectors(self)
+        return vectors_of(self)
 
 
-def _vectors(part: Any) -> Iterator[TensorName]:
+def vectors_of(part: Any) -> Iterator[TensorName]:
     """The tensors that a dataclass and the parts in it name in fields of type `TensorName`, but those of matrices."""
     if isinstance(part, Linear | ExpertLinear):
         return
     for each in fields(part):
         value = getattr(part, each.name)
         if is_dataclass(value):
-            yield from _vectors(value)
+            yield from vectors_of(value)
         elif value is not None and each.type in ("TensorName", "TensorName | None"):
             yield value
 
@@ -235,8 +235,60 @@ class CacheGroup:
     layers: tuple[int, ...]
 
 
+class LayerStack:
+    """What is said of layers one after another, of a decoder or of an encoder of images."""
+
+    __slots__ = ()
+    hidden_size: int
+    layers: tuple[Layer, ...]
+    tensors: Mapping[TensorName, TensorSource]
+    ignored_tensors: frozenset[str]
+
+    def matrices(self) -> tuple[Linear | ExpertLinear, ...]:
+        """All matrices in the order in which they are multiplied, those of experts after their router."""
+        raise NotImplementedError
+
+    def vectors(self) -> tuple[TensorName, ...]:
+        """The vectors of all layers, as `Layer.vectors`, and all other norms, but no biases of matrices."""
+        raise NotImplementedError
+
+    def tables(self) -> dict[TensorName, float]:
+        """The tensors of which steps read rows, and what multiplies these."""
+        raise NotImplementedError
+
+    def attentions(self) -> tuple[tuple[int, Attention], ...]:
+        """Layers with attention over keys and values of their own: index and mixer."""
+        return tuple((index, mixer) for index, mixer in self.all_attentions() if isinstance(mixer, Attention))
+
+    def all_attentions(self) -> tuple[tuple[int, Attention | SharedAttention], ...]:
+        """Layers whose mixer is attention, over whatever keys and values: index and mixer."""
+        mixers = ((index, layer.mixer) for index, layer in enumerate(self.layers))
+        return tuple((index, mixer) for index, mixer in mixers if isinstance(mixer, Attention | SharedAttention))
+
+    def feed_forwards(self) -> tuple[tuple[int, FeedForward], ...]:
+        """Layers with a dense feed-forward: index and feed-forward. Those that experts share are not among them."""
+        parts = ((index, layer.feed_forward) for index, layer in enumerate(self.layers))
+        return tuple((index, part) for index, part in parts if isinstance(part, FeedForward))
+
+    def mixtures(self) -> tuple[tuple[int, Experts], ...]:
+        parts = ((index, layer.feed_forward) for index, layer in enumerate(self.layers))
+        return tuple((index, part) for index, part in parts if isinstance(part, Experts))
+
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """Cache groups in order of first appearance; layers without keys and values of their own are in none."""
+        layers: dict[int | None, list[int]] = {}
+        for index, mixer in self.attentions():
+            layers.setdefault(mixer.window, []).append(index)
+        return tuple(CacheGroup(window, tuple(members)) for window, members in layers.items())
+
+    def state_layers(self) -> tuple[int, ...]:
+        """Layers that keep a state of fixed size of each sequence, which every token overwrites."""
+        stateful = ShortConvolution | GatedDeltaNet
+        return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer.mixer, stateful))
+
+
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(LayerStack):
     """A decoder-only model.
 
     Attributes:
@@ -270,6 +322,10 @@ class ModelSpec:
     head_ids: tuple[int, ...] | None = None
     share: Share = Share()  # noqa: RUF009 - frozen
 
+    def tables(self) -> dict[TensorName, float]:
+        own = {} if self.layer_inputs is None else {self.layer_inputs.table: self.layer_inputs.table_scale}
+        return {self.embedding: self.embedding_scale, **own}
+
     @property
     def tied(self) -> bool:
         return self.head.weight == self.embedding
@@ -284,26 +340,7 @@ class ModelSpec:
         """Of the ids whose rows of the embedding and the head these are; all ranks but the last have as many."""
         return self.share.rank * -(-self.vocab_size // self.share.ranks)
 
-    def attentions(self) -> tuple[tuple[int, Attention], ...]:
-        """Layers with attention over keys and values of their own: index and mixer."""
-        return tuple((index, mixer) for index, mixer in self.all_attentions() if isinstance(mixer, Attention))
-
-    def all_attentions(self) -> tuple[tuple[int, Attention | SharedAttention], ...]:
-        """Layers whose mixer is attention, over whatever keys and values: index and mixer."""
-        mixers = ((index, layer.mixer) for index, layer in enumerate(self.layers))
-        return tuple((index, mixer) for index, mixer in mixers if isinstance(mixer, Attention | SharedAttention))
-
-    def feed_forwards(self) -> tuple[tuple[int, FeedForward], ...]:
-        """Layers with a dense feed-forward: index and feed-forward. Those that experts share are not among them."""
-        parts = ((index, layer.feed_forward) for index, layer in enumerate(self.layers))
-        return tuple((index, part) for index, part in parts if isinstance(part, FeedForward))
-
-    def mixtures(self) -> tuple[tuple[int, Experts], ...]:
-        parts = ((index, layer.feed_forward) for index, layer in enumerate(self.layers))
-        return tuple((index, part) for index, part in parts if isinstance(part, Experts))
-
     def matrices(self) -> tuple[Linear | ExpertLinear, ...]:
-        """All matrices layer by layer, those of experts after their router, and the head."""
         found: list[Linear | ExpertLinear] = [*self._first_linears()]
         for layer in self.layers:
             found += layer.linears()
@@ -323,19 +360,11 @@ class ModelSpec:
         return first if self.fusion is None else (*first, self.fusion.linear)
 
     def vectors(self) -> tuple[TensorName, ...]:
-        """The vectors of all layers, as `Layer.vectors`, and all other norms, but no biases of matrices."""
-        first = () if self.layer_inputs is None else _vectors(self.layer_inputs.norm)
-        own = () if self.next_token is None else _vectors(self.next_token)
-        return (*first, *own, *(name for layer in self.layers for name in layer.vectors()), *_vectors(self.final_norm))
-
-    def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """Cache groups in order of first appearance; layers without keys and values of their own are in none."""
-        layers: dict[int | None, list[int]] = {}
-        for index, mixer in self.attentions():
-            layers.setdefault(mixer.window, []).append(index)
-        return tuple(CacheGroup(window, tuple(members)) for window, members in layers.items())
-
-    def state_layers(self) -> tuple[int, ...]:
-        """Layers that keep a state of fixed size of each sequence, which every token overwrites."""
-        stateful = ShortConvolution | GatedDeltaNet
-        return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer.mixer, stateful))
+        first = () if self.layer_inputs is None else vectors_of(self.layer_inputs.norm)
+        own = () if self.next_token is None else vectors_of(self.next_token)
+        return (
+            *first,
+            *own,
+            *(name for layer in self.layers for name in layer.vectors()),
+            *vectors_of(self.final_norm),
+        )

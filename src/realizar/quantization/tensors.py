@@ -78,16 +78,17 @@ def stack_layout(checkpoint: Checkpoint, names: Sequence[str]) -> WeightLayout:
     return layout
 
 
-def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
+def tensor_source(checkpoint: Checkpoint, name: str, columns: int | None = None) -> MatrixSource:
     """A checkpoint's tensor as a matrix; raises as `tensor_layout` does.
 
     A vector is a matrix of one out_feature. The matrices of a stack lie one below the other: `expert_source` gives one.
+    With a number of `columns` these are the last dimensions together.
     """
     packed = _packed(checkpoint, name)
     if packed is not None:
         return packed.source(checkpoint, name)
     stored = checkpoint.tensors[name]
-    row_bytes = _plain_layout(stored).row_bytes(stored.shape[-1])
+    row_bytes = _plain_layout(stored).row_bytes(columns or stored.shape[-1])
     assert stored.ggml_type is not None  # else it has no layout
     raw = stored.data.reshape(-1, row_bytes)
     return BlockSource(stored.ggml_type, raw, stored.path, name, 0, Pages(stored, 0, row_bytes))

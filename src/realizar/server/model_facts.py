@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.engine.images import find_tower
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.hub.selection import quantization_of
 from realizar.models.parameters import count_parameters
@@ -34,6 +35,7 @@ class ModelFacts:
         digest: SHA-256 in hexadecimal of names, sizes and times of the files: another value after any change.
         license: as the file's metadata name it; empty where they do not.
         template: the chat template, or None. tools, reasoning: it has them.
+        sees: it reads images.
         fills_in: its vocabulary has marks of a text with a hole; False where it was not read.
         ranks: it is a reranker.
         pooling: the pooling of a model that was made for embeddings, else None.
@@ -52,6 +54,7 @@ class ModelFacts:
     template: str | None = None
     tools: bool = False
     reasoning: bool = False
+    sees: bool = False
     fills_in: bool = False
     ranks: bool = False
     pooling: Pooling | None = None
@@ -85,9 +88,17 @@ def read_facts(checkpoint: Checkpoint, chat_template: str | None = None, compile
         template=template,
         tools=tools,
         reasoning=reasoning,
+        sees=_sees(checkpoint),
         ranks=bool(ranking_tensors(checkpoint)),
         pooling=default_pooling(checkpoint),
     )
+
+
+def _sees(checkpoint: Checkpoint) -> bool:
+    try:
+        return find_tower(checkpoint) is not None
+    except (CheckpointError, UnsupportedModelError):
+        return False
 
 
 def _dimensions(checkpoint: Checkpoint) -> tuple[int, int, int]:

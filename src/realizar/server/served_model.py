@@ -10,10 +10,12 @@ from functools import partial
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.frontend.async_link import EngineLink
+from realizar.engine.images import ImageReader, open_images
 from realizar.errors import ChatTemplateError, InvalidRequestError
 from realizar.models.ranking import ranking_head
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
+from realizar.server.http.work import Lane
 from realizar.server.model_facts import ModelFacts, read_facts
 from realizar.server.ranker import Ranker
 from realizar.tokenizer.generation_defaults import default_sampling
@@ -34,6 +36,7 @@ class ServedModel:
         context_length: tokens of a request, prompt and output; the engine may bound them further.
         created_s: Unix time.
         ranker: makes scores of pairs of texts, or None if the model was not made for them.
+        images: reads images, or None if the model reads text only. image_lane: where it encodes them.
     """
 
     names: tuple[str, ...]
@@ -44,6 +47,8 @@ class ServedModel:
     created_s: int = field(default_factory=lambda: int(time.time()))
     facts: ModelFacts = field(default_factory=ModelFacts)
     ranker: Ranker | None = None
+    images: ImageReader | None = None
+    image_lane: Lane = field(default_factory=lambda: Lane(1, "images"), repr=False)
 
     def __post_init__(self) -> None:
         if not self.names or not all(self.names):
@@ -67,6 +72,7 @@ def make_served_model(
     chat_template: str | None = None,
     created_s: int | None = None,
     compiler: Compile | None = None,
+    threads: int | None = None,
 ) -> ServedModel:
     """Make the served model from a checkpoint. This reads the vocabulary, and of the weights a reranker's head.
 
@@ -75,6 +81,7 @@ def make_served_model(
         chat_template: text of a template that replaces the model's own.
         created_s: Unix time; None takes the present.
         compiler: as of `ChatTemplate`.
+        threads: of the encoder of images, as of `EngineConfig`.
 
     Raises:
         TokenizerError: the vocabulary is missing, or can't be reproduced exactly.
@@ -96,4 +103,5 @@ def make_served_model(
         int(time.time()) if created_s is None else created_s,
         replace(read_facts(checkpoint, chat_template, compiler), fills_in=tokenizer.fill_in is not None),
         None if head is None else Ranker(head, tokenizer),
+        open_images(checkpoint, tokenizer, threads),
     )

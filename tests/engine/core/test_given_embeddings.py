@@ -19,7 +19,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.row_grammars import Patience
-from realizar.engine.llm_prompts import prompt_embeddings
+from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.errors import CapacityError, InvalidRequestError
 from realizar.models.spec import ModelSpec
 from realizar.outputs import TokenLogprobs

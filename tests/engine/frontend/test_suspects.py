@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from realizar.engine.frontend.suspects import Suspects, fingerprint
-from realizar.engine.llm_prompts import prompt_embeddings
+from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.errors import InvalidRequestError, QueueFullError
 from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams, StructuredOutput

@@ -23,6 +23,7 @@ from openai.types.chat import (
 from openai.types.chat import (
     completion_create_params as chat_create_params,
 )
+from openai.types.chat.chat_completion_content_part_image_param import ChatCompletionContentPartImageParam, ImageURL
 from openai.types.chat.chat_completion_content_part_param import ChatCompletionContentPartParam
 from openai.types.chat.chat_completion_content_part_refusal_param import ChatCompletionContentPartRefusalParam
 from openai.types.chat.chat_completion_content_part_text_param import ChatCompletionContentPartTextParam
@@ -121,13 +122,15 @@ def test_every_field_of_calls_and_parts_is_known() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     check_messages([{"role": "assistant", "tool_calls": [call]}])
     part = {key: {} for key in names_of(ChatCompletionContentPartTextParam)} | {"type": "text", "text": "x"}
-    check_messages([{"role": "user", "content": [part]}])
+    image = {key: {} for key in names_of(ChatCompletionContentPartImageParam)} | {"type": "image_url"}
+    given = dict.fromkeys(names_of(ImageURL), "auto")
+    check_messages([{"role": "user", "content": [part, image | {"image_url": given}]}])
 
 
 def test_every_other_kind_of_parts_and_calls_is_refused_by_its_type() -> None:
     parts = [*ChatCompletionContentPartParam.__args__, ChatCompletionContentPartRefusalParam]
     for kind in parts:
-        if kind is ChatCompletionContentPartTextParam:
+        if kind in (ChatCompletionContentPartTextParam, ChatCompletionContentPartImageParam):
             continue
         part = {name: {} for name in names_of(kind)} | {"type": get_type_hints(kind)["type"].__args__[0]}
         role = "assistant" if kind is ChatCompletionContentPartRefusalParam else "user"

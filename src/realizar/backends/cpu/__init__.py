@@ -12,6 +12,7 @@ interpreter's lock. Read in this order:
    `memory.py` reads and writes memory by address there, and `emitted.py` makes intrinsics of functions that emit code.
 5. `weights/`: matrices packed into tiles. `kv/`: the KV cache. `state/`: states of rows. `sampling/`: sampling of
    tokens, by the kernel in `kernels/sampling/`.
+6. `tower.py` runs encoders of images by the same kernels.
 
 Besides: `instruction_set.py`, `plan.py`, `supported.py`, `compile_events.py` and `inspection/` (profiles and traces).
 """

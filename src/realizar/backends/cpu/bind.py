@@ -39,12 +39,14 @@ from realizar.backends.program import (
     SharedAttentionBlock,
     ShortConvolutionBlock,
     Tail,
+    layer_blocks,
 )
 from realizar.errors import UnsupportedModelError
 from realizar.models.layer_inputs import LayerInputs
 from realizar.models.parts import Activation, Fusion, Linear, NextTokenInputs, Norm, PairedInputs
 from realizar.models.spec import ExpertLinear, Experts, FeedForward
 from realizar.models.tensor_source import TensorName
+from realizar.models.tower import Projector, Tower
 
 _DEFAULT_L2_BYTES = 1 << 20  # where the system reports none
 
@@ -77,6 +79,38 @@ class Binder:
         count, width = STEP_SELECTED, fusion.linear.in_features
         normed = self._normalize("fusion", fusion.norm, "streams", "streams", count=count, width=width)
         return walkable([normed, self._project(fusion.linear, "streams", "fused", "fusion", count=count)])
+
+    def bind_tower(self, tower: Tower) -> tuple[BoundProgram, BoundProgram]:
+        """From the buffers `patches`, and `hidden` with the positions, to `normed`; and from `squares` to `features`.
+
+        Both run over as many tokens as the step says.
+        """
+        operations = [
+            self._normalize("patches", None, "patches", "patches", width=tower.patches.in_features),
+            self._project(tower.patches, "patches", "hidden", "patches", add_scale=1.0),
+        ]
+        if tower.input_norm is not None:
+            operations.append(self._normalize("patches", tower.input_norm, "hidden", "hidden"))
+        for block in layer_blocks(tower.layers):
+            operations += self._block(block)
+        operations.append(self._normalize("final norm", tower.final_norm, "hidden", "normed"))
+        return walkable(operations), walkable(self._projector(tower.projector))
+
+    def _projector(self, projector: Projector) -> Iterator[BoundOperation]:
+        first, activation, second = projector.first, projector.activation, projector.second
+        source, part = "squares", "projector"
+        if projector.reduction is not None:
+            yield self._normalize(part, None, source, source, width=projector.reduction.in_features)
+            yield self._project(projector.reduction, source, "reduced", part)
+            source = "reduced"
+        yield self._normalize(part, None, source, source, width=first.in_features)
+        if second is None or activation is None:
+            yield self._project(first, source, "features", part)
+            return
+        up = self.workspace.buffers["up"]
+        yield self._project(first, source, "up", part)
+        yield self._activate(activation, second, first.out_features, None, up.at, up.stride)
+        yield self._project(second, "activated", "features", part)
 
     def _kept(self, program: Program, num_blocks: int) -> list[BoundOperation]:
         return [
@@ -321,7 +355,7 @@ class Binder:
             count: field of the step that has the number of tokens.
             begins_block: see `BoundOperation`; by default where the source is the stream.
             column: of the target, where the result begins: of a group of records.
-            width: of a norm; None takes its weight's, or without a norm the stream's.
+            width: of the source; None takes that of the norm's weight, or without a norm the stream's.
         """
         read, written = self.workspace.buffers[source], self.workspace.buffers[target]
         total = self.workspace.buffers[to]

@@ -14,29 +14,32 @@ from realizar.backends.cpu.kernels.attention_record import ATTEND
 from realizar.backends.cpu.kernels.normalize import norm_kind
 from realizar.backends.cpu.kernels.rotate import ROTATE
 from realizar.backends.cpu.kv.memory import KVMemory
+from realizar.backends.cpu.kv.pictures import PictureKeys
 from realizar.backends.cpu.operations import BoundOperation
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.workspace import Workspace, written_records
 from realizar.models.mixers import SharedAttention
 from realizar.models.parts import Norm, QueryGrowth, Rope
-from realizar.models.spec import Attention, ModelSpec
+from realizar.models.spec import Attention, LayerStack
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBinder:
     """Binds attention from the buffers `query`, `key`, `value` and `attention gate` to `attended`.
 
-    `scratch` is uint8 [threads, bytes]; `partial` float32, for segments of split attention.
+    `scratch` is uint8 [threads, bytes]; `partial` float32, for segments of split attention. With `whole` all tokens of
+    a row see each other.
     """
 
     kernels: KernelLibrary
     weights: Weights
     workspace: Workspace
-    kv: KVMemory
+    kv: KVMemory | PictureKeys
     ropes: RopeTables
     scratch: NDArray[np.uint8]
     partial: NDArray[np.float32]
+    whole: bool = False
 
     def two_terms(self, attention: Attention) -> bool:
         """True if V multiplies activations of two terms, about 15 bits: int8, and int8 of its rounding error.
@@ -97,7 +100,7 @@ class AttentionBinder:
             **self.kv.layouts[layer].fields(), rows=address(self.workspace.rows), block_table=address(tables),
             table_stride=int(tables.strides[0]),
             scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), **attended.fields("out"),
-            partial=address(self.partial), **gates,
+            partial=address(self.partial), whole=self.whole, **gates,
             **written_records(attended.records if self.weights.is_packed(attention.o) else None),
         )  # fmt: skip
 
@@ -105,7 +108,7 @@ class AttentionBinder:
 class RopeTables:
     """float32 [tokens, half] cosines and sines, and [tokens] factors of queries, rewritten every step."""
 
-    def __init__(self, spec: ModelSpec, max_tokens: int) -> None:
+    def __init__(self, spec: LayerStack, max_tokens: int) -> None:
         ropes = {attention.rope for _, attention in spec.all_attentions() if attention.rope is not None}
         self._frequencies: dict[Rope, NDArray[np.float32]] = {
             rope: np.array(rope.inverse_frequencies, np.float32) for rope in ropes
@@ -129,9 +132,13 @@ class RopeTables:
         return address(cosine), address(sine)
 
     def fill(self, positions: NDArray[np.int32]) -> None:
-        """Write the rows of a step's tokens, whose positions are int32 [tokens]; angles are float32, as in training."""
+        """Write the rows of a step's tokens, whose positions are int32 [tokens], or [axes, tokens] for ropes of axes.
+
+        Angles are float32, as in training.
+        """
         for rope, frequencies in self._frequencies.items():
-            angles = (positions.astype(np.float32)[:, None] * frequencies).ravel()
+            own = positions[list(rope.axes)].T if rope.axes else positions[:, None]
+            angles = (own.astype(np.float32) * frequencies).ravel()
             cosine, sine = self._tables[rope]
             np.multiply(np.cos(angles), np.float32(rope.magnitude), out=cosine[: angles.size])
             np.multiply(np.sin(angles), np.float32(rope.magnitude), out=sine[: angles.size])

@@ -232,12 +232,12 @@ class CPUBackend:
             owners = columns.numbers[np.searchsorted(columns.starts, follows, side="right") - 1]
             ids[follows] = self._last[owners]  # 0: the row failed and sampled nothing
         hidden = space.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
-        self.model.weights.embed(ids, hidden)
+        self.model.weights.rows(self.model.spec.embedding, ids, hidden)
         for first, given in columns.embeddings:
             hidden[first : first + len(given)] = given
-        if self.model.spec.layer_inputs is not None:
-            width = self.model.spec.layer_inputs.projection.out_features
-            self.model.weights.layer_rows(ids, space.buffers["layer rows"].values[:tokens, :width])
+        if (inputs := self.model.spec.layer_inputs) is not None:
+            width = inputs.projection.out_features
+            self.model.weights.rows(inputs.table, ids, space.buffers["layer rows"].values[:tokens, :width])
         if forward_input.hidden_states is not None:
             states = space.buffers["states"].values[:tokens, : self.model.spec.hidden_size]
             states[:] = forward_input.hidden_states

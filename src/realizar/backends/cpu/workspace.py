@@ -20,7 +20,8 @@ from realizar.backends.machine import memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import InvalidRequestError
 from realizar.models.mixers import GatedDeltaNet
-from realizar.models.spec import Experts, ModelSpec
+from realizar.models.spec import Experts, LayerStack, ModelSpec
+from realizar.models.tower import Tower
 from realizar.sizes import format_bytes
 
 _TOKEN_PADDING = 16  # float32 between tokens: values a power of two apart would share cache sets
@@ -86,9 +87,29 @@ def kept_stream(place: int) -> str:
     return f"kept {place}"
 
 
-def buffer_widths(spec: ModelSpec, num_kept: int) -> dict[str, int]:
+def buffer_widths(spec: LayerStack, num_kept: int) -> dict[str, int]:
     """Width of every buffer of `program`, the stream kept after `num_kept` layers among them."""
-    inputs = spec.layer_inputs
+    widths = _layer_widths(spec)
+    if isinstance(spec, Tower):
+        reduced, *_ = linears = spec.projector.linears()
+        inner = dict.fromkeys(("up", "activated"), max(widths["up"], *(each.out_features for each in linears)))
+        widths |= {"patches": spec.patches.in_features, "squares": reduced.in_features, **inner}
+        widths |= {"reduced": spec.projector.first.in_features, "features": spec.projector.num_features}
+    if isinstance(spec, ModelSpec):
+        widths |= {"selected": spec.hidden_size, "logits": spec.vocab_size}
+        if spec.layer_inputs is not None:
+            widths |= dict.fromkeys(("layer inputs", "layer rows"), spec.layer_inputs.projection.out_features)
+        if spec.next_token is not None:
+            widths["states"] = spec.hidden_size
+        if spec.fusion is not None:
+            widths |= {"normed": 2 * spec.hidden_size, "fused": spec.hidden_size}
+            widths["streams"] = spec.fusion.linear.in_features
+    return widths | {kept_stream(place): spec.hidden_size for place in range(num_kept)}
+
+
+def _layer_widths(spec: LayerStack) -> dict[str, int]:
+    """Of what layers read and write."""
+    inputs = spec.layer_inputs if isinstance(spec, ModelSpec) else None
     mixtures = [experts for _, experts in spec.mixtures()]
     shared = [one.shared for one in mixtures if one.shared is not None]
     dense = [*(one for _, one in spec.feed_forwards()), *shared]
@@ -101,15 +122,8 @@ def buffer_widths(spec: ModelSpec, num_kept: int) -> dict[str, int]:
     widths = {
         "hidden": hidden, "normed": hidden, "branch": hidden, "query": query, "key": key,
         "value": 2 * (-(-key // GROUP) * GROUP),
-        "attended": attended, "gate": widest, "up": widest, "activated": widest, "selected": hidden,
-        "logits": spec.vocab_size,
+        "attended": attended, "gate": widest, "up": widest, "activated": widest,
     }  # fmt: skip
-    if inputs is not None:
-        widths |= dict.fromkeys(("layer inputs", "layer rows"), inputs.projection.out_features)
-    if spec.next_token is not None:
-        widths["states"] = hidden
-    if spec.fusion is not None:
-        widths |= {"normed": 2 * hidden, "streams": spec.fusion.linear.in_features, "fused": hidden}
     if any(attention.gate is not None for _, attention in spec.attentions()):
         widths["attention gate"] = query
     if mixers:
@@ -120,7 +134,7 @@ def buffer_widths(spec: ModelSpec, num_kept: int) -> dict[str, int]:
         widths |= {"scores": max(one.num_experts for one in mixtures), "routed": hidden}
         widths |= {"shared": hidden, "shared gate": 1} if shared else {}
         widths |= {"expert gate": widest, "expert up": widest, "expert activated": widest}
-    return widths | {kept_stream(place): hidden for place in range(num_kept)}
+    return widths
 
 
 def most_selected(vocab_size: int) -> int:
@@ -128,7 +142,7 @@ def most_selected(vocab_size: int) -> int:
     return min(max(_SELECTED_LOGITS // vocab_size, _LEAST_SELECTED), _MOST_SELECTED)
 
 
-def reserve_workspace(spec: ModelSpec, config: ResolvedConfig, block_tokens: int) -> Workspace:
+def reserve_workspace(spec: LayerStack, config: ResolvedConfig, block_tokens: int) -> Workspace:
     """The workspace of an engine, which the system takes when it is used.
 
     Raises InvalidRequestError, naming `max_step_tokens`, where it is more than all memory that this machine has.
@@ -153,7 +167,10 @@ def _too_many_tokens(config: ResolvedConfig, has_bytes: int, needed_bytes: int |
 
 
 # Buffers that matmuls read.
-RECORDED = ("normed", "attended", "activated", "selected", "routed", "expert activated", "streams")
+RECORDED = (
+    *("normed", "attended", "activated", "selected", "routed", "expert activated"),
+    *("streams", "patches", "squares", "reduced"),
+)
 # Buffers of pairs of a token and an expert, by their positions (`kernels.routing`).
 ROUTED = ("routed", "expert gate", "expert up", "expert activated")
 
@@ -172,9 +189,9 @@ class Workspace:
         max_selected: tokens whose logits, or final hidden states, exist at once.
     """
 
-    def __init__(self, spec: ModelSpec, config: ResolvedConfig, block_tokens: int) -> None:
+    def __init__(self, spec: LayerStack, config: ResolvedConfig, block_tokens: int) -> None:
         max_tokens, max_rows = config.max_step_tokens, config.max_running
-        self.max_selected = max_selected = most_selected(spec.vocab_size)
+        self.max_selected = max_selected = most_selected(spec.vocab_size) if isinstance(spec, ModelSpec) else 0
         mixtures = [experts for _, experts in spec.mixtures()]
         self.routing = Routing(mixtures, max_tokens, block_tokens)
         self.block_tokens = block_tokens

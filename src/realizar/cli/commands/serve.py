@@ -188,6 +188,7 @@ class _Serving:
             self.config.context_length or build_spec(checkpoint).context_length,
             self.sampling_of(checkpoint),
             self.template,
+            threads=self.config.threads,
         )
         level = self.server.log_level.upper()
         load = Load(str(checkpoint.path), with_drafter(self.config), fit_context=True, log_level=level)
@@ -217,6 +218,7 @@ class _Serving:
                 sampling=served.default_sampling,
                 chat_template=self.template,
                 created_s=served.created_s,
+                threads=self.config.threads,
                 settings=share,
                 max_queued=self.max_queued,
                 pooling=pooling,

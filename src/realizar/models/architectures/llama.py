@@ -1,4 +1,4 @@
-"""Llama and the models of its kind (SmolLM2, TinyLlama), Mistral, and Mixtral. Standard library only."""
+"""Llama and the models of its kind (SmolLM2, TinyLlama, SmolVLM's text), Mistral, Mixtral. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ MIXTRAL_NAMES = {
 """Names of the experts in safetensors files, which those of MiniMax have too."""
 
 
-def build(hparams: HyperParameters) -> ModelSpec:
-    """A GGUF file with a sliding window is a Mistral, windowed in all layers; one with experts is a Mixtral."""
+def build(hparams: HyperParameters, *, is_part: bool = False) -> ModelSpec:
+    """A GGUF file with a sliding window is a Mistral, windowed in all layers; one with experts is a Mixtral.
+
+    With `is_part` it is the text model of a vision model.
+    """
+    if is_part:
+        _read_resampler_keys(hparams)
     sizes, is_mixtral = read_dimensions(hparams), hparams.architecture == "mixtral"
-    builder = SpecBuilder(hparams, sizes, names=MIXTRAL_NAMES if is_mixtral else None)
+    builder = SpecBuilder(hparams, sizes, names=MIXTRAL_NAMES if is_mixtral else None, is_part=is_part)
     default_base = 1e6 if is_mixtral else 10000.0
     rope = read_rope(hparams, sizes, pairing="interleaved", default_base=default_base)
     windows: list[int | None] = [None] * sizes.num_layers
@@ -36,3 +41,12 @@ def build(hparams: HyperParameters) -> ModelSpec:
         lambda index: builder.feed_forward(index, bias=mlp_bias) if mixture is None else mixture.build(builder, index),
     )
     return builder.spec(layers, tied_by_default=False)
+
+
+def _read_resampler_keys(hparams: HyperParameters) -> None:
+    """Keys of Idefics' text models that say how an encoder of images is reduced, which these models do otherwise."""
+    hparams.only(None, "use_resampler", False)
+    hparams.only(None, "qk_layer_norms", False)
+    hparams.only(None, "rope_interleaved", False)
+    for key in ("perceiver_config", "pixel_shuffle_factor", "neftune_noise_alpha"):
+        hparams.raw(None, key)

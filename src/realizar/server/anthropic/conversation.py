@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from realizar.images.decode import GivenImage
 from realizar.sampling_params import StructuredOutput
 from realizar.server.anthropic.records import CountTokensRequest, MessagesRequest, ToolChoice
 from realizar.server.errors import ApiError, refused, unsupported
@@ -15,7 +16,10 @@ from realizar.server.generation.conversation import (
     Conversation,
     can_continue,
     check_num_messages,
+    image_part,
     log_once,
+    parts_of,
+    text_part,
     turn,
 )
 from realizar.server.generation.objects import check_fields, checked, optional, text_in
@@ -148,13 +152,17 @@ def _check_thread(thread: object) -> None:
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "text": ("type", "text", "cache_control", "citations"),
+    "image": ("type", "source", "cache_control"),
     "thinking": ("type", "thinking", "signature"),
     "redacted_thinking": ("type", "data"),
     "tool_use": ("type", "id", "name", "input", "cache_control", "caller", "toolset_name"),
     "tool_result": ("type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"),
 }
-_OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "redacted_thinking", "tool_use")}
-_MEDIA = ("image", "document", "container_upload")
+_OF_ROLE = {
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+}
+_MEDIA = ("document", "container_upload")
 _KINDS = {"cache_control": dict, "is_error": bool, "signature": str, "data": str}
 """Kinds of the fields that change no prompt; each may be null."""
 
@@ -197,7 +205,12 @@ def _append(runs: list[list[dict[str, Any]]], message: dict[str, Any]) -> None:
 
 def _joined(run: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The one message of a run. Texts are joined once: thousands of blocks may be one message."""
-    return run[0] if len(run) == 1 else {**run[0], "content": "\n".join(message["content"] for message in run)}
+    if len(run) == 1:
+        return run[0]
+    contents = [message["content"] for message in run]
+    if all(isinstance(content, str) for content in contents):
+        return {**run[0], "content": "\n".join(contents)}
+    return {**run[0], "content": [part for content in contents for part in parts_of(content)]}
 
 
 def _converted(where: str, message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -221,13 +234,42 @@ def _converted(where: str, message: dict[str, Any]) -> list[dict[str, Any]]:
 def _of_user(where: str, kind: str, block: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "text":
         return {"role": "user", "content": _text(where, block)}
+    if kind == "image":
+        return {"role": "user", "content": [_image(where, block)]}
     call = text_in(where, block, "tool_use_id")
     content = block.get("content")
     if isinstance(content, list):
-        content = "\n".join(_text(f"{where}.content.{place}", part) for place, part in enumerate(content))
-    if not isinstance(content, str | None):
+        content = _result(f"{where}.content", content)
+    elif not isinstance(content, str | None):
         raise refused(f"{where}.content must be text or a list of blocks", f"{where}.content")
     return {"role": "tool", "tool_call_id": call, "content": content or ""}
+
+
+def _result(where: str, blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
+    """A tool's texts in one, or parts where images are among them."""
+    parts = []
+    for place, block in enumerate(blocks):
+        path = f"{where}.{place}"
+        if isinstance(block, dict) and block.get("type") == "image":
+            check_fields(path, block, _FIELDS["image"], _KINDS)
+            parts.append(_image(path, block))
+        else:
+            parts.append(text_part(_text(path, block)))
+    return parts if any("image" in part for part in parts) else "\n".join(part["text"] for part in parts)
+
+
+def _image(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an image: of `source` in base64, or with a data URI."""
+    path = f"{where}.source"
+    source = checked(path, block.get("source"), dict)
+    kind = source.get("type")
+    if kind == "url":
+        known_only(path, source, ("type", "url"))
+        return image_part(GivenImage(path, url=text_in(path, source, "url")))
+    if kind != "base64":
+        raise refused(f"{path}.type must be base64 or url", f"{path}.type")
+    known_only(path, source, ("type", "media_type", "data"))
+    return image_part(GivenImage(path, base64=text_in(path, source, "data")))
 
 
 def _of_assistant(path: str, kinds: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

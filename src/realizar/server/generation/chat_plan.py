@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from realizar.engine.images import ImageReader, PlacedImage, take_images
 from realizar.errors import ContextLengthError
+from realizar.images.decode import EncodedImage
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import about, refused, renaming, unsupported
@@ -33,6 +35,7 @@ from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, find_
 from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.parsers.incremental import OutputParser
 from realizar.tokenizer.parsers.parser import AnswerParser
+from realizar.tokenizer.templates.chat_messages import Tools
 from realizar.tokenizer.templates.chat_template import ChatTemplate
 from realizar.tokenizer.tokenizer import Tokenizer
 
@@ -57,6 +60,7 @@ class ChatPlan:
         num_dropped: messages that the prompt leaves out for lack of room.
         marks: of calls and reasoning that the vocabulary has as tokens.
         rows: writes log-probabilities, if they are wanted.
+        images: of the prompt, which are still to be encoded.
     """
 
     token_ids: tuple[int, ...]
@@ -74,6 +78,7 @@ class ChatPlan:
     num_dropped: int = 0
     marks: frozenset[str] = frozenset()
     rows: LogprobRows | None = None
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def may_reason(self) -> bool:
@@ -116,10 +121,14 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
     # This renders the template, so that its errors come first.
     answer_format = format_of(template.compiled(shown, variables.get("documents")))
     with about("messages"):
-        if conversation.continues:
-            token_ids = template.encode_unfinished(conversation.messages, shown, **variables)
-        else:
-            token_ids = template.encode(conversation.messages, shown, conversation.add_prompt, **variables)
+        rendered = render_prompt(
+            api, template, conversation.messages, shown, variables, add_prompt=conversation.add_prompt,
+            continues=conversation.continues,
+        )  # fmt: skip
+        token_ids = rendered.token_ids
+        if rendered.images:
+            _check_length(token_ids, api.max_tokens, conversation.keep_last)
+        images = rendered.prepared(stop)
     prompt_end = tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
     wanted = sampling.structured
     if conversation.continues and wanted is not None and not tools.forced:
@@ -146,7 +155,64 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         num_dropped=num_messages - len(conversation.messages),
         marks=frozenset(tokenizer.answer_marks),
         rows=_rows(api, sampling.logprobs, as_ids=conversation.tokens_as_ids),
+        images=images,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """The ids of a prompt, and its images, with the numbers of tokens before each run of their embeddings.
+
+    `reader` is the model's; None where there are no images.
+    """
+
+    token_ids: list[int]
+    images: Sequence[tuple[EncodedImage, tuple[int, ...]]] = ()
+    reader: ImageReader | None = None
+
+    def prepared(self, stop: Stop) -> tuple[PlacedImage, ...]:
+        """The images, decoded; `stop` is checked before each. InvalidRequestError: one is malformed."""
+        found = []
+        for image, starts in self.images:
+            stop.check()
+            assert self.reader is not None  # or there were no images
+            found.append(self.reader.prepare(image, starts))
+        return tuple(found)
+
+
+def render_prompt(
+    api: Api, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: Tools | None,
+    variables: Mapping[str, Any], *, add_prompt: bool = True, continues: bool = False,
+) -> RenderedPrompt:  # fmt: skip
+    """Render the prompt of checked messages; of their images no more than the headers are read.
+
+    Raises ApiError or RealizarError where the template or an image is refused, or the model reads text only.
+    """
+    marked, given = take_images(messages)
+    if given and api.model.images is None:
+        where = given[0].where
+        raise refused(f"{where} is an image, and the model reads text only", where, "unsupported_content")
+    if continues:
+        token_ids = template.encode_unfinished(marked, tools, **variables)
+    else:
+        token_ids = template.encode(marked, tools, add_prompt, **variables)
+    if not given or api.model.images is None:
+        return RenderedPrompt(token_ids)
+    images = [each.open() for each in given]
+    token_ids, starts = api.model.images.expand(token_ids, images)
+    return RenderedPrompt(token_ids, list(zip(images, starts, strict=True)), api.model.images)
+
+
+def _check_length(token_ids: Sequence[int], max_tokens: int, kept: int | None) -> None:
+    """Refuse a prompt with images that is too long before they are decoded, and one whose images would be cut."""
+    if kept is not None:
+        raise unsupported("truncate_prompt_tokens", "can't be combined with images")
+    if len(token_ids) > max_tokens:
+        raise ContextLengthError(
+            f"messages with their images have {len(token_ids)} tokens, so the prompt is too long: this model's maximum"
+            f" context length is {max_tokens} tokens",
+            "messages",
+        )
 
 
 def _rows(api: Api, top_n: int | None, *, as_ids: bool = False) -> LogprobRows | None:
@@ -178,8 +244,10 @@ def _shortened(
         except ContextLengthError:
             return False
         with about("messages"):
-            token_ids = template.encode(given.messages, given.tools.shown, given.add_prompt, **variables)
-        return len(token_ids) + room <= api.max_tokens
+            rendered = render_prompt(
+                api, template, given.messages, given.tools.shown, variables, add_prompt=given.add_prompt
+            )
+        return len(rendered.token_ids) + room <= api.max_tokens
 
     kept = without_oldest(conversation.messages, fits)
     return replace(conversation, messages=[dict(each) for each in kept])
@@ -365,5 +433,9 @@ def after_ids(api: Api, plan: ChatPlan, earlier: Sequence[int]) -> ChatPlan:
     if own[:1] == (api.model.tokenizer.bos_id,):
         own = own[1:]
     token_ids = (*earlier, *own)
+    moved = len(token_ids) - len(plan.token_ids)
+    images = tuple(replace(each, starts=tuple(start + moved for start in each.starts)) for each in plan.images)
     sampling, cut = fitting(plan.sampling, api.max_tokens - len(token_ids))
-    return replace(plan, token_ids=token_ids, sampling=sampling, cut_by_context=cut or plan.cut_by_context)
+    return replace(
+        plan, token_ids=token_ids, images=images, sampling=sampling, cut_by_context=cut or plan.cut_by_context
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 from realizar.engine.frontend.outputs import ChoiceDelta
+from realizar.engine.images import PlacedImage
 from realizar.errors import RealizarError
+from realizar.request import PromptEmbeddings
 from realizar.server.api import Api
 from realizar.server.errors import renaming
 from realizar.server.generation.answer import AnswerDelta, FinishReason
@@ -68,6 +71,8 @@ class ChatRun(Run[AnswerDelta]):
                 self._lease.hold_logprobs(self.num_prompt_tokens, sampling.prompt_logprobs)
             if sampling.logprobs is not None:
                 self._lease.begin_logprobs()
+            embeddings = await self._embeddings(plan.images)
+            self.plan = replace(plan, images=())  # they take more memory than all else
             stream = await self.api.engine.generate(
                 plan.token_ids,
                 sampling,
@@ -77,6 +82,7 @@ class ChatRun(Run[AnswerDelta]):
                 client=self._lease.client,
                 reports_progress=plan.reports_progress,
                 prediction=plan.prediction,
+                embeddings=embeddings,
             )
             self._streams.append(stream)
             counted = deltas_of(stream, self.api.metrics, self._lease, sampling.logprobs or 0, lambda: not self._open)
@@ -90,6 +96,12 @@ class ChatRun(Run[AnswerDelta]):
                         yield self._take_in(delta)
         with suppress(RealizarError):  # the stream was closed before its end, as the answers were complete
             self.output = await stream.result()
+
+    async def _embeddings(self, images: Sequence[PlacedImage]) -> tuple[PromptEmbeddings, ...]:
+        model = self.api.model
+        if not images or (reader := model.images) is None:
+            return ()
+        return await model.image_lane.run(self._lease.client.name, lambda stop: reader.embeddings(images, stop.check))
 
     def _take_in(self, delta: ChoiceDelta) -> AnswerDelta:
         parser = self._parsers[delta.choice]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from realizar.images.decode import GivenImage
 from realizar.server.errors import refused
 from realizar.server.generation.sampling import SamplingWishes
 from realizar.server.generation.tools import ToolPlan
@@ -21,7 +22,7 @@ class Conversation:
     """A conversation to answer.
 
     Attributes:
-        messages: in the form that chat templates take (OpenAI's), checked.
+        messages: in the form that chat templates take (OpenAI's), checked; images are parts as of `take_images`.
         variables: the template's other variables, as `template_variables` checked them.
         documents: documents for the template to show.
         reasoning_effort: one of `EFFORTS`; None is the model's own.
@@ -80,6 +81,21 @@ def turn(
     return message
 
 
+def image_part(image: GivenImage) -> dict[str, Any]:
+    return {"type": "image", "image": image}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def parts_of(content: Any) -> list[dict[str, Any]]:
+    """A content as parts, whether it is text or parts already."""
+    if isinstance(content, str):
+        return [text_part(content)] if content else []
+    return list(content or ())
+
+
 def check_num_messages(given: Sequence[object], path: str = "messages") -> None:
     """Raise ApiError (400) for a request without messages, or with too many, in the field `path`."""
     if not given:
@@ -97,7 +113,8 @@ def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
     texts: list[str] = []
     for message in messages:
         content = message["content"]
-        texts += [part["text"] for part in content] if isinstance(content, list) else [content or ""]
+        parts = content if isinstance(content, list) else [{"text": content or ""}]
+        texts += [part["text"] for part in parts if "text" in part]
         for call in message.get("tool_calls", ()):
             arguments = call["function"].get("arguments", "")
             texts.append(arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))

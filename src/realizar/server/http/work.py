@@ -48,8 +48,8 @@ class WorkPool:
     """Two lanes, for small and for large work. The pool belongs to the event loop that first uses it."""
 
     def __init__(self) -> None:
-        self._small = _Lane(_SMALL_THREADS, "small-work")
-        self._large = _Lane(_LARGE_THREADS, "large-work", after=return_memory)
+        self._small = Lane(_SMALL_THREADS, "small-work")
+        self._large = Lane(_LARGE_THREADS, "large-work", after=return_memory)
 
     async def run(self, client: str, size_bytes: int, function: Callable[[Stop], T]) -> T:
         """Run `function` on a thread and return its result. If the caller is cancelled, it is stopped or not begun.
@@ -82,7 +82,7 @@ class _Job(Generic[T]):
         self.result.set_exception(error)
 
 
-class _Lane:
+class Lane:
     """A few threads and the work that waits for them: clients take turns, and each client's work runs in order."""
 
     def __init__(self, num_threads: int, name: str, after: Callable[[], None] = lambda: None) -> None:

@@ -11,7 +11,7 @@ from realizar.sampling_params import SAMPLERS, SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import reasons
-from realizar.server.generation.conversation import Conversation, can_continue, log_once
+from realizar.server.generation.conversation import Conversation, can_continue, log_once, parts_of
 from realizar.server.generation.objects import check_fields, checked, text_in
 from realizar.server.generation.sampling import SamplingWishes, listed_logprobs
 from realizar.server.generation.tools import ToolPlan, read_functions
@@ -29,13 +29,16 @@ def read_chat(api: Api, request: ChatRequest) -> Conversation:
     return _conversation(api, request, read_messages(request.messages or []), tools, OPTION_NAMES)
 
 
-def read_generate(api: Api, request: GenerateRequest) -> Conversation:
+def read_generate(api: Api, request: GenerateRequest, images: Sequence[dict[str, Any]]) -> Conversation:
     """Read a request of `/api/generate`, whose fields were checked, as the user's message after its system prompt.
+
+    `images` are its own, as parts of a content.
 
     Raises as `read_chat` does.
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": request.system}] if request.system else []
-    messages.append({"role": "user", "content": request.prompt})
+    content = [*images, *parts_of(request.prompt)] if images else request.prompt
+    messages.append({"role": "user", "content": content})
     return _conversation(api, request, messages, ToolPlan(), {**OPTION_NAMES, "messages": "prompt"})
 
 

@@ -86,6 +86,7 @@ def capabilities(facts: ModelFacts, settings: ServerSettings) -> list[str]:
     there = {
         "completion": generates,
         "tools": generates and facts.tools,
+        "vision": generates and facts.sees,
         "thinking": generates and facts.reasoning,
         "insert": generates and facts.fills_in,
         "embedding": facts.pooling is not None or settings.embeddings is not None,

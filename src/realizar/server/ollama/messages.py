@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from realizar.images.decode import GivenImage
 from realizar.server.errors import refused
-from realizar.server.generation.conversation import check_num_messages, turn
+from realizar.server.generation.conversation import check_num_messages, image_part, parts_of, turn
 from realizar.server.generation.objects import checked, optional, text_in
 from realizar.server.http.unknown_fields import known_only
 
@@ -76,23 +77,30 @@ def _converted(where: str, message: Mapping[str, Any], calls: _Calls) -> dict[st
         raise refused(f"{where}.role must be one of {', '.join(_FIELDS)}", f"{where}.role", "invalid_value")
     message = {name: value for name, value in message.items() if value is not None}
     known_only(where, message, _FIELDS[role])
-    check_images(where, message.get("images"))
-    content = _text(where, message, "content") or ""
+    images = read_images(where, message.get("images"))
+    if images and role not in ("user", "tool"):
+        raise refused(f"{where}.images are of messages of users and tools", f"{where}.images", "invalid_value")
+    text = _text(where, message, "content") or ""
+    content = [*images, *parts_of(text)] if images else text
     if role == "tool":
         return _result(where, message, content, calls)
     thinking = _text(where, message, "thinking")
     made = _read_calls(f"{where}.tool_calls", message.get("tool_calls"), calls)
-    return turn(role, [content] if content else [], [thinking] if thinking else [], made)
+    if images:
+        return {"role": role, "content": content}
+    return turn(role, [text] if text else [], [thinking] if thinking else [], made)
 
 
-def check_images(where: str, images: object) -> None:
-    """Raise ApiError (400) for images."""
-    if images is not None and images != []:
-        path = f"{where}.images" if where else "images"
-        raise refused(f"{path} is not supported: the model reads text only", path, "unsupported_content")
+def read_images(where: str, given: object) -> list[dict[str, Any]]:
+    """Images in base64 as parts of a content; `where` is the path of what has them, empty for the request itself."""
+    path = f"{where}.images" if where else "images"
+    images = []
+    for place, image in enumerate(optional(path, given, list) or ()):
+        images.append(image_part(GivenImage(f"{path}[{place}]", base64=checked(f"{path}[{place}]", image, str))))
+    return images
 
 
-def _result(where: str, message: Mapping[str, Any], content: str, calls: _Calls) -> dict[str, Any]:
+def _result(where: str, message: Mapping[str, Any], content: Any, calls: _Calls) -> dict[str, Any]:
     given = _text(where, message, "tool_name") or _text(where, message, "name")
     call_id, name = calls.end(_text(where, message, "tool_call_id"), given)
     return {"role": "tool", "content": content, "tool_call_id": call_id, **({"name": name} if name else {})}

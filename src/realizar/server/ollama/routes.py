@@ -42,7 +42,7 @@ from realizar.server.ollama.conversation import (
     shows_thinking,
 )
 from realizar.server.ollama.listing import running, show, tags, version
-from realizar.server.ollama.messages import check_images
+from realizar.server.ollama.messages import read_images
 from realizar.server.ollama.names import find_model, model_for, network_part, unloads
 from realizar.server.ollama.records import (
     AnswerRequest,
@@ -331,12 +331,12 @@ def _plan_generate(api: Api, record: GenerateRequest, stop: Stop) -> ChatPlan:
 
     Raises ApiError or RealizarError where the request is refused.
     """
-    check_images("", record.images)
+    images = read_images("", record.images)
     _check_context(api, record.context or ())
     if not _is_text(api, record):
-        plan = plan_chat(api, read_generate(api, record), stop)
+        plan = plan_chat(api, read_generate(api, record, images), stop)
         return after_ids(api, plan, record.context) if record.context else plan
-    for name in ("system", "context", "think"):
+    for name in ("system", "context", "think", "images"):
         if getattr(record, name):
             raise refused(f"{name} can't be combined with {_reason(record)}", name)
     wishes = read_options(api, record)

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from realizar.images.decode import GivenImage
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
-from realizar.server.generation.conversation import Conversation, can_continue, check_num_messages
+from realizar.server.generation.conversation import Conversation, can_continue, check_num_messages, image_part
 from realizar.server.generation.objects import check_fields, check_neutral, checked
 from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, check_top, listed_logprobs
@@ -56,7 +57,9 @@ _KINDS: Mapping[str, type] = {
 }
 _OF_CALL = ("id", "type", "function")
 _OF_FUNCTION = ("name", "arguments")
-_MEDIA = ("image_url", "input_audio", "file", "input_image", "video_url", "audio_url", "image", "audio")
+_DETAILS = (None, "auto", "low", "high")
+"""Taken, and without effect: the model decides how much of an image it reads."""
+_MEDIA = ("input_audio", "file", "input_image", "video_url", "audio_url", "image", "audio")
 
 
 def check_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -92,7 +95,9 @@ def _checked(where: str, message: dict[str, Any]) -> dict[str, Any]:
             del checked["tool_calls"]
     _require(role != "tool" or bool(checked.get("tool_call_id")), f"{where}.tool_call_id", "is missing")
     if "content" in checked:
-        checked["content"] = _checked_content(f"{where}.content", checked["content"])
+        checked["content"] = content = _checked_content(f"{where}.content", checked["content"])
+        sees = role in ("user", "tool") or not any("image" in part for part in content)
+        _require(sees, f"{where}.content", "has images, which only messages of users and tools may have")
     else:
         reasoned = "reasoning_content" in checked
         _require(bool(calls) or reasoned, f"{where}.content", "is missing")
@@ -112,12 +117,24 @@ def _checked_part(path: str, part: Any) -> dict[str, Any]:
     _require(isinstance(part, dict), path, "must be an object")
     kind = part.get("type")
     if kind in _MEDIA:
-        message = f"{path}: parts of type '{kind}' are not supported: the model reads text only"
+        message = f"{path}: parts of type '{kind}' are not supported: models read text, and images as 'image_url'"
         raise refused(message, f"{path}.type", "unsupported_content")
-    _require(kind == "text", f"{path}.type", "must be 'text'")
+    if kind == "image_url":
+        return image_part(_checked_image(path, part))
+    _require(kind == "text", f"{path}.type", "must be 'text' or 'image_url'")
     _require(isinstance(part.get("text"), str), f"{path}.text", "must be text")
     check_fields(path, part, ("type", "text", "prompt_cache_breakpoint", "cache_control"), _KINDS, "invalid_value")
     return {"type": "text", "text": part["text"]}
+
+
+def _checked_image(path: str, part: dict[str, Any]) -> GivenImage:
+    known_only(path, part, ("type", "image_url", "prompt_cache_breakpoint", "cache_control"))
+    given = checked(f"{path}.image_url", part.get("image_url"), dict, "invalid_value")
+    known_only(f"{path}.image_url", given, ("url", "detail"))
+    url, detail = given.get("url"), given.get("detail")
+    _require(isinstance(url, str), f"{path}.image_url.url", "must be text")
+    _require(detail in _DETAILS, f"{path}.image_url.detail", "must be auto, low or high")
+    return GivenImage(f"{path}.image_url", url=url)
 
 
 def _checked_call(path: str, call: Any) -> dict[str, Any]:
@@ -232,6 +249,8 @@ def _predicted(prediction: dict[str, Any] | None) -> str:
     _require(prediction.get("type") == "content", "prediction.type", "must be 'content'")
     known_only("prediction", prediction, ("type", "content"))
     content = _checked_content("prediction.content", prediction.get("content"))
+    for place, part in enumerate(content):
+        _require(isinstance(part, str) or "text" in part, f"prediction.content[{place}]", "must be text")
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 

@@ -18,7 +18,7 @@ from realizar.errors import ContextLengthError
 from realizar.sampling_params import SAMPLERS
 from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import PLAIN_SCHEMA, about, plain_body, refused, unsupported
-from realizar.server.generation.chat_plan import template_variables
+from realizar.server.generation.chat_plan import render_prompt, template_variables
 from realizar.server.generation.conversation import text_of
 from realizar.server.generation.embedding import check_dimensions, embed_all, embed_texts, note_prompts, vectors_answer
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, tokenize_prompts
@@ -112,9 +112,10 @@ def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
     tools = shown_tools(check_tools(record.tools))
     continues = continues_last(record, messages[-1])
     with about("messages"):
-        if continues:
-            return api.model.template.encode_unfinished(messages, tools, **variables)
-        return api.model.template.encode(messages, tools, record.add_generation_prompt is not False, **variables)
+        add_prompt = record.add_generation_prompt is not False
+        return render_prompt(
+            api, api.model.template, messages, tools, variables, add_prompt=add_prompt, continues=continues
+        ).token_ids
 
 
 # `GET /v1/models` and `GET /v1/models/{id}`; answered also while the weights are being loaded.

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from realizar.images.decode import GivenImage
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
-from realizar.server.generation.conversation import Conversation, check_num_messages, turn
+from realizar.server.generation.conversation import Conversation, check_num_messages, image_part, turn
 from realizar.server.generation.objects import Neutral, check_fields, check_neutral, text_in
 from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, listed_logprobs
@@ -188,7 +189,7 @@ _PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "text": ("text", ("type", "text")),
 }
 """Types of parts: the field of the text, and all fields."""
-_MEDIA = ("input_image", "input_file", "input_audio", "input_video", "computer_screenshot")
+_MEDIA = ("input_file", "input_audio", "input_video", "computer_screenshot")
 _KINDS: Mapping[str, type] = {
     **dict.fromkeys(("id", "status", "phase", "namespace", "created_by", "name", "encrypted_content"), str),
     **dict.fromkeys(("caller", "prompt_cache_breakpoint"), dict),
@@ -205,15 +206,22 @@ class _Message:
     """A message that grows."""
 
     role: str
-    texts: list[str] = field(default_factory=list)
+    texts: list[str | GivenImage] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     call_id: str = ""
 
     def converted(self) -> dict[str, Any]:
+        texts = [text for text in self.texts if isinstance(text, str)]
+        if len(texts) < len(self.texts):  # of a user or a tool
+            parts = [
+                {"type": "text", "text": each} if isinstance(each, str) else image_part(each) for each in self.texts
+            ]
+            call = {"tool_call_id": self.call_id} if self.role == "tool" else {}
+            return {"role": self.role, **call, "content": parts}
         if self.role == "tool":
-            return {"role": "tool", "tool_call_id": self.call_id, "content": "\n".join(self.texts)}
-        return turn(self.role, self.texts, self.thoughts, self.calls, "\n\n")
+            return {"role": "tool", "tool_call_id": self.call_id, "content": "\n".join(texts)}
+        return turn(self.role, texts, self.thoughts, self.calls, "\n\n")
 
 
 class _ItemReader:
@@ -262,10 +270,14 @@ class _ItemReader:
         if isinstance(content, str):
             self.add_text(role, content)
             return
-        texts = _texts(f"{where}.content", content, _OF_ROLE[role])
-        if not texts and role != "assistant":
+        parts = _parts(f"{where}.content", content, _OF_ROLE[role], images=role == "user")
+        if not parts and role != "assistant":
             raise refused(f"{where}.content must not be empty", f"{where}.content", "empty_array")
-        self.add_text(role, "".join(texts) if role == "assistant" else "\n".join(texts))
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) < len(parts):
+            self._of(role).texts += parts
+        else:
+            self.add_text(role, "".join(texts) if role == "assistant" else "\n".join(texts))
 
     def _read_call(self, where: str, item: dict[str, Any]) -> None:
         arguments = item.get("arguments")
@@ -291,8 +303,10 @@ class _ItemReader:
         if self._calls[call_id]:
             raise refused(f"{where}.call_id names a call that has its output", f"{where}.call_id", "invalid_value")
         self._calls[call_id] = True
-        texts = [output] if isinstance(output, str) else _texts(f"{where}.output", output, ("input_text",))
-        self._messages.append(_Message("tool", texts, call_id=call_id))
+        if isinstance(output, str):
+            output = [{"type": "input_text", "text": output}]
+        parts = _parts(f"{where}.output", output, ("input_text",), images=True)
+        self._messages.append(_Message("tool", parts, call_id=call_id))
 
     def _read_reasoning(self, where: str, item: dict[str, Any]) -> None:
         texts = revealed(item.get("encrypted_content"))
@@ -312,13 +326,35 @@ def _texts(where: str, parts: Any, kinds: Sequence[str]) -> list[str]:
     return [_text(f"{where}[{place}]", part, kinds) for place, part in enumerate(parts)]
 
 
+def _parts(where: str, parts: Any, kinds: Sequence[str], *, images: bool) -> list[str | GivenImage]:
+    """Texts and, where there may be any, images."""
+    if not images or not isinstance(parts, list):
+        return [*_texts(where, parts, kinds)]
+    return [
+        _image(f"{where}[{place}]", part)
+        if isinstance(part, dict) and part.get("type") == "input_image"
+        else _text(f"{where}[{place}]", part, kinds)
+        for place, part in enumerate(parts)
+    ]
+
+
+def _image(where: str, part: dict[str, Any]) -> GivenImage:
+    check_fields(where, part, ("type", "image_url", "detail"), {"detail": str}, "invalid_type")
+    path = f"{where}.image_url"
+    url = part.get("image_url")
+    if not isinstance(url, str):
+        raise refused(f"{path} must be a data URI", path, "invalid_type")
+    return GivenImage(path, url=url)
+
+
 def _text(where: str, part: Any, kinds: Sequence[str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise refused(f"{where} must be an object with a type", where)
     if kind in _MEDIA:
         path = f"{where}.type"
-        raise refused(f"{path}: '{kind}' is not supported: the model reads text only", path, "unsupported_content")
+        message = f"{path}: '{kind}' is not supported: models read text, and images as 'input_image'"
+        raise refused(message, path, "unsupported_content")
     if kind not in kinds:
         expected = " or ".join(kinds)
         raise refused(f"{where}.type must be {expected}, not {kind[:40]!a}", f"{where}.type", "invalid_value")

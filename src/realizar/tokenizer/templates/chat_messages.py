@@ -55,7 +55,9 @@ class TemplateTraits:
 
 
 def with_texts(messages: Messages) -> list[dict[str, Any]]:
-    """Copied; InvalidRequestError where a message has no role, or its content is neither text nor parts of text."""
+    """Copied; InvalidRequestError where a message has no role, or its content is neither text nor parts of text and
+    marks of images.
+    """
     if not messages:
         raise InvalidRequestError("messages must not be empty", "messages")
     return [_checked(place, message) for place, message in enumerate(messages)]
@@ -71,10 +73,23 @@ def _checked(place: int, message: Any) -> dict[str, Any]:
     if not isinstance(content, list | tuple):
         raise InvalidRequestError(f"{where}.content must be text or a list of parts", "messages")
     for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        if not _is_image(part) and not _is_text(part):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise InvalidRequestError(f"{where}.content: a part of type {kind!r} is not supported", "messages")
     return dict(message)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _is_image(part: Any) -> bool:
+    """True for the mark of an image, which has no other fields."""
+    return isinstance(part, Mapping) and part == {"type": "image"}
+
+
+def has_images(content: Any) -> bool:
+    return isinstance(content, list | tuple) and any(map(_is_image, content))
 
 
 def adapt_messages(messages: Sequence[dict[str, Any]], traits: TemplateTraits) -> list[dict[str, Any]]:
@@ -228,7 +243,12 @@ def _name_of(calls: Sequence[Any], call_id: Any, place: int) -> str:
 
 
 def plain_text(content: Any) -> str:
-    """A content's text, of parts one below the other."""
+    """A content's text, of parts one below the other.
+
+    InvalidRequestError: it has images, which would be lost where a template takes no parts.
+    """
     if isinstance(content, list | tuple):
+        if has_images(content):
+            raise InvalidRequestError("the model's chat template shows no image in such a message", "messages")
         return "\n".join(part["text"] for part in content)
     return content or ""

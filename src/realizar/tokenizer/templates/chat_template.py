@@ -20,6 +20,7 @@ from realizar.tokenizer.templates.chat_messages import (
     Tools,
     adapt_messages,
     find_traits,
+    has_images,
     plain_text,
     with_texts,
 )
@@ -362,17 +363,37 @@ def spell_tool_messages(messages: Messages) -> list[dict[str, Any]]:
             spelled.append({"role": role, "content": _joined(plain_text(content), _spelled_calls(calls))})
         elif role == "tool":
             name = message.get("name") or names.get(message.get("tool_call_id", ""), "")
-            result = json.dumps({"result_of": name, "content": plain_text(content)}, ensure_ascii=False)
+            result = _spelled_result(name, content)
             if follows_result:
-                spelled[-1]["content"] += f"\n{result}"
+                spelled[-1]["content"] = _followed(spelled[-1]["content"], result, "\n")
             else:
                 spelled.append({"role": "user", "content": result})
         elif role == "user" and follows_result:
-            spelled[-1]["content"] += f"\n\n{plain_text(content)}"
+            added = content if has_images(content) else plain_text(content)
+            spelled[-1]["content"] = _followed(spelled[-1]["content"], added, "\n\n")
         else:
             spelled.append(dict(message))
         follows_result = role == "tool"
     return spelled
+
+
+def _spelled_result(name: str, content: Any) -> Any:
+    """A result as text in JSON; its images, if it has any, stay parts behind it."""
+    images = [part for part in content if "text" not in part] if has_images(content) else []
+    text = plain_text([part for part in content if "text" in part] if images else content)
+    result = json.dumps({"result_of": name, "content": text}, ensure_ascii=False)
+    return [{"type": "text", "text": result}, *images] if images else result
+
+
+def _followed(first: Any, second: Any, between: str) -> Any:
+    """Two contents as one: text, or parts where either has some."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}{between}{second}"
+    return [
+        part
+        for content in (first, second)
+        for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
+    ]
 
 
 def _spell_python_calls(messages: Messages) -> list[dict[str, Any]]:

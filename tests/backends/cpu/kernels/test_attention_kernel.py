@@ -45,6 +45,7 @@ class Case:
     soft_cap: float = 0.0
     sinks: bool = False
     gate: bool = False
+    whole: bool = False
     dtype: str = "f16"
     rows: tuple[tuple[int, int], ...] = ROWS
 
@@ -92,7 +93,8 @@ class Attention:
         for (computed, count), keys, values in zip(case.rows, self.keys, self.values, strict=True):
             for position in range(computed, computed + count):
                 low = max(0, position - case.window + 1) if case.window else 0
-                k, v = (np.repeat(part[low : position + 1], case.group, axis=1) for part in (keys, values))
+                end = computed + count if case.whole else position + 1
+                k, v = (np.repeat(part[low:end], case.group, axis=1) for part in (keys, values))
                 scores = np.einsum("hd,khd->hk", self.query[token], k) / math.sqrt(case.head_size)
                 if case.soft_cap:
                     scores = case.soft_cap * np.tanh(scores / case.soft_cap)
@@ -132,7 +134,7 @@ class Attention:
             "rows": rows, "block_table": self.table, "table_stride": self.table.strides[0], "scratch": scratch,
             "scratch_bytes": scratch.strides[0], "out": out, "out_stride": out.strides[0], "partial": partial,
             "records": records, "records_groups": padded // 32, "records_width": WIDTH,
-            "gate": self.gate if case.gate else 0, "gate_stride": self.gate.strides[0],
+            "gate": self.gate if case.gate else 0, "gate_stride": self.gate.strides[0], "whole": case.whole,
         }  # fmt: skip
         call(make_attend(index_of(instruction_set), KV_DTYPES.index(case.dtype)).address, ATTEND, THREADS, **fields)
         call(combine.address, ATTEND, THREADS, **fields)
@@ -186,6 +188,11 @@ def test_soft_caps_and_sinks(soft_cap: float, sinks: bool, window: int) -> None:
 @pytest.mark.parametrize("head_size", [24, 256])
 def test_output_gates(head_size: int) -> None:
     check(Case(head_size, group=3, gate=True, dtype="f32"))
+
+
+@pytest.mark.parametrize(("group", "dtype"), [(1, "f32"), (3, "f16")])
+def test_rows_whose_tokens_see_each_other(group: int, dtype: str) -> None:
+    check(Case(80, group, whole=True, dtype=dtype, rows=((0, 590), (0, 1), (0, 300), (30, 40))))
 
 
 OTHERS = ("avx_vnni", "avx2", "portable")

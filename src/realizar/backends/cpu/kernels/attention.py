@@ -1,4 +1,4 @@
-"""Causal attention over paged KV blocks, for chunks of prompts and single tokens alike.
+"""Attention over paged KV blocks, causal or over whole rows, for chunks of prompts and single tokens alike.
 
 The context is cut into segments of 256 keys at fixed positions. A segment's softmax is computed by itself and merged
 into the running state in order, so a query's bits depend on its own context alone: not on the chunk, the batch, the
@@ -26,6 +26,7 @@ from realizar.backends.cpu.kernels.attention_record import (
     STEP_SPLIT,
     STEP_TOKENS,
     TILE,
+    last_seen,
     segments_of,
 )
 from realizar.backends.cpu.kernels.attention_segment import (
@@ -111,11 +112,11 @@ def open_tile(arguments: Any, thread: int, place: int, row: int, kv_head: int, f
     group, head_size = arguments.num_heads // arguments.num_kv_heads, arguments.head_size
     padded = (head_size + GROUP - 1) // GROUP * GROUP
     rows = arguments.rows + row * ROW_FIELDS * 8
-    first_token, num_tokens, computed = read_i64(rows, 0), read_i64(rows, 1), read_i64(rows, 2)
+    first_token, num_tokens = read_i64(rows, 0), read_i64(rows, 1)
     count = min(TILE, num_tokens * group - first)
     tile = place_tile(
         arguments.scratch + thread * arguments.scratch_bytes, place, count, group, padded,
-        computed + first // group, computed + (first + count - 1) // group,
+        last_seen(arguments, row, first), last_seen(arguments, row, first + count - 1),
         arguments.block_table + row * arguments.table_stride,
         arguments.cache + kv_head * arguments.head_bytes,
     )  # fmt: skip
@@ -132,7 +133,7 @@ def open_tile(arguments: Any, thread: int, place: int, row: int, kv_head: int, f
         source, target = view(at, head_size, np.float32), view(tile.queries + i * padded * 4, head_size, np.float32)
         for d in range(head_size):
             target[d] = source[d] * scale
-        positions[i] = computed + token - first_token
+        positions[i] = last_seen(arguments, row, first + i)
         if fresh:
             running[2 * i], running[2 * i + 1] = NEVER, 0.0
         head += 1
@@ -195,10 +196,10 @@ def attend_tiles(
     step = 32 if lanes > 8 else 16  # lanes * vectors_of(lanes)
     group = arguments.num_heads // arguments.num_kv_heads
     rows = arguments.rows + row * ROW_FIELDS * 8
-    queries, computed, window = read_i64(rows, 1) * group, read_i64(rows, 2), arguments.window
+    queries, window = read_i64(rows, 1) * group, arguments.window
     last = first + (stop - 1 - first) // stride * stride
-    end = computed + (min((last + 1) * TILE, queries) - 1) // group + 1
-    lowest, _ = segments_of(computed, first * TILE, 1, group, window)
+    end = last_seen(arguments, row, min((last + 1) * TILE, queries) - 1) + 1
+    lowest, _ = segments_of(last_seen(arguments, row, first * TILE), 0, window)
     highest = (end - 1) // SEGMENT
     if split > 0:
         lowest, highest = only_segment, only_segment
@@ -206,7 +207,8 @@ def attend_tiles(
         begin, widened = segment * SEGMENT, False
         for place in range((last - first) // stride + 1):
             query = (first + place * stride) * TILE
-            earliest, latest = segments_of(computed, query, min(TILE, queries - query), group, window)
+            final = min(query + TILE, queries) - 1
+            earliest, latest = segments_of(last_seen(arguments, row, query), last_seen(arguments, row, final), window)
             if segment < earliest or segment > latest:
                 continue
             fresh = split > 0 or segment == earliest
@@ -251,7 +253,7 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
         unit = 0
         for row in range(num_rows):
             at = arguments.rows + row * ROW_FIELDS * 8
-            queries, computed = read_i64(at, 1) * group, read_i64(at, 2)
+            queries = read_i64(at, 1) * group
             tiles = (queries + TILE - 1) // TILE
             wide = split == 0 and tiles >= least * threads
             for kv_head in range(kv_heads):
@@ -261,8 +263,9 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
                 while first < tiles:
                     low, high = 0, 0
                     if split > 0:
+                        final = min((first + 1) * TILE, queries) - 1
                         low, high = segments_of(
-                            computed, first * TILE, min(TILE, queries - first * TILE), group, window
+                            last_seen(arguments, row, first * TILE), last_seen(arguments, row, final), window
                         )
                     for segment in range(low, high + 1):
                         if wide or unit % threads == thread:
@@ -292,12 +295,12 @@ def combine(address: int, thread: int, threads: int) -> None:
     start, stop = tokens * thread // threads, tokens * (thread + 1) // threads
     for row in range(num_rows):
         at = arguments.rows + row * ROW_FIELDS * 8
-        first_token, num_tokens, computed = read_i64(at, 0), read_i64(at, 1), read_i64(at, 2)
+        first_token, num_tokens = read_i64(at, 0), read_i64(at, 1)
         for token in range(max(start, first_token), min(stop, first_token + num_tokens)):
             out = arguments.out + token * arguments.out_stride
             if split > 0:
-                position = computed + token - first_token
-                first, last = segments_of(position, 0, 1, 1, arguments.window)
+                position = last_seen(arguments, row, (token - first_token) * (heads // arguments.num_kv_heads))
+                first, last = segments_of(position, position, arguments.window)
                 for head in range(heads):
                     running[0], running[1] = NEVER, 0.0
                     total[:] = 0.0

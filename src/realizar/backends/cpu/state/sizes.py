@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
-from realizar.models.spec import Mixer, ModelSpec
+from realizar.models.spec import LayerStack, Mixer
 
 _LINE_FLOATS = 16  # float32 of a cache line: threads never share one of two layers
 
@@ -19,7 +19,7 @@ class LayerState:
     replay: int
 
 
-def layer_states(spec: ModelSpec) -> dict[int, LayerState]:
+def layer_states(spec: LayerStack) -> dict[int, LayerState]:
     """The states of the layers that have one, by their index, in whole cache lines.
 
     A short convolution keeps its last `length - 1` inputs, and of an uncertain token its input. A gated delta net keeps
@@ -105,6 +105,6 @@ class StateSizes:
         return self.slot_bytes + self.replay_bytes
 
 
-def state_sizes(spec: ModelSpec, speculative_tokens: int) -> StateSizes:
+def state_sizes(spec: LayerStack, speculative_tokens: int) -> StateSizes:
     """The sizes for rows with so many drafts; the last token before them may be computed again."""
     return StateSizes(layer_states(spec), speculative_tokens + 1)

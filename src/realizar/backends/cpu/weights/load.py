@@ -25,7 +25,7 @@ from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.parameters import size_of_token
 from realizar.models.parts import Linear, Norm
-from realizar.models.spec import ExpertLinear, ModelSpec
+from realizar.models.spec import ExpertLinear, LayerStack
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization.block_source import FLOAT32_LAYOUT, float32_source
 from realizar.quantization.layout import FloatType, WeightLayout
@@ -42,7 +42,7 @@ class Weights:
     """
 
     def __init__(
-        self, spec: ModelSpec, checkpoint: Checkpoint, lanes: int, threads: int, lent: Weights | None = None
+        self, spec: LayerStack, checkpoint: Checkpoint, lanes: int, threads: int, lent: Weights | None = None
     ) -> None:
         self._spec, self._tensors, self._lanes = spec, WeightTensors(spec, checkpoint), lanes
         self._checkpoint = checkpoint
@@ -92,9 +92,7 @@ class Weights:
         distinct = list({each.weight: each for each in matrices}.values())
         self.reserve(distinct)
         distinct = [each for each in distinct if self._taken(each) is None]
-        inputs = self._spec.layer_inputs
-        self._embedding = EmbeddingRows(self._tensors.matrix(self._spec.embedding))
-        self._layer_rows = None if inputs is None else EmbeddingRows(self._tensors.matrix(inputs.table))
+        self._rows = {name: EmbeddingRows(self._tensors.matrix(name)) for name in self._spec.tables()}
         with ThreadPoolExecutor(self._threads) as pool:
             for each, following in zip(distinct, [*distinct[1:], None], strict=True):
                 if isinstance(following, Linear):
@@ -102,10 +100,10 @@ class Weights:
                 with naming_refusals(each.weight):
                     done = self._fill_experts(each, pool) if isinstance(each, ExpertLinear) else self._fill(each, pool)
                 progress(done)
-            if self._spec.tensors[self._spec.embedding] not in (self._spec.tensors[name] for name in self.matrices):
-                self._check_rows(self._spec.embedding, pool)
-            if inputs is not None:
-                self._check_rows(inputs.table, pool)
+            packed = [self._spec.tensors[name] for name in self.matrices]
+            for name in self._rows:
+                if self._spec.tensors[name] not in packed:
+                    self._check_rows(name, pool)
 
     def _fill(self, linear: Linear, pool: Executor) -> int:
         stored = self._tensors.matrix(linear.weight)
@@ -188,14 +186,9 @@ class Weights:
         """Packed bytes that a token reads: of a mixture's experts those that it goes through."""
         return size_of_token(self._spec, {name: matrix.size_bytes for name, matrix in self.matrices.items()})
 
-    def embed(self, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """out [len(ids), hidden_size] = the file's rows of int32 `ids`, times the model's embedding scale."""
-        self._embedding.read(ids, self._spec.embedding_scale, out)
-
-    def layer_rows(self, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """out [len(ids), layers * size] = rows of the table of layers' inputs, scaled, where the model has one."""
-        if self._layer_rows is not None and self._spec.layer_inputs is not None:
-            self._layer_rows.read(ids, self._spec.layer_inputs.table_scale, out)
+    def rows(self, name: TensorName, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+        """out [len(ids), columns] = the file's rows of int32 `ids` of one of `LayerStack.tables`, times its factor."""
+        self._rows[name].read(ids, self._spec.tables()[name], out)
 
     def _check_rows(self, name: TensorName, pool: Executor) -> None:
         """Look at a table's rows, which steps read from the file, for weights that are not finite."""

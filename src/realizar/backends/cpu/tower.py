@@ -1,0 +1,119 @@
+"""`CPUTower` runs an encoder of images on the CPU, by the kernels of text models."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.cpu.bind import Binder
+from realizar.backends.cpu.bind_kv import AttentionBinder, RopeTables
+from realizar.backends.cpu.bind_state import StateBinder
+from realizar.backends.cpu.instruction_set import select
+from realizar.backends.cpu.kernel_library import KernelLibrary
+from realizar.backends.cpu.kernels.attention_record import STEP_ROWS, STEP_TERMS, STEP_TOKENS
+from realizar.backends.cpu.kernels.attention_segment import scratch_bytes
+from realizar.backends.cpu.kv.pictures import PictureKeys
+from realizar.backends.cpu.operations import BoundProgram
+from realizar.backends.cpu.records import aligned_zeros
+from realizar.backends.cpu.state.memory import StateMemory
+from realizar.backends.cpu.state.sizes import state_sizes
+from realizar.backends.cpu.threads import ThreadTeam
+from realizar.backends.cpu.weights.load import Weights
+from realizar.backends.cpu.workspace import Workspace
+from realizar.backends.devices import THE_CPU
+from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.weight_tensors import WeightTensors
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.models.check_tensors import check_tensors
+from realizar.models.tower import Tower
+
+
+class CPUTower:
+    """A packed tower, which encodes a picture at a time; threads may share it.
+
+    Raises:
+        CheckpointError: a tensor is missing, left over, of the wrong shape, or not finite.
+        UnsupportedModelError: a tensor's type does not run.
+    """
+
+    def __init__(self, tower: Tower, checkpoint: Checkpoint, threads: int) -> None:
+        check_tensors(tower, checkpoint)
+        self.tower = tower
+        is_float32 = WeightTensors(tower, checkpoint).are_float32(tower.matrices())
+        config, instructions = _config(tower, threads, "f32" if is_float32 else "f16"), select(None)
+        self._space = Workspace(tower, config, instructions.tile_tokens[0])
+        self._weights = Weights(tower, checkpoint, instructions.lanes, threads)
+        self._weights.load(tower.matrices(), lambda _: None)
+        self._keys, self._ropes = PictureKeys(tower, config.kv_dtype), RopeTables(tower, tower.max_patches)
+        padded = max(layout.padded_head_size for layout in self._keys.layouts.values())
+        self._scratch = aligned_zeros((threads, -(-scratch_bytes(padded) // 64) * 64), np.uint8)
+        self._partial = aligned_zeros(0, np.float32)  # no row is split
+        kernels = KernelLibrary(instructions, lambda _: None)
+        attention = AttentionBinder(
+            kernels, self._weights, self._space, self._keys, self._ropes, self._scratch, self._partial, whole=True
+        )
+        states = StateMemory(state_sizes(tower, 0), 1, 0, 0)
+        state_binder = StateBinder(instructions, kernels, self._weights, self._space, states)
+        binder = Binder(instructions, kernels, self._weights, self._space, attention, state_binder)
+        self._body, self._projector = binder.bind_tower(tower)
+        self._team, self._lock = ThreadTeam(threads), threading.Lock()
+        weakref.finalize(self, self._team.close)
+        blocks = self._space.block_tables[0]
+        blocks[0] = np.arange(blocks.shape[1])
+        self._space.slots[0][:] = np.arange(tower.max_patches)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of weights, keys and values, and workspace."""
+        return self._weights.size_bytes + self._keys.size_bytes + self._space.size_bytes
+
+    def encode(self, patches: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The features of a picture, float32 [squares, num_features], row by row.
+
+        `patches` are float32 [rows, columns, 3 * patch_size ** 2]. StepError where a kernel fails.
+        """
+        tower, (rows, columns, width) = self.tower, patches.shape
+        count = rows * columns
+        with self._lock:
+            self._buffer("patches", count, width)[:] = patches.reshape(count, width)
+            hidden = self._buffer("hidden", count, tower.hidden_size)
+            if tower.positions is None:
+                hidden[:] = 0
+            else:
+                self._weights.rows(tower.positions, np.arange(count, dtype=np.int32), hidden)
+            self._ropes.fill(np.indices((rows, columns), np.int32).reshape(2, count))
+            self._walk(self._body, count)
+            encoded = self._buffer("normed", count, tower.hidden_size)
+            squares = _squares(encoded.reshape(rows, columns, -1), tower.merge, by_channel=tower.projector.by_channel)
+            self._buffer("squares", *squares.shape)[:] = squares
+            self._walk(self._projector, len(squares))
+            return self._buffer("features", len(squares), tower.projector.num_features).copy()
+
+    def _buffer(self, name: str, tokens: int, width: int) -> NDArray[np.float32]:
+        return self._space.buffers[name].values[:tokens, :width]
+
+    def _walk(self, program: BoundProgram, tokens: int) -> None:
+        step = self._space.step
+        step[STEP_TOKENS], step[STEP_TERMS], step[STEP_ROWS] = tokens, 2 * tokens, 1
+        self._space.rows[0] = 0, tokens, 0
+        self._team.run(program.at, program.count)
+
+
+def _config(tower: Tower, threads: int, kv_dtype: str) -> ResolvedConfig:
+    """One row of a picture's patches."""
+    return ResolvedConfig(
+        threads=threads, context_length=tower.max_patches, max_running=1, max_step_tokens=tower.max_patches,
+        speculative_tokens=0, chosen=THE_CPU, kv_dtype=kv_dtype, queue_length=0, steps_in_flight=1, tile_tokens=1,
+        stretch=1.0,
+    )  # fmt: skip
+
+
+def _squares(patches: NDArray[np.float32], merge: int, *, by_channel: bool) -> NDArray[np.float32]:
+    """Patches of a picture [rows, columns, width] as squares [squares, merge ** 2 * width]; see `Projector`."""
+    rows, columns, width = patches.shape
+    grid = patches.reshape(rows // merge, merge, columns // merge, merge, width)
+    ordered = grid.transpose(0, 2, 4, 1, 3) if by_channel else grid.transpose(0, 2, 1, 3, 4)
+    return ordered.reshape(-1, merge**2 * width)

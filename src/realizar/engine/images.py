@@ -1,0 +1,235 @@
+"""`ImageReader` makes tokens and embeddings of the images in a prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from realizar.backends.select import make_tower
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.open import find_tower_file, open_checkpoint
+from realizar.engine.given_embeddings import prompt_embeddings
+from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
+from realizar.images.decode import EncodedImage, GivenImage, Pixels, decode
+from realizar.images.prepare import layout_of, mark_of, patches_of, pictures_of
+from realizar.models.check_tensors import check_tensors
+from realizar.models.registry import build_tower
+from realizar.models.tower import Tower
+from realizar.request import PromptEmbeddings
+from realizar.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from realizar.backends.cpu.tower import CPUTower
+
+_LOG = logging.getLogger(__name__)
+_KEPT_BYTES = 128 << 20  # of embeddings that later turns of a conversation may need again
+
+Kept = tuple[PromptEmbeddings, ...]
+"""The runs of an image's embeddings, each as at the beginning of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image of a prompt, decoded.
+
+    Attributes:
+        starts: numbers of prompt tokens before each run of its embeddings: those of a picture, or of a row of one.
+        key: SHA-256 of its bytes.
+        found: its embeddings, where they were kept; None where they are to be made of `pictures`.
+    """
+
+    starts: tuple[int, ...]
+    key: bytes
+    pictures: tuple[Pixels, ...] = field(default=(), repr=False)
+    found: Kept | None = field(default=None, repr=False)
+
+
+class ImageReader:
+    """Reads the images of one model. Threads may share it; the tower is loaded for the first image.
+
+    Raises:
+        CheckpointError: a tensor of the tower is missing, left over or of the wrong shape.
+        UnsupportedModelError: its type does not run, or the vocabulary has no token for images.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, tower: Tower, tokenizer: Tokenizer, threads: int | None) -> None:
+        check_tensors(tower, checkpoint)
+        self._checkpoint, self._tower, self._tokenizer, self._threads = checkpoint, tower, tokenizer, threads
+        marks = tokenizer.encode(mark_of(tower), add_special=False)
+        if len(marks) != 1:
+            raise UnsupportedModelError(f"{checkpoint.path}: the vocabulary has no token {mark_of(tower)}")
+        self._mark = marks[0]
+        self._loaded: CPUTower | None = None
+        self._kept: OrderedDict[bytes, Kept] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock, self._loading = threading.Lock(), threading.Lock()
+
+    def expand(
+        self, token_ids: Sequence[int], images: Sequence[EncodedImage]
+    ) -> tuple[list[int], list[tuple[int, ...]]]:
+        """A prompt whose mark of each image is replaced by the image's tokens; `starts` of each image.
+
+        InvalidRequestError: the chat template wrote another number of marks.
+        """
+        count = token_ids.count(self._mark)
+        if count != len(images):
+            raise InvalidRequestError(f"the model's chat template shows {count} of {len(images)} images", "messages")
+        expanded: list[int] = []
+        starts: list[tuple[int, ...]] = []
+        waiting = iter(images)
+        for token_id in token_ids:
+            if token_id != self._mark:
+                expanded.append(token_id)
+                continue
+            image = next(waiting)
+            layout, places = layout_of(self._tower, image.width, image.height), []
+            for own in self._tokenizer.encode(layout.text, add_special=False):
+                if own == self._mark:
+                    places.append(len(expanded))
+                expanded += [own] * (layout.run if own == self._mark else 1)
+            starts.append(tuple(places))
+        return expanded, starts
+
+    def prepare(self, image: EncodedImage, starts: tuple[int, ...]) -> PlacedImage:
+        """Decode an image, unless its embeddings are kept. InvalidRequestError: it is malformed."""
+        key = hashlib.sha256(image.data).digest()
+        with self._lock:
+            found = self._kept.get(key)
+        if found is not None:
+            return PlacedImage(starts, key, found=found)
+        return PlacedImage(starts, key, tuple(pictures_of(self._tower, decode(image))))
+
+    def embeddings(
+        self, images: Sequence[PlacedImage], check: Callable[[], None] = lambda: None
+    ) -> tuple[PromptEmbeddings, ...]:
+        """The embeddings of a prompt's images, ascending. This takes as long as the tower does, seconds at times.
+
+        `check` is called before each picture, and ends the work by an exception. Raises CheckpointError for a weight
+        that is not finite, UnsupportedModelError, and StepError.
+        """
+        runs = []
+        for image in images:
+            found = self._made(image, check) if image.found is None else image.found
+            self._keep(image.key, found)
+            runs += [replace(run, start=start) for run, start in zip(found, image.starts, strict=True)]
+        return tuple(runs)
+
+    def _made(self, image: PlacedImage, check: Callable[[], None]) -> Kept:
+        with self._loading:
+            if self._loaded is None:
+                self._loaded = make_tower(self._tower, self._checkpoint, self._threads)
+                _LOG.info("loaded the encoder of images, %d MiB", self._loaded.size_bytes >> 20)
+        made = []
+        for picture in image.pictures:
+            check()
+            features = self._loaded.encode(patches_of(self._tower, picture))
+            made += np.split(features, len(image.starts) // len(image.pictures))
+        return tuple(map(prompt_embeddings, made))
+
+    def _keep(self, key: bytes, made: Kept) -> None:
+        """The embeddings of images that were used last stay, up to a bound."""
+        with self._lock:
+            if key not in self._kept:
+                self._kept_bytes += _size(made)
+            self._kept[key] = made
+            self._kept.move_to_end(key)
+            while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
+
+
+def open_images(checkpoint: Checkpoint, tokenizer: Tokenizer, threads: int | None) -> ImageReader | None:
+    """What reads the images of a model: by its own checkpoint, or the `mmproj` file beside a GGUF file. None where
+    there is neither, or it does not run here, which is logged: the text model runs without.
+    """
+    try:
+        found = find_tower(checkpoint)
+        return None if found is None else ImageReader(*found, tokenizer, threads)
+    except (CheckpointError, UnsupportedModelError) as error:
+        _LOG.warning("the model reads no images: %s", error)
+        return None
+
+
+def find_tower(checkpoint: Checkpoint) -> tuple[Checkpoint, Tower] | None:
+    """A model's tower and the checkpoint that has it; None without one. Raises as `build_tower`."""
+    path = find_tower_file(checkpoint)
+    holder = checkpoint if path is None else open_checkpoint(path)
+    tower = build_tower(holder)
+    return None if tower is None else (holder, tower)
+
+
+def given_images(messages: Sequence[Any]) -> list[Any]:
+    """A conversation whose images are `GivenImage`: those of parts `{"type": "image", "image": ...}` of a path, of
+    bytes or of a Pillow image, and of OpenAI's `{"type": "image_url", "image_url": {"url": "data:..."}}`.
+
+    InvalidRequestError: one can't be read.
+    """
+
+    def given(part: Any, where: str) -> Any:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "image_url":
+            url = part.get("image_url")
+            text = url.get("url") if isinstance(url, Mapping) else url
+            if not isinstance(text, str):
+                raise InvalidRequestError(f"{where}.image_url must be text or have a url", where)
+            return {"type": "image", "image": GivenImage(where, url=text)}
+        if kind == "image":
+            return {"type": "image", "image": GivenImage(where, _bytes_of(part.get("image"), where))}
+        return part
+
+    def with_given(place: int, message: Any) -> Any:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list | tuple):
+            return message
+        parts = [given(part, f"messages[{place}].content[{index}]") for index, part in enumerate(content)]
+        return {**message, "content": parts}
+
+    return [with_given(place, message) for place, message in enumerate(messages)]
+
+
+def _bytes_of(image: Any, where: str) -> bytes:
+    if isinstance(image, bytes):
+        return image
+    try:
+        if isinstance(image, str | Path):
+            return Path(image).read_bytes()
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        return buffer.getvalue()
+    except OSError as error:
+        raise InvalidRequestError(f"{where} can't be read: {error.strerror or error}", where) from None
+    except AttributeError:
+        kind = type(image).__name__
+        raise InvalidRequestError(f"{where} must be a path, bytes or a Pillow image, not {kind}", where) from None
+
+
+def take_images(messages: Sequence[Any]) -> tuple[list[Any], list[GivenImage]]:
+    """A conversation with marks in place of images, as templates take them, and the images: parts
+    `{"type": "image", "image": GivenImage}`.
+    """
+    images: list[GivenImage] = []
+
+    def marked(part: Any) -> Any:
+        image = part.get("image") if isinstance(part, Mapping) else None
+        if not isinstance(image, GivenImage):
+            return part
+        images.append(image)
+        return {"type": "image"}
+
+    def with_marks(message: Any) -> Any:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        return {**message, "content": [marked(part) for part in content]} if isinstance(content, list) else message
+
+    return [with_marks(message) for message in messages], images
+
+
+def _size(made: Kept) -> int:
+    return sum(len(run.values) + len(run.digests) for run in made)

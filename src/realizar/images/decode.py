@@ -1,0 +1,146 @@
+"""`open_image` looks at a file's header, and `decode` makes pixels of it, within bounds. Pillow decodes.
+
+Pillow is imported with the first image.
+"""
+
+from __future__ import annotations
+
+import binascii
+import io
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+MAX_BYTES = 32 << 20
+MAX_PIXELS = 64 << 20
+_ORIENTATION = 0x0112  # the number of EXIF's tag
+_ROTATED = (5, 6, 7, 8)  # its values that change width and height
+
+Pixels = NDArray[np.uint8]
+"""[height, width, 3]: red, green, blue."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An image's bytes, with its size in pixels once it is rotated as EXIF says; `where` names it in errors."""
+
+    where: str
+    data: bytes = field(repr=False)
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenImage:
+    """An image as a request brings it, not looked at: its bytes, or as text a `data:` URI or base64 alone.
+
+    `where` names it in errors.
+    """
+
+    where: str
+    data: bytes = field(default=b"", repr=False)
+    url: str | None = field(default=None, repr=False)
+    base64: str | None = field(default=None, repr=False)
+
+    def open(self) -> EncodedImage:
+        """Read its header. InvalidRequestError as `open_image`, for what is no base64, and for other URLs: nothing is
+        fetched.
+        """
+        text = self.base64
+        if self.url is not None:
+            scheme, _, rest = self.url.partition(":")
+            if scheme.lower() != "data":
+                raise InvalidRequestError(f"{self.where} must be a data URI; no URL is fetched", self.where)
+            kind, found, text = rest.partition(",")
+            if not found or not kind.lower().endswith(";base64"):
+                raise InvalidRequestError(f"{self.where} must be of the form data:image/png;base64,...", self.where)
+        return open_image(self.data if text is None else self._decoded(text), self.where)
+
+    def _decoded(self, text: str) -> bytes:
+        if len(text) > MAX_BYTES * 4 // 3 + 4:
+            raise InvalidRequestError(f"{self.where} is too long; an image may have {MAX_BYTES} bytes", self.where)
+        try:
+            return binascii.a2b_base64(text, strict_mode=True)
+        except ValueError as error:
+            raise InvalidRequestError(f"{self.where} is not valid base64: {error}", self.where) from None
+
+
+def open_image(data: bytes, where: str) -> EncodedImage:
+    """Read an image's header; no pixel is decoded.
+
+    Raises InvalidRequestError, naming `where`, for what is no image of a known format, and beyond the bounds.
+    """
+    if len(data) > MAX_BYTES:
+        raise InvalidRequestError(f"{where} has {len(data)} bytes; an image may have {MAX_BYTES}", where)
+    with _opened(data, where) as image:
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            size = f"{width} x {height} pixels"
+            raise InvalidRequestError(
+                f"{where} has {size}, more pixels than the {MAX_PIXELS} that an image may have", where
+            )
+        if _orientation(image) in _ROTATED:
+            width, height = height, width
+    return EncodedImage(where, data, width, height)
+
+
+def decode(image: EncodedImage) -> Pixels:
+    """The pixels of its first frame, rotated as EXIF says, over white where they are transparent.
+
+    Raises InvalidRequestError, naming the image, where the file is cut short or malformed.
+    """
+    from PIL import Image, ImageOps
+
+    where = image.where
+    with _opened(image.data, where) as opened:
+        try:
+            opened.load()
+            rotated = ImageOps.exif_transpose(opened)
+            if "A" in rotated.getbands() or rotated.info.get("transparency") is not None:
+                rotated = rotated.convert("RGBA")
+                rotated = Image.alpha_composite(Image.new("RGBA", rotated.size, (255, 255, 255, 255)), rotated)
+            pixels = np.asarray(rotated.convert("RGB"))
+        except Exception as error:  # noqa: BLE001 - decoders raise all kinds for malformed files
+            raise _malformed(where, error) from None
+    if pixels.shape != (image.height, image.width, 3):
+        raise InvalidRequestError(f"{where} is malformed: its header gives another size than its pixels have", where)
+    return pixels
+
+
+def _opened(data: bytes, where: str) -> Image:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of many pixels, which are counted here, and of odd metadata
+            return Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise InvalidRequestError(
+            f"{where} has more pixels than the {MAX_PIXELS} that an image may have", where
+        ) from None
+    except UnidentifiedImageError:
+        known = ", ".join(FORMATS)
+        raise InvalidRequestError(f"{where} is no image of a known format ({known})", where) from None
+    except Exception as error:  # noqa: BLE001 - as above
+        raise _malformed(where, error) from None
+
+
+def _orientation(image: Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # noqa: BLE001 - malformed metadata turns nothing
+        return 1
+
+
+def _malformed(where: str, error: Exception) -> InvalidRequestError:
+    reason = " ".join(f"{error}".split())[:200]
+    return InvalidRequestError(f"{where} is malformed: {reason or type(error).__name__}", where)

@@ -1,0 +1,127 @@
+"""Images as pictures, as a tower's preparation describes it, and as text for a tokenizer.
+
+Pixels are those of transformers' processors that use Pillow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.images.decode import Pixels
+from realizar.models.tower import Tiles, Tower, Whole
+
+_MOST = 4096  # pixels of the longer edge, whatever a configuration of tiles says
+_AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
+_END_OF_ROW, _END = "[IMG_BREAK]", "[IMG_END]"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """An image of a prompt as text, with a mark for each run of its features, and how many a run has."""
+
+    text: str
+    run: int
+
+
+def mark_of(tower: Tower) -> str:
+    """The control token that stands for an image, or a run of its features."""
+    return "<image>" if isinstance(tower.preparation, Tiles) else "[IMG]"
+
+
+def layout_of(tower: Tower, width: int, height: int) -> Layout:
+    """The layout of an image of so many pixels."""
+    mark, preparation = mark_of(tower), tower.preparation
+    if isinstance(preparation, Tiles):
+        rows, columns = tile_grid(preparation, width, height)
+        return Layout(
+            "".join(_of_tiles(mark, rows, columns)), (preparation.tile // tower.patch_size // tower.merge) ** 2
+        )
+    square = tower.patch_size * tower.merge
+    whole_width, whole_height = _whole_size(preparation, square, width, height)
+    marks = [mark] * (whole_height // square)
+    return Layout(_END_OF_ROW.join(marks) + _END, whole_width // square)
+
+
+def _of_tiles(mark: str, rows: int, columns: int) -> Iterator[str]:
+    for row in range(1, rows + 1):
+        for column in range(1, columns + 1):
+            yield f"{_AROUND}<row_{row}_col_{column}>{mark}"
+        yield "\n"
+    yield "\n" if rows else ""
+    yield f"{_AROUND}{_WHOLE}{mark}{_AROUND}"
+
+
+def pictures_of(tower: Tower, pixels: Pixels) -> list[Pixels]:
+    """An image's pictures: tiles by row, and the whole last, or the whole alone."""
+    from PIL import Image
+
+    preparation, image = tower.preparation, Image.fromarray(pixels)
+    if isinstance(preparation, Whole):
+        size = _whole_size(preparation, tower.patch_size * tower.merge, image.width, image.height)
+        return [np.asarray(image.resize(size, Image.Resampling.BICUBIC))]
+    first, whole = _sizes(preparation, image.width, image.height)
+    for size in (first, whole):
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    edge, cut = preparation.tile, np.asarray(image)
+    found = []
+    if whole != (edge, edge):
+        corners = ((row, column) for row in range(0, whole[1], edge) for column in range(0, whole[0], edge))
+        found = [cut[row : row + edge, column : column + edge] for row, column in corners]
+        image = image.resize((edge, edge), Image.Resampling.LANCZOS)
+    return [*found, np.asarray(image)]
+
+
+def patches_of(tower: Tower, picture: Pixels) -> NDArray[np.float32]:
+    """Colours of a picture's patches, each red first: float32 [rows, columns, 3 * patch_size ** 2]."""
+    preparation, size = tower.preparation, tower.patch_size
+    rows, columns = picture.shape[0] // size, picture.shape[1] // size
+    mean, deviation = (np.array(colour, np.float32) for colour in (preparation.mean, preparation.deviation))
+    shares = (picture.astype(np.float64) * (1 / 255)).astype(np.float32)
+    grid = ((shares - mean) / deviation).reshape(rows, size, columns, size, 3).transpose(0, 2, 4, 1, 3)
+    return np.ascontiguousarray(grid).reshape(rows, columns, -1)
+
+
+def tile_grid(tiles: Tiles, width: int, height: int) -> tuple[int, int]:
+    """Rows and columns of an image's tiles; zeros for an image that is one picture."""
+    _, (whole_width, whole_height) = _sizes(tiles, width, height)
+    if (whole_width, whole_height) == (tiles.tile, tiles.tile):
+        return 0, 0
+    return whole_height // tiles.tile, whole_width // tiles.tile
+
+
+def _whole_size(whole: Whole, square: int, width: int, height: int) -> tuple[int, int]:
+    """Width and height in whole squares."""
+    ratio = max(width, height) / whole.edge
+    if ratio > 1:
+        width, height = int(width / ratio), int(height / ratio)
+    return max(-(-width // square), 1) * square, max(-(-height // square), 1) * square
+
+
+def _sizes(tiles: Tiles, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Width and height after the first resizing, which keeps their ratio, and after that to whole tiles."""
+    ratio = width / height
+    first = _by_longer_edge(tiles.edge, ratio)
+    if first[0] % 2 and first[1] == tiles.edge and ratio < 1:
+        first = (first[0] + 1, first[1])
+    elif first[1] % 2 and ratio >= 1:
+        first = (first[0], first[1] + 1)
+    first = (max(first[0], 1), max(first[1], 1))
+    if max(first) > _MOST:
+        first = _by_longer_edge(_MOST, first[0] / first[1])
+    ratio = first[0] / first[1]
+
+    def tiled(length: int) -> int:
+        return -(-length // tiles.tile) * tiles.tile
+
+    longer = tiled(max(first))
+    other = tiled(_by_longer_edge(longer, ratio)[1 if ratio >= 1 else 0])
+    return first, (longer, other) if ratio >= 1 else (other, longer)
+
+
+def _by_longer_edge(longer: int, ratio: float) -> tuple[int, int]:
+    """Width and height whose longer one is given, with the ratio of them; the other may be 0."""
+    return (longer, int(longer / ratio)) if ratio >= 1 else (int(longer * ratio), longer)

@@ -1,0 +1,205 @@
+"""`TowerBuilder`: the parts of an encoder of images, from which a projector's file composes a `Tower`. numpy only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.models.dimensions import MAX_FEED_FORWARD, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Dimensions
+from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.parts import Activation, Linear
+from realizar.models.spec_builder import SpecBuilder
+from realizar.models.tensor_source import TensorSource
+from realizar.models.tower import Colour
+
+MAX_EDGE = 1 << 14  # pixels
+_MAX_PATCHES = 1 << 14
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_GGUF = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_out",
+    "input_layernorm": "ln1",
+    "post_attention_layernorm": "ln2",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "model.norm": "v.post_ln",
+    "patches": "v.patch_embd",
+    "positions": "v.position_embd",
+}
+_GGUF_SWAPPED = _GGUF | {"mlp.c_fc": "ffn_down", "mlp.c_proj": "ffn_up"}
+
+
+class TowerBuilder(SpecBuilder):
+    """Builds the parts of one tower. Norms of kind `layer` have biases, and so has the matrix of patches then.
+
+    Args:
+        hparams: of the tower; see `tower_parameters`.
+        names: of safetensors checkpoints, by canonical name without `.weight`, and in a layer without
+            `model.layers.0.`; those of layers follow `layers` and their number.
+        gguf_names: of GGUF files, beside the usual ones.
+    """
+
+    def __init__(
+        self,
+        hparams: HyperParameters,
+        sizes: Dimensions,
+        *,
+        names: Mapping[str, str],
+        layers: str,
+        gguf_names: Mapping[str, str],
+        norm_kind: Literal["rms", "layer"] = "layer",
+        default_activation: Activation = "gelu_tanh",
+    ) -> None:
+        biases = norm_kind == "layer"
+        super().__init__(hparams, sizes, norm_kind=norm_kind, norm_bias=biases, default_activation=default_activation)
+        self._layers = "v.blk" if hparams.is_gguf else layers
+        self._stored = names
+        if hparams.is_gguf:
+            down = hparams.checkpoint.tensors.get("v.blk.0.ffn_down.weight")
+            swapped = down is not None and down.shape == (sizes.feed_forward_size, sizes.hidden_size)
+            # Older converters named the two matrices of a feed-forward the other way round.
+            self._stored = (_GGUF_SWAPPED if swapped else _GGUF) | dict(gguf_names)
+
+    def stored_name(self, canonical: str) -> str:
+        layer = _LAYER.fullmatch(canonical)
+        if layer is not None:
+            return f"{self._layers}.{layer[1]}.{self._stored.get(layer[2], layer[2])}.{layer[3]}"
+        base, _, kind = canonical.rpartition(".")
+        return f"{self._stored[base]}.{kind}"
+
+    def patches(self, patch_size: int) -> Linear:
+        """The matrix of patches, which checkpoints have as a convolution [hidden_size, 3, patch_size, patch_size]."""
+        hidden, columns, name = self.sizes.hidden_size, 3 * patch_size**2, "patches.weight"
+        stored_shape = (hidden, 3, patch_size, patch_size)
+        weight = self.note(name, TensorSource(self.stored_name(name), (hidden, columns), stored_shape=stored_shape))
+        bias = None
+        if self._norm_bias:
+            bias = self.note("patches.bias", TensorSource(self.stored_name("patches.bias"), (hidden,)))
+        return Linear(weight, hidden, columns, bias)
+
+    def table(self, name: str, rows: int) -> str:
+        """A table of vectors, [rows, hidden_size]."""
+        weight = f"{name}.weight"
+        return self.note(weight, TensorSource(self.stored_name(weight), (rows, self.sizes.hidden_size)))
+
+    @property
+    def tensors(self) -> Mapping[str, TensorSource]:
+        """Of all parts that were built."""
+        return self._tensors
+
+
+def tower_parameters(checkpoint: Checkpoint, projector: str) -> HyperParameters:
+    """Those of a tower: the keys of `clip` in a GGUF file, or the `vision_config` of a configuration."""
+    if checkpoint.format == "gguf":
+        hparams = HyperParameters(checkpoint, "clip")
+        if hparams.boolean("has_audio_encoder", None, default=False):
+            raise UnsupportedModelError(f"{checkpoint.path}: encoders of sound are not supported")
+        for key in ("has_vision_encoder", "projector_type", "vision.projector_type"):
+            hparams.raw(key, None)
+        return hparams
+    vision: Any = checkpoint.metadata["config"].get("vision_config")
+    return HyperParameters(checkpoint, projector, vision if isinstance(vision, Mapping) else {})
+
+
+def whole_parameters(hparams: HyperParameters) -> HyperParameters:
+    """Those of the whole model that a tower belongs to; in a GGUF file the tower's own."""
+    if hparams.is_gguf:
+        return hparams
+    return HyperParameters(hparams.checkpoint, hparams.architecture, hparams.checkpoint.metadata["config"])
+
+
+def processor_parameters(hparams: HyperParameters, resample: int) -> HyperParameters:
+    """How a model's images are prepared: `preprocessor_config.json`; in a GGUF file the tower's own parameters.
+
+    Raises:
+        CheckpointError: the file is missing.
+        UnsupportedModelError: a step is left out, or pixels are resized by another filter than Pillow's `resample`.
+    """
+    checkpoint = hparams.checkpoint
+    if hparams.is_gguf:
+        return hparams
+    path, config = checkpoint.path / "preprocessor_config.json", checkpoint.metadata.get("preprocessor_config")
+    if not isinstance(config, Mapping):
+        raise CheckpointError(path, "file", "is missing, which says how images are prepared")
+    own = HyperParameters(checkpoint, hparams.architecture, config)
+    for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb", "do_pad"):
+        own.only(None, key, True)
+    own.only(None, "resample", resample)
+    own.only(None, "rescale_factor", 1 / 255)
+    return own
+
+
+def read_edge(own: HyperParameters, key: str) -> int:
+    """`longest_edge`, in pixels, of one of a processor's sizes."""
+    value: Any = own.raw(None, key)
+    sizes = HyperParameters(own.checkpoint, own.architecture, value if isinstance(value, Mapping) else {})
+    return sizes.integer(None, "longest_edge", high=MAX_EDGE)
+
+
+def read_text_size(whole: HyperParameters) -> int:
+    """The hidden size of the text model."""
+    if whole.is_gguf:
+        return whole.integer("vision.projection_dim", None, high=MAX_WIDTH)
+    text: Any = whole.raw(None, "text_config")
+    own = HyperParameters(whole.checkpoint, whole.architecture, text if isinstance(text, Mapping) else {})
+    return own.integer(None, "hidden_size", high=MAX_WIDTH)
+
+
+def read_tower_sizes(hparams: HyperParameters, defaults: Mapping[str, int], eps: float) -> tuple[Dimensions, int]:
+    """The sizes of a tower, whose vocabulary and context are a picture's patches, and the edge of a patch in pixels.
+
+    Args:
+        defaults: by `config.json` key, where configurations leave keys out.
+        eps: the default of the norms' epsilon.
+    """
+    known = {} if hparams.is_gguf else defaults
+
+    def read(gguf: str, hf: str, high: int) -> int:
+        if hf in known:
+            return hparams.integer(f"vision.{gguf}", hf, high=high, default=known[hf])
+        return hparams.integer(f"vision.{gguf}", hf, high=high)
+
+    hidden = read("embedding_length", "hidden_size", MAX_WIDTH)
+    heads = read("attention.head_count", "num_attention_heads", MAX_HEADS)
+    patch, image = read("patch_size", "patch_size", MAX_EDGE), read("image_size", "image_size", MAX_EDGE)
+    hparams.only(None, "num_channels", 3)
+    if hidden % heads:
+        message = f"{heads} heads do not divide the hidden size {hidden}"
+        raise hparams.malformed("vision.attention.head_count", "num_attention_heads", message)
+    if image % patch or (image // patch) ** 2 > _MAX_PATCHES:
+        raise hparams.malformed("vision.image_size", "image_size", f"{image} pixels are no whole patches of {patch}")
+    patches = (image // patch) ** 2
+    keys = ("vision.attention.layer_norm_epsilon", "layer_norm_eps")
+    sizes = Dimensions(
+        vocab_size=patches,
+        hidden_size=hidden,
+        num_layers=read("block_count", "num_hidden_layers", MAX_LAYERS),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_size=hidden // heads,
+        feed_forward_size=read("feed_forward_length", "intermediate_size", MAX_FEED_FORWARD),
+        context_length=patches,
+        trained_context_length=patches,
+        norm_eps=hparams.number(*keys, high=1.0, default=eps),
+    )
+    return sizes, patch
+
+
+def read_colour(hparams: HyperParameters, gguf: str, hf: str, default: Colour = (0.5, 0.5, 0.5)) -> Colour:
+    """Three numbers; the default where the key is absent."""
+    value = hparams.raw(gguf, hf)
+    if value is None:
+        return default
+    if isinstance(value, str) or not hasattr(value, "__len__") or len(value) != 3:
+        raise hparams.malformed(gguf, hf, "expected three numbers")
+    red, green, blue = (float(hparams.checked_number(gguf, hf, each, above=-1.0)) for each in value)
+    return (red, green, blue)

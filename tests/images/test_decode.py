@@ -1,0 +1,156 @@
+"""Files of images are decoded as they are meant, or refused by name, before pixels beyond the bounds are made."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realizar.errors import InvalidRequestError
+from realizar.images import decode
+from realizar.images.decode import GivenImage, Pixels
+
+Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+def encoded(image: Any, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def pixels_of(data: bytes) -> Pixels:
+    return decode.decode(GivenImage("image 3", data).open())
+
+
+def corner(mode: str, colour: Any, size: tuple[int, int] = (8, 4)) -> Any:
+    """An image of one colour; the left half of its upper row is black."""
+    image = Image.new(mode, size, colour)
+    image.paste(0 if mode in ("L", "I;16", "P") else (0,) * len(image.getbands()), (0, 0, size[0] // 2, 1))
+    return image
+
+
+def palette() -> Any:
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([9, 9, 9, *RED])
+    return image
+
+
+def animation(kind: str) -> bytes:
+    frames = [Image.new("RGB", (6, 4), colour) for colour in (RED, BLUE)]
+    return encoded(
+        frames[0], kind, save_all=True, append_images=frames[1:], **({"lossless": True} if kind == "WEBP" else {})
+    )
+
+
+def rotated() -> bytes:
+    image = corner("RGB", RED)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be rotated by a quarter, clockwise
+    return encoded(image, "PNG", exif=exif)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "last"),
+    [
+        (lambda: encoded(corner("RGB", RED), "PNG"), (4, 8), RED),
+        (lambda: encoded(corner("RGB", RED), "WEBP", lossless=True), (4, 8), RED),
+        (lambda: encoded(Image.new("RGBA", (3, 2), (255, 0, 0, 0)), "PNG"), (2, 3), (255, 255, 255)),
+        (lambda: encoded(Image.new("LA", (3, 2), (0, 128)), "PNG"), (2, 3), (127, 127, 127)),
+        (lambda: encoded(palette(), "PNG"), (4, 4), RED),
+        (lambda: encoded(palette(), "PNG", transparency=1), (4, 4), (255, 255, 255)),
+        (lambda: encoded(Image.new("L", (3, 2), 70), "PNG"), (2, 3), (70, 70, 70)),
+        (lambda: encoded(Image.new("1", (3, 2), 1), "PNG"), (2, 3), (255, 255, 255)),
+        (lambda: animation("GIF"), (4, 6), RED),
+        (lambda: animation("WEBP"), (4, 6), RED),
+        (rotated, (8, 4), RED),
+    ],
+)  # fmt: skip
+def test_first_frames_are_rotated_and_lie_on_white(
+    make: Callable[[], bytes], shape: tuple[int, int], last: tuple[int, int, int]
+) -> None:
+    pixels = pixels_of(make())
+    assert pixels.shape == (*shape, 3)
+    assert tuple(pixels[-1, 0]) == last
+
+
+def test_turning_moves_the_corner() -> None:
+    assert not pixels_of(rotated())[: 8 // 2, -1].any()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_jpeg_of_every_kind(mode: str) -> None:
+    image = Image.fromarray(np.full((40, 30, 3), 128, np.uint8)).convert(mode)
+    assert np.abs(pixels_of(encoded(image, "JPEG")).astype(int) - 128).max() <= 2
+
+
+def png_of(width: int, height: int) -> bytes:
+    """The beginning of a PNG file that says it has so many pixels, and one row of them."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(1 + 3 * min(width, 99))))
+
+
+PNG = encoded(corner("RGB", RED, (64, 64)), "PNG")
+JPEG = encoded(Image.effect_noise((64, 64), 90).convert("RGB"), "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no image of a known format"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no image of a known format"),
+        (b"<!doctype html><title>404</title>", "no image of a known format"),
+        (encoded(corner("RGB", RED), "BMP"), "no image of a known format"),
+        (encoded(corner("RGB", RED), "TIFF"), "no image of a known format"),
+        (PNG[:20], "is malformed|no image of a known format"),
+        (PNG[: len(PNG) - 30], "is malformed"),
+        (JPEG[: len(JPEG) // 2], "is malformed: image file is truncated"),
+        (png_of(60_000, 60_000), "has more pixels than the 67108864"),
+        (png_of(70_000, 1_000), "70000 x 1000 pixels, more pixels than the 67108864"),
+        (png_of(3_000, 3_000), "is malformed"),
+        (PNG.replace(b"IDAT", b"IDAX", 1), "no image of a known format"),
+        (bytes(decode.MAX_BYTES + 1), "33554433 bytes; an image may have 33554432"),
+    ],
+)
+def test_what_is_no_image_is_refused_by_name(data: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^image 3 .*{message}") as caught:
+        pixels_of(data)
+    assert caught.value.param == "image 3"
+
+
+def test_a_row_of_many_pixels_is_an_image() -> None:
+    assert pixels_of(encoded(Image.new("RGB", (1, 60_000), RED), "PNG")).shape == (60_000, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("https://example.com/a.png", "must be a data URI; no URL is fetched"),
+        ("http://169.254.169.254/latest", "no URL is fetched"),
+        ("file:///etc/passwd", "no URL is fetched"),
+        ("", "no URL is fetched"),
+        ("data:image/png,abc", "must be of the form"),
+        ("data:image/png;base64", "must be of the form"),
+        ("data:image/png;base64,a*b=", "is not valid base64"),
+        ("data:image/png;base64,", "no image of a known format"),
+        ("data:text/html;base64,PGh0bWw+", "no image of a known format"),
+    ],
+)
+def test_only_data_uris_are_read(url: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        GivenImage("image 3", url=url).open()
+    text = base64.b64encode(PNG).decode()
+    for given in (GivenImage("a", url=f"DATA:image/jpeg;base64,{text}"), GivenImage("a", base64=text)):
+        assert (given.open().width, given.open().height) == (64, 64)

@@ -1,0 +1,181 @@
+"""Towers and whole models that see give what transformers gives, from safetensors and from GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from images.vision_models import IMAGE, SIZES, TEMPLATE, VisionModel, build_vision_model, image_of, write_tower_file
+from realizar.backends.cpu.tower import CPUTower
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.open import open_checkpoint
+from realizar.engine.llm import LLM
+from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
+from realizar.images.prepare import patches_of, pictures_of
+from realizar.models.check_tensors import check_tensors
+from realizar.models.registry import build_spec, build_tower
+from realizar.models.tower import Tower
+from realizar.sampling_params import SamplingParams
+
+torch = pytest.importorskip("torch", reason="parity is against transformers, which needs torch")
+pytest.importorskip("transformers", reason="parity is against transformers")
+Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
+
+
+@pytest.fixture(scope="module", params=["smolvlm", "mistral3"])
+def vision(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionModel:
+    return build_vision_model(request.param, tmp_path_factory.mktemp("vision"))
+
+
+def tower_of(checkpoint: Checkpoint) -> Tower:
+    tower = build_tower(checkpoint)
+    assert tower is not None
+    return tower
+
+
+def as_pixels(tower: Tower, patches: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Patches [rows, columns, ...] as transformers' pixel values [3, height, width]."""
+    rows, columns, _ = patches.shape
+    size = tower.patch_size
+    grid = patches.reshape(rows, columns, 3, size, size).transpose(2, 0, 3, 1, 4)
+    return grid.reshape(3, rows * size, columns * size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pixels_are_those_of_the_processor(vision: VisionModel, size: tuple[int, int]) -> None:
+    tower, found = tower_of(open_checkpoint(vision.path)), vision.prepared([Image.fromarray(image_of(size))])
+    pictures = [patches_of(tower, each) for each in pictures_of(tower, image_of(size))]
+    wanted = found["pixel_values"].flatten(0, -4).numpy()
+    np.testing.assert_array_equal([as_pixels(tower, each) for each in pictures], wanted)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "gguf", "gguf with older names"])
+def test_features_agree_with_transformers(vision: VisionModel, form: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(vision.path)
+    if form != "safetensors":
+        if checkpoint.architecture == "mistral3" and "older" in form:
+            pytest.skip("no converter wrote such names of this tower")
+        write_tower_file(checkpoint, tmp_path / "mmproj.gguf", swapped="older" in form)
+        checkpoint = open_checkpoint(tmp_path / "mmproj.gguf")
+    encoder = CPUTower(tower := tower_of(checkpoint), checkpoint, threads=2)
+    for size in SIZES if form == "safetensors" else SIZES[2:3]:
+        pictures = [patches_of(tower, each) for each in pictures_of(tower, image_of(size))]
+        features = np.concatenate([encoder.encode(each) for each in pictures])
+        assert np.ptp(features) > 5
+        wanted = vision.features(vision.prepared([Image.fromarray(image_of(size))]))
+        np.testing.assert_allclose(features, wanted, atol=1e-4)
+
+
+def conversation(texts: Sequence[str], sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """A text, an image, a text, and so on; with more than one image the last is in a message of its own."""
+    parts: list[dict[str, Any]] = []
+    for text, size in zip(texts, sizes, strict=True):
+        parts += [{"type": "text", "text": text}, {"type": "image", "image": Image.fromarray(image_of(size))}]
+    messages = [{"role": "user", "content": parts if len(sizes) == 1 else parts[:-2]}]
+    if len(sizes) > 1:
+        messages.append({"role": "assistant", "content": "I see."})
+        messages.append({"role": "user", "content": parts[-2:]})
+    return messages
+
+
+CONVERSATIONS = {
+    "one image": conversation(["What is this?"], [(333, 777)]),
+    "three images": conversation(["A", "B and C", "and this?"], [(28, 28), (2000, 300), (1, 1)]),
+}
+
+
+def expected(vision: VisionModel, messages: list[dict[str, Any]]) -> tuple[list[int], NDArray[np.float32]]:
+    """transformers' ids of a prompt, and its log-probabilities of each id after those before it, from the second on."""
+    images = [part["image"] for m in messages if isinstance(m["content"], list) for part in m["content"][1::2]]
+    prepared, mark = vision.prepared(images), vision.tokenizer.decode([IMAGE])
+    template = TEMPLATE.replace("<image>", mark)
+    text = vision.tokenizer.apply_chat_template(
+        messages, chat_template=template, add_generation_prompt=True, tokenize=False
+    )
+    ids = vision.tokenizer(vision.text(text, prepared), return_tensors="pt")["input_ids"]
+    inputs = {name: prepared[name] for name in prepared if name not in ("rows", "cols")}
+    with torch.no_grad():
+        logits = vision.model(input_ids=ids, **inputs).logits[0]
+    chosen = torch.log_softmax(logits[:-1], -1).gather(1, ids[0, 1:, None])
+    return ids[0].tolist(), chosen[:, 0].numpy()
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_prompts_with_images_agree_with_transformers(vision: VisionModel, name: str) -> None:
+    """In chunks, and then from the blocks that the first time left, with the same bits."""
+    messages = CONVERSATIONS[name]
+    ids, wanted = expected(vision, messages)
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, prompt_logprobs=0, logprobs=0)
+    with LLM(vision.path, threads=2, max_step_tokens=48) as llm:
+        assert llm.chat_tokens(messages) == ids
+        assert ids.count(IMAGE) > 7
+        (scored,) = llm.chat(messages, sampling)
+        plain = replace(sampling, prompt_logprobs=None)
+        first, again = (llm.chat(messages, plain)[0] for _ in range(2))
+    assert scored.prompt_logprobs is not None
+    found = [each.logprob for each in scored.prompt_logprobs if each is not None]
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    assert again.num_cached_tokens == len(ids) // 32 * 32 or again.num_cached_tokens == (len(ids) - 1) // 32 * 32
+    assert first.outputs == again.outputs == scored.outputs
+
+
+def test_other_images_are_not_found_in_the_cache(vision: VisionModel) -> None:
+    """Two images of one size have the same ids; text after an image starts from its blocks."""
+    first, other = (Image.fromarray(pixels) for pixels in (image_of((333, 777)), 255 - image_of((333, 777))))
+    sampling = SamplingParams(temperature=0.0, max_tokens=4, logprobs=0)
+
+    def asked(image: Any, *texts: str) -> list[dict[str, Any]]:
+        more = [{"role": role, "content": text} for role, text in zip(("assistant", "user"), texts, strict=False)]
+        return [{"role": "user", "content": [{"type": "image", "image": image}]}, *more]
+
+    with LLM(vision.path, threads=2) as llm:
+        (one,), (two,) = llm.chat(asked(first), sampling), llm.chat(asked(other), sampling)
+        assert llm.chat_tokens(asked(first)) == llm.chat_tokens(asked(other))
+        assert two.num_cached_tokens == 0
+        assert one.outputs != two.outputs
+        later = llm.chat(asked(first, "Yes.", "Why?"), sampling)[0]
+        assert later.num_cached_tokens >= len(llm.chat_tokens(asked(first))) // 32 * 32 - 32
+    with LLM(vision.path, threads=2) as llm:
+        assert llm.chat(asked(other), sampling)[0].outputs == two.outputs
+
+
+def test_marks_in_texts_stay_texts(vision: VisionModel) -> None:
+    with LLM(vision.path, threads=1) as llm:
+        assert IMAGE not in llm.chat_tokens([{"role": "user", "content": "<image>"}])
+        with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[0\] is no image of a known format"):
+            llm.chat_tokens([{"role": "user", "content": [{"type": "image", "image": b"<svg/>"}]}])
+        with pytest.raises(InvalidRequestError, match="must be a path, bytes or a Pillow image, not int"):
+            llm.chat_tokens([{"role": "user", "content": [{"type": "image", "image": 3}]}])
+
+
+def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
+    """One that is missing, left over or of another shape is named; so are keys that change the result."""
+    checkpoint = open_checkpoint(vision.path)
+    check_tensors(build_spec(checkpoint), checkpoint)
+    last = next(name for name in checkpoint.tensors if name.startswith(("model.vision_model.", "vision_tower.")))
+    other = last.rsplit(".", 2)[0] + ".other.weight"
+    without = {name: each for name, each in checkpoint.tensors.items() if name != last}
+    more = {**checkpoint.tensors, other: checkpoint.tensors[last]}
+    for tensors, message in ((without, f"missing {last}"), (more, f"unexpected {other}")):
+        bent = replace(checkpoint, tensors=tensors)
+        with pytest.raises(CheckpointError, match=message):
+            check_tensors(tower_of(bent), bent)
+    config = checkpoint.metadata["config"]
+    for changes, message in (
+        ({"hidden_act": "tanh"}, "'hidden_act': unsupported value 'tanh'"),
+        ({"wide_layers": 3}, "'wide_layers': unsupported value 3"),
+        ({"num_attention_heads": 5}, "5 heads do not divide the hidden size 48"),
+        ({"image_size": 30}, "30 pixels are no whole patches of 4"),
+    ):
+        vision_config = {**config["vision_config"], **changes}
+        bent = replace(
+            checkpoint, metadata={**checkpoint.metadata, "config": {**config, "vision_config": vision_config}}
+        )
+        with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+            build_tower(bent)

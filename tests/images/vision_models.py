@@ -1,0 +1,259 @@
+"""Small models that see, of random weights, as transformers saves them, and their towers as llama.cpp has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
+from realizar.checkpoint.open import open_checkpoint
+from tiny_model import byte_symbols, write_tiny_model
+
+EDGE, TILE, PATCH, MERGE = 96, 32, 4, 2
+IMAGE = 257
+MARKS = (
+    "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)),
+)  # fmt: skip
+MISTRAL_MARKS = ("<end_of_utterance>", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}:"
+    "{% if message.content is string %} {{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<image>{% else %} {{ part.text }}{% endif %}{% endfor %}{% endif %}"
+    "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+SIZES = ((1, 1), (28, 28), (333, 777), (2000, 300), (3000, 2000))
+"""Width and height of the images that are looked at."""
+_TEXT: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "pad_token_id": None,
+    "bos_token_id": None, "eos_token_id": 256, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+_VISION = {
+    "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "image_size": TILE, "patch_size": PATCH,
+}  # fmt: skip
+
+
+class VisionModel(NamedTuple):
+    """transformers' model, what prepares its images, and its tokenizer; and the folder that they were saved to."""
+
+    model: Any
+    processor: Any
+    tokenizer: Any
+    path: Path
+
+    def prepared(self, images: Sequence[Any]) -> Any:
+        """The tensors of Pillow images that the model takes."""
+        if self.model.config.model_type == "mistral3":
+            return self.processor(images=images, return_tensors="pt")
+        return self.processor(images=[images], return_row_col_info=True, return_tensors="pt")
+
+    def text(self, template_text: str, prepared: Any) -> str:
+        """A prompt with the marks of images as transformers' processors expand them."""
+        if self.model.config.model_type == "mistral3":
+            sizes = [(height // PATCH // MERGE, width // PATCH // MERGE) for height, width in prepared["image_sizes"]]
+            expanded = [(("[IMG]" * columns + "[IMG_BREAK]") * rows)[: -len("[IMG_BREAK]")] for rows, columns in sizes]
+            first, *others = template_text.split("[IMG]")
+            return first + "".join(f"{each}[IMG_END]{other}" for each, other in zip(expanded, others, strict=True))
+        from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+        count = (TILE // PATCH // MERGE) ** 2
+        processor = Idefics3Processor(self.processor, self.tokenizer, image_seq_len=count)
+        first, *others = template_text.split("<image>")
+        expanded = [processor.replace_image_token(prepared, place) for place in range(len(others))]
+        return first + "".join(each + other for each, other in zip(expanded, others, strict=True))
+
+    def features(self, prepared: Any) -> Any:
+        """Of the images that `prepared` has, [features, hidden_size of the text model]."""
+        import torch
+
+        model = self.model.model
+        with torch.no_grad():
+            if self.model.config.model_type == "mistral3":
+                sizes = prepared["image_sizes"]
+                encoded = model.vision_tower(prepared["pixel_values"], image_sizes=sizes).last_hidden_state
+                return model.multi_modal_projector(encoded.squeeze(0), sizes).numpy()
+            found = model.get_image_features(prepared["pixel_values"], prepared["pixel_attention_mask"]).pooler_output
+            return torch.cat([*found]).reshape(-1, _TEXT["hidden_size"]).numpy()
+
+
+def image_of(size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Random pixels, [height, width, 3], which are coarse, so that resizing leaves some of their contrast."""
+    width, height = size
+    coarse = np.random.default_rng(width).integers(0, 256, (-(-height // 9), -(-width // 9), 3), dtype=np.uint8)
+    return coarse.repeat(9, 0).repeat(9, 1)[:height, :width]
+
+
+def build_vision_model(kind: str, path: Path) -> VisionModel:
+    """A model of the kind `smolvlm` or `mistral3`."""
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+    model, processor, prepared = (_mistral3 if kind == "mistral3" else _smolvlm)()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            spread = 0.15 if values.dim() > 1 else 0.3
+            is_norm = ("norm" in name or "ln_pre" in name) and "bias" not in name
+            values.copy_(torch.randn(values.shape, generator=generator) * spread + is_norm)
+    model.save_pretrained(path)
+    (path / "preprocessor_config.json").write_text(json.dumps(prepared))
+    _write_tokenizer(path, MISTRAL_MARKS if kind == "mistral3" else MARKS)
+    return VisionModel(model, processor, PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json")), path)
+
+
+def _smolvlm() -> tuple[Any, Any, dict[str, Any]]:
+    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    text = {"model_type": "llama", "vocab_size": 256 + len(MARKS), **_TEXT}
+    config = SmolVLMConfig(text_config=text, vision_config=_VISION, scale_factor=MERGE, image_token_id=IMAGE)
+    prepared = {"size": {"longest_edge": EDGE}, "max_image_size": {"longest_edge": TILE}}
+    model = SmolVLMForConditionalGeneration(config).float().eval()
+    return model, Idefics3ImageProcessorPil(**prepared), prepared | {"do_image_splitting": True, "resample": 1}
+
+
+def _mistral3() -> tuple[Any, Any, dict[str, Any]]:
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    text = {"model_type": "mistral", "vocab_size": 256 + len(MISTRAL_MARKS), "sliding_window": None, **_TEXT}
+    vision = {"model_type": "pixtral", "head_dim": 16, **_VISION}
+    config = Mistral3Config(
+        text_config=text, vision_config=vision, spatial_merge_size=MERGE, image_token_index=IMAGE,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    square = PATCH * MERGE
+    processor = PixtralImageProcessorPil(size={"longest_edge": TILE}, patch_size={"height": square, "width": square})
+    return Mistral3ForConditionalGeneration(config).float().eval(), processor, {"size": {"longest_edge": TILE}}
+
+
+def _write_tokenizer(path: Path, marks: Sequence[str]) -> None:
+    symbols = byte_symbols()
+    added = [
+        {"id": 256 + place, "content": text, "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for place, text in enumerate(marks)
+    ]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+        "pre_tokenizer": level, "post_processor": None, "decoder": level,
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+            "vocab": {symbol: index for index, symbol in enumerate(symbols)}, "merges": [],
+        },
+    }  # fmt: skip
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    template = TEMPLATE.replace("<image>", marks[1])
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": marks[0], "chat_template": template}
+    (path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def tower_metadata(hidden: int, layers: int, heads: int, width: int, text_hidden: int) -> dict[str, Any]:
+    """The keys of a tower's GGUF file, whose images have the sizes of this module."""
+    return {
+        "general.architecture": "clip", "general.type": "mmproj", "clip.has_vision_encoder": True,
+        "clip.projector_type": "idefics3", "clip.use_gelu": True, "clip.vision.embedding_length": hidden,
+        "clip.vision.block_count": layers, "clip.vision.attention.head_count": heads,
+        "clip.vision.feed_forward_length": width, "clip.vision.projection_dim": text_hidden,
+        "clip.vision.attention.layer_norm_epsilon": 1e-6, "clip.vision.image_size": TILE,
+        "clip.vision.patch_size": PATCH, "clip.vision.projector.scale_factor": MERGE,
+        "clip.vision.preproc_image_size": EDGE, "clip.vision.image_mean": np.full(3, 0.5, np.float32),
+        "clip.vision.image_std": np.full(3, 0.5, np.float32),
+    }  # fmt: skip
+
+
+def write_vision_files(folder: Path) -> Path:
+    """A tiny model that can be served, and beside it a tower of random weights: GGUF files. Returns the model's."""
+    path = folder / "tiny.gguf"
+    write_tiny_model(path, TEMPLATE.replace(MARKS[0], "<|end|>"), marks=MARKS[1:])
+    text = open_checkpoint(path).tensors["token_embd.weight"].shape[-1]
+    hidden, width, patches = 64, 96, (TILE // PATCH) ** 2
+    block = {
+        **{f"ln{place}.weight": (hidden,) for place in (1, 2)}, **{f"ln{place}.bias": (hidden,) for place in (1, 2)},
+        **{f"attn_{name}.weight": (hidden, hidden) for name in ("q", "k", "v", "out")},
+        **{f"attn_{name}.bias": (hidden,) for name in ("q", "k", "v", "out")},
+        "ffn_up.weight": (width, hidden), "ffn_up.bias": (width,),
+        "ffn_down.weight": (hidden, width), "ffn_down.bias": (hidden,),
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {
+        "v.patch_embd.weight": (hidden, 3, PATCH, PATCH), "v.patch_embd.bias": (hidden,),
+        "v.position_embd.weight": (patches, hidden), "v.post_ln.weight": (hidden,), "v.post_ln.bias": (hidden,),
+        "mm.model.fc.weight": (text, hidden * MERGE**2),
+        **{f"v.blk.{layer}.{name}": shape for layer in (0, 1) for name, shape in block.items()},
+    }  # fmt: skip
+    rng = np.random.default_rng(3)
+    values = {name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = [
+        NewTensor(name, GGMLType.F32, each.shape, each.view(np.uint8).reshape(-1)) for name, each in values.items()
+    ]
+    write_gguf(folder / "mmproj-tiny.gguf", tower_metadata(hidden, 2, 4, width, text), tensors)
+    return path
+
+
+_GGUF_NAMES = (
+    ("model.vision_model.encoder.layers.", "v.blk."),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.out_proj", "attn_out"),
+    ("layer_norm1", "ln1"),
+    ("layer_norm2", "ln2"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
+    ("model.vision_model.embeddings.patch_embedding", "v.patch_embd"),
+    ("model.vision_model.embeddings.position_embedding", "v.position_embd"),
+    ("model.vision_model.post_layernorm", "v.post_ln"),
+    ("model.connector.modality_projection.proj", "mm.model.fc"),
+    ("vision_tower.transformer.layers.", "v.blk."),
+    ("attention.o_proj", "attn_out"),
+    ("attention_norm", "ln1"),
+    ("ffn_norm", "ln2"),
+    *((f"attention.{name}_proj", f"attn_{name}") for name in "qkv"),
+    *((f"feed_forward.{name}_proj", f"ffn_{name}") for name in ("gate", "up", "down")),
+    ("vision_tower.patch_conv", "v.patch_embd"),
+    ("vision_tower.ln_pre", "v.pre_ln"),
+    ("multi_modal_projector.norm", "mm.input_norm"),
+    ("multi_modal_projector.patch_merger.merging_layer", "mm.patch_merger"),
+    ("multi_modal_projector.linear_", "mm."),
+)
+
+
+def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = False) -> None:
+    """Write the tower of a folder's checkpoint as a GGUF file, with the older names of feed-forwards if `swapped`."""
+    tensors, heads = [], 3
+    for name, tensor in checkpoint.tensors.items():
+        if not name.startswith(_GGUF_STARTS):
+            continue
+        data = tensor.data
+        if ".attention.q_proj" in name or ".attention.k_proj" in name:  # pairs of Mistral's become neighbours
+            rows = data.reshape(heads, 2, tensor.shape[0] // heads // 2, -1)
+            data = np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
+        for old, new in _GGUF_NAMES:
+            name = name.replace(old, new)
+        if swapped and "ffn_" in name:
+            name = name.replace("ffn_up", "x").replace("ffn_down", "ffn_up").replace("x", "ffn_down")
+        tensors.append(NewTensor(name, GGMLType.F32, tensor.shape, data))
+    metadata = tower_metadata(48, 2, 3, 80, 64)
+    if checkpoint.architecture == "mistral3":
+        metadata = {name: value for name, value in metadata.items() if name not in _OF_TILES}
+        metadata |= {"clip.projector_type": "pixtral", "clip.vision.spatial_merge_size": MERGE}
+        metadata |= {"clip.vision.image_mean": _COLOURS[0], "clip.vision.image_std": _COLOURS[1]}
+        metadata |= {"clip.use_gelu": True, "clip.vision.attention.layer_norm_epsilon": 1e-5}
+        row = np.ones(64, np.float32)
+        tensors.append(NewTensor("v.token_embd.img_break", GGMLType.F32, row.shape, row.view(np.uint8)))
+    write_gguf(path, metadata, tensors)
+
+
+_GGUF_STARTS = ("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.")
+_OF_TILES = ("clip.vision.projector.scale_factor", "clip.vision.preproc_image_size")
+_COLOURS = np.array([[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]], np.float32)

@@ -1,0 +1,287 @@
+"""Images in every dialect: answers, counts, what is found in the cache, and errors that name the image."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from images.vision_models import IMAGE, image_of, write_vision_files
+from realizar.config import EngineConfig
+from realizar.server.settings import ServerSettings
+from server_thread import NAME, RunningServer, ServerThread
+from waits import HANG_S
+
+Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    thread = ServerThread(
+        write_vision_files(tmp_path_factory.mktemp("vision")), ServerSettings(), EngineConfig(threads=1)
+    )
+    yield thread.start()
+    thread.stop()
+
+
+@pytest.fixture
+def eyes(seeing: RunningServer) -> Iterator[openai.OpenAI]:
+    with seeing.client() as client:
+        yield client
+
+
+def url_of(size: tuple[int, int], kind: str = "PNG", **options: Any) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(image_of(size)).save(buffer, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def shown(url: str, text: str = "What is this?", **options: Any) -> dict[str, Any]:
+    image = {"type": "image_url", "image_url": {"url": url, **options}}
+    return {"role": "user", "content": [image, {"type": "text", "text": text}]}
+
+
+def asked(client: openai.OpenAI, messages: list[Any], **options: Any) -> Any:
+    return client.chat.completions.create(model=NAME, messages=messages, max_tokens=8, temperature=0, **options)
+
+
+def test_a_stream_and_a_whole_answer_say_the_same_of_an_image(eyes: openai.OpenAI) -> None:
+    messages = [shown(url_of((333, 777)), detail="high")]
+    whole = asked(eyes, messages)
+    streamed = "".join(
+        chunk.choices[0].delta.content or "" for chunk in asked(eyes, messages, stream=True) if chunk.choices
+    )
+    assert streamed == whole.choices[0].message.content != ""
+    assert asked(eyes, [shown(url_of((334, 777)))]).choices[0].message.content != streamed
+
+
+def test_tokens_of_images_are_counted(eyes: openai.OpenAI, seeing: RunningServer) -> None:
+    """Lossless files of the same pixels are the same prompt."""
+    messages = [
+        shown(url_of((2000, 300))),
+        {"role": "assistant", "content": "So."},
+        shown(url_of((28, 28)), "And this?"),
+    ]
+    answer = httpx.post(f"{seeing.url}/tokenize", json={"model": NAME, "messages": messages}).json()
+    assert answer["tokens"].count(IMAGE) == 16 * (3 + 1 + 9 + 1)
+    usage = asked(eyes, messages).usage
+    assert usage.prompt_tokens == answer["count"]
+    assert asked(eyes, messages).usage.prompt_tokens_details.cached_tokens > 16 * 13
+    again = [shown(url_of((2000, 300), "WEBP", lossless=True)), *messages[1:]]
+    assert asked(eyes, again).usage.prompt_tokens_details.cached_tokens > 16 * 13
+
+
+def test_later_turns_encode_no_image_again(
+    eyes: openai.OpenAI, seeing: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[Any] = [shown(url_of((500, 400)))]
+    first = asked(eyes, messages)
+    messages += [
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "Why?"},
+    ]
+    monkeypatch.setattr(seeing.model.images, "_made", None)
+    second = asked(eyes, messages)
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens // 32 * 32 - 32
+
+
+URL = url_of((64, 64))
+NOT_READ = [
+    ("image_url.url", "must be text", {"type": "image_url", "image_url": {"url": 3}}),
+    ("image_url.detail", "must be auto, low or high", {"type": "image_url", "image_url": {"url": URL, "detail": "x"}}),
+    ("image_url", "must be|is", {"type": "image_url", "image_url": URL}),
+    ("image_url", "no URL is fetched", {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}),
+    ("image_url", "no image of a known", {"type": "image_url", "image_url": {"url": "data:a/b;base64,PHN2Zz4="}}),
+    ("image_url", "is malformed", {"type": "image_url", "image_url": {"url": URL[: 22 + len(URL) // 2 // 4 * 4]}}),
+    ("type", "not supported", {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "message", "part"), NOT_READ)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_name_the_image(seeing: RunningServer, field: str, message: str, part: Any, stream: bool) -> None:
+    messages = [shown(URL), {"role": "assistant", "content": "So."}, {"role": "user", "content": [part]}]
+    body = {"model": NAME, "messages": messages, "stream": stream}
+    answer = httpx.post(f"{seeing.url}/v1/chat/completions", json=body, timeout=HANG_S)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == f"messages[2].content[0].{field}"
+    assert "messages[2].content[0]" in error["message"]
+    assert re.search(message, error["message"])
+
+
+def test_prompts_of_too_many_images_are_refused(eyes: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any of them is decoded."""
+    monkeypatch.setattr("realizar.engine.images.decode", None)
+    with pytest.raises(openai.BadRequestError, match=r"maximum context length is \d+ tokens"):
+        asked(eyes, [shown(url_of((96, 95)))] * 14)
+
+
+def test_images_are_of_users_and_tools(eyes: openai.OpenAI) -> None:
+    for role in ("system", "assistant"):
+        with pytest.raises(openai.BadRequestError, match="only messages of users and tools"):
+            asked(eyes, [{**shown(URL), "role": role}, {"role": "user", "content": "?"}])
+
+
+def test_a_model_that_reads_text_refuses_images_by_name(client: openai.OpenAI) -> None:
+    for url in (URL, "https://example.com/a.png"):
+        with pytest.raises(openai.BadRequestError, match="the model reads text only") as caught:
+            client.chat.completions.create(model=NAME, messages=[shown(url)])
+        assert caught.value.code == "unsupported_content"
+
+
+# Where each dialect has an image and a text after it, its answer's text, and its count of the prompt's tokens.
+
+DATA = URL.partition(",")[2]
+ANTHROPIC_IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
+INPUT_IMAGE = {"type": "input_image", "image_url": URL, "detail": "auto"}
+OPENAI_IMAGE = {"type": "image_url", "image_url": {"url": URL}}
+DIALECTS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [shown(URL)], "max_tokens": 8, "temperature": 0},
+        "$.choices.0.message.content",
+        "$.usage.prompt_tokens",
+    ),
+    "anthropic": (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": [ANTHROPIC_IMAGE, {"type": "text", "text": "What is this?"}]}],
+            "max_tokens": 8, "temperature": 0,
+        },
+        "$.content.0.text",
+        "$.usage",
+    ),
+    "responses": (
+        "/v1/responses",
+        {
+            "input": [{"role": "user", "content": [INPUT_IMAGE, {"type": "input_text", "text": "What is this?"}]}],
+            "max_output_tokens": 8, "temperature": 0,
+        },
+        "$.output.0.content.0.text",
+        "$.usage.input_tokens",
+    ),
+    "ollama's chat": (
+        "/api/chat",
+        {
+            "messages": [{"role": "user", "content": "What is this?", "images": [DATA]}],
+            "stream": False, "options": {"num_predict": 8, "temperature": 0},
+        },
+        "$.message.content",
+        "$.prompt_eval_count",
+    ),
+    "ollama's generate": (
+        "/api/generate",
+        {
+            "prompt": "What is this?", "images": [DATA], "stream": False,
+            "options": {"num_predict": 8, "temperature": 0},
+        },
+        "$.response",
+        "$.prompt_eval_count",
+    ),
+}  # fmt: skip
+
+
+def found(answer: Any, path: str) -> Any:
+    for name in path.split(".")[1:]:
+        answer = answer[int(name) if name.isdigit() else name]
+    if isinstance(answer, dict):  # Anthropic's counts of the prompt, apart by what the cache had
+        return sum(answer[name] or 0 for name in answer if name.endswith("input_tokens"))
+    return answer
+
+
+def posted(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
+    answer = httpx.post(f"{server.url}{path}", json={"model": NAME, **body}, timeout=HANG_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_every_dialect_shows_an_image_alike(seeing: RunningServer) -> None:
+    texts, counts = set(), set()
+    for path, body, text, count in DIALECTS.values():
+        answer = posted(seeing, path, body)
+        texts.add(found(answer, text))
+        counts.add(found(answer, count))
+    assert len(texts) == len(counts) == 1
+    assert min(counts) > 16 * 10
+
+
+CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+USE = {"type": "tool_use", "id": "call00001", "name": "look", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "call00001", "content": [ANTHROPIC_IMAGE]}
+ASKED: list[Any] = [{"role": "user", "content": "Look."}]
+RESULTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "chat": (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                *ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "call00001", "content": [OPENAI_IMAGE]},
+            ],
+        },
+        "$.usage.prompt_tokens",
+    ),
+    "anthropic": (
+        "/v1/messages",
+        {
+            "max_tokens": 1,
+            "messages": [*ASKED, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [RESULT]}],
+        },
+        "$.usage",
+    ),
+    "responses": (
+        "/v1/responses",
+        {
+            "input": [
+                *ASKED, {"type": "function_call", "call_id": "call00001", "name": "look", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "call00001", "output": [INPUT_IMAGE]},
+            ],
+        },
+        "$.usage.input_tokens",
+    ),
+    "ollama": (
+        "/api/chat",
+        {
+            "stream": False,
+            "messages": [
+                *ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]},
+                {"role": "tool", "tool_name": "look", "content": "", "images": [DATA]},
+            ],
+        },
+        "$.prompt_eval_count",
+    ),
+}  # fmt: skip
+
+
+def test_results_of_tools_may_be_images(seeing: RunningServer) -> None:
+    counts = {found(posted(seeing, path, body), count) for path, body, count in RESULTS.values()}
+    assert min(counts) > 16 * 10
+    assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [ANTHROPIC_IMAGE | {
+            "source": {"type": "url", "url": "http://169.254.169.254/"}}]}]}, "messages.0.content.0.source"),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [{
+            "type": "document", "source": {}}]}]}, "messages.0.content.0.type"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [INPUT_IMAGE | {
+            "image_url": "https://example.com/"}]}]}, "input[0].content[0].image_url"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "", "images": ["PHN2Zz4="]}]}, "messages[0].images[0]"),
+        ("/api/generate", {"prompt": "a", "images": ["a*"]}, "images[0]"),
+        ("/api/generate", {"prompt": "a", "images": [DATA], "raw": True}, "images"),
+    ],
+)  # fmt: skip
+def test_errors_of_other_dialects_name_the_image(
+    seeing: RunningServer, path: str, body: dict[str, Any], where: str
+) -> None:
+    answer = httpx.post(f"{seeing.url}{path}", json={"model": NAME, **body}, timeout=HANG_S)
+    assert answer.status_code == 400, answer.text
+    assert where in answer.text
