@@ -89,11 +89,11 @@ class PromptReader:
         or an image.
         """
         marked, given = take_images(given_images(messages))
-        token_ids = self._template.encode(marked, tools, **template_variables(variables))
-        if not given:
-            return PromptTokens(None, token_ids)
-        if self._images is None:
+        if given and self._images is None:
             raise InvalidRequestError(f"{given[0].where} is an image, and the model reads text only", "messages")
+        token_ids = self._template.encode(marked, tools, **template_variables(variables))
+        if not given or self._images is None:
+            return PromptTokens(None, token_ids)
         images = [each.open() for each in given]
         token_ids, starts = self._images.expand(token_ids, images)
         placed = [self._images.prepare(*each) for each in zip(images, starts, strict=True)]

@@ -34,6 +34,8 @@ _CONFIG_FILES = frozenset(
         "special_tokens_map.json",
         "chat_template.jinja",
         "chat_template.json",
+        "preprocessor_config.json",
+        "processor_config.json",
         "model.safetensors.index.json",
     }
 )

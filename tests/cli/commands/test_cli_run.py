@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from images.vision_models import IMAGE, image_of, write_vision_files
+
 RAW = ("--raw", "--temperature", "0", "--max-tokens", "6")
 
 
@@ -217,3 +219,31 @@ def test_the_end_of_a_typed_conversation_ends_the_line(
     result = realizar("chat", smollm2_path)
     assert (result.status, result.stdout) == (0, "")
     assert result.stderr == "> \n"
+
+
+def test_images_come_before_the_prompt(realizar: Callable[..., Any], tmp_path: Path, smollm2_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
+    for name, size in (("a.png", (28, 28)), ("b.jpg", (333, 777))):
+        pillow.fromarray(image_of(size)).save(tmp_path / name)
+    words = (
+        "What?",
+        "--image",
+        tmp_path / "a.png",
+        "--image",
+        tmp_path / "b.jpg",
+        "--max-tokens",
+        "2",
+        "--threads",
+        "1",
+    )
+    result = realizar("run", write_vision_files(tmp_path), *words, "--json")
+    assert result.status == 0, result.stderr
+    assert json.loads(result.stdout)["prompt_tokens"].count(IMAGE) == 16 * (9 + 1 + 6 + 1)
+    for model, more, message in (
+        (smollm2_path, (), "is an image, and the model reads text only"),
+        (smollm2_path, ("--raw",), "--image needs a chat template"),
+        (tmp_path / "tiny.gguf", ("--image", tmp_path / "none.png"), "can't be read: No such file"),
+    ):
+        result = realizar("run", model, *words, *more)
+        assert (result.status, result.stdout) == (1, "")
+        assert message in result.error_lines[-1]

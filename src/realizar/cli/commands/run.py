@@ -8,7 +8,7 @@ import select
 import stat
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import get_terminal_size
@@ -50,6 +50,10 @@ def run_command(
         bool, Parameter(negative=(), help="Complete the prompt as it stands, without a chat template.")
     ] = False,
     system: Annotated[str | None, Parameter(help="System message.")] = None,
+    image: Annotated[
+        tuple[Path, ...],
+        Parameter(consume_multiple=False, negative=(), help="File of an image that the prompt is about; repeatable."),
+    ] = (),
     chat_template: ChatTemplateFile = None,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), help="No statistics.")] = False,
     verbose: Verbose = False,
@@ -63,6 +67,8 @@ def run_command(
     show_log(verbose)
     if raw and system is not None:
         raise InvalidRequestError("--system needs a chat template, which --raw does not use", "system")
+    if raw and image:
+        raise InvalidRequestError("--image needs a chat template, which --raw does not use", "image")
     if raw and chat_template is not None:
         raise InvalidRequestError("--chat-template can't be combined with --raw", "chat_template")
     sampling = (sampling or SamplingOptions()).checked()
@@ -75,7 +81,7 @@ def run_command(
         if llm.device.kind == "cuda" and not (quiet or as_json):
             print(f"device: {llm.device.label}", file=sys.stderr)
         params = replace(sampling.apply(llm.default_sampling), structured=grammar)
-        with llm.stream(text, params) if raw else llm.chat_stream(_messages(system, text), params) as stream:
+        with llm.stream(text, params) if raw else llm.chat_stream(_messages(system, text, image), params) as stream:
             if not as_json:
                 texts: Iterator[str] = (delta.text for delta in stream)
                 if not raw and llm.answer_format.in_channels:
@@ -88,9 +94,13 @@ def run_command(
             print(f"{statistics(output)}, loaded in {llm.capacity.load_s:.2f} s", file=sys.stderr)
 
 
-def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
+def _messages(system: str | None, prompt: str, images: Sequence[Path]) -> list[dict[str, Any]]:
+    """Images come before the prompt."""
     start = [] if system is None else [{"role": "system", "content": system}]
-    return [*start, {"role": "user", "content": prompt}]
+    if not images:
+        return [*start, {"role": "user", "content": prompt}]
+    parts = [{"type": "image", "image": path} for path in images]
+    return [*start, {"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]
 
 
 def show(deltas: Iterator[str], *, wrap: bool = True) -> None:
