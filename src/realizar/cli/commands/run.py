@@ -65,12 +65,10 @@ def run_command(
 ) -> None:
     """Answer a prompt and print the speed on stderr."""
     show_log(verbose)
-    if raw and system is not None:
-        raise InvalidRequestError("--system needs a chat template, which --raw does not use", "system")
-    if raw and image:
-        raise InvalidRequestError("--image needs a chat template, which --raw does not use", "image")
-    if raw and chat_template is not None:
-        raise InvalidRequestError("--chat-template can't be combined with --raw", "chat_template")
+    if raw:
+        _refuse_with_raw(
+            {"system": system is not None, "image": bool(image), "chat_template": chat_template is not None}
+        )
     sampling = (sampling or SamplingOptions()).checked()
     grammar = (structured or _StructuredOptions()).chosen()
     template = read_chat_template(chat_template)
@@ -92,6 +90,13 @@ def run_command(
             print(json_line(record(output)))
         elif not quiet:
             print(f"{statistics(output)}, loaded in {llm.capacity.load_s:.2f} s", file=sys.stderr)
+
+
+def _refuse_with_raw(given: Sequence[str]) -> None:
+    """Raise InvalidRequestError for the first option of those that need the chat template."""
+    if given:
+        option = given[0].replace("_", "-")
+        raise InvalidRequestError(f"--{option} needs a chat template, which --raw does not use", given[0])
 
 
 def _messages(system: str | None, prompt: str, images: Sequence[Path]) -> list[dict[str, Any]]:
