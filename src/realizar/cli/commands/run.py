@@ -66,9 +66,8 @@ def run_command(
     """Answer a prompt and print the speed on stderr."""
     show_log(verbose)
     if raw:
-        _refuse_with_raw(
-            {"system": system is not None, "image": bool(image), "chat_template": chat_template is not None}
-        )
+        given = {"system": system, "image": image or None, "chat_template": chat_template}
+        _refuse_with_raw([name for name, value in given.items() if value is not None])
     sampling = (sampling or SamplingOptions()).checked()
     grammar = (structured or _StructuredOptions()).chosen()
     template = read_chat_template(chat_template)
