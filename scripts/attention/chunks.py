@@ -84,7 +84,7 @@ def native(inputs: Inputs) -> Callable[[], None]:
     tensors = [*tables, inputs.sinks, *written, next_tile, parts, inputs.out, arrivals]
     tiles = len(tables[0])
     own = inputs.scale, asked.cap, asked.window, tiles, asked.kv_heads, 0, inputs.out.stride(0), 128, halves.chunks
-    numbers = *own, 0 if asked.whole else CHUNK_PARTS
+    numbers = *own, 0 if asked.whole else CHUNK_PARTS, 0
     arguments = [*read, *(each.data_ptr() for each in tensors), *numbers]
     loaded = LoadedKernels("sm_90a")[kernel.source()]
 
