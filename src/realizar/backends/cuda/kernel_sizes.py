@@ -18,7 +18,6 @@ from realizar.models.spec import Attention, ModelSpec
 KEYS, _LEAST_KEYS = 64, 16  # keys of a block of attention, at most and at least
 _WIDE_HEAD = 256  # beyond which blocks of so many keys fit in no card's shared memory
 _LARGE_SHARED_BYTES = 160 << 10  # of a block: cards of 8.0, 9.0 and 10.0 have more, those of 8.6, 8.9 and 12.0 less
-ROTATE_PARTS = 4  # heads that one program rotates
 MAX_PARTS = 64  # parts of a context
 CHUNK_PARTS = 400  # parts of the contexts of a step's chunks, at most: three for each of an H200's processors
 # Of kernels.activate, where 3 is no activation.
@@ -70,6 +69,14 @@ def activation_blocks(cols: int, tokens: int) -> WidthCut:
 
 def padded_head(attention: Attention | SharedAttention) -> int:
     return max(32, triton.next_power_of_2(attention.head_size))
+
+
+def rotate_sizes(attention: Attention | SharedAttention, *, norms: bool) -> tuple[int, int]:
+    """Heads that one program rotates, and its warps; `norms`: it norms them first.
+
+    They are the same for any number of tokens: a token's bits must not depend on it.
+    """
+    return (4, 4) if norms or padded_head(attention) > 128 else (8, 2)
 
 
 def block_keys(attention: Attention | SharedAttention, compute: torch.dtype, device: DeviceProfile) -> int:

@@ -14,12 +14,12 @@ from realizar.backends.cuda.attention.output_gate import start_gate
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import (
-    ROTATE_PARTS,
     decode_parts,
     decode_queries,
     fixed_parts,
     padded_head,
     part_keys,
+    rotate_sizes,
     whole_width,
     width_in_blocks,
 )
@@ -128,16 +128,17 @@ class AttentionBinder:
         attention, space = block.attention, self._space
         slots = space.arrays.slots(self._kv.group_of(block.cache_layer))
         caches, own = self._arguments.cache(block.cache_layer), isinstance(attention, Attention)
-        parts = attention.num_heads + (2 * attention.num_kv_heads if own else 0)
+        heads = attention.num_heads + (2 * attention.num_kv_heads if own else 0)
 
         def run(kind: StepKind) -> None:
             if not kind.tiles and not self._part:
                 return
             rotated = attention, linear, kind
             pointers, constants = self._arguments.rotated(*rotated), self._arguments.rotated_constants(*rotated)
-            rotate[(kind.tokens, -(-parts // ROTATE_PARTS))](
+            parts, warps = rotate_sizes(attention, norms=constants["NORM"] > 0 or constants["VALUE_NORM"])
+            rotate[(kind.tokens, -(-heads // parts))](
                 *pointers, *caches, slots, space.query, space.query.stride(0), INT8=self._kv.dtype == "int8",
-                PARTS=ROTATE_PARTS, num_warps=ROTATE_PARTS, **constants, **space.launching(kind),
+                PARTS=parts, num_warps=warps, **constants, **space.launching(kind),
             )  # fmt: skip
 
         return run

@@ -41,6 +41,8 @@ _SCORE_TILES = (  # of steps with up to so many tokens
     (4096, {"TOKENS": 64, "EXPERTS": 64, "COLUMNS": 64, "num_warps": 4, "num_stages": 3}),
     (1 << 30, {"TOKENS": 128, "EXPERTS": 128, "COLUMNS": 64, "num_warps": 8, "num_stages": 3}),
 )
+# Of so many experts at most, longer steps have the tiles of steps with so many tokens.
+_FEW_EXPERTS, _FEW_EXPERT_TOKENS = 32, 2048
 _LEAST_OF_CLUSTER = 16  # for which there must be room: with fewer, many tokens would have clusters for several rounds
 
 
@@ -186,7 +188,7 @@ def start_scores(hidden: torch.Tensor, halves: torch.Tensor, eps: float, scores:
         scores: float32 [tokens, experts], contiguous.
     """
     (tokens, experts), (highs, lows) = scores.shape, halves
-    tile = score_tile(tokens)
+    tile = score_tile(tokens if experts > _FEW_EXPERTS else min(tokens, _FEW_EXPERT_TOKENS))
     grid = -(-experts // tile["EXPERTS"]), -(-tokens // tile["TOKENS"])
     width = int(hidden.shape[1])
     score_experts[grid](hidden, _SCORE_FACTOR, eps, highs, lows, scores, experts, width, tokens, **tile)
