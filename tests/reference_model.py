@@ -124,7 +124,28 @@ class ReferenceModel:
         fusion = self.spec.fusion
         assert fusion is not None
         together = np.concatenate([streams[layer] for layer in fusion.layers], axis=1)
-        return self._linear(fusion.linear, self._norm(fusion.norm, together))
+        return self._norm(fusion.output_norm, self._linear(fusion.linear, self._norm(fusion.norm, together)))
+
+    def block(self, token_ids: Sequence[int], states: Array) -> Array:
+        """[tokens, vocab_size] of a block, behind tokens whose `fused` states are [tokens before, hidden_size]."""
+        x = self._embedded(np.asarray(token_ids)) * self.dtype.type(self.spec.embedding_scale)
+        for layer in self.spec.layers:
+            part, normed = layer.mixer, self._norm(layer.input_norm, x)
+            assert isinstance(part, Attention)
+            q, k, v = (
+                self._linear(part.q, normed),
+                *(self._linear(matrix, np.concatenate([states, normed])) for matrix in (part.k, part.v)),
+            )
+            q, k, v = (a.reshape(len(a), -1, part.head_size) for a in (q, k, v))
+            q, k = self._norm(part.q_norm, q), self._norm(part.k_norm, k)
+            if part.rope is not None:
+                q, k = self._rotate(part.rope, q, len(states)), self._rotate(part.rope, k, 0)
+            k, v = (np.repeat(a, part.num_heads // part.num_kv_heads, axis=1) for a in (k, v))
+            weights = _softmax(np.einsum("qhd,khd->hqk", q, k) * self.dtype.type(part.scale))
+            x = x + self._linear(part.o, np.einsum("hqk,khd->qhd", weights, v).reshape(len(x), -1))
+            if layer.feed_forward is not None:
+                x = x + self._feed_forward(layer.feed_forward, self._norm(layer.pre_feedforward_norm, x))
+        return self.head(self._norm(self.spec.final_norm, x))
 
     def _layer(self, layer: Layer, x: Array, index: int, state: State, pair: Array | None) -> Array:
         scale = self.dtype.type(layer.residual_scale)

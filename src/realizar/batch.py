@@ -80,8 +80,9 @@ class StepRows:
         pooling: the final hidden state wanted, by index of the row: of the row's last token here, or the mean over its
             tokens from the first on. For a mean, all steps of the row must name it; each gives the mean so far.
         only_decodes: each row computes one token without drafts and samples after it, and nothing else is wanted.
-        lookahead: int32 [rows], how many drafts the backend may propose after the row's sampled tokens. For their
-            keys and values the row has blocks: for so many positions after its tokens. None where no row wants any.
+        lookahead: int32 [rows], how many drafts the backend may propose after the row's sampled tokens, and its spare
+            positions (`Capacity`). For their keys and values the row has blocks: for so many positions after its
+            tokens. None where no row wants any.
         embeddings: that requests bring in place of those of their ids (`PromptEmbeddings`): of each run of tokens the
             index of the first in the step, and float32 [run, hidden_size], read-only.
     """

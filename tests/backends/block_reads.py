@@ -52,11 +52,48 @@ class Reads:
         return found
 
 
+class BlockReads:
+    """The blocks that a drafter of several tokens at once has computed: of each its row's sequence, ids and logits."""
+
+    def __init__(self, drafter: Backend, read_logits: ReadLogits, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.blocks: list[tuple[int, int, list[int], NDArray[np.float32]]] = []
+        honest = drafter.submit
+
+        def submit(step: ForwardInput) -> Step:
+            running = honest(step)
+            logits = read_logits(list(range(len(step.positions)))).copy()
+            for sequence in np.unique(step.columns.sequence_ids):
+                of_row = (step.columns.sequence_ids == sequence).nonzero()[0]
+                ids, first = step.columns.token_ids[of_row].tolist(), int(step.positions[of_row[0]])
+                self.blocks.append((int(sequence), first, ids, logits[of_row]))
+            return running
+
+        monkeypatch.setattr(drafter, "submit", submit)
+
+    def errors(self, recipe: Recipe, drafter: ModelSource, text: list[int], sequence: int) -> list[float]:
+        """The largest relative error of each block of a sequence, whose tokens are the text's."""
+        model, twin = _twins(recipe, drafter)
+        states, found = twin.fused(model.streams(text)), []
+        for owner, first, ids, logits in self.blocks:
+            if owner == sequence:
+                assert ids[0] == text[first]
+                expected = twin.block(ids, states[:first])
+                found.append(
+                    float(np.max(np.linalg.norm(logits - expected, axis=1) / np.linalg.norm(expected, axis=1)))
+                )
+        return found
+
+
 def expected_logits(recipe: Recipe, drafter: ModelSource, ids: list[int]) -> NDArray[np.float32]:
     """The head's logits after each token of a text, by the numpy twins of both."""
-    spec, checkpoint = random_model(recipe)
-    model = ReferenceModel(spec, load_tensors(spec, checkpoint))
-    twin = ReferenceModel(drafter.spec, load_tensors(drafter.spec, drafter.checkpoint))
+    model, twin = _twins(recipe, drafter)
     states = model.hidden(ids) if drafter.spec.fusion is None else twin.fused(model.streams(ids))
     before = np.concatenate([np.zeros_like(states[:1]), states[:-1]])
     return np.asarray(twin.logits(ids, given=before))
+
+
+def _twins(recipe: Recipe, drafter: ModelSource) -> tuple[ReferenceModel, ReferenceModel]:
+    """In numpy, of a recipe's model and of what drafts for it."""
+    spec, checkpoint = random_model(recipe)
+    model = ReferenceModel(spec, load_tensors(spec, checkpoint))
+    return model, ReferenceModel(drafter.spec, load_tensors(drafter.spec, drafter.checkpoint))

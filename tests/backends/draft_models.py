@@ -12,7 +12,7 @@ from random_models import Recipe, random_model
 from realizar.backends.base import ModelSource
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.models.parts import Fusion, Linear, NextTokenInputs, Norm, PairedInputs, Rope
+from realizar.models.parts import BlockInputs, Fusion, Linear, NextTokenInputs, Norm, PairedInputs, Rope
 from realizar.models.spec import Attention, FeedForward, Layer, ModelSpec
 from realizar.models.tensor_source import TensorSource
 from realizar.quantization.random_blocks import random_blocks
@@ -105,7 +105,7 @@ def next_token_block(recipe: Recipe, of_state: float | None = 0.0) -> ModelSourc
     return ModelSource(cut, replace(checkpoint, tensors=tensors))
 
 
-EAGLE3_LAYERS = (0, 2, 1)
+STREAM_LAYERS = (0, 2, 1)
 EAGLE3_IDS = 48  # one id in so many is not among those that a head drafts
 
 
@@ -116,11 +116,11 @@ def eagle3_head(recipe: Recipe, of_state: float | None, *, normed: bool = True) 
     all is random, of the type of the model's weights. `normed` has the norm before `fc`, and the stream's.
     """
     spec, checkpoint = random_model(recipe)
-    make = _Eagle3Maker(recipe, spec, checkpoint, of_state)
+    make = _HeadMaker(recipe, spec, checkpoint, of_state)
     ids = tuple(each for each in make.rng.permutation(recipe.vocab_size).tolist() if each % EAGLE3_IDS)
-    feed_forward, streams = make.feed_forward(), len(EAGLE3_LAYERS) * recipe.hidden_size
+    feed_forward, streams = make.feed_forward(), len(STREAM_LAYERS) * recipe.hidden_size
     fusion = Fusion(
-        EAGLE3_LAYERS, make.linear("fc", make.noise(recipe.hidden_size, streams)),
+        STREAM_LAYERS, make.linear("fc", make.noise(recipe.hidden_size, streams)),
         make.norm("fc_norm", streams) if normed else None,
     )  # fmt: skip
     state_norm = make.norm("state_norm", recipe.hidden_size, of_state or 0.0)
@@ -138,15 +138,48 @@ def eagle3_head(recipe: Recipe, of_state: float | None, *, normed: bool = True) 
     return ModelSource(replace(own, tensors=sources), replace(checkpoint, tensors=make.stored))
 
 
-class _Eagle3Maker:
-    """Parts of a head; arguments as of `eagle3_head`."""
+def dflash_head(recipe: Recipe, *, echoes: bool = False) -> ModelSource:
+    """A drafter of blocks of random layers, of the type of the model's weights.
+
+    One that `echoes` drafts its row's last token again and again, where that is one of the three quarters of the ids
+    that it drafts: its one attention sees no other, as masks and states leave nothing.
+    """
+    spec, checkpoint = random_model(replace(recipe, seed=recipe.seed + 5, windows=(None, None), parts=("qk_norm",)))
+    make = _HeadMaker(recipe, *random_model(recipe), None if not echoes else 0.0)
+    hidden, streams = recipe.hidden_size, len(STREAM_LAYERS) * recipe.hidden_size
+    fc = make.linear("fc", make.noise(hidden, streams) if not echoes else np.zeros((hidden, streams)))
+    inputs = BlockInputs(
+        Fusion(STREAM_LAYERS, fc, output_norm=make.norm("hidden_norm", hidden)), recipe.vocab_size - 1, 8
+    )
+    if echoes:
+        table = make.values_of(make.model.embedding)
+        ids = tuple(sorted(make.rng.permutation(recipe.vocab_size - 1)[: 3 * recipe.vocab_size // 4].tolist()))
+        head = make.linear("head", table[list(ids)])
+        table[-1] = 0.0
+        one, zero = np.eye(hidden), np.zeros((hidden, hidden))
+        q, k, v, o = (make.linear(*each) for each in (("q", zero), ("k", zero), ("v", 1000 * one), ("o", one)))
+        size, heads = recipe.head_size, hidden // recipe.head_size
+        mixer = Attention(heads, heads, size, 1.0, q, k, v, o)
+        layer = Layer(mixer, None, make.norm("input_norm", hidden))
+        spec = replace(
+            make.model, layers=(layer,), final_norm=make.norm("final_norm", hidden), head=head, vocab_size=len(ids),
+            head_ids=ids, embedding=make.tensor("embedding", table), tensors={},
+        )  # fmt: skip
+        checkpoint = replace(checkpoint, tensors={})
+    sources = {name: TensorSource(name, stored.shape) for name, stored in make.stored.items()}
+    whole = replace(spec, next_token=inputs, tensors={**spec.tensors, **sources})
+    return ModelSource(whole, replace(checkpoint, tensors={**checkpoint.tensors, **make.stored}))
+
+
+class _HeadMaker:
+    """Parts of a head on a model's states; arguments as of `eagle3_head`."""
 
     def __init__(self, recipe: Recipe, spec: ModelSpec, checkpoint: Checkpoint, of_state: float | None) -> None:
-        self._recipe, self._spec, self._checkpoint, self._is_random = recipe, spec, checkpoint, of_state is None
+        self._recipe, self.model, self._checkpoint, self._is_random = recipe, spec, checkpoint, of_state is None
         self.rng, self.stored = np.random.default_rng(recipe.seed + 3), dict[str, StoredTensor]()
 
     def values_of(self, name: str) -> NDArray[np.float32]:
-        return load_tensor(self._spec.tensors[name], self._checkpoint)
+        return load_tensor(self.model.tensors[name], self._checkpoint)
 
     def noise(self, rows: int, columns: int) -> NDArray[np.float32]:
         return (self.rng.standard_normal((rows, columns)) / math.sqrt(columns)).astype(np.float32)
@@ -172,7 +205,7 @@ class _Eagle3Maker:
 
     def attention(self) -> Attention:
         hidden, size, one = self._recipe.hidden_size, self._recipe.head_size, np.eye(self._recipe.hidden_size)
-        scale = self._spec.embedding_scale * float(np.sqrt(np.mean(self.values_of(self._spec.embedding) ** 2)))
+        scale = self.model.embedding_scale * float(np.sqrt(np.mean(self.values_of(self.model.embedding) ** 2)))
         heads = hidden // size
         kv_heads = self._recipe.num_kv_heads if self._is_random else heads
         halves = {"q": 4 * one, "k": one[: kv_heads * size], "v": scale * one[: kv_heads * size]}
@@ -185,7 +218,7 @@ class _Eagle3Maker:
 
     def feed_forward(self) -> FeedForward:
         """The model's last one."""
-        (own,) = [part for _, part in self._spec.feed_forwards()][-1:]
+        (own,) = [part for _, part in self.model.feed_forwards()][-1:]
         assert own.gate is not None
         gate, up, down = (self.linear(one.weight, self.values_of(one.weight)) for one in (own.gate, own.up, own.down))
         return FeedForward(own.activation, up, down, gate)

@@ -61,6 +61,7 @@ class Capacity:
         step_sizes: numbers of tokens, ascending, to which a step with prompts is padded; none where none is.
         num_snapshots: of states; 0 for a model without any. num_host_snapshots: of those in the host's memory.
         num_drafts: tokens that the backend itself proposes after a row's sampled tokens, at most (`StepOutput.drafts`).
+        spare_positions: that it needs for keys and values after a row's tokens, beyond one for each of these drafts.
         aside_tokens: of a chunk that it reads aside, at most (`ReadsAside`); 0 where it does not.
     """
 
@@ -75,6 +76,7 @@ class Capacity:
     num_snapshots: int = 0
     num_host_snapshots: int = 0
     num_drafts: int = 0
+    spare_positions: int = 0
     aside_tokens: int = 0
 
 
@@ -167,6 +169,12 @@ class FollowsSteps(Protocol):
         Their blocks have room for it, a next-token block reads the states of the last step, and no layer has any of its
         own. None, and nothing is submitted, where not all rows sampled.
         """
+
+
+@runtime_checkable
+class InjectsStates(Protocol):
+    def inject(self, states: ForwardInput) -> None:
+        """Write the keys and values of tokens' states (`BlockInputs`), of a loaded drafter of blocks."""
 
 
 @runtime_checkable

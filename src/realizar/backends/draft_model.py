@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from realizar.backends.base import (
     FollowsSteps,
     ForwardInput,
     GivesHiddenStates,
+    InjectsStates,
     ModelSource,
     OtherModels,
     States,
@@ -35,7 +36,7 @@ from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import NOTHING_BESIDE, Beside, ResolvedConfig
 from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, StepOutput, StepRows
 from realizar.errors import DeviceLostError, InvalidRequestError, UnsupportedModelError
-from realizar.models.parts import NextTokenInputs
+from realizar.models.parts import BlockInputs, NextTokenInputs, PairedInputs
 from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams
 
@@ -45,8 +46,16 @@ _DRAFTER = "drafter"
 _PADDING = 64  # files of one family pad their vocabularies differently, by up to one in so many ids
 
 
-_Drafted: TypeAlias = tuple[NDArray[np.intp], Step]
-"""Rows of a step of the main model, and the drafter's step that samples a draft of each."""
+class _Drafted(NamedTuple):
+    """Drafts on their way: of rows of a step of the main model, the places among each row's.
+
+    `taken` are the rows of the drafter's step that sample them.
+    """
+
+    rows: NDArray[np.intp]
+    places: NDArray[np.intp] | int
+    taken: NDArray[np.intp] | slice
+    step: Step
 
 
 class _GivingBackend(Backend, GivesHiddenStates, Protocol):
@@ -73,6 +82,10 @@ def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -
         sizes = f"{own} ids, and the model's {known}"
         raise UnsupportedModelError(f"the drafter's vocabulary has {sizes}: they must be the same, but for padding")
     _check_states(drafter.spec, spec)
+    block = drafter.spec.next_token
+    if isinstance(block, BlockInputs) and config.speculative_tokens >= block.size:
+        message = f"a block of {block.size} tokens drafts {block.size - 1} at most, not {config.speculative_tokens}"
+        raise InvalidRequestError(message, "speculative_tokens")
     if drafter.spec.context_length < config.context_length:
         lengths = f"{drafter.spec.context_length} tokens, fewer than the {config.context_length} of the context"
         raise UnsupportedModelError(f"the drafter reads {lengths}: lower context_length")
@@ -119,14 +132,15 @@ def shared_groups(drafter: ModelSpec, spec: ModelSpec) -> list[int]:
 def drafter_config(
     config: ResolvedConfig, drafter: ModelSpec, num_blocks: tuple[int, ...] | None = None
 ) -> ResolvedConfig:
-    """The configuration of a drafter, which computes a token more of each row that has sampled, from the main model's.
+    """The configuration of a drafter, which computes a token more of each row that has sampled, or a block, from the
+    main model's.
 
     `num_blocks` is of each of the drafter's cache groups; None plans it alone.
     """
-    tokens = config.max_step_tokens + config.max_running
+    rows = config.max_running * _rows_of_one(drafter, config)
     return replace(
-        config, max_step_tokens=tokens, speculative_tokens=0, hidden_layers=_last_layers(drafter),
-        beside=NOTHING_BESIDE, kv_blocks=num_blocks,
+        config, max_running=rows, max_step_tokens=config.max_step_tokens + rows, speculative_tokens=0,
+        hidden_layers=_last_layers(drafter), beside=NOTHING_BESIDE, kv_blocks=num_blocks,
     )  # fmt: skip
 
 
@@ -136,9 +150,19 @@ def shared_with(config: ResolvedConfig, drafter: ModelSpec, beside: Beside) -> R
     return replace(config, beside=beside, hidden_layers=tuple(sorted({*config.hidden_layers, *layers})))
 
 
+def _rows_of_one(drafter: ModelSpec, config: ResolvedConfig) -> int:
+    """Rows of a drafter for each of its model, whose configuration it is: the tokens of a block have one each."""
+    return 1 + config.speculative_tokens if isinstance(drafter.next_token, BlockInputs) else 1
+
+
+def _keeps_states(drafter: ModelSpec) -> bool:
+    """True for a drafter that reads the state of the token before each one."""
+    return isinstance(drafter.next_token, NextTokenInputs | PairedInputs)
+
+
 def _last_layers(drafter: ModelSpec) -> tuple[int, ...]:
     """Of a drafter, those whose streams are the states before its next drafts; none where the final norm's are."""
-    return () if drafter.fusion is None else (len(drafter.layers) - 1,)
+    return (len(drafter.layers) - 1,) if isinstance(drafter.next_token, PairedInputs) else ()
 
 
 def drafter_bytes(
@@ -151,7 +175,7 @@ def drafter_bytes(
     fixed = plan.needed_bytes + plan.reserved_bytes
     if drafter.fusion is not None:
         fixed += 4 * FUSED_AT_ONCE * drafter.fusion.linear.in_features
-    if drafter.next_token is not None:
+    if _keeps_states(drafter):
         added[groups[0]] += 4 * drafter.hidden_size
         moved = 2 * config.max_step_tokens  # a step's states, and those before its tokens
         fixed += 4 * drafter.hidden_size * (config.max_running * _recent_tokens(config) + moved)
@@ -239,16 +263,18 @@ class DraftModel:
         self._last = np.zeros(config.max_running, np.int32)  # by row: its last sampled token
         self._fails = False
         self._fusion, self._last_layers = drafter.spec.fusion, _last_layers(drafter.spec)
+        self._block = drafter.spec.next_token if isinstance(drafter.spec.next_token, BlockInputs) else None
+        self._rows_of_one = _rows_of_one(drafter.spec, config)
         own = drafter_config(config, drafter.spec, tuple(num_blocks[group] for group in self._groups))
         backend.load(drafter.spec, drafter.checkpoint, own)
         self._previous: PreviousStates | None = None
-        if drafter.spec.next_token is not None:
+        if _keeps_states(drafter.spec):
             self._previous = PreviousStates(backend, config, num_blocks[self._groups[0]])
 
     @property
     def reads_states(self) -> bool:
         """True if a step's results must be asked for before the next step is submitted: its states are read then."""
-        return self._previous is not None
+        return self._previous is not None or self._block is not None
 
     @property
     def backend(self) -> Backend:
@@ -258,17 +284,24 @@ class DraftModel:
         """The main model's capacity with the memory of both, and the drafts."""
         own = self._backend.capacity()
         return replace(
-            capacity, aside_tokens=0, num_drafts=self.num_drafts, weight_bytes=capacity.weight_bytes + own.weight_bytes,
+            capacity, aside_tokens=0, num_drafts=self.num_drafts, spare_positions=int(self._block is not None),
+            weight_bytes=capacity.weight_bytes + own.weight_bytes,
             kv_cache_bytes=capacity.kv_cache_bytes + own.kv_cache_bytes, load_s=capacity.load_s + own.load_s,
         )  # fmt: skip
 
     def open(self, opened: OpenedRow) -> None:
         """Start a row, whose drafts are the most probable tokens whatever its own parameters are."""
-        self._backend.open(replace(opened, sampling=_GREEDY))
+        for row in self._rows(opened.row):
+            self._backend.open(replace(opened, row=row, sampling=_GREEDY))
 
     def close(self, row: int) -> None:
         """Also one that was not opened."""
-        self._backend.close(row)
+        for own in self._rows(row):
+            self._backend.close(own)
+
+    def _rows(self, row: int) -> range:
+        """The numbers of the drafter's rows for one of the main model's."""
+        return range(row * self._rows_of_one, (row + 1) * self._rows_of_one)
 
     def shutdown(self) -> None:
         self._backend.shutdown()
@@ -282,7 +315,9 @@ class DraftModel:
             return output
         steps: list[_Drafted] = []
         with self._faults():
-            steps = self._propose(step, output)
+            steps = (
+                self._propose(step, output) if self._block is None else self._propose_block(self._block, step, output)
+            )
         return replace(output, drafts=partial(self._read, len(step.columns), steps)) if steps else output
 
     @contextmanager
@@ -310,21 +345,50 @@ class DraftModel:
         if not wanted.any():
             running.result()
             return []
-        steps = [(going, running)]
+        steps = [_Drafted(going, 0, slice(None), running)]
         lasts = np.cumsum(counts, dtype=np.intp) - 1  # tokens of the step that is running, of each row that goes on
         for place in range(1, int(wanted.max())):
             stays = wanted[going] > place
             going, lasts = going[stays], lasts[stays]
             followed = self._backend.follow() if stays.all() and isinstance(self._backend, FollowsSteps) else None
-            steps.append((going, followed or self._next(step, going, ends[going] + place - 1, lasts)))
+            running = followed or self._next(step, going, ends[going] + place - 1, lasts)
+            steps.append(_Drafted(going, place, slice(None), running))
             lasts = np.arange(len(going))
         return steps
+
+    def _propose_block(self, block: BlockInputs, step: ForwardInput, output: StepOutput) -> list[_Drafted]:
+        """Write the keys and values of the step's tokens that stand, then draft all that the rows want at once.
+
+        Each token of a block is a row of the drafter's step, at whose end all of the block are: so they see each other.
+        """
+        columns, nobody = step.columns, np.zeros(len(step.columns), np.bool_)
+        token_ids, counts = self._standing(columns, output, nobody)
+        firsts, everybody = columns.num_computed_tokens, np.arange(len(columns))
+        states = self._states_of(_tokens_of(columns, counts)[1].tolist())
+        assert isinstance(self._backend, InjectsStates)
+        self._backend.inject(self._input(step, everybody, firsts, token_ids, counts, nobody, states))
+        if columns.lookahead is None:
+            return []
+        wanted = np.maximum(columns.lookahead - 1, 0) * (output.num_sampled > 0)
+        rows = wanted.nonzero()[0]
+        sizes = 1 + wanted[rows]
+        owners, within = np.repeat(rows, sizes), np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        if not len(rows):
+            return []
+        begins, numbers = (firsts + counts)[owners], columns.numbers[owners]
+        ids = np.where(within == 0, self._last[numbers], block.mask_id).astype(np.int32)
+        positions, drafted = (begins + within).astype(np.int32), (within > 0).nonzero()[0]
+        made = self._input(step, owners, positions, ids, np.ones(len(ids), np.int32), within > 0, None)
+        seen = (begins + np.repeat(sizes, sizes) - 1).astype(np.int32)
+        own = replace(made.columns, numbers=numbers * self._rows_of_one + within, num_computed_tokens=seen)
+        running = self._backend.submit(replace(made, columns=own))
+        return [_Drafted(owners[drafted], within[drafted] - 1, drafted, running)]
 
     def _read(self, num_rows: int, steps: Sequence[_Drafted]) -> NDArray[np.int32]:
         drafts = np.full((num_rows, self.num_drafts), NOT_SAMPLED, np.int32)
         with self._faults():
-            for place, (rows, step) in enumerate(steps):
-                drafts[rows, place] = step.result().sampled[:, 0]
+            for each in steps:
+                drafts[each.rows, each.places] = each.step.result().sampled[each.taken, 0]
         return drafts
 
     def _next(
@@ -340,10 +404,9 @@ class DraftModel:
     ) -> States:
         """The state before each token that `_standing` gives, float32 [tokens, hidden_size]; the step's are kept."""
         columns, table, stays = step.columns, step.block_tables[self._groups[0]], counts - goes_on
-        owners = np.repeat(np.arange(len(columns)), stays)
-        within = np.arange(len(owners)) - np.repeat(np.cumsum(stays) - stays, stays)
-        own = self._states_of((columns.starts[owners] + within).tolist())
-        positions = columns.num_computed_tokens[owners] + within
+        owners, tokens = _tokens_of(columns, stays)
+        own = self._states_of(tokens.tolist())
+        positions = columns.num_computed_tokens[owners] + tokens - columns.starts[owners]
         others, follows = np.ones(counts.sum(), np.bool_), np.ones(len(owners), np.bool_)
         begins = np.cumsum(counts, dtype=np.intp) - counts
         others[begins] = False
@@ -391,15 +454,20 @@ class DraftModel:
         self, step: ForwardInput, places: NDArray[np.intp], firsts: NDArray[np.int32], token_ids: NDArray[np.int32],
         counts: NDArray[np.int32], samples: NDArray[np.bool_], states: States | None,
     ) -> Step:  # fmt: skip
-        """Start to compute tokens of some rows of a step, in the blocks that they have there.
+        """Start to compute tokens of some rows of a step; arguments as of `_input`."""
+        return self._backend.submit(self._input(step, places, firsts, token_ids, counts, samples, states))
+
+    def _input(
+        self, step: ForwardInput, places: NDArray[np.intp], firsts: NDArray[np.int32], token_ids: NDArray[np.int32],
+        counts: NDArray[np.int32], samples: NDArray[np.bool_], states: States | None,
+    ) -> ForwardInput:  # fmt: skip
+        """A step of tokens of some rows of a step, in the blocks that they have there.
 
         Args:
             places: of the rows in the step. firsts: position of each one's first token. counts: tokens of each.
-            states: before each token, for a next-token block.
+            states: that the drafter reads beside each token.
             token_ids: one that the drafter's vocabulary lacks is read as another.
-
-        Returns:
-            A step that samples the most probable token after each row's last, where `samples` is true.
+            samples: of each row, true to sample the most probable token after its last.
         """
         starts = np.zeros(len(places) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
@@ -416,4 +484,11 @@ class DraftModel:
         slots: list[NDArray[np.int32]] = [
             table[owners, positions // size] * size + positions % size for table in tables
         ]
-        return self._backend.submit(ForwardInput(columns, positions, tuple(slots), tables, hidden_states=states))
+        return ForwardInput(columns, positions, tuple(slots), tables, hidden_states=states)
+
+
+def _tokens_of(columns: StepRows, counts: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Of the first tokens of each row, as many as `counts`: the index of each one's row, and its own in the step."""
+    owners = np.repeat(np.arange(len(columns)), counts)
+    within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return owners, columns.starts[owners] + within

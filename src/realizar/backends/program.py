@@ -214,10 +214,9 @@ def build_program(spec: ModelSpec, hidden_layers: Sequence[int] = ()) -> Program
             message = f"hidden_layers names layer {layer}: the model's are 0 to {len(spec.layers) - 1}"
             raise InvalidRequestError(message, "hidden_layers")
     blocks = [block for index, layer in enumerate(spec.layers) for block in _layer_blocks(index, layer, spec.share)]
-    next_token = spec.next_token
-    if isinstance(next_token, PairedInputs):
-        blocks[0] = replace(blocks[0], inputs=replace(blocks[0].inputs, pair=next_token))
-        next_token = None
+    if isinstance(spec.next_token, PairedInputs):
+        blocks[0] = replace(blocks[0], inputs=replace(blocks[0].inputs, pair=spec.next_token))
+    next_token = spec.next_token if isinstance(spec.next_token, NextTokenInputs) else None
     tail, kept = Tail(spec.final_norm, spec.head), tuple(hidden_layers)
     return Program(tuple(_linked(blocks)), tail, spec.layer_inputs, next_token, spec.share, kept, spec.fusion)
 

@@ -1,4 +1,4 @@
-"""`open_drafter` opens what drafts for a model: another model, or a next-token block."""
+"""`open_drafter` opens what drafts for a model: another model, or a head that reads its states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 from realizar.hub.pull import resolve
-from realizar.models.eagle3 import build_eagle3, is_eagle3
+from realizar.models.drafters.dflash import build_dflash, is_dflash
+from realizar.models.drafters.eagle3 import build_eagle3, is_eagle3
 from realizar.models.next_token import is_next_token_file, with_shortlist
 from realizar.models.registry import build_next_token_block, build_spec
 from realizar.tokenizer.load import load_tokenizer
@@ -31,8 +32,12 @@ def open_drafter(checkpoint: Checkpoint, config: ResolvedConfig) -> OtherModels:
     if name is None:
         return NO_OTHERS
     drafter = open_checkpoint(resolve(name))
-    if is_eagle3(drafter):
-        return {"drafter": _open_eagle3(drafter, checkpoint, config)}
+    build = build_eagle3 if is_eagle3(drafter) else build_dflash if is_dflash(drafter) else None
+    if build is not None:
+        if "tokenizer.ggml.tokens" in drafter.metadata or drafter.tokenizer_path is not None:
+            _check_vocabularies(drafter, checkpoint)
+        model = build_spec(checkpoint, config.context_length, config.expert_used_count)
+        return {"drafter": ModelSource(*build(drafter, model, checkpoint))}
     _check_vocabularies(drafter, checkpoint)
     try:
         block = build_next_token_block(drafter, config.context_length) if is_next_token_file(drafter) else None
@@ -40,14 +45,6 @@ def open_drafter(checkpoint: Checkpoint, config: ResolvedConfig) -> OtherModels:
         return {"drafter": ModelSource(spec, drafter)}
     except (UnsupportedModelError, InvalidRequestError) as error:
         raise UnsupportedModelError(f"the drafter {name}: {error}") from error
-
-
-def _open_eagle3(drafter: Checkpoint, checkpoint: Checkpoint, config: ResolvedConfig) -> ModelSource:
-    """A head beside its model. A folder of one has no vocabulary, as a rule."""
-    if "tokenizer.ggml.tokens" in drafter.metadata or drafter.tokenizer_path is not None:
-        _check_vocabularies(drafter, checkpoint)
-    model = build_spec(checkpoint, config.context_length, config.expert_used_count)
-    return ModelSource(*build_eagle3(drafter, model, checkpoint))
 
 
 def _check_vocabularies(drafter: Checkpoint, checkpoint: Checkpoint) -> None:

@@ -9,8 +9,8 @@ Read in this order:
 3. `hyper_parameters.py`, `dimensions.py`, `rope_parameters.py`: strict reading of metadata, with
    the keys that have no effect; `rope.py` computes the frequencies.
 4. `spec_builder.py`, `experts.py`: the parts of a decoder, with their tensors. `tensor_names.py` maps the names,
-   `multimodal.py` finds the text model inside a larger one, `next_token.py` the blocks that draft, and `eagle3.py`
-   describes a head that does.
+   `multimodal.py` finds the text model inside a larger one, and `next_token.py` the blocks that draft; `drafters/`
+   has drafters in files of their own.
 5. `tower.py`: `Tower`, all that a backend knows of an encoder of images; `tower_builder.py` has its parts.
 6. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint. `shard.py` cuts a spec for ranks.
 7. `parameters.py` counts parameters, `pooling.py` is the pooling of an embedding model, and `ranking.py`

@@ -55,16 +55,17 @@ class NextTokenInputs:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """The state that a drafter reads of a token, made of a model's: `linear(norm(streams))`.
+    """The state that a drafter reads of a token, made of a model's: `output_norm(linear(norm(streams)))`.
 
     Attributes:
         layers: of the model; the residual streams after them lie side by side, in this order.
-        norm: over all of them; None where there is none.
+        norm: over all of them; None where there is none, as for `output_norm`.
     """
 
     layers: tuple[int, ...]
     linear: Linear
     norm: Norm | None = None
+    output_norm: Norm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,23 @@ class PairedInputs:
     state_norm: Norm
     fusion: Fusion
     normed_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInputs:
+    """What a drafter of several tokens at once (DFlash) reads of its model.
+
+    The keys and values of a token of the model are, in each layer, K and V of the token's `fusion`: no layer computes
+    any for it. A block is the embedding of the row's last token and those of `mask_id` behind it; its tokens see each
+    other and all before. What a mask leaves is the token at its own place.
+
+    Attributes:
+        size: tokens of a block in training, of which one is the row's.
+    """
+
+    fusion: Fusion
+    mask_id: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.parts import (
     Activation,
+    BlockInputs,
     Fusion,
     Linear,
     NextTokenInputs,
@@ -318,7 +319,7 @@ class ModelSpec(LayerStack):
     tensors: Mapping[TensorName, TensorSource] = field(default_factory=dict)
     ignored_tensors: frozenset[str] = frozenset()
     layer_inputs: LayerInputs | None = None
-    next_token: NextTokenInputs | PairedInputs | None = None
+    next_token: NextTokenInputs | PairedInputs | BlockInputs | None = None
     head_ids: tuple[int, ...] | None = None
     share: Share = Share()  # noqa: RUF009 - frozen
 
@@ -333,7 +334,7 @@ class ModelSpec(LayerStack):
     @property
     def fusion(self) -> Fusion | None:
         """Of a drafter that reads several streams of its model."""
-        return self.next_token.fusion if isinstance(self.next_token, PairedInputs) else None
+        return self.next_token.fusion if isinstance(self.next_token, PairedInputs | BlockInputs) else None
 
     @property
     def first_id(self) -> int:

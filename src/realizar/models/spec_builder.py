@@ -309,6 +309,7 @@ class SpecBuilder:
         logit_soft_cap: float | None = None,
         is_ignored: Callable[[str], bool] = lambda _: False,
         layer_inputs: LayerInputs | None = None,
+        is_causal: bool = True,
     ) -> ModelSpec:
         """The whole model.
 
@@ -318,6 +319,7 @@ class SpecBuilder:
             head_bias: logits have a bias, tied or not.
             head_size: rows of a head that is not tied, where these are not those of the embedding.
             is_ignored: True for further checkpoint names that are known and not needed.
+            is_causal: what the keys must say where they say whether tokens see those behind them.
         """
         sizes, hparams = self.sizes, self.hparams
         embedding = self._note(EMBEDDING, (sizes.vocab_size, sizes.hidden_size))
@@ -334,7 +336,7 @@ class SpecBuilder:
         else:
             head = self.linear("lm_head", head_size or sizes.vocab_size, sizes.hidden_size, bias=head_bias)
         final_norm = self.norm(FINAL_NORM)
-        hparams.only("attention.causal", "is_causal", True)
+        hparams.only("attention.causal", "is_causal", is_causal)
         hparams.refuse_unread()
         return ModelSpec(
             architecture=hparams.architecture,

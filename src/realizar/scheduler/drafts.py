@@ -268,17 +268,19 @@ class Drafting:
         forced: up to so many next tokens of a row that its grammar forces. They go before the drafter's, and are
             verified all the same.
         measures: how many drafts the backend proposes is measured (`DraftDepth`), and not always as many as it may.
+        spare: positions that the backend needs beyond those of its drafts.
     """
 
     def __init__(
         self, drafter: Drafter | None, most_drafts: int, vocab_size: int, most_proposed: int = 0,
         forced: Callable[[int, int], tuple[int, ...]] = lambda _row, _most: (), *, measures: bool = True,
+        spare: int = 0,
     ) -> None:  # fmt: skip
         if drafter is not None and most_drafts < 1:
             message = f"a drafter needs speculative_tokens of at least 1, not {most_drafts}"
             raise InvalidRequestError(message, "speculative_tokens")
         self._drafter, self._most_drafts, self._vocab_size = drafter, most_drafts, vocab_size
-        self._forced = forced
+        self._forced, self.spare = forced, spare
         self.most_proposed = min(most_proposed, most_drafts)
         self.depth = DraftDepth(self.most_proposed, measures=measures and self.most_proposed > 0)
         self._of_drafter: set[int] = set()  # ids of sequences whose drafts the drafter has proposed

@@ -517,6 +517,7 @@ class Scheduler:
         rows, ends = columns.numbers, columns.num_context_tokens
         # The sampled token stands after the row's tokens, and another one follows the last draft.
         wanted = np.clip(self._table.most_tokens[rows] - 2 - ends, 0, most) * columns.samples
+        wanted += self._drafting.spare * (wanted > 0)
         for index in (self._cache.num_steady(rows, ends) < wanted).nonzero()[0].tolist():
             first, count = int(columns.num_computed_tokens[index]), int(columns.num_tokens[index])
             wanted[index] = self._cache.allocate(int(rows[index]), first, count + int(wanted[index])) - count

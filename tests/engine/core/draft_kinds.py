@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.draft_models import eagle3_head, next_token_block, roughly
+from backends.draft_models import dflash_head, eagle3_head, next_token_block, roughly
 from grammar_services import LastingService
 from random_models import Recipe, random_model
 from realizar.backends.base import NO_OTHERS, Backend, ModelSource
@@ -22,10 +22,11 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.models.mixers import GatedDeltaNet
-from realizar.models.spec import ModelSpec
+from realizar.models.spec import Attention, ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
+from reference_tensors import load_tensor
 from resolving import resolved
 from step_inputs import TokenOutput, stepped
 from structured.grammar_engines import END, GRAMMAR_TOKENS, GRAMMARS, structured_request
@@ -38,6 +39,7 @@ RECIPE = Recipe(
 DEEP = replace(RECIPE, windows=(None, 40))
 HYBRID = replace(RECIPE, windows=(None, None), recurrent=("delta",), value_size=16, lacking=("feed_forward",))
 QUIET = replace(RECIPE, windows=(None, None, None), lacking=("feed_forward", "feed_forward"))
+ECHO = replace(RECIPE, windows=(None, None, None), seed=2)
 CONFIG = EngineConfig(
     threads=2, max_running=6, max_step_tokens=40, context_length=256, kv_cache_bytes=4 << 20, speculative_tokens=3,
     prompt_lookup_min=100, prompt_lookup_max=100,
@@ -49,6 +51,7 @@ KINDS: dict[str, tuple[Recipe, ModelSource | None, dict[str, Any]]] = {
     "block": (RECIPE, next_token_block(RECIPE, of_state=0.06), {}),
     "lookup and block": (RECIPE, next_token_block(RECIPE, of_state=0.06), LOOKUP),
     "block of a hybrid": (HYBRID, next_token_block(HYBRID), {}),
+    "dflash": (ECHO, dflash_head(ECHO, echoes=True), {}),
     "eagle3": (QUIET, eagle3_head(QUIET, of_state=0.01), {}),
 }
 BLOCKS = 9  # room for one request of the whole context
@@ -56,13 +59,20 @@ Found = dict[tuple[str, int], list[Any]]
 
 
 def model_of(recipe: Recipe) -> tuple[ModelSpec, Checkpoint]:
-    """A random model whose recurrences add little, as no head of one layer foresees more, and `QUIET` all mixers."""
+    """A random model whose recurrences add little, as no head of one layer foresees more, `QUIET` all mixers.
+
+    `ECHO` is one whose layers add little, and whose head is the embedding: a token mostly follows itself.
+    """
     spec, checkpoint = random_model(recipe)
     tensors = dict(checkpoint.tensors)
-    for layer in spec.layers:
-        if layer.mixer is not None and (isinstance(layer.mixer, GatedDeltaNet) or recipe == QUIET):
-            stored = tensors[layer.mixer.linears()[-1].weight]
-            quiet = np.array(stored.data).view(np.float32) * np.float32(0.05)
+    if recipe == ECHO:
+        table = load_tensor(spec.tensors[spec.embedding], checkpoint)
+        tensors[spec.head.weight] = replace(tensors[spec.head.weight], data=table.view(np.uint8))
+    for part in [part for layer in spec.layers for part in (layer.mixer, layer.feed_forward)]:
+        is_quiet = recipe == ECHO or (recipe == QUIET and isinstance(part, Attention))
+        if part is not None and (isinstance(part, GatedDeltaNet) or is_quiet):
+            stored = tensors[part.linears()[-1].weight]
+            quiet = np.array(stored.data).view(np.float32) * np.float32(0.05 if recipe != ECHO else 0.005)
             tensors[stored.name] = replace(stored, data=quiet.view(np.uint8))
     return spec, replace(checkpoint, tensors=tensors)
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from backends.block_reads import Reads
-from backends.draft_models import eagle3_head, next_token_block
+from backends.block_reads import BlockReads, Reads
+from backends.draft_models import dflash_head, eagle3_head, next_token_block
 from engine.core.core_runs import run, tokens
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.base import ModelSource
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
-from realizar.errors import UnsupportedModelError
+from realizar.errors import InvalidRequestError, UnsupportedModelError
 from realizar.models.parts import PairedInputs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
@@ -46,10 +46,15 @@ def core_with(recipe: Recipe, drafter: ModelSource, **fields: Any) -> tuple[Engi
     return EngineCore(backend, spec, config, policy=Policy(measures_drafts=False)), backend
 
 
-def reads_of(backend: CPUBackend, monkeypatch: pytest.MonkeyPatch) -> Reads:
+def drafter_of(backend: CPUBackend) -> CPUBackend:
     assert backend._drafter is not None
     drafter = backend._drafter.backend
     assert isinstance(drafter, CPUBackend)
+    return drafter
+
+
+def reads_of(backend: CPUBackend, monkeypatch: pytest.MonkeyPatch) -> Reads:
+    drafter = drafter_of(backend)
     return Reads(drafter, drafter.logits, monkeypatch)
 
 
@@ -107,6 +112,47 @@ def test_packed_weights_read_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(errors) > 70
     assert max(errors) < 0.06
     core.close()
+
+
+BLOCKS = dflash_head(DEEP)
+
+
+@pytest.mark.parametrize("length", [8, 600])
+def test_blocks_are_those_of_the_twin_in_chunks_and_after_a_prefix(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tuple(random_tokens(DEEP, length, 3))
+    core, backend = core_with(DEEP, BLOCKS)
+    reads = BlockReads(drafter_of(backend), drafter_of(backend).logits, monkeypatch)
+    for turn in ("first", "again"):  # the second one begins with the blocks of the first
+        reads.blocks.clear()
+        text = answered(core, {turn: prompt}, 20)[turn]
+        errors = reads.errors(DEEP, BLOCKS, text, reads.blocks[0][0])
+        assert len(errors) >= 15
+        assert max(errors) <= 1e-4
+    counts = core.scheduler.counts
+    assert (counts.prefix_cache_hits > 0) is (length == 600)
+    assert counts.draft_tokens >= 3 * 2 * 15
+    core.close()
+
+
+def test_blocks_are_those_of_the_twin_after_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = {str(length): tuple(random_tokens(DEEP, length, length)) for length in (90, 120, 40)}
+    core, backend = core_with(DEEP, BLOCKS, kv_cache_bytes=450_000, max_step_tokens=24, context_length=256)
+    reads = BlockReads(drafter_of(backend), drafter_of(backend).logits, monkeypatch)
+    texts = answered(core, prompts, 60)
+    assert core.scheduler.counts.num_preemptions > 0
+    sequences = sorted({block[0] for block in reads.blocks})
+    for sequence, text in zip(sequences, texts.values(), strict=True):
+        errors = reads.errors(DEEP, BLOCKS, text, sequence)
+        assert len(errors) > 20
+        assert max(errors) <= 1e-4
+    core.close()
+
+
+def test_a_block_has_no_more_tokens_than_in_training() -> None:
+    with pytest.raises(InvalidRequestError, match="a block of 8 tokens drafts 7 at most, not 8"):
+        core_with(DEEP, BLOCKS, speculative_tokens=8)
 
 
 def reading(layers: tuple[int, ...]) -> ModelSource:

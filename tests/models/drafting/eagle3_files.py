@@ -168,8 +168,7 @@ def _logits(
 
     with torch.no_grad():
         tokens = torch.tensor([token_ids])
-        # The last of `hidden_states` is normed: the hook takes each layer's own output.
-        streams = _streams(model, tokens)
+        streams = streams_of(model, tokens)
         features = torch.cat([streams[layer] for layer in layers], -1)
         state = functional.linear(normed(features, "input_norm") if case.normed else features, given("fc"))
         state = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], 1)
@@ -185,7 +184,8 @@ def _logits(
     return logits
 
 
-def _streams(model: Any, tokens: Any) -> list[Any]:
+def streams_of(model: Any, tokens: Any) -> list[Any]:
+    """What each layer of transformers' model leaves; the last of its `hidden_states` is normed."""
     found: list[Any] = []
 
     def keep(_layer: Any, _inputs: Any, output: Any) -> None:

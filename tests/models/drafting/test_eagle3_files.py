@@ -22,7 +22,7 @@ from realizar.config import EngineConfig
 from realizar.engine.loading import load_core
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
-from realizar.models.eagle3 import build_eagle3, is_eagle3
+from realizar.models.drafters.eagle3 import build_eagle3, is_eagle3
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
 from reference_model import ReferenceModel
@@ -92,6 +92,7 @@ def of_ids(tensor: Any, change: Callable[[Any], Any]) -> Any:
         ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedModelError, "use_aux_hidden_state'"),
         ({"eagle_config": {"parallel_draft_step": 4}}, UnsupportedModelError, "does not know the key"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, CheckpointError, "expected a list of 3, one per stream"),
+        ({"layer_types": ["sliding_attention"]}, UnsupportedModelError, "'layer_types': unsupported value"),
         ({"bias": True}, UnsupportedModelError, "'bias': unsupported value True"),
         ({"vocab_size": 132}, CheckpointError, "misshaped embed_tokens.weight"),
     ],
@@ -147,3 +148,10 @@ def test_a_head_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "other.gguf", {**head.metadata, **own}, tensors)
     with pytest.raises(UnsupportedModelError, match=r"the drafter other\.gguf has another vocabulary"):
         load_core(model, EngineConfig(**OPTIONS, drafter=str(tmp_path / "other.gguf")))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_no_model_by_itself(form: HeadForm, tmp_path: Path) -> None:
+    file = write_head(HeadCase(), tmp_path, form)
+    with pytest.raises(UnsupportedModelError, match="it drafts for another model, as --drafter, and runs beside it"):
+        build_spec(open_checkpoint(file.path))

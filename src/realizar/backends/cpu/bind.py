@@ -78,7 +78,22 @@ class Binder:
         """From `streams` to `fused`, of as many tokens as are selected."""
         count, width = STEP_SELECTED, fusion.linear.in_features
         normed = self._normalize("fusion", fusion.norm, "streams", "streams", count=count, width=width)
-        return walkable([normed, self._project(fusion.linear, "streams", "fused", "fusion", count=count)])
+        project = self._project(fusion.linear, "streams", "fused", "fusion", count=count)
+        after = [] if fusion.output_norm is None else [("fusion", fusion.output_norm, "fused", "fused")]
+        return walkable([normed, project, *(self._normalize(*each, count=count) for each in after)])
+
+    def bind_injection(self, program: Program) -> BoundProgram:
+        """The keys and values of `states` in the cache, in every layer."""
+        part, attentions = "injection", [block for block in program.blocks if isinstance(block, AttentionBlock)]
+        of_terms = [self._attention.two_terms(block.attention) for block in attentions]
+        operations = [self._normalize(part, None, "states", "normed", terms=any(of_terms))]
+        for block, terms in zip(attentions, of_terms, strict=True):
+            operations += [
+                self._project(block.attention.k, "normed", "key", part, barrier=False),
+                self._project(block.attention.v, "normed", "value", part, terms=terms),
+                self._attention.rotate(block.attention, block.layer, terms=terms),
+            ]
+        return walkable(operations)
 
     def bind_tower(self, tower: Tower) -> tuple[BoundProgram, BoundProgram]:
         """From the buffers `patches`, and `hidden` with the positions, to `normed`; and from `squares` to `features`.

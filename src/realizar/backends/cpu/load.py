@@ -31,6 +31,7 @@ from realizar.backends.program import build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import InvalidRequestError
+from realizar.models.parts import BlockInputs
 from realizar.models.spec import ModelSpec
 
 PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
@@ -45,6 +46,7 @@ class LoadedModel:
         body, tail: operations over all tokens of a step, and over the tokens whose logits are wanted.
         final_norm: operations over the tokens whose final hidden states are wanted.
         fusion: operations that make a drafter's states of its model's streams; None where it reads none.
+        injection: operations that write keys and values of such states; None where the drafter's layers write theirs.
         rows: parameters and state of the open rows' sampling. sampling: its kernel.
     """
 
@@ -61,6 +63,7 @@ class LoadedModel:
     tail: BoundProgram
     final_norm: BoundProgram
     fusion: BoundProgram | None
+    injection: BoundProgram | None
     team: ThreadTeam
     rows: SamplingRows
     sampling: SamplingKernel
@@ -113,8 +116,10 @@ def load_model(
     state_binder = StateBinder(instructions, kernels, weights, workspace, states)
     binder = Binder(instructions, kernels, weights, workspace, attention, state_binder)
     fusion = None if program.fusion is None else binder.bind_fusion(program.fusion)
+    injection = binder.bind_injection(program) if isinstance(spec.next_token, BlockInputs) else None
     programs = (
         binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_final_norm(program.tail), fusion,
+        injection,
     )  # fmt: skip
     memory = weights, kv, states, workspace, ropes, scratch, partial
     team = ThreadTeam(config.threads) if beside is None else beside.team

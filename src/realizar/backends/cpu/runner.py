@@ -164,6 +164,13 @@ class CPUBackend:
         self.walk(model.fusion)
         return written[:count, : model.spec.hidden_size]
 
+    def inject(self, states: ForwardInput) -> None:
+        if self._pending is not None:
+            self._pending.result()
+        assert self.model.injection is not None
+        self.begin(states)
+        self.walk(self.model.injection)
+
     def new_states(self, count: int) -> States:
         return np.zeros((count, self.model.spec.hidden_size), np.float32)
 

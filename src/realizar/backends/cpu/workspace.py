@@ -20,6 +20,7 @@ from realizar.backends.machine import memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import InvalidRequestError
 from realizar.models.mixers import GatedDeltaNet
+from realizar.models.parts import PairedInputs
 from realizar.models.spec import Experts, LayerStack, ModelSpec
 from realizar.models.tower import Tower
 from realizar.sizes import format_bytes
@@ -102,8 +103,9 @@ def buffer_widths(spec: LayerStack, num_kept: int) -> dict[str, int]:
         if spec.next_token is not None:
             widths["states"] = spec.hidden_size
         if spec.fusion is not None:
-            widths |= {"normed": 2 * spec.hidden_size, "fused": spec.hidden_size}
-            widths["streams"] = spec.fusion.linear.in_features
+            widths |= {"streams": spec.fusion.linear.in_features, "fused": spec.hidden_size}
+        if isinstance(spec.next_token, PairedInputs):
+            widths["normed"] = 2 * spec.hidden_size
     return widths | {kept_stream(place): spec.hidden_size for place in range(num_kept)}
 
 

@@ -100,6 +100,7 @@ class EngineCore:
                 capacity.num_drafts,
                 self.grammars.certain_ids,
                 measures=policy.measures_drafts,
+                spare=capacity.spare_positions,
             ),
             aside_tokens=capacity.aside_tokens,
         )

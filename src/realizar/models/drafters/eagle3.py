@@ -14,22 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
-from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import CheckpointError
 from realizar.models.dimensions import MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, Dimensions, read_dimensions
+from realizar.models.drafters.drafter_files import IDS, config_of, has_head, refuse_windows, with_model_tensors
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.parts import Fusion, PairedInputs
 from realizar.models.rope_parameters import read_rope
 from realizar.models.spec import Attention, Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
-from realizar.models.tensor_source import TensorName, TensorSource
-from realizar.quantization.tensors import is_packed
 
 _NAME = "eagle3"
 _CLASSES = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"})
 _STREAMS = 3
-_IDS = "d2t"
-_READ_ALREADY = frozenset({_IDS, "t2d"})
+_READ_ALREADY = frozenset({IDS, "t2d"})
 """Tensors that are read into the spec, or say the same again."""
 _LAYER = re.compile(r"model\.layers\.0\.(.+)")
 _PLACES = "midlayer.", "layers.0."
@@ -48,7 +46,7 @@ _VARIANTS = {
 def is_eagle3(checkpoint: Checkpoint) -> bool:
     if checkpoint.format == "gguf":
         return checkpoint.metadata.get("general.architecture") == _NAME
-    classes = _config(checkpoint).get("architectures")
+    classes = config_of(checkpoint).get("architectures")
     return isinstance(classes, list) and not _CLASSES.isdisjoint(map(str, classes))
 
 
@@ -61,12 +59,13 @@ def build_eagle3(checkpoint: Checkpoint, model: ModelSpec, of_model: Checkpoint)
         UnsupportedModelError: a key value that this program can't honour, or a model whose tensors it can't take.
         CheckpointError: a hyper-parameter or the list of ids is missing, of the wrong type, or absurd.
     """
-    whole = _with_model_tensors(checkpoint, model, of_model)
+    whole = with_model_tensors(checkpoint, model, of_model)
     hparams = HyperParameters(whole, _NAME, _hyper_parameters(checkpoint, whole))
     sizes = read_dimensions(hparams, defaults={"max_position_embeddings": model.context_length})
     sizes = replace(sizes, context_length=model.context_length)
     if sizes.num_layers != 1:
         raise hparams.unsupported("block_count", "num_hidden_layers", sizes.num_layers)
+    refuse_windows(hparams, sizes.num_layers)
     builder = SpecBuilder(hparams, sizes, gguf_names=_GGUF_NAMES, rename=_renaming(checkpoint))
     ids = _read_ids(hparams, sizes)
     inputs = _inputs(builder, model)
@@ -82,18 +81,13 @@ def build_eagle3(checkpoint: Checkpoint, model: ModelSpec, of_model: Checkpoint)
     return replace(spec, vocab_size=spec.head.out_features, next_token=inputs, head_ids=ids), whole
 
 
-def _config(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    config = checkpoint.metadata.get("config")
-    return config if isinstance(config, Mapping) else {}
-
-
 def _hyper_parameters(checkpoint: Checkpoint, whole: Checkpoint) -> dict[str, Any]:
     """Those of a folder in one dictionary; its head is the embedding where it has no other."""
-    config = _config(checkpoint)
+    config = config_of(checkpoint)
     inner = config.get(_OUTER)
     both = {**config, **(inner if isinstance(inner, Mapping) else {})}
     kept = {key: value for key, value in both.items() if key not in _OF_TRAINING and not key.startswith("speculators_")}
-    return {**kept, "tie_word_embeddings": _stored(whole, "lm_head") is None}
+    return {**kept, "tie_word_embeddings": not has_head(whole)}
 
 
 def _renaming(checkpoint: Checkpoint) -> Callable[[str], str]:
@@ -105,42 +99,6 @@ def _renaming(checkpoint: Checkpoint) -> Callable[[str], str]:
         return name.removeprefix("model.") if of_layer is None else place + of_layer[1]
 
     return rename
-
-
-def _file_name(checkpoint: Checkpoint, base: str) -> str:
-    if checkpoint.format == "gguf":
-        return {"embed_tokens": "token_embd.weight", "lm_head": "output.weight"}[base]
-    return f"{base}.weight"
-
-
-def _stored(checkpoint: Checkpoint, base: str) -> StoredTensor | None:
-    return checkpoint.tensors.get(_file_name(checkpoint, base))
-
-
-def _with_model_tensors(checkpoint: Checkpoint, model: ModelSpec, of_model: Checkpoint) -> Checkpoint:
-    """The head's checkpoint with the model's embedding and head where it has none of its own."""
-    taken: dict[str, StoredTensor] = {}
-    if _stored(checkpoint, "embed_tokens") is None:
-        if model.embedding_scale != 1.0:
-            raise UnsupportedModelError(
-                f"{checkpoint.path}: it has no embedding of its own, and the model multiplies its own by"
-                f" {model.embedding_scale:g}"
-            )
-        taken[_file_name(checkpoint, "embed_tokens")] = _of_model(checkpoint, model, of_model, model.embedding)
-    if _stored(checkpoint, "lm_head") is None:
-        if _IDS in checkpoint.tensors:
-            name = _file_name(checkpoint, "lm_head")
-            raise CheckpointError(checkpoint.path, f"tensor '{name}'", f"missing, for the ids of tensor '{_IDS}'")
-        if _config(checkpoint).get("tie_word_embeddings") is not True:
-            taken[_file_name(checkpoint, "lm_head")] = _of_model(checkpoint, model, of_model, model.head.weight)
-    return replace(checkpoint, tensors={**checkpoint.tensors, **taken})
-
-
-def _of_model(checkpoint: Checkpoint, model: ModelSpec, of_model: Checkpoint, name: TensorName) -> StoredTensor:
-    source = model.tensors[name]
-    if source != TensorSource(source.name, source.shape) or is_packed(of_model, source.name):
-        raise UnsupportedModelError(f"{checkpoint.path}: it takes '{name}' of its model, which has no plain one")
-    return of_model.tensors[source.name]
 
 
 def _inputs(builder: SpecBuilder, model: ModelSpec) -> PairedInputs:
@@ -201,14 +159,14 @@ def _read_ids(hparams: HyperParameters, sizes: Dimensions) -> tuple[int, ...] | 
     Folders keep the distance of each from its row, and GGUF files the ids.
     """
     count = hparams.integer(None, "draft_vocab_size", high=MAX_VOCABULARY, default=sizes.vocab_size)
-    stored = hparams.checkpoint.tensors.get(_IDS)
+    stored = hparams.checkpoint.tensors.get(IDS)
     if stored is None:
         if count != sizes.vocab_size:
-            raise CheckpointError(hparams.checkpoint.path, f"tensor '{_IDS}'", "missing")
+            raise CheckpointError(hparams.checkpoint.path, f"tensor '{IDS}'", "missing")
         return None
 
     def wrong(reason: str) -> CheckpointError:
-        return CheckpointError(stored.path, f"tensor '{_IDS}'", reason)
+        return CheckpointError(stored.path, f"tensor '{IDS}'", reason)
 
     if stored.type_name != "I64" or len(stored.shape) != 1:
         raise wrong(f"expected a list of I64, found {stored.type_name} {stored.shape}")
