@@ -7,20 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
+from backends.cuda.matmul.recorded_launches import RecordingKernel, matmuls_on, record_launches  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends import device_choice  # noqa: E402
 from realizar.backends.cuda import device as device_module  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Line, load_tuning, own_table, updated_lines  # noqa: E402
+from realizar.backends.cuda.native import launcher  # noqa: E402
+from realizar.backends.cuda.native.compiler import Source  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, WgmmaTiles  # noqa: E402
 from realizar.backends.cuda.tuning import measure  # noqa: E402
 from realizar.backends.cuda.tuning.sweep import Shape, candidates, model_shapes, split_counts, sweep  # noqa: E402
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads  # noqa: E402
 from realizar.backends.devices import ChosenDevice  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
@@ -28,7 +33,9 @@ from realizar.errors import CapacityError, KernelError  # noqa: E402
 from realizar.models import registry  # noqa: E402
 from realizar.models.generated.generate import generate_gguf  # noqa: E402
 from realizar.models.spec import Experts  # noqa: E402
+from realizar.quantization.block_source import block_source  # noqa: E402
 from realizar.quantization.ggml_layouts import Q4_0, Q4_K  # noqa: E402
+from realizar.quantization.random_blocks import random_blocks  # noqa: E402
 
 HOPPER = load_tuning("NVIDIA X", (9, 0), 114, 227 * 1024)
 AMPERE = load_tuning("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 * 1024)
@@ -91,6 +98,26 @@ def test_what_does_not_run_is_left_out() -> None:
     assert {line.tiles for line in lines} == set(others)
     with pytest.raises(KernelError, match="too many registers"):
         sweep(HOPPER, [SHAPE], (8,), MadeUpMeter(lambda *_: 1.0, tried))
+
+
+def test_long_steps_are_timed_by_the_blocks_that_run_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Source] = []
+
+    def compile_all(sources: Sequence[Source], _arch: str, _compiled: object = None) -> list[bytes]:
+        found.extend(sources)
+        return [b""] * len(sources)
+
+    record_launches(monkeypatch, RecordingKernel)
+    monkeypatch.setattr(launcher, "compile_sources", compile_all)
+    data = random_blocks(GGMLType.Q4_K, 64, SHAPE.cols, np.random.default_rng(0), 0.02)
+    matrix = pack_by_threads([block_source(GGMLType.Q4_K, data, 64, SHAPE.cols)], "cpu")
+    monkeypatch.setattr(measure, "copies", lambda *_: [matrix])
+    monkeypatch.setattr(measure, "_cache_bytes", lambda _: 1)
+    meter = measure.DeviceMeter(matmuls_on(monkeypatch))
+    meter.take(SHAPE)
+    for tokens, stay in ((512, False), (2048, True)):
+        meter.prepare([Line(tokens, SHAPE.out_features, SHAPE.cols, WgmmaTiles(128, 2, 2, 4, 1, 1), 1, 0.0)])
+        assert ("::multiply_tiles(" in found[-1].text) is stay
 
 
 def test_logits_are_not_tuned_for_whole_prompts() -> None:

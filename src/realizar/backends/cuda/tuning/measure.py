@@ -89,7 +89,9 @@ class DeviceMeter:
         return replay_ms(run, 3) / len(self._matrices)
 
     def _config(self, candidate: Line) -> MatmulConfig:
-        tiles = candidate.tiles
+        """As a matmul of a candidate's tiles runs: in long steps by blocks that stay."""
+        first = self._matrices[0]
+        tiles = self._matmuls.tuning.clustered(candidate.tiles, candidate.tokens, first.in_features, first.format)
         input_format = INTEGERS if isinstance(tiles, MatvecTiles) else InputFormat("half", tiles.tokens)
         return MatmulConfig(tiles, input_format, candidate.splits, self._matmuls.is_dependent(candidate.tokens))
 
