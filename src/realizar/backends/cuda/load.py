@@ -202,6 +202,8 @@ def load_model(
         lane = _make_lane(spec, config, parts, device, parts.space, parts.merger, parts.matmuls)
         of_aside = _make_aside_lane(spec, config, parts, device, progress)
     with memory.emptied():
+        if parts.matmuls.kernels is not None:
+            parts.matmuls.kernels.decoded()
         scratch = None if config.batch_invariant else scan_scratch(spec, parts.space, device)
         kv = KVMemory(spec, config, device, parts.reserved_bytes, slot_bytes(spec, config))
         states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
@@ -294,7 +296,7 @@ def _load_parts(
     matmuls = _Matmuls(kernels, layers, head, counts, head_counts)
     _compile(matmuls, progress)
     if kernels is not None:
-        kernels.decoded(max(linear.decoded_bytes for linear in matmuls.all))
+        kernels.expect_decoded(max(linear.decoded_bytes for linear in matmuls.all))
     expert_matmuls = ExpertMatmuls(kernels)
     expert_matmuls.prepare(list(weights.experts.values()))
     return _Parts(program, weights, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls)

@@ -17,6 +17,7 @@ from backends.cuda.matmul.stored_inputs import halves, integers
 from realizar.backends.cuda.device import Family
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm
 from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
+from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
 from realizar.backends.cuda.weights.pack import PackedMatrix
@@ -212,6 +213,33 @@ def test_which_matmuls_have_a_residual_epilogue(monkeypatch: pytest.MonkeyPatch)
     assert route_residual(matmuls, 1, replace(weights, out_features=4104)) is None
     assert route_residual(matmuls, 1, replace(weights, out_features=576)) is None  # too few blocks without splits
     assert route_residual(matmuls_on(monkeypatch, invariant=True), 1, weights) is None
+
+
+def test_which_sums_leave_as_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one matrix in long steps of even numbers of chunks, whose order is free and which a norm reads."""
+    matmuls, fixed = matmuls_on(monkeypatch), matmuls_on(monkeypatch, invariant=True)
+    even, odd, ragged = (matrix(GGMLType.Q8_0, rows, cols) for rows, cols in ((256, 1024), (256, 1088), (250, 1024)))
+
+    def leave(kernels: MatmulKernels, matrices: list[PackedMatrix], tokens: int = 2048, reads: bool = True) -> bool:
+        return kernels.route_merged(tokens, matrices, reads).halves
+
+    assert leave(matmuls, [even])
+    assert not leave(fixed, [even])
+    assert not leave(matmuls, [odd])
+    assert not leave(matmuls, [ragged])
+    assert not leave(matmuls, [even, even])
+    assert not leave(matmuls, [even], tokens=1000)
+    assert not leave(matmuls, [even], reads=False)
+
+
+def test_memory_for_decoded_weights_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmuls = matmuls_on(monkeypatch)
+    for size in (300, 700, 500):
+        matmuls.expect_decoded(size)
+    assert matmuls.decoded_weights.numel() == 0
+    address = matmuls.decoded()
+    assert matmuls.decoded_weights.numel() == 700
+    assert matmuls.decoded(700) == matmuls.decoded(1) == address
 
 
 @pytest.mark.parametrize(("tokens", "refused"), [(1, "matvec"), (16, "wgmma")])

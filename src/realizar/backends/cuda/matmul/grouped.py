@@ -443,6 +443,8 @@ class GroupedExperts:
     def prepare(self, mixtures: Iterable[ExpertMatrices], counts: Iterable[int]) -> None:
         """Compile and load kernels for these numbers of tokens, and allocate what they leave for each other.
 
+        But for decoded weights, whose memory `MatmulKernels.decoded` makes.
+
         Raises KernelError where one does not compile or does not fit the device.
         """
         sizes = sorted(counts)
@@ -457,7 +459,7 @@ class GroupedExperts:
                 wanted |= {plan.gate_up, plan.down} if plan.fused is None else {plan.fused}
             self._grouped.prepare(wanted, matrices.count)
             if any(plan.step.in_fp8 for plan in plans):
-                self._matmuls.decoded(max(decoded_bytes([_packed(stack)]) for stack in matrices.stacks))
+                self._matmuls.expect_decoded(max(decoded_bytes([_packed(stack)]) for stack in matrices.stacks))
 
     def launch_gate_up(self, matrices: ExpertMatrices, source: ActivationBuffer, pairs: Pairs, tokens: int) -> None:
         """Sort the pairs of `tokens` tokens by expert, and start gate and up, with the activation.

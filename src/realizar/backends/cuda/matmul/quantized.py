@@ -115,7 +115,7 @@ class MatmulKernels:
         )
         self.has_epilogues = "epilogues" not in without
         self.kernels = LoadedKernels(self.arch)
-        self.decoded_weights = torch.empty(0, dtype=torch.uint8, device=self.device)
+        self.decoded_weights, self._decoded_size = torch.empty(0, dtype=torch.uint8, device=self.device), 0
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
     @property
@@ -190,10 +190,15 @@ class MatmulKernels:
         ]
         self.kernels.prepare(sources, compiled)
 
-    def decoded(self, size: int) -> int:
+    def expect_decoded(self, size: int) -> None:
+        """Have `decoded` make room for launches of up to so many bytes at once."""
+        self._decoded_size = max(self._decoded_size, size)
+
+    def decoded(self, size: int = 0) -> int:
         """The address of memory for a launch's decoded weights, of as many bytes; nothing may grow it in a capture."""
-        if self.decoded_weights.numel() < size:
-            self.decoded_weights = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.expect_decoded(size)
+        if self.decoded_weights.numel() < self._decoded_size:
+            self.decoded_weights = torch.empty(self._decoded_size, dtype=torch.uint8, device=self.device)
         return self.decoded_weights.data_ptr()
 
     def launch(
