@@ -36,6 +36,28 @@ INLINE u32 limited_halves(float low, float high) {
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
+constexpr float LARGEST_HALF = 65504.f;
+// The same of one, also before compute capability 9.0.
+INLINE u16 limited_half(float x) {
+  u16 half;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(-LARGEST_HALF));
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(LARGEST_HALF));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
+  return half;
+}
+// An activation's outputs are divided by this as they leave as halves, as a token's largest is not known then, and the
+// next matmul multiplies it back. They hold up to 65504 * 64 = 4.2e6, beyond which values stop there, in steps of
+// 2^-24 * 64 = 3.8e-6 at the least.
+constexpr float TOKEN_FACTOR = 64.f;
+INLINE u32 e4m3_pair(float low, float high) {
+  u32 r;
+  asm("{.reg .b16 both; cvt.rn.satfinite.e4m3x2.f32 both, %2, %1; cvt.u32.u16 %0, both;}"
+      : "=r"(r) : "f"(low), "f"(high));
+  return r;
+}
+// Where the scale of a row of 8-bit floats stands in its block, so that a lane of the matmul has those of its two tokens
+// two places apart: layouts/activations.py.
+INLINE int scale_place(int row) { return row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2; }
 // Sums that leave as halves are divided by this: `HALF_FACTOR` of kernels/reduce.py.
 constexpr float SUM_FACTOR = 16.f;
 

@@ -3,20 +3,9 @@
 // warpgroups, are gate and up of the same 64 outputs: one chunk of the next matmul's columns.
 // Defined around it: what gated_epilogue.cu and wgmma.cu have.
 
-// A token's largest value is not known here, so all tokens are divided by the same power of two. Halves then hold up to
-// 65504 * 64 = 4.2e6, beyond which values stop there, in steps of 2^-24 * 64 = 3.8e-6 at the least.
-constexpr float TOKEN_FACTOR = 64.f, LARGEST_HALF = 65504.f;
 // Bytes from one core matrix column to the next: of a chunk in memory, and as staged, where a warp's stores shall hit
 // more banks.
 constexpr int CORE_BYTES = TOKENS * 16, CORE_PITCH = CORE_BYTES + 16, GATED_BYTES = 8 * CORE_PITCH;
-
-INLINE u16 limited_half(float x) {  // NaN stays NaN
-  u16 half;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(-LARGEST_HALF));
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(LARGEST_HALF));
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
-  return half;
-}
 
 // Without two strips, gate and up have a warpgroup each. Each finishes half the tokens: it keeps its sums of those, and
 // gives the other's to the thread there that has the same outputs.

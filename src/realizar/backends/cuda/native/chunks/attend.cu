@@ -105,19 +105,11 @@ INLINE void write_halves(const Arguments& in, const float (&sums)[OWN / 2], int 
   if (own && head == 0 && side == 0 && t == 0) in.input_scales[token] = 1.f;
 }
 
-INLINE u32 e4m3_pair(float low, float high) {
-  u32 r;
-  asm("{.reg .b16 both; cvt.rn.satfinite.e4m3x2.f32 both, %2, %1; cvt.u32.u16 %0, both;}"
-      : "=r"(r) : "f"(low), "f"(high));
-  return r;
-}
-
 // The same as its 8-bit floats: 128 columns, which four lanes have, share a scale.
 INLINE void write_e4m3(const Arguments& in, const float (&sums)[OWN / 2], int r, float kept, int token, int head,
                        int side, int t, bool own) {
   const bool odd = t % 2;
   const int block = in.block_tokens, row = token % block;
-  const int place = row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2;
   const long first = (long)(token / block) * (in.chunks / 2) + (head * HEAD + side * OWN) / 128;
 #pragma unroll
   for (int c = 0; c < OWN / 128; c++) {
@@ -128,7 +120,7 @@ INLINE void write_e4m3(const Arguments& in, const float (&sums)[OWN / 2], int r,
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
     top = fmaxf(fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * kept, 1e-30f);
     const float factor = 448.f / top * kept;
-    if (own && t == 0) in.input_scales[(first + c) * block + place] = top / 448.f;
+    if (own && t == 0) in.input_scales[(first + c) * block + scale_place(row)] = top / 448.f;
     char* to = in.inputs + (first + c) * (block * 128) + row * 16 + (t / 2 + odd * 2) * (block * 16);
 #pragma unroll
     for (int h = 0; h < 2; h++) {  // 64 columns

@@ -2,13 +2,6 @@
 // them. A thread has gate and up of its outputs, and four lanes the 128 columns of a token that share a scale.
 // Defined around it: what gated_epilogue.cu and wgmma.cu have. Before it: codes.cu.
 
-INLINE u32 e4m3_pair(float low, float high) {
-  u32 r;
-  asm("{.reg .b16 both; cvt.rn.satfinite.e4m3x2.f32 both, %2, %1; cvt.u32.u16 %0, both;}"
-      : "=r"(r) : "f"(low), "f"(high));
-  return r;
-}
-
 // All of the block's tokens are written, also those beyond the step's: no token of the next matmul sees another.
 // bias: of the tile's output features, or null.
 INLINE void store_gated(const float (&sums)[PARTS][PART], const Segment& segment, const float* bias, int token_block) {
@@ -37,8 +30,7 @@ INLINE void store_gated(const float (&sums)[PARTS][PART], const Segment& segment
     top = larger(top, __shfl_xor_sync(~0u, top, 1));
     top = larger(larger(top, __shfl_xor_sync(~0u, top, 2)), 1e-30f);
     const float inverse = 448.f / top;
-    const int place = row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2;
-    if (t == 0) segment.out_scales[group * TOKENS + place] = top / 448.f;
+    if (t == 0) segment.out_scales[group * TOKENS + scale_place(row)] = top / 448.f;
     char* to = (char*)segment.out + group * (TOKENS * 128) + row * 16 + (t / 2 + odd * 2) * (TOKENS * 16);
 #pragma unroll
     for (int h = 0; h < 2; h++) {  // 64 columns: lanes t and t ^ 1 have the columns of runs of 16 bytes between them

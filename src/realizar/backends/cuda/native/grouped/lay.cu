@@ -29,9 +29,8 @@ lay_rows(const char* x, char* tiles, const int* slots, const int* work, const fl
   for (int i = 0; i < CHUNKS_EACH; i++)
     if (first + i < chunks) *(uint4*)(to + (long)i * 128 * TOKENS) = values[i];
 #if SCALES
-  const int n = place / 16 * 16 + place % 8 / 2 * 4 + place % 16 / 8 * 2 + place % 2;
   const int chunk = first + core;
   if (core < CHUNKS_EACH && chunk < chunks)
-    tile_scales[((long)tile * chunks + chunk) * TOKENS + n] = load_float(scales + (long)row * chunks + chunk);
+    tile_scales[((long)tile * chunks + chunk) * TOKENS + scale_place(place)] = load_float(scales + (long)row * chunks + chunk);
 #endif
 }

@@ -2,9 +2,6 @@
 // Defined around it: TOKENS (places of a tile) GATHER (1: rows of x are found by pairs, 0: they lie as tiles), and
 // ACTIVATION where gate and up of a feed-forward are multiplied, HALVES (1: sums of pairs leave as halves).
 
-// A power of two by which an activation's outputs are divided, which a matmul of tiles multiplies back: halves then
-// hold up to 65504 * 64.
-constexpr float TOKEN_FACTOR = 64.f, LARGEST_HALF = 65504.f;
 constexpr float OUTPUT_FACTOR = HALVES ? SUM_FACTOR : 1.f;
 
 struct Experts {
@@ -55,12 +52,4 @@ INLINE float bias_of(const Experts& experts, int expert, int feature) {
 INLINE int row_of(const Experts& experts, int pair) {
   const int row = pair / experts.x_share;
   return row / experts.x_block * experts.chunks * experts.x_block * 8 + row % experts.x_block;
-}
-
-INLINE u16 limited_half(float x) {  // NaN stays NaN
-  u16 half;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(-LARGEST_HALF));
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(LARGEST_HALF));
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
-  return half;
 }
