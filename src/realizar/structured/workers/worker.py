@@ -153,7 +153,7 @@ class ServerHandle:
         self._asked.append((worker, time.monotonic()))
 
 
-_MOST_WORKERS = 8  # that grammars share
+_MOST_WORKERS = 14  # that grammars share
 _END_S = 10.0  # for a process that was killed
 
 
@@ -194,7 +194,7 @@ class WorkerLimits:
 
     @property
     def most_workers(self) -> int:
-        return min(max((os.cpu_count() or 1) // 2, 1), _MOST_WORKERS) if self.workers is None else self.workers
+        return min(max((os.cpu_count() or 1) - 2, 1), _MOST_WORKERS) if self.workers is None else self.workers
 
 
 class WorkerDiedError(Exception):
