@@ -175,10 +175,11 @@ def drafter_bytes(
     fixed = plan.needed_bytes + plan.reserved_bytes
     if drafter.fusion is not None:
         fixed += 4 * FUSED_AT_ONCE * drafter.fusion.linear.in_features
+    if drafter.next_token is not None:
+        fixed += 4 * drafter.hidden_size * 2 * config.max_step_tokens  # a step's states, and those before its tokens
     if _keeps_states(drafter):
         added[groups[0]] += 4 * drafter.hidden_size
-        moved = 2 * config.max_step_tokens  # a step's states, and those before its tokens
-        fixed += 4 * drafter.hidden_size * (config.max_running * _recent_tokens(config) + moved)
+        fixed += 4 * drafter.hidden_size * config.max_running * _recent_tokens(config)
     return Beside(fixed, tuple(added))
 
 

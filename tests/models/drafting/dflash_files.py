@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from architecture_case import Form
 from architectures import build_case
-from models.drafting.eagle3_files import streams_of
+from models.drafting.eagle3_files import USUAL_KEYS, streams_of
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 
@@ -88,7 +88,7 @@ def _write_folder(path: Path, config: Any, tensors: dict[str, Array]) -> None:
         "num_hidden_layers": NUM_LAYERS, "vocab_size": config.vocab_size, "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_parameters["rope_theta"], "max_position_embeddings": 16, "block_size": BLOCK_SIZE,
         "num_target_layers": config.num_hidden_layers, "layer_types": ["full_attention"] * NUM_LAYERS,
-        "use_sliding_window": False, "tie_word_embeddings": False,
+        "use_sliding_window": False, "tie_word_embeddings": False, **USUAL_KEYS,
         "dflash_config": {"mask_token_id": MASK_ID, "target_layer_ids": list(LAYERS)},
     }  # fmt: skip
     (path / "config.json").write_text(json.dumps(own))

@@ -23,6 +23,12 @@ HeadForm = Literal["sglang", "speculators", "gguf"]
 FORMS: tuple[HeadForm, ...] = ("sglang", "speculators", "gguf")
 LAYERS = 2, 0, 3
 """Of the model, whose streams a head reads."""
+USUAL_KEYS: dict[str, Any] = {
+    "attention_bias": False, "attention_dropout": 0.0, "auto_map": {"AutoModel": "code.Model"}, "bos_token_id": 1,
+    "dtype": "bfloat16", "initializer_range": 0.02, "max_window_layers": 1, "rope_scaling": None,
+    "sliding_window": None, "transformers_version": "4.57.1", "use_cache": True, "use_sliding_window": False,
+}  # fmt: skip
+"""That published configurations have, and that say nothing."""
 _GGUF = {
     "input_layernorm": "blk.0.attn_norm", "hidden_norm": "blk.0.attn_norm_2",
     "post_attention_layernorm": "blk.0.ffn_norm",
@@ -109,7 +115,7 @@ def _write_folder(
         "num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads,
         "num_hidden_layers": 1, "vocab_size": config.vocab_size, "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_parameters["rope_theta"], "hidden_act": "silu", "max_position_embeddings": 16,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": False, "pretraining_tp": 1, "mlp_bias": False, **USUAL_KEYS,
     }  # fmt: skip
     own: dict[str, Any] = {"draft_vocab_size": config.vocab_size if ids is None else len(ids)}
     own |= {"norm_before_residual": True, "norm_before_fc": True} if case.normed else {}
@@ -120,6 +126,7 @@ def _write_folder(
             own |= {"eagle_config": named}
     else:
         own |= {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "target_hidden_size": None}
+        own |= {"speculators_version": "0.5.0", "has_no_defaults_at_init": False, "embed_requires_grad": False}
         own |= {"transformer_layer_config": layer, "speculators_config": {"algorithm": "eagle3"}}
         if case.names_layers:
             own["eagle_aux_hidden_state_layer_ids"] = [each + 1 for each in LAYERS]

@@ -86,7 +86,7 @@ def test_loading_is_strict_both_ways(form: Form, tmp_path: Path) -> None:
     ("changed", "message"),
     [
         ({"is_causal": True}, "'is_causal': unsupported value True"),
-        ({"dflash_config": None}, "'dflash_config': missing, or not an object"),
+        ({"dflash_config": None}, "'target_layer_ids': expected a list of layers"),
         ({"dflash_config": {"mask_token_id": 131, "target_layer_ids": [1]}}, "131 is not within 0 to 130"),
         ({"dflash_config": {"mask_token_id": 1}}, "expected a list of layers"),
         ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1], "selector_rank": 4}}, "selector_rank"),

@@ -59,16 +59,17 @@ def build_dflash(checkpoint: Checkpoint, model: ModelSpec, of_model: Checkpoint)
 
 
 def _inputs(builder: SpecBuilder) -> BlockInputs:
-    """GGUF's layers are those that read the streams, a folder's those that leave them."""
+    """GGUF's layers are those that read the streams, and a folder's those that leave them.
+
+    Some folders have the keys of `dflash_config` outside.
+    """
     hparams, hidden, vocabulary = builder.hparams, builder.sizes.hidden_size, builder.sizes.vocab_size
     if hparams.is_gguf:
         own, first, mask_id = hparams, 1, hparams.checkpoint.metadata.get("tokenizer.ggml.mask_token_id")
         size = hparams.integer("block_size", None, low=2, high=_MOST_TOKENS, default=_USUAL_SIZE)
     else:
         nested = hparams.raw(None, "dflash_config")
-        if not isinstance(nested, Mapping):
-            raise hparams.malformed(None, "dflash_config", "missing, or not an object")
-        own, first = hparams.nested("dflash_config", nested), 0
+        own, first = hparams.nested("dflash_config", nested) if isinstance(nested, Mapping) else hparams, 0
         size = hparams.integer(None, "block_size", low=2, high=_MOST_TOKENS, default=_USUAL_SIZE)
         size = own.integer(None, "block_size", low=2, high=_MOST_TOKENS, default=size)
         mask_id = own.raw(None, "mask_token_id")

@@ -25,7 +25,6 @@ from realizar.models.spec import Attention, Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 _NAME = "eagle3"
-_CLASSES = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"})
 _STREAMS = 3
 _READ_ALREADY = frozenset({IDS, "t2d"})
 """Tensors that are read into the spec, or say the same again."""
@@ -44,10 +43,10 @@ _VARIANTS = {
 
 
 def is_eagle3(checkpoint: Checkpoint) -> bool:
+    """By the tensors of a folder: some name a class that is not their own."""
     if checkpoint.format == "gguf":
         return checkpoint.metadata.get("general.architecture") == _NAME
-    classes = config_of(checkpoint).get("architectures")
-    return isinstance(classes, list) and not _CLASSES.isdisjoint(map(str, classes))
+    return any(f"{place}hidden_norm.weight" in checkpoint.tensors for place in _PLACES)
 
 
 def build_eagle3(checkpoint: Checkpoint, model: ModelSpec, of_model: Checkpoint) -> tuple[ModelSpec, Checkpoint]:
@@ -91,7 +90,7 @@ def _hyper_parameters(checkpoint: Checkpoint, whole: Checkpoint) -> dict[str, An
 
 
 def _renaming(checkpoint: Checkpoint) -> Callable[[str], str]:
-    found = (each for each in _PLACES if any(name.startswith(each) for name in checkpoint.tensors))
+    found = (each for each in _PLACES if f"{each}hidden_norm.weight" in checkpoint.tensors)
     place = next(found, _PLACES[0])
 
     def rename(name: str) -> str:
