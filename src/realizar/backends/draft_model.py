@@ -135,14 +135,12 @@ def drafter_config(
     """The configuration of a drafter, which computes a token more of each row that has sampled, or a block, from the
     main model's.
 
-    `num_blocks` is of each of the drafter's cache groups; None plans it alone. Tokens of a block see each other's keys:
-    a GPU's kernels of single tokens that write them before all attention are those of `batch_invariant`.
+    `num_blocks` is of each of the drafter's cache groups; None plans it alone.
     """
     rows = config.max_running * _rows_of_one(drafter, config)
-    fixed = config.batch_invariant or isinstance(drafter.next_token, BlockInputs)
     return replace(
-        config, batch_invariant=fixed, max_running=rows, max_step_tokens=config.max_step_tokens + rows,
-        speculative_tokens=0, hidden_layers=_last_layers(drafter), beside=NOTHING_BESIDE, kv_blocks=num_blocks,
+        config, max_running=rows, max_step_tokens=config.max_step_tokens + rows, speculative_tokens=0,
+        hidden_layers=_last_layers(drafter), beside=NOTHING_BESIDE, kv_blocks=num_blocks,
     )  # fmt: skip
 
 

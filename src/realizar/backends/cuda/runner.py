@@ -316,17 +316,6 @@ class CUDABackend:
             launch.run(kind)
         return space.hidden[:count]
 
-    def inject(self, states: ForwardInput) -> None:
-        assert states.hidden_states is not None
-        with step_errors(self.device.torch_device):
-            if self._pending is not None:
-                self._pending.start_sampling()
-            kind = self._kind(states)
-            self.model.space.arrays.send(states, kind, (), ())
-            self.model.space.place_states(states.hidden_states)
-            for launch in self.model.injection:
-                launch.run(kind)
-
     def new_states(self, count: int) -> States:
         return torch.zeros((count, self.model.spec.hidden_size), device=self.device.torch_device)
 
