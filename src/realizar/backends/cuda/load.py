@@ -212,9 +212,8 @@ def load_model(
     with memory.kept():
         recurrences = RecurrenceBinder(weights, space, states, device, scratch)
         attention, binder = _binders(spec, config, parts, lane, kv, recurrences)
-        recurring = RecurringRows(
-            space.arrays.sizes, states.ring, 1 + config.speculative_tokens, scans=not config.batch_invariant
-        )
+        sizes, scans = space.arrays.sizes, not config.batch_invariant
+        recurring = RecurringRows(sizes, states.ring, 1 + config.speculative_tokens, scans=scans)
         if states.rings:
             space.arrays.fill_recurrences = recurring.fill
         tail = binder.bind_tail(parts.program.tail, gives_states=gives_states)
@@ -222,12 +221,11 @@ def load_model(
         fusion = [] if parts.program.fusion is None else binder.bind_fusion(parts.program.fusion)
         decodes = _decode_kinds(space, attention, config.context_length)
         recurrences.prepare()
-        attention.prepare([*decodes, *mixed_kinds(space.arrays.sizes)])
+        attention.prepare([*decodes, *mixed_kinds(sizes)])
         finisher = StepFinisher(space, graphs, binder.bind_final_norm(parts.program.tail), parts.sampler)
         _log_decisions(device, space, kv, matmuls)
         if device.is_gpu:
-            _warm_up(lane, attention, graphs, finisher, parts, config, progress)
-            _warm_fusion(fusion, space.arrays.sizes)
+            _warm_up(lane, attention, graphs, finisher, fusion, parts, config, progress)
         aside = None if of_aside is None else _bind_aside(spec, config, parts, of_aside, kv, recurrences)
     if device.is_gpu:
         _capture(space, graphs, parts.sampler, decodes, config.graphs, progress)
@@ -383,8 +381,8 @@ def _log_decisions(device: DeviceProfile, space: Workspace, kv: KVMemory, matmul
 
 
 def _warm_up(
-    lane: _Lane, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher, parts: _Parts,
-    config: ResolvedConfig, progress: LoadProgress,
+    lane: _Lane, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher, fusion: Sequence[Launch],
+    parts: _Parts, config: ResolvedConfig, progress: LoadProgress,
 ) -> None:  # fmt: skip
     space = lane.space
     if config.kv_blocks is not None:  # it drafts
@@ -394,6 +392,7 @@ def _warm_up(
     for rows in row_counts(space.arrays.sizes.selected):
         graphs.run_eagerly(StepKind(0), rows)
     finisher.warm()
+    _warm_fusion(fusion, space.arrays.sizes)
 
 
 def _warm_fusion(fusion: Sequence[Launch], sizes: StepSizes) -> None:
