@@ -35,7 +35,7 @@ from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.recurrences.memory import StateMemory, slot_bytes
 from realizar.backends.cuda.recurrences.rows import RecurringRows
-from realizar.backends.cuda.recurrences.scans import scan_scratch
+from realizar.backends.cuda.recurrences.scans import ScanScratch, scan_scratch
 from realizar.backends.cuda.sampling import native_buffers
 from realizar.backends.cuda.sampling.host_step_sampler import HostStepSampler
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
@@ -202,9 +202,7 @@ def load_model(
         lane = _make_lane(spec, config, parts, device, parts.space, parts.merger, parts.matmuls)
         of_aside = _make_aside_lane(spec, config, parts, device, progress)
     with memory.emptied():
-        if parts.matmuls.kernels is not None:
-            parts.matmuls.kernels.decoded()
-        scratch = None if config.batch_invariant else scan_scratch(spec, parts.space, device)
+        scratch = _make_scratch(spec, config, parts, device)
         kv = KVMemory(spec, config, device, parts.reserved_bytes, slot_bytes(spec, config))
         states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
         kv.num_host_snapshots = states.num_host_snapshots
@@ -298,6 +296,13 @@ def _load_parts(
     expert_matmuls = ExpertMatmuls(kernels)
     expert_matmuls.prepare(list(weights.experts.values()))
     return _Parts(program, weights, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls)
+
+
+def _make_scratch(spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device: DeviceProfile) -> ScanScratch | None:
+    """Make memory that no step reads from another one: of decoded weights, and of scans, which is returned."""
+    if parts.matmuls.kernels is not None:
+        parts.matmuls.kernels.decoded()
+    return None if config.batch_invariant else scan_scratch(spec, parts.space, device)
 
 
 def _make_lane(

@@ -31,6 +31,7 @@ lay_rows(const char* x, char* tiles, const int* slots, const int* work, const fl
 #if SCALES
   const int chunk = first + core;
   if (core < CHUNKS_EACH && chunk < chunks)
-    tile_scales[((long)tile * chunks + chunk) * TOKENS + scale_place(place)] = load_float(scales + (long)row * chunks + chunk);
+    tile_scales[((long)tile * chunks + chunk) * TOKENS + scale_place(place)] =
+        load_float(scales + (long)row * chunks + chunk);
 #endif
 }
