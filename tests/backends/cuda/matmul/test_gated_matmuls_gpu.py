@@ -91,7 +91,7 @@ def test_blocks_that_stay_give_the_bits_of_blocks_of_one_tile(
     """A block beside the outputs, fewer tiles than processors and more, and blocks of tokens that end a group."""
     matrix, _ = pair(ggml_type, width)
     apart = MatmulConfig(WgmmaTiles(128, 2, 2, 3, 1, 1), InputFormat("half", 128), 1, epilogue="silu")
-    stays = replace(apart, tiles=matmuls.tuning.clustered(apart.tiles, 1024, COLS, matrix.format))
+    stays = replace(apart, tiles=matmuls.tuning.staying(apart.tiles, 1024, COLS, matrix.format))
     assert stays.tiles != apart.tiles
     for tokens in (1, 1100, 2500):
         activations = matmuls.written(torch.randn(tokens, COLS, device="cuda"), apart.format)

@@ -206,7 +206,7 @@ def test_blocks_that_stay_give_the_bits_of_blocks_of_one_tile(matmuls: MatmulKer
     half, apart = InputFormat("half", 128), WgmmaTiles(128, 2, 2, 3, 1, 1)
     for rows, cols in ((152, 1536), (2200, 768)):
         matrix, exact = random_matrix(ggml_type, rows, cols, rows)
-        stays = matmuls.tuning.clustered(apart, 1024, cols, matrix.format)
+        stays = matmuls.tuning.staying(apart, 1024, cols, matrix.format)
         assert stays != apart
         for tokens, splits in ((1, 1), (1100, 1), (1101, 3), (2500, 1), (2501, 2)):
             config = MatmulConfig(stays, half, splits)
@@ -225,7 +225,7 @@ def test_sums_leave_as_halves(matmuls: MatmulKernels, ggml_type: GGMLType) -> No
         pytest.skip("the Hopper kernel runs on compute capability 9.0 alone")
     matrix, _ = random_matrix(ggml_type, 896, 1536, 3)
     half = InputFormat("half", 128)
-    tiles = matmuls.tuning.clustered(WgmmaTiles(128, 2, 2, 4, 1, 1), 1024, 1536, matrix.format)
+    tiles = matmuls.tuning.staying(WgmmaTiles(128, 2, 2, 4, 1, 1), 1024, 1536, matrix.format)
     assert matmuls.route_merged(1100, [matrix], True).halves
     for tokens, splits in ((1, 1), (1100, 1), (2500, 2)):
         config = MatmulConfig(tiles, half, splits)

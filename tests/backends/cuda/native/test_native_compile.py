@@ -109,7 +109,7 @@ WGMMA_GATED = (
     WgmmaTiles(8, 2, 2, 4, 2, 1), WgmmaTiles(32, 2, 1, 6, 2, 1), WgmmaTiles(64, 2, 1, 3, 2, 2),
     WgmmaTiles(80, 2, 2, 3, 2, 1), WgmmaTiles(112, 2, 2, 6, 1, 1), WgmmaTiles(128, 2, 2, 3, 2, 1),
     WgmmaTiles(128, 2, 1, 6, 2, 1), WgmmaTiles(160, 1, 2, 3, 2, 1), WgmmaTiles(224, 1, 2, 3, 2, 1),
-    WgmmaTiles(128, 2, 2, 3, 1, 1, cluster=2),
+    WgmmaTiles(128, 2, 2, 3, 1, 1, stays=True),
 )  # fmt: skip
 GATED: dict[str, tuple[Tiles, ...]] = {"sm_80": MATVEC_GATED, "sm_90a": MATVEC_GATED + WGMMA_GATED}
 
@@ -136,7 +136,7 @@ def test_activation_epilogues_keep_their_sums_in_registers(
 
 @pytest.mark.parametrize("ggml_type", wider(FAMILIES, GGMLType.Q4_K))
 def test_blocks_that_stay_keep_their_sums_in_registers(ggml_type: GGMLType, tmp_path: Path) -> None:
-    tiles = WgmmaTiles(128, 2, 2, 4, 1, 1, cluster=2)
+    tiles = WgmmaTiles(128, 2, 2, 4, 1, 1, stays=True)
     check_registers([matmul_source((form_of(ggml_type),), tiles)], [tiles], "sm_90a", tmp_path)
 
 

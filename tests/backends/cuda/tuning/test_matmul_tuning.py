@@ -256,12 +256,12 @@ def test_blocks_stay_in_long_steps_of_even_numbers_of_chunks() -> None:
     tuning, tiles = DEVICES["NVIDIA H200"], WgmmaTiles(128, 2, 2, 4, 1, 1)
     for form in dict.fromkeys(FORMS.values()):
         for tokens, cols in ((1023, 4096), (1024, 4096), (2048, 4032), (16384, 14336)):
-            clustered = tuning.clustered(tiles, tokens, cols, form)
-            assert isinstance(clustered, WgmmaTiles)
-            assert clustered.cluster == (0 if tokens < 1024 or form.chunks(cols) % 2 else 2)
-            assert tuning.shrunk(clustered, [form]) == clustered
+            staying = tuning.staying(tiles, tokens, cols, form)
+            assert isinstance(staying, WgmmaTiles)
+            assert staying.stays == (tokens >= 1024 and form.chunks(cols) % 2 == 0)
+            assert tuning.shrunk(staying, [form]) == staying
         for other in (replace(tiles, strips=1), replace(tiles, blocks=2), replace(tiles, summed=2)):
-            assert tuning.clustered(other, 2048, 4096, form) == other
+            assert tuning.staying(other, 2048, 4096, form) == other
 
 
 def test_a_table_does_not_split_what_may_have_the_residual_add_epilogue() -> None:

@@ -306,8 +306,8 @@ def route_gated(
     tiles = choose(tokens, matrix.out_features, matrix.in_features, matrix.format)
     if tiles is None:
         return None
-    clustered = matmuls.tuning.clustered(tiles, tokens, matrix.in_features, matrix.format)
-    return MatmulConfig(clustered, activation_format, 1, matmuls.is_dependent(tokens), activation)
+    staying = matmuls.tuning.staying(tiles, tokens, matrix.in_features, matrix.format)
+    return MatmulConfig(staying, activation_format, 1, matmuls.is_dependent(tokens), activation)
 
 
 def launch_gated(

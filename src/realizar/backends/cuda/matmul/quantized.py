@@ -146,8 +146,8 @@ class MatmulKernels:
         tiling = self._choose(tokens, activation_format, largest, out_features, weight_formats, 2 if halves else 4)
         tiles = self.tuning.shrunk(tiling.tiles, weight_formats)
         if len(matrices) == 1 and not self.batch_invariant:
-            tiles = self.tuning.clustered(tiles, tokens, largest.in_features, largest.format)
-        halves = halves and isinstance(tiles, WgmmaTiles) and tiles.cluster > 0
+            tiles = self.tuning.staying(tiles, tokens, largest.in_features, largest.format)
+        halves = halves and isinstance(tiles, WgmmaTiles) and tiles.stays
         splits = min(tiling.splits, min(matrix.format.chunks(matrix.in_features) for matrix in matrices))
         return MatmulConfig(tiles, activation_format, splits, self.is_dependent(tokens), halves=halves)
 

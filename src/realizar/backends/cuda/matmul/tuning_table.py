@@ -41,7 +41,7 @@ _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, 
 _MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
 _MOST_UNROLLED = 9  # blocks of two warps for one token, each of which has registers for one chunk more
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a matmul that can't be split
-_CLUSTERED_STAGES = 6  # at most, of tiles whose blocks stay in long steps
+_STAYING_STAGES = 6  # at most, of tiles whose blocks stay in long steps
 _WHOLE = 1, 2, 3, 2, 1  # strips, groups, stages, step and blocks of a tile of more tokens than MANY_TOKENS
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
 
@@ -78,9 +78,9 @@ class Line:
     def to_json(self) -> list[Any]:
         """[tokens, out_features, cols, kind, the tiles' numbers, splits, ms], and then "alone".
 
-        Of the Hopper kernel's tiles without turns, parts and clusters.
+        Of the Hopper kernel's tiles without turns and parts, and that do not stay.
         """
-        names = [field.name for field in fields(self.tiles) if field.name not in ("kind", "turns", "summed", "cluster")]
+        names = [field.name for field in fields(self.tiles) if field.name not in ("kind", "turns", "summed", "stays")]
         numbers = [getattr(self.tiles, name) for name in names]
         values = [self.tokens, self.out_features, self.cols, self.tiles.kind, numbers, self.splits, round(self.ms, 5)]
         return [*values, "alone"] if self.alone else values
@@ -295,13 +295,13 @@ class DeviceTuning:
         splits = max(1, min(splits, weight_format.chunks(cols) // (2 * parts), max(line.splits, 12)))
         return Tiling(tiles, splits)
 
-    def clustered(self, tiles: Tiles, tokens: int, cols: int, weight_format: FragmentFormat) -> Tiles:
-        """The largest tiles by blocks that stay and share activations, in long steps; others as they are."""
+    def staying(self, tiles: Tiles, tokens: int, cols: int, weight_format: FragmentFormat) -> Tiles:
+        """The largest tiles by blocks that stay, in long steps; others as they are."""
         if tokens < _LONG_TOKENS or weight_format.chunks(cols) % 2 or not isinstance(tiles, WgmmaTiles):
             return tiles
         if (tiles.tokens, tiles.strips, tiles.groups, tiles.blocks, tiles.summed) != (MANY_TOKENS, 2, 2, 1, 1):
             return tiles
-        fitted = self.shrunk(replace(tiles, stages=_CLUSTERED_STAGES, step=1, cluster=2), [weight_format])
+        fitted = self.shrunk(replace(tiles, stages=_STAYING_STAGES, step=1, stays=True), [weight_format])
         return fitted if isinstance(fitted, WgmmaTiles) and fitted.strips == tiles.strips else tiles
 
     def shrunk(self, tiles: Tiles, weight_formats: Sequence[FragmentFormat]) -> Tiles:

@@ -55,8 +55,8 @@ INLINE u32 e4m3_pair(float low, float high) {
       : "=r"(r) : "f"(low), "f"(high));
   return r;
 }
-// Where the scale of a row of 8-bit floats stands in its block, so that a lane of the matmul has those of its two tokens
-// two places apart: layouts/activations.py.
+// Where the scale of a row of 8-bit floats stands in its block, so that a lane of the matmul has those of its two
+// tokens two places apart: layouts/activations.py.
 INLINE int scale_place(int row) { return row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2; }
 // Sums that leave as halves are divided by this: `HALF_FACTOR` of kernels/reduce.py.
 constexpr float SUM_FACTOR = 16.f;
@@ -111,6 +111,9 @@ struct Staged {
 // A power of two as a half, twice in a word; 2^-24 .. 2^15.
 constexpr u32 half_power(int e) { return (e >= -14 ? (u32)(e + 15) << 10 : 1u << (e + 24)) * 0x10001u; }
 constexpr int log2_of(float x) { int e = 0; for (; x > 1.f; x *= 0.5f) e++; for (; x < 1.f; x *= 2.f) e--; return e; }
+
+// Computed again where it is asked for: registers are scarce there, and a tile takes long.
+INLINE int anew(int x) { asm volatile("" : "+r"(x)); return x; }
 
 template <int N> struct Index { static constexpr int value = N; };
 

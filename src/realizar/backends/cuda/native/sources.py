@@ -23,7 +23,7 @@ Epilogue = Literal["silu", "gelu_tanh", "gelu", "clamped", "relu_squared", "resi
 FP8_FEATURES = 256
 """Output features of a tile in 8-bit floats."""
 _OUT_PITCH = 68 * 4  # bytes of a token's 64 outputs in shared memory: OUT_PITCH of wgmma.cu
-_TOKENS_BESIDE = 8  # blocks of tokens that share weights in the second-level cache
+_TOKENS_BESIDE = 16  # blocks of tokens that share weights in the second-level cache
 ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "clamped": 4, "relu_squared": 5}
 
 
@@ -76,9 +76,8 @@ class WgmmaTiles:
             split must have whole stages, and there is no gated epilogue.
         summed: parts of the columns that a block adds in order, each of as many chunks, an even number. With several
             `turns` and `step` are 1, the launch has one split, and there is no gated epilogue.
-        cluster: blocks that copy activations for each other, in long steps, where blocks stay for many tiles: 0 where
-            a block has one tile. With a cluster `step`, `turns`, `summed` and `blocks` are 1, and the launch has one
-            matrix with an even number of chunks.
+        stays: a block takes tile after tile, in long steps. Then `step`, `turns`, `summed` and `blocks` are 1, and the
+            launch has one matrix with an even number of chunks.
     """
 
     tokens: int
@@ -89,7 +88,7 @@ class WgmmaTiles:
     blocks: int
     turns: int = 1
     summed: int = 1
-    cluster: int = 0
+    stays: bool = False
 
     kind: Literal["wgmma"] = "wgmma"
 
@@ -106,19 +105,16 @@ class WgmmaTiles:
     def shared_bytes(self, weight_format: FragmentFormat) -> int:
         weights = self.groups * self.strips * (self.step * weight_format.block_bytes + weight_format.super_bytes)
         sums = self.groups * self.strips * self.tokens * 256 if self.turns > 1 or self.summed > 1 else 0
-        if self.cluster:  # its outputs do not leave through the ring
+        if self.stays:  # its outputs do not leave through the ring
             sums = self.groups * self.tokens * _OUT_PITCH
         return self.stages * (weights + self.step * self.tokens * 128) + sums
 
     def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
-        blocks, together = -(-out_features // (64 * self.strips * self.groups)), max(1, self.cluster)
-        return -(-blocks // together) * together, splits, token_blocks
+        return -(-out_features // (64 * self.strips * self.groups)), splits, token_blocks
 
     def launched(self, grid: tuple[int, int, int], processors: int) -> tuple[int, int, int]:
-        """The blocks of a launch, of a grid with one for each tile: with a cluster those that fit at once, and stay."""
-        if not self.cluster:
-            return grid
-        return min(math.prod(grid), processors // self.cluster * self.cluster), 1, 1
+        """The blocks of a launch, of a grid with one for each tile: of those that stay as many as fit at once."""
+        return (min(math.prod(grid), processors), 1, 1) if self.stays else grid
 
     def defines(self) -> Defines:
         operands = wgmma_operands("MATMUL", self.tokens // 2, "{{%{}, %{}, %{}, %{}}}, %{}")
@@ -213,18 +209,16 @@ def matmul_source(
     or values, and as its last parameter that one's terms or token scales. `residual`, in the mat-vec: in place of
     partials it gets the stream, and after all else the fields of `ResidualStream` in primitives.cu.
 
-    With `halves` partial sums are float16, divided by `HALF_FACTOR` of `kernels.reduce`: of tiles with a cluster, and
-    output features that are multiples of 128.
+    With `halves` partial sums are float16, divided by `HALF_FACTOR` of `kernels.reduce`: of tiles that stay, and output
+    features that are multiples of 128.
     """
     names = "_".join(map(format_name, weight_formats))
     name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else '_halves' if halves else ''}_tokens{tiles.tokens}"
-    own = tiles.defines() | epilogue_defines(epilogue) | ({"HALVES": 1} if halves else {})
+    own = tiles.defines() | epilogue_defines(epilogue) | {"HALVES": int(halves)}
     parts = [define(own), read("primitives.cu")]
     if tiles.kind == "wgmma":
         parts.append(read("bulk.cu"))
-    clustered = tiles.kind == "wgmma" and tiles.cluster > 0
-    if clustered:
-        parts.extend((read("experts/clusters.cu"), read("long_steps/sharing.cu")))
+    stays = isinstance(tiles, WgmmaTiles) and tiles.stays
     if tiles.kind != "matvec":
         parts.append(read(f"{tiles.kind}_instructions.cu"))
     parts.extend(read(name) for name in epilogue_files(tiles.kind, epilogue))
@@ -232,7 +226,7 @@ def matmul_source(
         defines = format_defines(weight_format)
         parts.append(f"namespace matrix{index} {{\n{define(defines)}")
         parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
-        parts.extend([read("long_steps/wgmma.cu")] if clustered else [])
+        parts.extend([read("long_steps/wgmma.cu")] if stays else [])
         parts.append("".join(f"#undef {key}\n" for key in defines) + "}\n")
     shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
     return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue), shared)
@@ -282,9 +276,8 @@ def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> st
     elif epilogue is not None:
         parameters.append("float* out_scales")
         out_scales = "out_scales"
-    cluster = tiles.cluster if isinstance(tiles, WgmmaTiles) else 0
-    clusters = f" __cluster_dims__({cluster}, 1, 1)" if cluster else ""
-    lines = [f'extern "C" __global__ void{clusters} __launch_bounds__({tiles.threads}, {tiles.blocks})']
+    stays = isinstance(tiles, WgmmaTiles) and tiles.stays
+    lines = [f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})']
     lines.append(f"{name}({', '.join(parameters)}) {{")
     lines.append("  const Norm norm{square_sums, parts, inverse_width, eps};")
     lines.append(f"  const Shape shape{{tokens, chunks, splits, token_stride, split_stride, norm{stream}}};")
@@ -292,7 +285,7 @@ def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> st
     for i in reversed(range(count)):
         condition = f"if (block_x >= f{i}) " if i else ""
         matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}, {out_scales}, 1.f}}"
-        call = f"multiply_tiles({matrix}, shape" if cluster else f"multiply_matrix({matrix}, shape, block_x - f{i}"
+        call = f"multiply_tiles({matrix}, shape" if stays else f"multiply_matrix({matrix}, shape, block_x - f{i}"
         lines.append(f"  {condition}return matrix{i}::{call}, x, scales);")
     return "\n".join(lines) + "\n}\n"
 
@@ -352,7 +345,7 @@ def _fp8_kernel(
     parameters: list[str], lines: list[str],
 ) -> Source:  # fmt: skip
     """`work`: the files of its work; `lines`: the kernel's body."""
-    files = ["primitives.cu", "bulk.cu", "experts/clusters.cu", "long_steps/sharing.cu", "fp8/wgmma_instructions.cu"]
+    files = ["primitives.cu", "bulk.cu", "experts/clusters.cu", "fp8/wgmma_instructions.cu"]
     if activation is not None:
         files += ["codes.cu", "gated_epilogue.cu", "fp8/wgmma_gated.cu"]
     clusters = f" __cluster_dims__({tiles.cluster}, 1, 1)" if tiles.cluster > 1 else ""

@@ -14,7 +14,7 @@ constexpr int STAGE_BYTES = WEIGHTS_STAGE + STEP * X_CHUNK;
 // banks.
 constexpr int OUT_PITCH = 68, OUT_BYTES = TOKENS * OUT_PITCH * 4;
 constexpr bool STAGED_OUT =
-    TOKENS > 64 && GROUPS * STRIPS >= 4 && (CLUSTER > 0 || GROUPS * OUT_BYTES <= STAGES * STAGE_BYTES);
+    TOKENS > 64 && GROUPS * STRIPS >= 4 && (STAYS || GROUPS * OUT_BYTES <= STAGES * STAGE_BYTES);
 constexpr int SUMS = STRIPS * TOKENS / 2;         // of a thread
 constexpr int CONSUMERS = GROUPS * TURNS * 128;  // threads
 constexpr int HANDED = TURNS > 1 ? TURNS * GROUPS * 4 : 0;
@@ -183,7 +183,7 @@ INLINE void multiply_chunks(u32 (&a)[2][STRIPS][4][4], int count, const Step& st
 }
 
 // A warpgroup's sums to its outputs, from `first_strip` on. room: shared memory of OUT_BYTES for each group, which
-// with a cluster the copy engine may still read then.
+// where blocks stay the copy engine may still read then.
 INLINE void store_sums(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_scales)[STRIPS], const Matrix& matrix,
                        const Shape& shape, long split, int token_block, int first_strip, int strips,
                        const float* scales, int group, int tile, int lane, char* room) {
@@ -215,7 +215,7 @@ INLINE void store_sums(const float (&c)[STRIPS][TOKENS / 2], const float (&strip
         if (token_block * TOKENS + m < tokens)
           store_bulk(out + (long)(token_block * TOKENS + m) * token_stride + strip * 64, shared_address(staged) + m * OUT_PITCH * 4, 256);
       asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-      if (CLUSTER == 0 || i + 1 < STRIPS) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      if (!STAYS || i + 1 < STRIPS) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
       if (i + 1 < STRIPS) asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
       continue;
     }

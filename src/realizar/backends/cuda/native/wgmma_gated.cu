@@ -44,7 +44,7 @@ INLINE void stage_half(
 // c: sums of gate and up, or of one of them, with their blocks' scales. strip: the first of them, of `strips`. scales:
 // of the block's tokens. All of the block's tokens are written, also those beyond the step's: they come from the same
 // tokens of the input, and no token of the next matmul sees another. room: shared memory of GATED_ROOM bytes, which
-// with a cluster the copy engine may still read then.
+// where blocks stay the copy engine may still read then.
 INLINE void store_gated(
     const float (&c)[STRIPS][TOKENS / 2], const float (&strip_scales)[STRIPS], const Matrix& matrix, int block_x,
     int token_block, int strip, int strips, const float* scales, char* room) {
@@ -84,6 +84,6 @@ INLINE void store_gated(
     char* out = (char*)matrix.partials + ((long)token_block * (strips / 2) + strip / 2) * (8 * CORE_BYTES);
     store_bulk(out + thread * CORE_BYTES, (u32)__cvta_generic_to_shared(staged + thread * CORE_PITCH), CORE_BYTES);
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    if constexpr (CLUSTER == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    if constexpr (!STAYS) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   }
 }

@@ -91,7 +91,7 @@ class DeviceMeter:
     def _config(self, candidate: Line) -> MatmulConfig:
         """As a matmul of a candidate's tiles runs: in long steps by blocks that stay."""
         first = self._matrices[0]
-        tiles = self._matmuls.tuning.clustered(candidate.tiles, candidate.tokens, first.in_features, first.format)
+        tiles = self._matmuls.tuning.staying(candidate.tiles, candidate.tokens, first.in_features, first.format)
         input_format = INTEGERS if isinstance(tiles, MatvecTiles) else InputFormat("half", tiles.tokens)
         return MatmulConfig(tiles, input_format, candidate.splits, self._matmuls.is_dependent(candidate.tokens))
 

@@ -34,7 +34,8 @@ INLINE void fill_ring(const Work& work, int groups, const char* values, const ch
       const u32 barrier = full + slot * 8, to = base + slot * STAGE_BYTES;
       barrier_wait(empty + slot * 8, parity);
       barrier_expect(barrier, WEIGHTS_STAGE + X_STAGE + SCALES_BYTES + STRIPS_BYTES);
-      copy_bulk_to_all(to + rank * WEIGHTS_PART, weights, WEIGHTS_PART, barrier);
+      if constexpr (CLUSTER == 1) copy_bulk(to, weights, WEIGHTS_STAGE, barrier);
+      else copy_bulk_to_all(to + rank * WEIGHTS_PART, weights, WEIGHTS_PART, barrier, CLUSTER);
       copy_bulk(to + WEIGHTS_STAGE, x, X_STAGE, barrier);
       copy_bulk(to + WEIGHTS_STAGE + X_STAGE, x_scales, SCALES_BYTES, barrier);
       copy_bulk(to + WEIGHTS_STAGE + X_STAGE + SCALES_BYTES, strips, STRIPS_BYTES, barrier);
@@ -99,7 +100,10 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
         if (part == PARTS - 1) {
           __syncwarp();
           const int to = anew(threadIdx.x) % 32;
-          if (to < CLUSTER) arrive_in_cluster(empty + slot * 8, to);
+          if (to < CLUSTER) {
+            if constexpr (CLUSTER == 1) barrier_arrive(empty + slot * 8);
+            else arrive_in_cluster(empty + slot * 8, to);
+          }
         }
         // One token after the other: its scales are read from the registers once.
 #pragma unroll

@@ -1,12 +1,9 @@
 // The Hopper kernel of long steps: blocks that stay and take tile after tile of their matrix, while the producer goes
-// on to the next tile during the last one's outputs. The blocks of a cluster have neighbouring output features of the
-// same tokens, and each copies a part of the activations for all. Sums have the order of multiply_matrix.
+// on to the next tile during the last one's outputs. Sums have the order of multiply_matrix.
 // Defined around it: what wgmma.cu has, with TOKENS_BESIDE (blocks of tokens whose tiles run beside each other with the
-// same weights, so that both stay in the second-level cache). Before it: wgmma.cu, clusters.cu, sharing.cu.
+// same weights, so that both stay in the second-level cache) and HALVES (1: sums leave as halves). Before it: wgmma.cu.
 
 static_assert(TURNS == 1 && SUMMED == 1 && STEP == 1 && REGISTERS > 0 && STAGED_OUT);
-constexpr int FEATURES = CLUSTER * GROUPS * STRIPS * 64;  // of a cluster's tile
-constexpr int X_PART = X_CHUNK / CLUSTER;
 constexpr int GIVEN = 8;  // registers that a consumer thread leaves to the producer, which finds its tiles
 
 // One tile of a block.
@@ -18,41 +15,38 @@ struct Place {
 struct Tiles {
   int blocks_x, tokens, chunks, splits;
   INLINE int token_blocks() const { return (anew(tokens) + TOKENS - 1) / TOKENS; }
-  INLINE int clusters() const { return anew(blocks_x) / CLUSTER * anew(splits); }
-  INLINE int first() const { return blockIdx.x / CLUSTER; }
+  INLINE int columns() const { return anew(blocks_x) * anew(splits); }
   INLINE bool next(int& tile) const {
-    tile += gridDim.x / CLUSTER;
-    return tile < clusters() * token_blocks();
+    tile += gridDim.x;
+    return tile < columns() * token_blocks();
   }
   INLINE Place place(int tile) const {
-    const int all = clusters() * TOKENS_BESIDE, first = tile / all * TOKENS_BESIDE;
+    const int all = columns() * TOKENS_BESIDE, first = tile / all * TOKENS_BESIDE;
     const int left = token_blocks() - first, beside = left < TOKENS_BESIDE ? left : TOKENS_BESIDE;
-    const int cluster = tile % all / beside, across = anew(blocks_x) / CLUSTER, split = cluster / across;
+    const int column = tile % all / beside, across = anew(blocks_x), split = column / across;
     const int pairs = chunks / 2;
     const int begin = pairs * split / splits * 2, end = pairs * (split + 1) / splits * 2;
-    const int block_x = cluster % across * CLUSTER + (int)blockIdx.x % CLUSTER;
-    return {block_x, first + tile % all % beside, split, begin, end - begin};
+    return {column % across, first + tile % all % beside, split, begin, end - begin};
   }
 };
 
 // The producer: tile after tile, a chunk a stage.
 INLINE void fill_ring_of_tiles(const Matrix& matrix, const Tiles& tiles, const char* values, u32 full) {
   const u32 empty = full + STAGES * 8, base = shared_address(ring);
-  const int rank = blockIdx.x % CLUSTER;
-  int slot = 0, parity = 1, tile = tiles.first();
+  int slot = 0, parity = 1, tile = blockIdx.x;
 #pragma unroll 1
   do {
     const Place place = tiles.place(tile);
     const int left = (matrix.out_features + 63) / 64 - place.strip0();
-    const int used = left < 0 ? 0 : left < GROUPS * STRIPS ? left : GROUPS * STRIPS;
-    const char* x = values + ((long)place.token_block * tiles.chunks + place.first) * X_CHUNK + rank * X_PART;
+    const int used = left < GROUPS * STRIPS ? left : GROUPS * STRIPS;
+    const char* x = values + ((long)place.token_block * tiles.chunks + place.first) * X_CHUNK;
     const char* weights = matrix.weights + place.strip0() * strip_bytes(tiles.chunks);
 #pragma unroll 1
     for (int chunk = place.first; chunk < place.first + place.count; chunk++) {
       const u32 barrier = full + slot * 8, to = base + slot * STAGE_BYTES;
       barrier_wait(empty + slot * 8, parity);
       barrier_expect(barrier, used * (BLOCK_BYTES + SUPER_BYTES) + X_CHUNK);
-      copy_bulk_to_all(to + WEIGHTS_STAGE + rank * X_PART, x, X_PART, barrier);
+      copy_bulk(to + WEIGHTS_STAGE, x, X_CHUNK, barrier);
       const char* strip = weights;
 #pragma unroll 1
       for (int i = 0; i < used; i++, strip += strip_bytes(tiles.chunks)) {
@@ -66,7 +60,7 @@ INLINE void fill_ring_of_tiles(const Matrix& matrix, const Tiles& tiles, const c
   } while (tiles.next(tile));
 }
 
-#ifdef HALVES
+#if HALVES
 // A warpgroup's sums to its outputs, whose features are a multiple of 128, as halves: both strips of a token at once.
 INLINE void store_halves(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_scales)[STRIPS],
                          const Matrix& matrix, const Shape& shape, long split, int token_block, int first_strip,
@@ -99,8 +93,8 @@ INLINE void store_halves(const float (&c)[STRIPS][TOKENS / 2], const float (&str
 #endif
 
 INLINE void multiply_tiles(const Matrix& matrix, const Shape& shape, const char* values, const float* token_scales) {
-  const int blocks_x = (matrix.out_features + FEATURES - 1) / FEATURES * CLUSTER;
-  const Tiles tiles{blocks_x, shape.tokens, shape.chunks, shape.splits};
+  constexpr int FEATURES = GROUPS * STRIPS * 64;
+  const Tiles tiles{(matrix.out_features + FEATURES - 1) / FEATURES, shape.tokens, shape.chunks, shape.splits};
   __shared__ __align__(8) u64 barriers[2 * STAGES];  // full, then empty
   __shared__ float scales[2][TOKENS];                // of a tile's tokens, and of the next one's
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -108,13 +102,11 @@ INLINE void multiply_tiles(const Matrix& matrix, const Shape& shape, const char*
     const u32 full = shared_address(barriers), empty = full + STAGES * 8;
     for (int s = 0; s < STAGES; s++) {
       barrier_init(full + s * 8, 1);
-      barrier_init(empty + s * 8, GROUPS * 4 * CLUSTER);
+      barrier_init(empty + s * 8, GROUPS * 4);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  arrive_at_cluster();
-  wait_for_cluster();  // a block's barriers are there once it came
 
   if (warp >= CONSUMERS / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(24 + GROUPS * GIVEN));
@@ -127,10 +119,21 @@ INLINE void multiply_tiles(const Matrix& matrix, const Shape& shape, const char*
     const int group = warp / 4, warp_tile = warp % 4, lane = threadIdx.x % 32;
     const u32 x_low = first_descriptor(base);
     char* room = ring + STAGES * STAGE_BYTES;  // of outputs
-    int slot = 0, parity = 0, tile = tiles.first(), odd = 0;
+    int slot = 0, parity = 0, tile = blockIdx.x, odd = 0;
 #pragma unroll 1
     do {
       const Place place = tiles.place(tile);
+      if (place.strip0() + group * STRIPS >= strips) {  // behind the last strip
+#pragma unroll 1
+        for (int k = 0; k < place.count; k++) {
+          barrier_wait(full + slot * 8, parity);
+          if (lane == 0) barrier_arrive(empty + slot * 8);
+          if (++slot == STAGES) { slot = 0; parity ^= 1; }
+        }
+        asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
+        odd ^= 1;
+        continue;
+      }
       float strip_scales[STRIPS];  // requested now: at the end their latency would be seen
 #pragma unroll
       for (int i = 0; i < STRIPS; i++) {
@@ -154,14 +157,14 @@ INLINE void multiply_tiles(const Matrix& matrix, const Shape& shape, const char*
         multiply_chunk(c, operand, x_low + slot * (STAGE_BYTES / 16));
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-        if (k > 0 && lane < CLUSTER) arrive_in_cluster(empty + previous * 8, lane);  // its matmul is done
+        if (k > 0 && lane == 0) barrier_arrive(empty + previous * 8);  // its matmul is done
         previous = slot;
         if (++slot == STAGES) { slot = 0; parity ^= 1; }
       };
 #pragma unroll 1
       for (int k = 0; k < place.count; k += 2) { step(k, a[0]); step(k + 1, a[1]); }
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      if (lane < CLUSTER) arrive_in_cluster(empty + previous * 8, lane);
+      if (lane == 0) barrier_arrive(empty + previous * 8);
       if (threadIdx.x < TOKENS) scales[odd][threadIdx.x] = token_factor;
       asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
       asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");  // all scales are there, and nobody uses `room`
@@ -170,7 +173,7 @@ INLINE void multiply_tiles(const Matrix& matrix, const Shape& shape, const char*
 #ifdef ACTIVATION
       static_assert(GATED_ROOM <= GROUPS * OUT_BYTES);
       store_gated(c, strip_scales, matrix, of.block_x, of.token_block, strip, strips, scales[odd], room);
-#elif defined(HALVES)
+#elif HALVES
       store_halves(c, strip_scales, matrix, shape, of.split, of.token_block, strip, strips, scales[odd], room);
 #else
       store_sums(c, strip_scales, matrix, shape, of.split, of.token_block, strip, strips, scales[odd], group, warp_tile,
@@ -180,7 +183,4 @@ INLINE void multiply_tiles(const Matrix& matrix, const Shape& shape, const char*
     } while (tiles.next(tile));
   }
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-  __syncwarp();
-  arrive_at_cluster();
-  wait_for_cluster();  // others may still write here
 }
