@@ -240,6 +240,10 @@ class ScheduledBatch:
         return int((counts * self.columns.num_computed_tokens[chunks]).sum()) // max(int(counts.sum()), 1)
 
 
+_NONE = np.zeros(0, np.int32)
+NO_STEP = ScheduledBatch(StepRows.of_decodes(np.zeros(0, np.int64), np.zeros(0, np.intp), _NONE, _NONE))
+
+
 @dataclass(frozen=True, eq=False)
 class StepOutput:
     """A step's results: its rows in the order of the input, and by a row's index what not every row has.

@@ -252,6 +252,18 @@ def test_steps_in_flight_are_timed_one_by_one() -> None:
     assert pace.prompt_tokens(1) == alone.prompt_tokens(1)
 
 
+def test_beside_a_chunk_steps_are_nearly_as_far_apart_as_those_with_prompts() -> None:
+    pace = Pace(3.0, TILE_TOKENS)
+    pace.submitted(1.0, 8)
+    assert pace.pause_s(1.0) == 0.0  # how long one takes is not known
+    pace.observe(8, 0, 0.010)
+    assert 0.030 < pace.pause_s(1.0) < 0.036
+    assert pace.pause_s(1.020) == pytest.approx(pace.pause_s(1.0) - 0.020)
+    assert pace.pause_s(1.040) == 0.0
+    pace.submitted(2.0)  # with prompts
+    assert pace.pause_s(2.0) == 0.0
+
+
 @pytest.mark.parametrize("tile", [12, 64])
 def test_a_chunk_fills_a_tile_of_the_device(tile: int) -> None:
     """A chunk leaves either no gap in its last tile or a gap of more than a quarter, for the device's own tile size."""

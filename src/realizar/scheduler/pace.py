@@ -22,6 +22,7 @@ _ALONE_TOKENS = 2048  # which it may have however long they take: with fewer a G
 _WORTH_FACTOR = 1.5  # and which larger ones have to exceed: a GPU starts those of so many tokens at once, others slowly
 _DEAR_FACTOR = 2.0  # of a token over one that only fills a step up: then a step that is filled up is a longer one
 _MOST_BESIDE = 1.25  # of a step's longest time, that one beside a chunk may take: a longer one of both gains no more
+_SPACING = 1.08  # of a step's longest time, from the begin of a step beside a chunk to the next: clients see more of it
 _FREE_SHARE = 4  # a tile that lacks no more than this part of it takes no longer when it is full
 _LEAST_TOKENS = 2  # far behind in a small model's context, one costs as much as a step of decodes
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
@@ -92,6 +93,7 @@ class Pace:
         self._decode: dict[int, _Estimate] = {}
         self._num_shared_steps = 0
         self._submitted_s: deque[float] = deque()  # of steps in flight
+        self._last_s, self._last_decodes = -math.inf, 0  # of the last step that was submitted
         self._ended_s = -math.inf
         self._token_alone: _Estimate | None = None
         self._token_beside: dict[int, _Estimate] = {}
@@ -185,8 +187,17 @@ class Pace:
             count, count_s = size, max(seconds, count_s)
         return min(max(int(count * most_s / max(count_s, 1e-9)), equal), wanted)
 
-    def submitted(self, now_s: float) -> None:
+    def submitted(self, now_s: float, num_decode_tokens: int = 0) -> None:
+        """A step is submitted; `num_decode_tokens` are 0 where it has others, too."""
         self._submitted_s.append(now_s)
+        self._last_s, self._last_decodes = now_s, num_decode_tokens
+
+    def pause_s(self, now_s: float) -> float:
+        """Seconds for which no step beside a chunk need begin: what decodes take of the device, the chunk lacks."""
+        alone = self._decode.get(_bucket(self._last_decodes)) if self._last_decodes else None
+        if alone is None or math.isinf(self._stretch):
+            return 0.0
+        return max(self._last_s + _SPACING * self._stretch * alone.seconds - now_s, 0.0)
 
     def ended(
         self, num_decode_tokens: int, num_prompt_tokens: int, now_s: float, position: int = 0,

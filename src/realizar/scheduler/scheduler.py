@@ -249,7 +249,7 @@ class Scheduler:
         aside = self.aside.work(self._begin_aside(plan))
         self._rows.submitted(columns.numbers)
         if len(columns):
-            self._pace.submitted(self._clock())
+            self._pace.submitted(self._clock(), 0 if plan.prompts else plan.num_tokens)
         return ScheduledBatch(columns, tuple(plan.opened), self._copies.of_step(plan), aside)
 
     def _without_aside(self, prompts: list[Sequence], plan: Plan) -> list[Sequence]:
@@ -270,6 +270,12 @@ class Scheduler:
         if not self.aside.begin(count):
             return None
         return self._table.advance(np.array([sequence.own_row]), np.array([count], np.int32), np.zeros(1, np.int32))
+
+    def pause_s(self) -> float:
+        """Seconds for which nothing need be scheduled: a chunk runs aside, and the streams have had their tokens."""
+        if not self.aside.num_running or self.aside.sequence is None or self._open.waiting:
+            return 0.0
+        return self._pace.pause_s(self._clock())
 
     def take_deltas(self) -> StepDeltas:
         """What choices gained since the last call."""

@@ -77,6 +77,9 @@ def test_random_arrivals_and_aborts(steps_in_flight: int, fault_share: float, mo
     monkeypatch.setattr("realizar.scheduler.plan._LEAST_ASIDE", 3)
     monkeypatch.setattr("realizar.scheduler.plan._LEFT_ASIDE", 2)
     monkeypatch.setattr(Pace, "lets_aside", lambda *_: rng.random() < 0.9)
+    monkeypatch.setattr(Pace, "pause_s", lambda *_: rng.choice([0.0, 1e-6]))
+    slept = list[float]()
+    monkeypatch.setattr("time.sleep", slept.append)
     backend = AsideBackend(rng, fault_share)
     config = EngineConfig(max_running=1000, max_step_tokens=10_000)
     core = new_core(backend, make_spec((None,)), config, steps_in_flight=steps_in_flight, policy=Policy(stretch=4))
@@ -105,6 +108,7 @@ def test_random_arrivals_and_aborts(steps_in_flight: int, fault_share: float, mo
                 assert output.error is not None or len(got) == request.max_tokens
         core.audit()
     assert backend.rows == {}
-    assert min(backend.num_chunks, backend.num_beside) > 50
-    assert backend.num_awaited > 5
+    assert min(backend.num_chunks, backend.num_beside) > 30
+    assert backend.num_awaited > 3
+    assert len(slept) > 5
     assert (failed > 0) is (fault_share > 0)

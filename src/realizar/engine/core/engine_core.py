@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -21,7 +22,7 @@ from realizar.backends.base import (
     Transfer,
 )
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import ScheduledBatch
+from realizar.batch import NO_STEP, ScheduledBatch
 from realizar.engine.core.row_grammars import RowGrammars
 from realizar.errors import (
     CapacityError,
@@ -221,9 +222,7 @@ class EngineCore:
         A step waits for the masks of its grammars until the next is submitted, or its results are read.
         """
         self._close_rows()
-        if self._aside is not None:
-            self.scheduler.aside.num_running = self._aside.num_aside()
-        batch = self._open_rows(self.scheduler.schedule())
+        batch = NO_STEP if self._pauses() else self._open_rows(self.scheduler.schedule())
         try:
             if batch.num_rows:
                 self._submit(batch)
@@ -234,6 +233,18 @@ class EngineCore:
         except (CapacityError, StepError) as error:
             self._give_up(batch, error)
         self._close_rows()
+
+    def _pauses(self) -> bool:
+        """True if a step in flight is to be awaited before the next is scheduled: beside a chunk streams want no step
+        before a time. Without any in flight that time passes here.
+        """
+        if self._aside is None:
+            return False
+        self.scheduler.aside.num_running = self._aside.num_aside()
+        pause_s = self.scheduler.pause_s()
+        if pause_s and not self._in_flight:
+            time.sleep(pause_s)
+        return bool(pause_s and self._in_flight)
 
     def _open_rows(self, batch: ScheduledBatch) -> ScheduledBatch:
         """Open the step's new rows. Returns the step, which wants no results of rows that can't be opened: the cache
