@@ -12,18 +12,11 @@ from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.heads import GROUP
 from realizar.backends.cuda.kernels.store_inputs import half_places
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
-
 
 @triton.jit
-def load_tile(
-    cache, scales, at, live, dims, HEAD: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr,
-    WHOLE: tl.constexpr = False,
-):  # fmt: skip
-    """Rows `at` of a cache as COMPUTE [keys, padded head size]; dead keys, but with WHOLE, and padding are 0."""
-    inside = (dims < HEAD)[None, :]
-    if not WHOLE:
-        inside = live[:, None] & inside
+def load_tile(cache, scales, at, live, dims, HEAD: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr):
+    """Rows `at` of a cache as COMPUTE [keys, padded head size]; dead keys and padding are 0."""
+    inside = live[:, None] & (dims < HEAD)[None, :]
     tile = tl.load(cache + at[:, None] * HEAD + dims[None, :], mask=inside, other=0)
     if INT8:
         groups: tl.constexpr = (HEAD + GROUP - 1) // GROUP
@@ -39,23 +32,17 @@ def cap_scores(scores, soft_cap):
 
 @triton.jit
 def absorb(
-    q, k, v, seen, top, total, sums, scale, soft_cap, SOFT_CAP: tl.constexpr, COMPUTE: tl.constexpr,
-    WHOLE: tl.constexpr = False,
+    q, k, v, seen, top, total, sums, scale, soft_cap, SOFT_CAP: tl.constexpr, COMPUTE: tl.constexpr
 ):  # fmt: skip
-    """Take a block of keys into the running softmax: new largest score, sum of weights, weighted sum of values.
-
-    WHOLE: all queries see all of its keys. The scale, above 0, is multiplied in where exponents of 2 are made.
-    """
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    """Take a block of keys into the running softmax: new largest score, sum of weights, weighted sum of values."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if SOFT_CAP:
-        scores = cap_scores(scores * scale, soft_cap)
-        scale = 1.0
-    if not WHOLE:
-        scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, axis=1) * scale)
+        scores = cap_scores(scores, soft_cap)
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, axis=1))
     reference = tl.where(higher == float("-inf"), 0.0, higher)
     kept = tl.exp(top - reference)
-    weights = tl.exp2(scores * (scale * _LOG2_E) - (reference * _LOG2_E)[:, None])
+    weights = tl.exp(scores - reference[:, None])
     total = total * kept + tl.sum(weights, axis=1)
     sums = sums * kept[:, None] + tl.dot(weights.to(COMPUTE), v, input_precision="ieee")
     return higher, total, sums
@@ -73,30 +60,6 @@ def cut_context(length, WINDOW: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.con
 
 
 @triton.jit
-def absorb_block(
-    q, keys, values, key_scales, value_scales, table, kv_head, position, start, first, last, top, total, sums, scale,
-    soft_cap, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
-    """Take KEYS keys from `start` on into the running softmax; WHOLE: all queries see all of them."""
-    dims = tl.arange(0, PADDED_HEAD)
-    places = start + tl.arange(0, KEYS)
-    live = (places < last) & (places >= first)
-    if WHOLE:
-        block = tl.load(table + places // BLOCK_SIZE).to(tl.int64)
-    else:
-        block = tl.load(table + places // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-    at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
-    k = load_tile(keys, key_scales, at, live, dims, HEAD, INT8, COMPUTE, WHOLE)
-    v = load_tile(values, value_scales, at, live, dims, HEAD, INT8, COMPUTE, WHOLE)
-    seen = places[None, :] <= position[:, None]
-    if WINDOW > 0:
-        seen = seen & (places[None, :] > position[:, None] - WINDOW)
-    return absorb(q, k, v, seen, top, total, sums, scale, soft_cap, SOFT_CAP, COMPUTE, WHOLE)
-
-
-@triton.jit
 def absorb_blocks(
     q, keys, values, key_scales, value_scales, table, kv_head, position, start, first, last, top, total, sums, scale,
     soft_cap, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -106,21 +69,18 @@ def absorb_blocks(
 
     q [queries, padded head size] at int `position` [queries]; `start` is a multiple of KEYS, `table` the row's blocks.
     """
-    whole = 0  # blocks that all queries see
-    if WINDOW == 0:
-        whole = tl.maximum(tl.minimum(last, tl.min(position, axis=0) + 1) - start, 0) // KEYS
-    for i in tl.range(0, whole):
-        top, total, sums = absorb_block(
-            q, keys, values, key_scales, value_scales, table, kv_head, position, start + i * KEYS, first, last, top,
-            total, sums, scale, soft_cap, KV_HEADS, HEAD, PADDED_HEAD, BLOCK_SIZE, WINDOW, SOFT_CAP, INT8, COMPUTE,
-            KEYS, True,
-        )  # fmt: skip
-    for i in tl.range(whole, (last - start + KEYS - 1) // KEYS):
-        top, total, sums = absorb_block(
-            q, keys, values, key_scales, value_scales, table, kv_head, position, start + i * KEYS, first, last, top,
-            total, sums, scale, soft_cap, KV_HEADS, HEAD, PADDED_HEAD, BLOCK_SIZE, WINDOW, SOFT_CAP, INT8, COMPUTE,
-            KEYS, False,
-        )  # fmt: skip
+    dims = tl.arange(0, PADDED_HEAD)
+    for i in tl.range(0, (last - start + KEYS - 1) // KEYS):
+        places = start + i * KEYS + tl.arange(0, KEYS)
+        live = (places < last) & (places >= first)
+        block = tl.load(table + places // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+        at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
+        k = load_tile(keys, key_scales, at, live, dims, HEAD, INT8, COMPUTE)
+        v = load_tile(values, value_scales, at, live, dims, HEAD, INT8, COMPUTE)
+        seen = places[None, :] <= position[:, None]
+        if WINDOW > 0:
+            seen = seen & (places[None, :] > position[:, None] - WINDOW)
+        top, total, sums = absorb(q, k, v, seen, top, total, sums, scale, soft_cap, SOFT_CAP, COMPUTE)
     return top, total, sums
 
 
