@@ -18,6 +18,7 @@ from models.drafting.test_next_token_files import OPTIONS, answers
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
+from realizar.cli.options.loading import _read_by_plans
 from realizar.config import EngineConfig
 from realizar.engine.loading import load_core
 from realizar.errors import CheckpointError, UnsupportedModelError
@@ -148,6 +149,12 @@ def test_a_head_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "other.gguf", {**head.metadata, **own}, tensors)
     with pytest.raises(UnsupportedModelError, match=r"the drafter other\.gguf has another vocabulary"):
         load_core(model, EngineConfig(**OPTIONS, drafter=str(tmp_path / "other.gguf")))
+
+
+def test_a_plan_of_what_is_not_fetched_reads_the_ids(tmp_path: Path) -> None:
+    file = write_head(HeadCase(), tmp_path, "gguf")
+    ids = open_checkpoint(file.path).tensors["d2t"]
+    assert list(_read_by_plans(ids)) == [(file.path, ids.offset, ids.offset + 8 * len(file.ids))]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -45,7 +45,7 @@ def with_drafter(config: EngineConfig) -> EngineConfig:
 
 _PLANNED_TENSORS = (
     *(".rope_freqs.weight", ".rope_factors_long.weight", ".rope_factors_short.weight"),
-    *(".g_idx", ".weight_g_idx", ".weight_shape"),
+    *(".g_idx", ".weight_g_idx", ".weight_shape", ".d2t"),
 )
 _COMPARED_TENSORS = (".output.weight", ".token_embd.weight", ".lm_head.weight", ".embed_tokens.weight")
 _COMPARED_BYTES = 64 << 10
