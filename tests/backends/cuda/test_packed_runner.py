@@ -136,36 +136,6 @@ def test_few_tokens_add_to_the_stream_where_no_norm_lies_between(name: str, monk
     runner.close()
 
 
-CHAINED = {
-    "plain": (SMALL, ["rgr"]),
-    "two layers": (dataclasses.replace(SMALL, windows=(None, 5)), ["rgr", "rgrsss"]),
-    "biases": (dataclasses.replace(SMALL, parts=("biases",)), []),  # of gate and up, whose activation is a kernel
-    "layer norms": (dataclasses.replace(SMALL, parts=("layer_norm",)), ["gr"]),
-    "post norms": (dataclasses.replace(SMALL, parts=("post_norms",)), []),
-}
-
-
-@pytest.mark.parametrize("name", wider(CHAINED, "two layers", "layer norms"))
-def test_matmuls_of_few_tokens_that_follow_each_other_are_one_launch(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From O to the next layer's inputs, in steps of one row and of two, in turn with each other and with chunks."""
-    recipe, chained = CHAINED[name]
-    monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
-    launched = run_packed(monkeypatch, chains=True)
-    spec, checkpoint = random_model(recipe)
-    runner = GPURunner(spec, checkpoint, CONFIG)
-    first, second = (runner.request(row, random_tokens(recipe, 12, row), first=2 * row) for row in range(2))
-    found = []
-    for step in ([(first, 6)], [(first, 1)], [(second, 8)], [(first, 1), (second, 1)], [(second, 1)]):
-        launched.names.clear()
-        runner.step(step)
-        found.append(sorted(each.split("_")[1] for each in launched.names if each.startswith("chain")))
-    assert found == [[], chained, [], chained, chained]
-    check_logits(ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64), (first, second))
-    runner.close()
-
-
 FLOATS: dict[str, tuple[str, ...]] = {
     "all": ("q", "k", "v", "o", "gate", "up", "down", "head"),
     "after the stream": ("q", "k", "v", "head"),  # quantised o and down add to it, and begin no norm in integers

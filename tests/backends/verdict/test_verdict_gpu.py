@@ -108,7 +108,6 @@ FAULTS: dict[str, tuple[Plant, str]] = {
     "noise": (rewritten("matvec.cu", "matrix.partials[at] = sum;", f"matrix.partials[at] = {NOISE};"), "mat-vec"),
     "no results of mat-vec": (idle("mat-vec"), "mat-vec"),
     "no results of wgmma": (idle("wgmma"), "wgmma"),
-    "no results of chains": (idle("chains"), "chains"),
     "no results of epilogues": (idle("epilogues"), "epilogues"),
     "no results of attention": (idle("attention"), "attention"),
     "no results of sampling": (idle("sampling"), "sampling"),

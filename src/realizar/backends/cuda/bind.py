@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -51,17 +51,12 @@ class Binder:
         """The launches of the embedding and the layers, over all tokens."""
         launches, branch = list(self._begin(program)), self._of_state(program)
         for index, block in enumerate(program.blocks):
-            first, *others = self._block(block, branch, kept=bool(program.kept_after(index)))
+            first, *others = self._block(block, branch)
             launches += [first, *self._kept(program, index), *others]
             branch = self._branch(block)
         if branch is not None:
             launches.append(Launch("norm", self._norms.bind_last(branch)))
         return [*launches, *self._kept(program, len(program.blocks))]
-
-    def prepare(self, kinds: Iterable[StepKind]) -> None:
-        """Compile and load kernels of recurrences, and those of chains in steps of these kinds. Raises KernelError."""
-        self._recurrences.prepare()
-        self._dense.prepare(kinds)
 
     def bind_tail(self, tail: Tail, *, gives_states: bool = False) -> list[Launch]:
         """Launches of final norm, logits and the largest ones, over the selected tokens; `kind.tokens` counts them.
@@ -132,11 +127,8 @@ class Binder:
     def _keep(self, place: int, kind: StepKind) -> None:
         self._space.kept[place, : kind.tokens].copy_(self._space.hidden[: kind.tokens])
 
-    def _block(self, block: Block, before: Branch | None, *, kept: bool) -> Iterator[Launch]:
-        """A block's launches; the branch of the block before it is added to the stream by the first of them.
-
-        `kept`: the stream is copied behind that.
-        """
+    def _block(self, block: Block, before: Branch | None) -> Iterator[Launch]:
+        """A block's launches; the branch of the block before it is added to the stream by the first of them."""
         if isinstance(block, ExpertsBlock):
             yield from self._experts.bind(block, before, self._next_consumer(block.join))
             return
@@ -150,10 +142,7 @@ class Binder:
             normalize, folded = self._norms.bind_apart(self._space.pair, None, inputs), None
         yield Launch("norm", normalize)
         consumer = output if isinstance(block, FeedForwardBlock) else None
-        follows = folded is not None and before is not None and isinstance(before.linear, MergedLinear) and not kept
-        run = self._dense.project(
-            inputs, buffers.normed, folded=folded, consumer=consumer, target=buffers.get, follows=follows
-        )
+        run = self._dense.project(inputs, buffers.normed, folded=folded, consumer=consumer, target=buffers.get)
         yield Launch(inputs_part(block), run, inputs.weight_bytes)
         if isinstance(block, AttentionBlock | SharedAttentionBlock):
             yield from self._attention.bind(block, inputs, output)
@@ -164,8 +153,7 @@ class Binder:
         else:
             yield Launch("activation", self._dense.activate(block.feed_forward, inputs, output, buffers.get))
         residual = self._norms.bind_residual_add(branch, self._next_consumer(block.join))
-        run = self._dense.project(output, buffers.get, residual=residual, follows=consumer is not None)
-        yield Launch(join_part(block), run, output.weight_bytes)
+        yield Launch(join_part(block), self._dense.project(output, buffers.get, residual=residual), output.weight_bytes)
 
     def _next_consumer(self, join: Join) -> Consumer | None:
         if join.next is None:

@@ -14,12 +14,9 @@ import torch
 
 from realizar.errors import CapacityError
 
-Family: TypeAlias = Literal[
-    "chains", "epilogues", "wgmma", "mat-vec", "matmuls", "repack", "attention", "scans", "sampling"
-]
+Family: TypeAlias = Literal["epilogues", "wgmma", "mat-vec", "matmuls", "repack", "attention", "scans", "sampling"]
 
 SLOWER: Mapping[Family, str] = {
-    "chains": "matmuls of few tokens have launches of their own",
     "epilogues": "activations and residual adds are kernels of their own",
     "wgmma": "mma.sync multiplies",
     "mat-vec": "tensor cores multiply few tokens, too",
@@ -33,7 +30,6 @@ SLOWER: Mapping[Family, str] = {
 
 _EPILOGUE = re.compile(r"(matvec|wgmma)_.*_(residual|silu|gelu|gelu_tanh|clamped|relu_squared)_tokens\d+")
 _NAMES: tuple[tuple[Family, re.Pattern[str]], ...] = (
-    ("chains", re.compile(r"chain_")),
     ("epilogues", _EPILOGUE),
     ("wgmma", re.compile(r"(grouped_)?wgmma_")),
     ("mat-vec", re.compile(r"matvec_")),

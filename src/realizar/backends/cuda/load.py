@@ -18,7 +18,7 @@ from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_dense import DenseBinder
 from realizar.backends.cuda.bind_mixture import MixtureBinder, shared_floats
 from realizar.backends.cuda.capture import failure_of, stream_of_most
-from realizar.backends.cuda.device import SLOWER, DeviceProfile, Family, free_bytes
+from realizar.backends.cuda.device import SLOWER, DeviceProfile, free_bytes
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import AsideReader, GraphRunner, tail_kind
@@ -218,8 +218,8 @@ def load_model(
         graphs = GraphRunner(binder.bind_body(parts.program), tail, space, device)
         fusion = [] if parts.program.fusion is None else binder.bind_fusion(parts.program.fusion)
         decodes = _decode_kinds(space, attention, config.context_length)
+        recurrences.prepare()
         attention.prepare([*decodes, *mixed_kinds(sizes)])
-        binder.prepare(decodes)
         finisher = StepFinisher(space, graphs, binder.bind_final_norm(parts.program.tail), parts.sampler)
         _log_decisions(device, space, kv, matmuls)
         if device.is_gpu:
@@ -241,7 +241,7 @@ def _binders(
     weights, space, device, kernels = parts.weights, lane.space, lane.device, lane.matmuls.kernels
     attention = AttentionBinder(weights, space, kv, parts.ropes, device, config.context_length, config.batch_invariant)
     routers = None if kernels is None else RouterKernels(kernels)
-    norms, dense = NormBinder(spec, weights, space), DenseBinder(space, kernels)
+    norms, dense = NormBinder(spec, weights, space), DenseBinder(space)
     experts = MixtureBinder(weights, space, lane.merger, parts.experts, routers, lane.grouped, norms, dense)
     binder = Binder(spec, weights, space, attention, lane.merger, experts, recurrences, norms, dense)
     return attention, binder
@@ -276,7 +276,7 @@ def _load_parts(
     program = build_program(spec, config.hidden_layers)
     kernels = None
     if device.runs("matmuls"):
-        kernels = MatmulKernels(device.torch_device, config.batch_invariant, _families_left_out(spec, device))
+        kernels = MatmulKernels(device.torch_device, config.batch_invariant, device.without)
     packs_floats = kernels is not None and kernels.packs_floats
     weights = Weights(spec, program, checkpoint, device, packs_floats, stacks_shared(config), lent)
     body, tail = weights.apart(program.block_matmuls()), program.tail.matmuls()
@@ -303,12 +303,6 @@ def _make_scratch(spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device
     if parts.matmuls.kernels is not None:
         parts.matmuls.kernels.decoded()
     return None if config.batch_invariant else scan_scratch(spec, parts.space, device)
-
-
-def _families_left_out(spec: ModelSpec, device: DeviceProfile) -> frozenset[Family]:
-    """All blocks of a chain run at once: chunks of a mixture that are read aside leave too few multiprocessors."""
-    chains: frozenset[Family] = frozenset({"chains"})
-    return device.without | chains if spec.mixtures() else device.without
 
 
 def _make_lane(
@@ -339,7 +333,7 @@ def _make_aside_lane(
         _LOG.info("prompts are not read beside steps: %s", error)
         return None
     device = replace(device, processors=processors)
-    kernels = MatmulKernels(device.torch_device, without=_families_left_out(spec, device), processors=processors)
+    kernels = MatmulKernels(device.torch_device, without=device.without, processors=processors)
     merger = Merger(parts.program, parts.weights, device, kernels)
     layers = [merger.merge(group) for group in parts.weights.apart(parts.program.block_matmuls())]
     matmuls = _Matmuls(kernels, layers, [], {sizes.tokens}, set())

@@ -66,7 +66,6 @@ class Workspace:
         counted = max(sizes.rows * kv_heads * ALONE_WARPS, CHUNK_PARTS * MOST_WARPS)
         self.arrivals = torch.zeros(counted, dtype=torch.int32, device=where)
         self.next_tile = torch.zeros(1, dtype=torch.int32, device=where)
-        self.units_done = torch.zeros(1, dtype=torch.int32, device=where)  # of a chain of matmuls
         self.logits = torch.zeros((sizes.selected, spec.vocab_size), device=where)
         blocks = -(-spec.vocab_size // LOGIT_BLOCK)
         self.block_tops = torch.zeros((sizes.selected, blocks), device=where)

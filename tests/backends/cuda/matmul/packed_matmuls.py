@@ -23,7 +23,6 @@ from backends.cuda.matmul.fp8_cases import BLOCK, GROUP, FP8Values
 from backends.cuda.matmul.recorded_launches import record_launches
 from realizar.backends.cuda.attention import decode as attention_decode
 from realizar.backends.cuda.device import DeviceProfile, Family, interpreter_device
-from realizar.backends.cuda.matmul import chain
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.weights import load as weights
@@ -94,9 +93,6 @@ class HostKernel:
         if self.name.startswith("wgmma_fp8"):
             self._launch_fp8(arguments, sizes)
             return
-        if self.name.startswith("chain"):
-            self._launch_chain(arguments)
-            return
         gated, residual = sizes.endswith("ip"), "residual" in self.name
         count = sizes.index("pppiff") // 6
         x_at, scales_at, *norm, tokens, chunks, splits, token_stride, split_stride = arguments[6 * count :][:11]
@@ -129,33 +125,6 @@ class HostKernel:
                 for token in range(tokens):
                     to = _array(out + 4 * (split * split_stride + token * token_stride), np.float32, out_features)
                     to[:] = sums[token]
-
-    def _launch_chain(self, arguments: Sequence[Any]) -> None:
-        """Matrices that end with partial sums (s), the residual add (r) or an activation (g), one after the other."""
-        kinds, tokens = self.name.split("_")[1], int(self.name.rpartition("tokens")[2])
-        _, all_units, *left = arguments
-        units = 0
-        for kind in kinds:
-            low, _, _, _, out, out_features, chunks, own_units, start, awaited = left[:10]
-            x_at, terms_at, *norm, token_stride = left[10:17]
-            matrix, ends = _floats[low.address], left[17 : 17 + {"s": 0, "r": 7, "g": 1}[kind]]
-            left = left[17 + len(ends) :]
-            assert (len(matrix), start) == (out_features, units % 132)
-            assert awaited <= units
-            units += own_units
-            x = _read_int8(x_at, terms_at, tokens, chunks * 64)
-            self.launches.norms.append(norm[1] > 0)
-            if norm[1]:
-                x = _finish_norm(x, *norm)
-            sums = x[:, : matrix.shape[1]] @ matrix.T
-            if kind == "r":
-                _join(sums, out, *ends)
-            elif kind == "g":
-                _write_int8(_activated(self.name, sums), out, ends[0])
-            for token in range(tokens if kind == "s" else 0):
-                _array(out + 4 * token * token_stride, np.float32, out_features)[:] = sums[token]
-        assert units == all_units
-        assert not left
 
     def _launch_fp8(self, arguments: Sequence[Any], sizes: str) -> None:
         count = sizes.index("ppiii") // 5
@@ -285,20 +254,19 @@ def _array(address: int, dtype: Any, count: int) -> NDArray[Any]:
     return np.frombuffer((ctypes.c_char * size).from_address(address), dtype=dtype)
 
 
-def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None, *, chains: bool = False) -> Launches:
+def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> Launches:
     """Have runners pack and multiply with these twins, and return the record of launches.
 
     Args:
         splits: of all matmuls that have as many chunks and no activation; as tuned if None.
-        chains: matmuls of few tokens that follow each other are one launch.
     """
     properties = SimpleNamespace(
         name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 * 1024
     )
 
     own = interpreter_device()
-    without: frozenset[Family] = frozenset({"sampling"} if chains else {"sampling", "chains"})
-    device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.memory_bytes, without=without)
+    torch_samples: frozenset[Family] = frozenset({"sampling"})
+    device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.memory_bytes, without=torch_samples)
     monkeypatch.setattr(cuda_runs, "interpreter_device", lambda: device)
     monkeypatch.setattr(weights, "Packer", HostPacker)
     monkeypatch.setattr(attention_decode, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
@@ -308,6 +276,5 @@ def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None, *, ch
     if splits is not None:
         choose = MatmulKernels._choose
         monkeypatch.setattr(MatmulKernels, "_choose", lambda *asked: replace(choose(*asked), splits=splits))
-    monkeypatch.setattr(chain, "TensorMap", lambda address, *_: SimpleNamespace(address=address))
     HostKernel.launches = Launches()
     return HostKernel.launches

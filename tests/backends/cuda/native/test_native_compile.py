@@ -12,9 +12,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 from backends.cuda.native.compiled import check, check_registers, disassembled, resources_of
 from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
-from realizar.backends.cuda.matmul.chain import chain_tiles
 from realizar.backends.cuda.matmul.fp8 import EXPERT_TILES
-from realizar.backends.cuda.native.chains.source import LinkKind, chain_source
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
 from realizar.backends.cuda.native.experts.source import (
     EXPERT_SIZES,
@@ -140,26 +138,6 @@ def test_activation_epilogues_keep_their_sums_in_registers(
 def test_blocks_that_stay_keep_their_sums_in_registers(ggml_type: GGMLType, tmp_path: Path) -> None:
     tiles = WgmmaTiles(128, 2, 2, 4, 1, 1, stays=True)
     check_registers([matmul_source((form_of(ggml_type),), tiles)], [tiles], "sm_90a", tmp_path)
-
-
-CHAINS: dict[str, tuple[tuple[LinkKind, GGMLType], ...]] = {
-    "to the next layer": (
-        ("residual", GGMLType.Q4_K), ("gated", GGMLType.Q4_K), ("residual", GGMLType.Q6_K), ("sums", GGMLType.Q4_K),
-        ("sums", GGMLType.Q6_K),
-    ),
-    "Q5_K and Q8_0": (("gated", GGMLType.Q5_K), ("residual", GGMLType.Q8_0)),
-    "without an activation": (("residual", GGMLType.Q8_0), ("sums", GGMLType.Q8_0)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("tokens", [1, 2])
-@pytest.mark.parametrize("name", wider(CHAINS, "to the next layer"))
-def test_chains_leave_registers_to_attention(name: str, tokens: int, tmp_path: Path) -> None:
-    segments = tuple((kind, form_of(ggml_type)) for kind, ggml_type in CHAINS[name])
-    tiles = chain_tiles([each for _, each in segments], [64, 224], tokens)
-    activation: GatedActivation | None = "silu" if any(kind == "gated" for kind, _ in segments) else None
-    assert tiles.depth >= 2
-    check_registers([chain_source(segments, tiles, activation)], [tiles], "sm_90a", tmp_path)
 
 
 IN_TURN = (

@@ -15,10 +15,8 @@ from realizar.backends import select  # noqa: E402
 from realizar.backends.cuda import runner as runner_module  # noqa: E402
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, Family, interpreter_device, refused_family  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
-from realizar.backends.cuda.matmul.chain import chain_tiles  # noqa: E402
 from realizar.backends.cuda.matmul.grouped_tiles import grouped_tiles  # noqa: E402
 from realizar.backends.cuda.native.attend_source import AttendKernel  # noqa: E402
-from realizar.backends.cuda.native.chains.source import chain_source  # noqa: E402
 from realizar.backends.cuda.native.experts.source import ChoiceShape, choice_source, expert_source  # noqa: E402
 from realizar.backends.cuda.native.grouped.source import (  # noqa: E402
     grouped_source,
@@ -73,7 +71,6 @@ def test_every_kernel_has_a_family() -> None:
         of_matmul(matvec, "gelu_tanh"): "epilogues",
         of_matmul(wgmma): "wgmma",
         of_matmul(wgmma, "silu"): "epilogues",
-        chain_source((("residual", Q4_K), ("gated", Q4_K)), chain_tiles([Q4_K], [64], 1), "silu").name: "chains",
         of_matmul(MmaSyncTiles(16, 2, 4, 1)): "matmuls",
         of_grouped(wgmma=False): "matmuls",
         of_grouped(wgmma=True): "wgmma",

@@ -127,12 +127,11 @@ def chunk_inputs(
     head, row_bytes, element = kernel.head, kernel.head * 2, kernel.element
     queries = TensorMap(
         query.data_ptr(), element, (head, heads, query.shape[0]), (row_bytes, query.stride(0) * 2),
-        (64, kernel.group, kernel.tokens), "attend_chunk",
+        (64, kernel.group, kernel.tokens),
     )  # fmt: skip
     keys, values, key_scales, value_scales = cache
     if kernel.coded:
         return [queries, *(each.data_ptr() for each in (keys, key_scales, values, value_scales))]
     box = 64, min(kernel.block_size, kernel.keys)
     rows = keys.numel() // head
-    shape = (head, rows), (row_bytes,), box
-    return [queries, *(TensorMap(each.data_ptr(), element, *shape, "attend_chunk") for each in (keys, values))]
+    return [queries, *(TensorMap(each.data_ptr(), element, (head, rows), (row_bytes,), box) for each in (keys, values))]

@@ -145,11 +145,6 @@ class MergedLinear:
         """True if `launch_residual` takes a step of this kind; then no partial sums are written."""
         return self._epilogue(kind) == "residual"
 
-    def activation(self, kind: StepKind) -> GatedActivation | None:
-        """The activation that it ends with in a step of this kind."""
-        epilogue = self._epilogue(kind)
-        return None if epilogue == "residual" else epilogue
-
     def _epilogue(self, kind: StepKind) -> Epilogue | None:
         config = self.route(kind)
         return None if config is None else config.epilogue

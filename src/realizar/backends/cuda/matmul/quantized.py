@@ -114,8 +114,6 @@ class MatmulKernels:
             int8_tokens=0 if "mat-vec" in without else tuning.int8_tokens,
         )
         self.has_epilogues = "epilogues" not in without
-        runs_chains = self.capability == (9, 0) and not batch_invariant
-        self.has_chains = runs_chains and self.has_epilogues and "chains" not in without
         self.kernels = LoadedKernels(self.arch)
         self.decoded_weights, self._decoded_size = torch.empty(0, dtype=torch.uint8, device=self.device), 0
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into

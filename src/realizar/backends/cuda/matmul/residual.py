@@ -56,15 +56,10 @@ def epilogue_square_parts(cols: int) -> int:
 
 
 def route_residual(matmuls: MatmulKernels, tokens: int, matrix: PackedMatrix) -> MatmulConfig | None:
-    """A matmul with the residual-add epilogue, for `tokens` tokens; None where its columns must be split.
-
-    Those of a chain need not be, however few its outputs.
-    """
+    """A matmul with the residual-add epilogue, for `tokens` tokens; None where its columns must be split."""
     if not matmuls.has_epilogues:
         return None
     config = matmuls.route(tokens, matrix)
-    if matmuls.has_chains:
-        config = replace(config, splits=1)
     if not isinstance(config.tiles, MatvecTiles) or config.splits > 1 or matrix.out_features % EPILOGUE_COLUMNS:
         return None
     return replace(config, epilogue="residual")

@@ -9,9 +9,8 @@ A kernel's text is put together from .cu files behind a list of macros. Read in 
 4. Their epilogues: `matvec_gated.cu`, `wgmma_gated.cu` with `gated_epilogue.cu`; `matvec_residual.cu` with `codes.cu`.
 5. `attend.cu`, with `attend_heads.cu` and `attend_results.cu`. `bulk.cu`: copies by Hopper's copy engine.
 6. `activations.cu` and `repack.cu`: activations and raw weight blocks to the kernels' formats; `raw_layouts.py`.
-7. `chunks/` (attention), `scans/` (delta nets), `experts/`, `grouped/` (pairs sorted by expert), `chains/` (matmuls of
-   few tokens in one launch) and `sampling/`, each with a `source.py`. `long_steps/`: Hopper's matmuls of many tokens;
-   `fp8/`: those in 8-bit floats.
+7. `chunks/` (attention), `scans/` (delta nets), `experts/`, `grouped/` (pairs sorted by expert) and `sampling/`, each
+   with a `source.py`. `long_steps/`: Hopper's matmuls of many tokens; `fp8/`: those in 8-bit floats.
 
 `compiler.py` and `nvrtc.py` compile and keep cubins on disk; `launcher.py` loads and starts them.
 """

@@ -11,37 +11,29 @@ from realizar.backends.cuda.native.launcher import checked, driver_module
 from realizar.errors import KernelError
 
 _BYTES, _ALIGNED = 128, 64  # of a map: its size, and what its address must be a multiple of
-_TYPES = {"bf16": "BFLOAT16", "f16": "FLOAT16", "u32": "UINT32"}
+_TYPES = {"bf16": "BFLOAT16", "f16": "FLOAT16"}
 _DRIVER_VERSION = 12000  # the first that has the call
 
 
 class TensorMap:
     """A map, which a kernel takes as a parameter by value (`t` in `Kernel.launch`).
 
-    A copy of a box writes its rows one after the other, and zeros where the box lies outside; of halves runs of 64
-    elements, 128 bytes, interleaved over eight rows as matrix instructions read them.
+    A copy of a box writes runs of 64 elements, 128 bytes, interleaved over eight rows as matrix instructions read them,
+    and zeros where the box lies outside.
 
     Args:
-        address: of the first element. element: `bf16`, `f16` or `u32`.
+        address: of the first element. element: `bf16` or `f16`.
         sizes: elements along each dimension; along the first they lie side by side.
         strides: bytes, of all dimensions but the first; multiples of 16.
-        box: elements of a copy along each dimension, at most 256; of halves 64 along the first.
-        kernel: the source that takes it, which an error carries.
+        box: elements of a copy along each dimension, at most 256; 64 along the first.
 
     Raises KernelError where the driver refuses it.
     """
 
     def __init__(
-        self,
-        address: int,
-        element: str,
-        sizes: Sequence[int],
-        strides: Sequence[int],
-        box: Sequence[int],
-        kernel: str,
+        self, address: int, element: str, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
     ) -> None:
         driver, rank = driver_module(), len(sizes)
-        swizzle = "NONE" if element == "u32" else "128B"
         self._memory = ctypes.create_string_buffer(_BYTES + _ALIGNED)
         self._at = -(-ctypes.addressof(self._memory) // _ALIGNED) * _ALIGNED
         status = _encode()(
@@ -49,12 +41,12 @@ class TensorMap:
             address, (ctypes.c_uint64 * rank)(*sizes), (ctypes.c_uint64 * rank)(*strides),
             (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*[1] * rank),
             int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
-            int(getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}")),
+            int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
             int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
             int(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         )  # fmt: skip
         if status:
-            raise KernelError(f"a map of {tuple(sizes)} elements: the driver refuses it ({status})", kernel)
+            raise KernelError(f"a map of {tuple(sizes)} elements: the driver refuses it ({status})", "attend_chunk")
 
     def getPtr(self) -> int:  # noqa: N802 (the name that cuda-bindings asks for)
         return self._at
@@ -64,7 +56,7 @@ class TensorMap:
 def _encode() -> Any:
     """`cuTensorMapEncodeTiled` as it is: what cuda-bindings makes lies at addresses that it does not take."""
     found = driver_module().cuGetProcAddress(b"cuTensorMapEncodeTiled", _DRIVER_VERSION, 0)
-    address = checked(found, "finding cuTensorMapEncodeTiled")
+    address = checked(found, "finding cuTensorMapEncodeTiled", "attend_chunk")
     pointer, number = ctypes.c_void_p, ctypes.c_int
     return ctypes.CFUNCTYPE(
         number, pointer, number, ctypes.c_uint32, pointer, pointer, pointer, pointer, pointer, *[number] * 4
