@@ -13,6 +13,7 @@ from realizar.backends.resolved_config import NOTHING_BESIDE, ResolvedConfig
 from realizar.models.spec import ModelSpec
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+_FEW = 4, 8, 16, 32
 _TOKEN_STEP = 64
 _COARSE_STEPS = ((1024, 128), (1536, 256), (2048, 128))
 """Of more tokens than 512, up to each: so few graphs more, and where a step takes the longest, little padding."""
@@ -35,11 +36,14 @@ def padded_rows(count: int, most: int) -> int:
 
 
 def padded_tokens(count: int, most: int) -> int:
-    """The padded number of tokens of a step with chunks: 16, 32, or a multiple of 64, 128 or 256."""
+    """The padded number of tokens of a step with chunks: 4, 8, 16, 32, or a multiple of 64, 128 or 256.
+
+    Few tokens are a row or two with drafts: matmuls of fewer than 16 read their weights sooner.
+    """
     step = _TOKEN_STEP
     if count > 512:
         step = next((step for end, step in _COARSE_STEPS if count <= end), _TOKEN_STEP)
-    padded = next((size for size in (16, 32) if size >= count), -(-count // step) * step)
+    padded = next((size for size in _FEW if size >= count), -(-count // step) * step)
     return min(padded, most)
 
 
@@ -49,13 +53,13 @@ def fused_tokens(count: int, sizes: StepSizes) -> int:
 
 
 def token_counts(most: int) -> list[int]:
-    return sorted({padded_tokens(count, most) for count in [16, 32, *range(_TOKEN_STEP, most + 1, _TOKEN_STEP), most]})
+    return sorted({padded_tokens(count, most) for count in [*_FEW, *range(_TOKEN_STEP, most + 1, _TOKEN_STEP), most]})
 
 
 def chunk_kinds(sizes: StepSizes) -> list[StepKind]:
     """The kinds with chunks that have a graph: for each padded number of tokens a few numbers of decodes.
 
-    Few, since each is run and captured at load: with 64 rows at most 50, with any number at most 67. A context is cut
+    Few, since each is run and captured at load: with 64 rows at most 54, with any number at most 71. A context is cut
     into fewer parts the more decodes there may be: marks lie at most 8 times apart, so that what runs as a kind with
     room to spare still occupies a good part of the device.
     """
