@@ -35,7 +35,7 @@ from realizar.config import EngineConfig
 
 _EARLY = {"attend_parts": 4}  # row, token and length of a decode, and the tables' stride
 # What no kernel of a step writes before it: states, rings and vectors.
-_READS_OLDER = ("recur_once", "normalize", "normalize_parallel", "normalize_twice", "add_norm")
+_READS_OLDER = ("recur", "recur_once", "normalize", "normalize_parallel", "normalize_twice", "add_norm")
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 RECIPES = {  # by element type of the cache, and size of heads, but for those that are named after a part
     "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm", "growth")),

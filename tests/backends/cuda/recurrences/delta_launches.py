@@ -176,7 +176,7 @@ class Kernels:
 
     def _recur(self, sums: tuple[Any, ...], table: torch.Tensor, output: torch.Tensor) -> None:
         net = self.net
-        recur[(len(table), net.value_heads, -(-net.value // self.columns))](
+        recur[(net.value_heads, -(-net.value // self.columns), len(table))](
             *sums, self.rings, *self.vectors, self.states, table, output, output.stride(0), float(net.key**-0.5),
             BLOCK=self.columns, TILED=net.tiled, num_warps=self.warps, **self._ring, **self._sizes,
         )  # fmt: skip

@@ -105,19 +105,19 @@ class RecurrenceBinder:
         space, part, once = self._space, net.part, self._is_once(kind)
         sums, constants = input_sums(self._space, net.linear, kind)
         columns, warps = _once_cut(kind, part.value_size) if once else (min(_COLUMNS, padded(part.value_size)), _WARPS)
-        grid = num_recurring(kind, space.arrays.sizes), part.num_value_heads, -(-part.value_size // columns)
+        count, blocks = num_recurring(kind, space.arrays.sizes), -(-part.value_size // columns)
         arguments = (
             *sums, net.rings, net.kernel, net.decay_bias, net.rate, net.states, space.arrays["recurring"],
             space.attended, space.attended.stride(0), net.scale,
         )  # fmt: skip
         constants |= {**net.sizes, "BLOCK": columns, "num_warps": warps}
         if not once:
-            recur[grid](*arguments, **constants)
+            recur[(part.num_value_heads, blocks, count)](*arguments, **constants)
             return
         target, none = self._gated_target(net, rows, kind), self._none
         pointers = (none, 0, none, none, none) if target is None else target.pointers()
         nothing = {"FORMAT": NOTHING.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
-        recur_once[grid](
+        recur_once[(count, part.num_value_heads, blocks)](
             *arguments, net.norm, net.eps, *pointers, *space.token_state, GATED=target is not None,
             **constants, **(nothing if target is None else target.constants()),
         )  # fmt: skip

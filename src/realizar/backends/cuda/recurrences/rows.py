@@ -67,7 +67,7 @@ class RecurringRows:
         self._seen[numbers], self._kept[numbers] = positions + certain, uncertain
         self._fill_tokens(views, step, kind.tokens)
         tiled = scanned.nonzero()[0].tolist()
-        _fill_tiles(views, tiled, counts, num_rows, num_tiles(kind, self._sizes) if kind.tiles else 0)
+        _fill_tiles(views, tiled, counts, num_rows, num_tiles(kind, self._sizes))
 
     def assume(self, step: ForwardInput) -> None:
         """Let the rows of a step begin where it says, whatever their states are: steps are repeated to be measured."""
@@ -132,12 +132,14 @@ def _fill_tiles(
 
 
 def num_recurring(kind: StepKind, sizes: StepSizes) -> int:
-    """Rows of a step, at least: its decodes, and no more others than it has tiles of attention."""
-    return max(1, min(kind.decodes + kind.tiles, sizes.rows))
+    """Rows of a step, at least: its decodes, and no more others than it has tiles of attention, or tokens."""
+    return max(1, min(kind.decodes + kind.tiles, kind.tokens, sizes.rows))
 
 
 def num_tiles(kind: StepKind, sizes: StepSizes) -> int:
-    """Tiles of a step's chunks, at least: those that are full, and one more a row."""
+    """Tiles of a step's chunks, at least: those that are full, and one more a row; 0 where no row can be scanned."""
+    if not kind.tiles or kind.tokens <= _FEW:
+        return 0
     return kind.tokens // SCAN_TILE + min(kind.tiles, sizes.rows)
 
 

@@ -179,21 +179,22 @@ class ScanBinder:
         self._loaded.prepare(self._wanted)
 
     def _start_hopper(self, net: Net, scan: HopperScan, kind: StepKind) -> None:
-        if not kind.tiles:
-            return
         space, arrays = self._space, self._space.arrays
+        if not (tiles := num_tiles(kind, arrays.sizes)):
+            return
         partials = space.partials(net.linear.splits(kind), kind.tokens, net.linear.width)
         chunks = ScannedChunks(
             partials, net.linear.bias, net.rings, net.kernel, net.decay_bias, net.rate, arrays["recurring"],
             arrays["scan_rows"], arrays["scan_firsts"], arrays["scanned"], self._scratch.hopper, net.states,
-            space.attended, num_tiles(kind, arrays.sizes), num_recurring(kind, arrays.sizes),
+            space.attended, tiles, num_recurring(kind, arrays.sizes),
         )  # fmt: skip
         dependent = space.launching(kind)["DEPENDENT"]
         for _, start in scan.launches(chunks, net.scale, _stream(space), dependent):
             start()
 
     def _start_triton(self, net: Net, kind: StepKind) -> None:
-        if not kind.tiles:
+        count = num_tiles(kind, self._space.arrays.sizes)
+        if not count:
             return
         part, arrays, attended = net.part, self._space.arrays, self._space.attended
         columns = min(_COLUMNS, padded(part.value_size))
@@ -201,7 +202,7 @@ class ScanBinder:
         heads_of = {name: inputs[name] for name in ("KEY_HEADS", "VALUE_HEADS", "KEY", "VALUE")}
         sums, constants = input_sums(self._space, net.linear, kind)
         table, tiles = arrays["recurring"], (arrays["scan_rows"], arrays["scan_firsts"])
-        count, scratch = num_tiles(kind, arrays.sizes), self._scratch.triton
+        scratch = self._scratch.triton
         heads = 2 * part.num_key_heads + part.num_value_heads
         scan_inputs[(count, heads, SCAN_TILE // _INPUT_TOKENS)](
             *sums, net.rings, net.kernel, table, *tiles, scratch[0], net.scale, TOKENS=_INPUT_TOKENS, **inputs,

@@ -10,7 +10,7 @@ A state is kept as it is after the replayed and the certain tokens; the others g
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.dependent import let_next_start, wait_for_previous
 from realizar.backends.cuda.kernels.recurrences.delta_inputs import (
     convolved,
     key_head_of,
@@ -36,13 +36,13 @@ def load_row(recurring, index):
 
 
 @triton.jit
-def advance(
-    state, partials, splits_stride, token_stride, bias, rings, kernel, decay_bias, rate, slot, start, position, offset,
-    head, key_head, keys, values, output, output_stride, scale,
+def inputs_of(
+    partials, splits_stride, token_stride, bias, rings, kernel, decay_bias, rate, slot, start, position, offset, head,
+    key_head, keys, values, scale,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY: tl.constexpr,
     VALUE: tl.constexpr, LENGTH: tl.constexpr, RING: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The state [keys, values] after one more token, whose output is written if it is in the step."""
+    """Query and key [keys], value [values], beta and decay of a token, as `advance` takes them."""
     channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
     of_head, inside = own(keys >= 0, keys, KEY), own(values >= 0, values, VALUE)
     q = convolved(
@@ -57,7 +57,6 @@ def advance(
         partials, splits_stride, token_stride, bias, rings, kernel, slot, start, position, offset,
         2 * KEY_HEADS * KEY + head * VALUE + values, inside, LENGTH, SPLITS, BIAS, RING, WIDTH,
     )  # fmt: skip
-    q, k = unit(q, 0) * scale, unit(k, 0)
     gates = head + tl.arange(0, 1)
     always = gates >= 0
     beta = stepped(
@@ -68,15 +67,18 @@ def advance(
         partials, splits_stride, token_stride, bias, rings, slot, start, position, offset,
         channels + VALUE_HEADS * (VALUE + 1) + gates, channels + VALUE_HEADS + gates, always, SPLITS, BIAS, RING, WIDTH,
     )  # fmt: skip
-    beta = 1.0 / (1.0 + tl.exp(-beta))
     decay = tl.exp(log_decay(decay + tl.load(decay_bias + gates), tl.load(rate + gates)))
+    return unit(q, 0) * scale, unit(k, 0), v, 1.0 / (1.0 + tl.exp(-beta)), decay
+
+
+@triton.jit
+def advance(state, q, k, v, beta, decay):
+    """The state [keys, values] after one more token, and the token's output [values]."""
     known = tl.sum(k[:, None] * state, axis=0)
     asked = tl.sum(q[:, None] * state, axis=0)
     lacking = beta * (v - decay * known)
     result = decay * asked + tl.sum(q * k, axis=0) * lacking
-    at = output + (start + offset).to(tl.int64) * output_stride + head * VALUE + values
-    tl.store(at, result, mask=inside & (offset >= 0))
-    return decay[:, None] * state + k[:, None] * lacking[None, :]
+    return decay[:, None] * state + k[:, None] * lacking[None, :], result
 
 
 @triton.jit
@@ -87,31 +89,47 @@ def recur(
     VALUE: tl.constexpr, LENGTH: tl.constexpr, RING: tl.constexpr, WIDTH: tl.constexpr,
     TILED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Rows that are not scanned, BLOCK columns of a head's state each. Grid: rows, value heads, blocks of columns.
+    """Rows that are not scanned, BLOCK columns of a head's state each. Grid: value heads, blocks of columns, rows.
 
-    output: float32 [tokens, value heads * VALUE], of tokens in the step; before norm and output gate.
+    output: float32 [tokens, value heads * VALUE], of tokens in the step; before norm and output gate. What is replayed
+    was written before the step began, so it is while the matmul before still runs; and a token's inputs are asked for
+    before the one before it is done. Rows of padding come last: their programs wait too, in the place of others.
     """
-    begin(DEPENDENT)
-    slot, start, count, replay, certain, position, is_scanned = load_row(recurring, tl.program_id(0))
-    if (slot < 0) | (is_scanned != 0):
-        return
-    head = tl.program_id(1)
+    let_next_start(DEPENDENT)
+    row_slot, start, count, replay, certain, position, is_scanned = load_row(recurring, tl.program_id(2))
+    is_row, slot = (row_slot >= 0) & (is_scanned == 0), tl.maximum(row_slot, 0)
+    head = tl.program_id(0)
     key_head = key_head_of(head, KEY_HEADS, VALUE_HEADS, TILED)
     keys = tl.arange(0, padded(KEY))
-    values = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = states + (slot.to(tl.int64) * VALUE_HEADS + head) * (KEY * VALUE) + keys[:, None] * VALUE + values[None, :]
-    mask = own(own((position > replay) & (keys[:, None] >= 0), keys[:, None], KEY), values[None, :], VALUE)
-    state = tl.load(at, mask=mask, other=0.0)
-    for offset in tl.range(-replay, certain):
-        state = advance(
-            state, partials, splits_stride, token_stride, bias, rings, kernel, decay_bias, rate, slot, start, position,
-            offset, head, key_head, keys, values, output, output_stride, scale, SPLITS, BIAS, KEY_HEADS, VALUE_HEADS,
-            KEY, VALUE, LENGTH, RING, WIDTH,
+    known = own(is_row & (position > replay) & (keys[:, None] >= 0), keys[:, None], KEY)
+    state = tl.load(at, mask=own(known, values[None, :], VALUE), other=0.0)
+    for offset in tl.range(tl.where(is_row, -replay, 0), 0):
+        q, k, v, beta, decay = inputs_of(
+            partials, splits_stride, token_stride, bias, rings, kernel, decay_bias, rate, slot, start, position, offset,
+            head, key_head, keys, values, scale, SPLITS, BIAS, KEY_HEADS, VALUE_HEADS, KEY, VALUE, LENGTH, RING, WIDTH,
         )  # fmt: skip
-    store_state(at, state, keys, values, KEY, VALUE)
-    for offset in tl.range(certain, count):
-        state = advance(
-            state, partials, splits_stride, token_stride, bias, rings, kernel, decay_bias, rate, slot, start, position,
-            offset, head, key_head, keys, values, output, output_stride, scale, SPLITS, BIAS, KEY_HEADS, VALUE_HEADS,
-            KEY, VALUE, LENGTH, RING, WIDTH,
+        state, _ = advance(state, q, k, v, beta, decay)
+    wait_for_previous(DEPENDENT)
+    if not is_row:
+        return
+    q, k, v, beta, decay = inputs_of(
+        partials, splits_stride, token_stride, bias, rings, kernel, decay_bias, rate, slot, start, position, 0, head,
+        key_head, keys, values, scale, SPLITS, BIAS, KEY_HEADS, VALUE_HEADS, KEY, VALUE, LENGTH, RING, WIDTH,
+    )  # fmt: skip
+    if certain == 0:
+        store_state(at, state, keys, values, KEY, VALUE)
+    for offset in tl.range(0, count):
+        following = tl.minimum(offset + 1, count - 1)
+        next_q, next_k, next_v, next_beta, next_decay = inputs_of(
+            partials, splits_stride, token_stride, bias, rings, kernel, decay_bias, rate, slot, start, position,
+            following, head, key_head, keys, values, scale, SPLITS, BIAS, KEY_HEADS, VALUE_HEADS, KEY, VALUE, LENGTH,
+            RING, WIDTH,
         )  # fmt: skip
+        state, result = advance(state, q, k, v, beta, decay)
+        to = output + (start + offset).to(tl.int64) * output_stride + head * VALUE + values
+        tl.store(to, result, mask=own(values >= 0, values, VALUE))
+        if offset == certain - 1:
+            store_state(at, state, keys, values, KEY, VALUE)
+        q, k, v, beta, decay = next_q, next_k, next_v, next_beta, next_decay
