@@ -130,11 +130,13 @@ def _answer(step: CUDAStep, logprobs: int | None, take_in: TakeIn) -> PendingRes
         pending = PendingLogprobs([logprobs] * wanted.num_sampled, lines.reshape(wanted.num_sampled, -1))
         found.append((np.arange(wanted.num_sampled), pending))
     if not wanted.num_drafts:
-        return PendingResult(torch.full((wanted.num_sampled, 1), RIGHT, dtype=torch.int32), found, {}, take_in)
+        all_right = torch.full((wanted.num_sampled, 1), RIGHT, dtype=torch.int32)
+        return PendingResult(all_right, all_right, found, {}, take_in)
     right = (step.forward_input.columns.num_drafts[wanted.sampled_rows] // 2)[:, None]
     places = np.arange(1 + wanted.num_drafts)
     made = np.where(places < right, RIGHT, np.where(places == right, WRONG, NOT_REACHED))
-    return PendingResult(torch.from_numpy(made.astype(np.int32)), found, {}, take_in)
+    sampled = torch.from_numpy(made.astype(np.int32))
+    return PendingResult(sampled, sampled, found, {}, take_in)
 
 
 def main() -> int:

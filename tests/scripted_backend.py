@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kv_cache.scripted_states import ScriptedStates, states_of
 from realizar.backends.base import Capacity, DeviceMemory, ForwardInput
-from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, PROPOSED, OpenedRow, ProposedDrafts, StepOutput
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.mixers import ShortConvolution
@@ -154,8 +154,7 @@ class ScriptedStep:
     def result(self) -> StepOutput:
         if self._output is None:
             output = step_output([self._row_output(row, states) for row, states in self._rows])
-            drafts = self._backend.propose(self._input, output)
-            self._output = replace(output, drafts=None if drafts is None else lambda: drafts)
+            self._output = replace(output, drafts=self._backend.propose(self._input, output))
         return self._output
 
     def _row_output(self, row: ScheduledRow, states: list[int]) -> RowOutput:
@@ -238,6 +237,7 @@ class ScriptedBackend:
         self.down = False
         self.memory: DeviceMemory | None = None
         self._last: ScriptedStep | None = None
+        self._drafts: dict[int, NDArray[np.int32]] = {}  # that were proposed last, by row
         slots = [count * block_size for count in num_blocks]
         self._values = [np.zeros(count, np.uint64) for count in slots]
         self._positions = [np.full(count, -1) for count in slots]
@@ -271,6 +271,7 @@ class ScriptedBackend:
     def submit(self, forward_input: ForwardInput) -> ScriptedStep:
         if self._last is not None:
             self._last.result()  # the device runs one step after the other
+        forward_input = self._with_drafts(forward_input)
         self.num_steps += 1
         self.num_tokens += len(forward_input.columns.token_ids)
         if self.num_steps == self.fail_at:
@@ -292,7 +293,7 @@ class ScriptedBackend:
         """The next token of a row."""
         return choose(state, open_row.sampling, open_row.choice, allowed, self.num_ids)
 
-    def propose(self, step: ForwardInput, output: StepOutput) -> NDArray[np.int32] | None:
+    def propose(self, step: ForwardInput, output: StepOutput) -> ProposedDrafts | None:
         """Drafts after each row's sampled tokens, for whose keys and values the row has slots: they're written over."""
         lookahead = step.columns.lookahead
         if lookahead is None:  # also of a step that wants none
@@ -311,7 +312,18 @@ class ScriptedBackend:
                 is_wrong = at == row.lookahead - 1 and state % 3 == 0
                 tokens.append((foreseen + 1) % self.num_ids if is_wrong else foreseen)
                 drafts[place, at] = tokens[-1]
-        return drafts
+            self._drafts[row.row] = drafts[place].copy()
+        counts = np.count_nonzero(drafts != NOT_SAMPLED, axis=1).astype(np.int32)
+        return ProposedDrafts(counts, lambda: drafts)
+
+    def _with_drafts(self, step: ForwardInput) -> ForwardInput:
+        """The step with the ids of drafts that were proposed."""
+        columns, ids = step.columns, step.columns.token_ids.copy()
+        for at in (ids <= PROPOSED).nonzero()[0].tolist():
+            owner = int(np.searchsorted(columns.starts, at, side="right")) - 1
+            ids[at] = self._drafts[int(columns.numbers[owner])][PROPOSED - ids[at]]
+            require(ids[at] != NOT_SAMPLED, "a draft is named that was not proposed")
+        return replace(step, columns=replace(columns, token_ids=ids))
 
     def _spoil(self, step: ForwardInput, place: int, position: int) -> None:
         """Write over the slots of a row's position after its tokens: they are nobody else's."""

@@ -21,6 +21,7 @@ from realizar.sampling_params import SamplingParams
 FROM_PREVIOUS_STEP = -1  # a token id that only the device knows: what the row sampled in the step before
 GIVEN_EMBEDDING = -1  # in a row's history, in place of a token id under which the request brings an embedding
 NOT_SAMPLED = -1  # in place of a token id where a row has sampled nothing
+PROPOSED = -(1 << 30)  # PROPOSED - place: the draft at that place, from 0, of those that the backend proposed last
 
 
 def head_id_table(ids: Sequence[int]) -> NDArray[np.int32]:
@@ -69,7 +70,8 @@ class StepRows:
         sequence_ids: int64 [rows], the scheduler's own number of each sequence, never used twice.
         numbers: intp [rows], the place of each row in the backend and in the block tables.
         num_computed_tokens: int32 [rows], tokens before those of the step, already in the KV cache.
-        token_ids: int32 [tokens], those to compute, drafts included; FROM_PREVIOUS_STEP where not known yet.
+        token_ids: int32 [tokens], those to compute, drafts included; FROM_PREVIOUS_STEP where not known yet, and
+            PROPOSED - place for a row's drafts that the backend has proposed, which the host need not know.
         starts: int32 [rows + 1], index of each row's first token, and the number of tokens at the end.
         samples: bool [rows], true where a token is to be sampled after the last one, and before each draft, as long as
             each draft is what was sampled; the sampled tokens are the same as without drafts.
@@ -244,6 +246,20 @@ _NONE = np.zeros(0, np.int32)
 NO_STEP = ScheduledBatch(StepRows.of_decodes(np.zeros(0, np.int64), np.zeros(0, np.intp), _NONE, _NONE))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ProposedDrafts:
+    """Tokens that a backend proposes to follow the last sampled token of a step's rows.
+
+    Attributes:
+        counts: int32 [rows], at most the row's lookahead. A later step names them by PROPOSED, until others are
+            proposed for the row.
+        read: waits for them: int32 [rows, most].
+    """
+
+    counts: NDArray[np.int32]
+    read: Callable[[], NDArray[np.int32]]
+
+
 @dataclass(frozen=True, eq=False)
 class StepOutput:
     """A step's results: its rows in the order of the input, and by a row's index what not every row has.
@@ -258,8 +274,7 @@ class StepOutput:
         pooled: float32 [hidden_size], after the model's final norm and not normalised further.
         errors: why a row gets nothing more: its request is to be ended. The row has nothing else, and what later steps
             on their way give it means nothing; other rows are what they would have been without it.
-        drafts: waits for what the backend proposes to follow each row's last sampled token: int32 [rows, most],
-            NOT_SAMPLED after a row's last draft; at most the row's lookahead. None where the backend proposes nothing.
+        drafts: None where the backend proposes nothing.
     """
 
     sampled: NDArray[np.int32]
@@ -267,7 +282,7 @@ class StepOutput:
     queried: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
     pooled: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
     errors: Mapping[int, RowError] = field(default_factory=dict)
-    drafts: Callable[[], NDArray[np.int32]] | None = None
+    drafts: ProposedDrafts | None = None
 
     @cached_property
     def num_sampled(self) -> NDArray[np.intp]:

@@ -9,37 +9,33 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backend_runs import LOGITS_AT_ONCE
 from random_models import Recipe, random_model
-from realizar.backends.base import Backend, ForwardInput, ModelSource, Step
+from realizar.backends.base import Drafts, ForwardInput, ModelSource, SampledAhead, TokenIds
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
 
-ReadLogits = Callable[[list[int]], NDArray[np.float32]]
-"""float32 [tokens, vocab_size] of at most `LOGITS_AT_ONCE` of the last step's tokens."""
+ReadStep = Callable[[ForwardInput], tuple[NDArray[np.int32], NDArray[np.float32]]]
+"""Ids and logits, float32 [tokens, vocab_size], of the tokens of the step that was submitted last."""
 
 
 class Reads:
     """The logits that a head computed last after each token of a sequence: id and logits by position.
 
-    A token that the head itself drafted has the id -1.
+    Of tokens that it goes on from, only those are here which the host submitted.
     """
 
-    def __init__(self, drafter: Backend, read_logits: ReadLogits, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, drafter: Drafts, read: ReadStep, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sequences: dict[int, dict[int, tuple[int, NDArray[np.float32]]]] = defaultdict(dict)
-        honest = drafter.submit
+        honest = drafter.draft
 
-        def submit(step: ForwardInput) -> Step:
-            running = honest(step)
+        def draft(step: ForwardInput, ahead: SampledAhead | None = None) -> TokenIds:
+            drafts = honest(step, ahead) + 0  # before its memory is written again
             owners = np.repeat(step.columns.sequence_ids, step.columns.num_tokens)
-            for first in range(0, len(owners), LOGITS_AT_ONCE):
-                some = list(range(first, min(first + LOGITS_AT_ONCE, len(owners))))
-                for place, logits in zip(some, read_logits(some), strict=True):
-                    read = int(step.columns.token_ids[place]), logits.copy()
-                    self.sequences[int(owners[place])][int(step.positions[place])] = read
-            return running
+            for owner, position, token_id, logits in zip(owners, step.positions, *read(step), strict=True):
+                self.sequences[int(owner)][int(position)] = int(token_id), logits
+            return drafts
 
-        monkeypatch.setattr(drafter, "submit", submit)
+        monkeypatch.setattr(drafter, "draft", draft)
 
     def errors(self, recipe: Recipe, drafter: ModelSource, text: list[int], num_prompt_tokens: int) -> list[float]:
         """Relative errors after the true tokens of the sequence that begins with a prompt, but the last one's."""
@@ -55,20 +51,19 @@ class Reads:
 class BlockReads:
     """The blocks that a drafter of several tokens at once has computed: of each its row's sequence, ids and logits."""
 
-    def __init__(self, drafter: Backend, read_logits: ReadLogits, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, drafter: Drafts, read: ReadStep, monkeypatch: pytest.MonkeyPatch) -> None:
         self.blocks: list[tuple[int, int, list[int], NDArray[np.float32]]] = []
-        honest = drafter.submit
+        honest = drafter.draft
 
-        def submit(step: ForwardInput) -> Step:
-            running = honest(step)
-            logits = read_logits(list(range(len(step.positions)))).copy()
+        def draft(step: ForwardInput, ahead: SampledAhead | None = None) -> TokenIds:
+            drafts, (token_ids, logits) = honest(step, ahead) + 0, read(step)
             for sequence in np.unique(step.columns.sequence_ids):
                 of_row = (step.columns.sequence_ids == sequence).nonzero()[0]
-                ids, first = step.columns.token_ids[of_row].tolist(), int(step.positions[of_row[0]])
+                ids, first = token_ids[of_row].tolist(), int(step.positions[of_row[0]])
                 self.blocks.append((int(sequence), first, ids, logits[of_row]))
-            return running
+            return drafts
 
-        monkeypatch.setattr(drafter, "submit", submit)
+        monkeypatch.setattr(drafter, "draft", draft)
 
     def errors(self, recipe: Recipe, drafter: ModelSource, text: list[int], sequence: int) -> list[float]:
         """The largest relative error of each block of a sequence, whose tokens are the text's."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED
+from realizar.batch import FROM_PREVIOUS_STEP, PROPOSED, ProposedDrafts
 from realizar.scheduler.drafts import DraftLookup, Prediction
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape
 from step_inputs import RowOutput, rows_of, step_output, updated
@@ -161,11 +162,12 @@ def test_rows_that_sample_have_blocks_for_the_backends_drafts_if_any_are_free() 
     scheduler.add(request("b", (4,), max_tokens=7))
     batch = scheduler.schedule()
     assert [(row.num_context_tokens, row.lookahead) for row in rows_of(batch)] == [(3, 4), (1, 1)]
-    drafts = np.array([[5, 6, 7, NOT_SAMPLED], [NOT_SAMPLED] * 4], np.int32)
+    drafts = ProposedDrafts(np.array([3, 0], np.int32), lambda: pytest.fail("nobody needs their ids"))
     output = step_output([RowOutput((9,)) for row in rows_of(batch)])
-    updated(scheduler, batch, replace(output, drafts=lambda: drafts))
+    updated(scheduler, batch, replace(output, drafts=drafts))
     batch = scheduler.schedule()
-    assert [(row.token_ids, row.draft_ids) for row in rows_of(batch)] == [((9, 5, 6, 7), (5, 6, 7)), ((9,), ())]
+    proposed = PROPOSED, PROPOSED - 1, PROPOSED - 2
+    assert [(row.token_ids, row.draft_ids) for row in rows_of(batch)] == [((9, *proposed), proposed), ((9,), ())]
     assert scheduler.counts.num_preemptions == 0
     updated(scheduler, batch, step_output([RowOutput((5, 8)[: row.num_tokens]) for row in rows_of(batch)]))
     assert (scheduler.counts.draft_tokens, scheduler.counts.accepted_tokens) == (3, 1)

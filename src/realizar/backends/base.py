@@ -26,6 +26,9 @@ States: TypeAlias = Any
 FUSED_AT_ONCE = 512
 """Tokens whose states a drafter makes of its model's streams at once, at most: of 8,192 these would take 400 MB."""
 
+TokenIds: TypeAlias = Any
+"""Token ids where a backend computes: int32 [tokens], numpy's or torch's."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
@@ -161,13 +164,49 @@ class GivesHiddenStates(Protocol):
         """What `States` are indexed with: the same places, where the backend computes."""
 
 
+class SampledAhead(NamedTuple):
+    """Tokens of a step that the host does not know yet, as a drafter's step reads them.
+
+    Attributes:
+        tokens: int32 [rows that sampled, 1 + drafts], below 0 after those that stand; where the backend computes.
+        lines: int32 [rows, 5], of each row of the drafter's step: its index in `tokens`, or -1; the index in the step
+            of the token that the first of them is; how many there is room for; its index among the rows that sample
+            after the last one that stands, or -1; and the index of the token before them in the step that sampled, or
+            -1 for none.
+        largest: the last id that the drafter has.
+    """
+
+    tokens: TokenIds
+    lines: NDArray[np.int32]
+    largest: int
+
+
+class Drafts(Protocol):
+    """A backend that computes drafts, and keeps those of another model that does; ids stay where it computes."""
+
+    def draft(self, step: ForwardInput, ahead: SampledAhead | None = None) -> TokenIds:
+        """Submit a step. Returns the most probable token after each row that samples, soon overwritten.
+
+        `ahead` has some of its tokens; those behind the ones that stand are computed for nothing.
+        """
+
+    def keep_drafts(self, rows: Any, place: int, drafts: TokenIds) -> None:
+        """Keep the drafts at one place of rows, as `indices` gives their numbers, for steps that name them.
+
+        One that is no id of this model's is kept as another.
+        """
+
+    def kept_drafts(self) -> NDArray[np.int32]:
+        """Wait for them: int32 [max_running, most]."""
+
+
 @runtime_checkable
-class FollowsSteps(Protocol):
-    def follow(self) -> Step | None:
-        """Submit a step that computes what each row of the last one sampled, with nothing from the host.
+class FollowsDrafts(Protocol):
+    def follow(self, goes_on: NDArray[np.bool_]) -> TokenIds:
+        """As `draft`, of a step that computes what some rows of the last one sampled, bool [rows], wherever they are.
 
         Their blocks have room for it, a next-token block reads the states of the last step, and no layer has any of its
-        own. None, and nothing is submitted, where not all rows sampled.
+        own.
         """
 
 

@@ -3,8 +3,8 @@
 It computes the tokens that the main model's steps compute, in the same blocks: a block holds the keys and values of
 both models. So its cache is shared, found again and given up with the main one's, and nothing is read twice. A
 next-token block reads the hidden state of the token before each one too, and EAGLE-3 what it makes of several:
-`PreviousStates` keeps those that later steps need. States stay where the backends compute; only ids come to the host,
-once all drafts are on their way. numpy only.
+`PreviousStates` keeps those that later steps need. States and drafts stay where the backends compute: the main model's
+next step finds the ids there. numpy only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,18 +23,20 @@ from realizar.backends.base import (
     FUSED_AT_ONCE,
     Backend,
     Capacity,
-    FollowsSteps,
+    Drafts,
+    FollowsDrafts,
     ForwardInput,
     GivesHiddenStates,
     InjectsStates,
     ModelSource,
     OtherModels,
+    SampledAhead,
     States,
-    Step,
+    TokenIds,
 )
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import NOTHING_BESIDE, Beside, ResolvedConfig
-from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, StepOutput, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, ProposedDrafts, StepOutput, StepRows
 from realizar.errors import DeviceLostError, InvalidRequestError, UnsupportedModelError
 from realizar.models.parts import BlockInputs, NextTokenInputs, PairedInputs
 from realizar.models.spec import ModelSpec
@@ -46,20 +48,8 @@ _DRAFTER = "drafter"
 _PADDING = 64  # files of one family pad their vocabularies differently, by up to one in so many ids
 
 
-class _Drafted(NamedTuple):
-    """Drafts on their way: of rows of a step of the main model, the places among each row's.
-
-    `taken` are the rows of the drafter's step that sample them.
-    """
-
-    rows: NDArray[np.intp]
-    places: NDArray[np.intp] | int
-    taken: NDArray[np.intp] | slice
-    step: Step
-
-
-class _GivingBackend(Backend, GivesHiddenStates, Protocol):
-    """A backend of which states are asked too."""
+class _GivingBackend(Backend, GivesHiddenStates, Drafts, Protocol):
+    """A backend of which states and drafts are asked too."""
 
 
 def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -> ModelSource | None:
@@ -261,7 +251,6 @@ class DraftModel:
         self._main, self._backend, self._block_size = main, backend, config.block_size
         self._groups, self._num_ids = shared_groups(drafter.spec, spec), _num_ids(drafter.spec)
         self.num_drafts = config.speculative_tokens
-        self._last = np.zeros(config.max_running, np.int32)  # by row: its last sampled token
         self._fails = False
         self._fusion, self._last_layers = drafter.spec.fusion, _last_layers(drafter.spec)
         self._block = drafter.spec.next_token if isinstance(drafter.spec.next_token, BlockInputs) else None
@@ -271,11 +260,6 @@ class DraftModel:
         self._previous: PreviousStates | None = None
         if _keeps_states(drafter.spec):
             self._previous = PreviousStates(backend, config, num_blocks[self._groups[0]])
-
-    @property
-    def reads_states(self) -> bool:
-        """True if a step's results must be asked for before the next step is submitted: its states are read then."""
-        return self._previous is not None or self._block is not None
 
     @property
     def backend(self) -> Backend:
@@ -308,18 +292,44 @@ class DraftModel:
         self._backend.shutdown()
 
     def with_drafts(self, step: ForwardInput, output: StepOutput) -> StepOutput:
-        """A step's results with the drafts that follow them; steps come in the order in which they were submitted.
+        """The results of a step that is done, with the drafts that follow them: `propose`, then `proposed`."""
+        self.propose(step, output.num_sampled, output.sampled)
+        return self.proposed(step, output)
 
-        The step is the main model's. Its rows have slots for the drafts in their blocks (`StepRows.lookahead`).
+    def propose(
+        self, step: ForwardInput, made: NDArray[np.intp], sampled: NDArray[np.int32] | None, ahead: TokenIds = None
+    ) -> None:
+        """Start the drafts that follow a step of the main model, in the order in which steps were submitted.
+
+        Its rows have slots for them in their blocks (`StepRows.lookahead`).
+
+        Args:
+            made: intp [rows], how many tokens each row sampled; at most, where the host does not know it yet.
+            sampled: as of `StepOutput`; None if `ahead`, as of `SampledAhead`, has them.
         """
         if self._fails:
-            return output
-        steps: list[_Drafted] = []
+            return
         with self._faults():
-            steps = (
-                self._propose(step, output) if self._block is None else self._propose_block(self._block, step, output)
-            )
-        return replace(output, drafts=partial(self._read, len(step.columns), steps)) if steps else output
+            if self._block is None:
+                self._propose(step, made, sampled, ahead)
+            else:
+                assert sampled is not None  # no GPU runs a drafter of blocks
+                self._propose_block(self._block, step, made, sampled)
+
+    def proposed(self, step: ForwardInput, output: StepOutput) -> StepOutput:
+        """A step's results with what `propose` has started."""
+        counts = self._wanted(step.columns, output.num_sampled)
+        if self._fails or not counts.any():
+            return output
+        return replace(output, drafts=ProposedDrafts(counts, partial(self._read, step.columns.numbers)))
+
+    def _wanted(self, columns: StepRows, made: NDArray[np.intp]) -> NDArray[np.int32]:
+        """int32 [rows], drafts that a step's rows want, which sampled so many tokens."""
+        if columns.lookahead is None:
+            return np.zeros(len(columns), np.int32)
+        spare = int(self._block is not None)  # a block begins with the token before its drafts
+        wanted: NDArray[np.int32] = np.maximum(columns.lookahead - np.int32(spare), 0) * (made > 0)
+        return wanted
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
@@ -332,73 +342,88 @@ class DraftModel:
             _LOG.exception("the drafter is asked no more")
             self._fails = True
 
-    def _propose(self, step: ForwardInput, output: StepOutput) -> list[_Drafted]:
+    def _propose(
+        self, step: ForwardInput, made: NDArray[np.intp], sampled: NDArray[np.int32] | None, ahead: TokenIds
+    ) -> None:
         """Read the step's tokens that stand and those sampled after them, then go on from each draft in turn.
 
-        Returns a step for each draft, of fewer and fewer rows; none where no row wants any.
+        Each draft is a step of fewer and fewer rows.
         """
-        columns, made = step.columns, output.num_sampled
-        wanted = np.zeros(len(columns), np.int32) if columns.lookahead is None else columns.lookahead * (made > 0)
-        token_ids, counts = self._standing(columns, output, wanted > 0)
-        states = None if self._previous is None else self._states_before(self._previous, step, counts, wanted > 0)
-        going, ends = np.arange(len(columns)), columns.num_computed_tokens + counts
-        running = self._submit(step, going, columns.num_computed_tokens, token_ids, counts, wanted > 0, states)
-        if not wanted.any():
-            running.result()
-            return []
-        steps = [_Drafted(going, 0, slice(None), running)]
-        lasts = np.cumsum(counts, dtype=np.intp) - 1  # tokens of the step that is running, of each row that goes on
-        for place in range(1, int(wanted.max())):
+        columns, wanted = step.columns, self._wanted(step.columns, made)
+        goes_on = wanted > 0
+        token_ids, counts = self._standing(columns, made, sampled, goes_on)
+        states = None if self._previous is None else self._states_before(self._previous, step, counts, goes_on)
+        firsts, going = columns.num_computed_tokens, goes_on.nonzero()[0]
+        unknown = None if sampled is not None else self._ahead(columns, ahead, counts, goes_on)
+        drafts = self._draft(step, np.arange(len(columns)), firsts, token_ids, counts, goes_on, states, unknown)
+        lasts = np.cumsum(counts, dtype=np.intp)[going] - 1  # tokens of the step that is running, of rows that go on
+        for place in range(int(wanted.max(initial=0))):
             stays = wanted[going] > place
-            going, lasts = going[stays], lasts[stays]
-            followed = self._backend.follow() if stays.all() and isinstance(self._backend, FollowsSteps) else None
-            running = followed or self._next(step, going, ends[going] + place - 1, lasts)
-            steps.append(_Drafted(going, place, slice(None), running))
-            lasts = np.arange(len(going))
-        return steps
+            if place:
+                ends, going, lasts = (firsts + counts)[going[stays]], going[stays], lasts[stays]
+                if isinstance(self._backend, FollowsDrafts):
+                    drafts = self._backend.follow(wanted > place)
+                else:
+                    drafts = self._next(step, going, ends + place - 1, lasts)
+                lasts = np.arange(len(going))
+            if not place or not stays.all():
+                (rows,) = self._main.indices(columns.numbers[going])
+            self._main.keep_drafts(rows, place, drafts)
 
-    def _propose_block(self, block: BlockInputs, step: ForwardInput, output: StepOutput) -> list[_Drafted]:
+    def _ahead(
+        self, columns: StepRows, tokens: TokenIds, counts: NDArray[np.int32], goes_on: NDArray[np.bool_]
+    ) -> SampledAhead:
+        """Of the step that computes `counts` tokens of each row."""
+        sampling = columns.samples & (columns.num_tokens > 0)
+        certain = columns.num_tokens - columns.num_drafts
+        indices = np.where(sampling, np.cumsum(sampling) - 1, -1)
+        chosen = np.where(goes_on, np.cumsum(goes_on) - 1, -1)
+        firsts = np.cumsum(counts) - counts + certain
+        before = np.where(certain > 0, columns.starts[:-1] + certain - 1, -1)
+        lines = np.stack([indices, firsts, counts - certain, chosen, before], axis=1).astype(np.int32)
+        return SampledAhead(tokens, lines, self._num_ids - 1)
+
+    def _propose_block(
+        self, block: BlockInputs, step: ForwardInput, made: NDArray[np.intp], sampled: NDArray[np.int32]
+    ) -> None:
         """Write the keys and values of the step's tokens that stand, then draft all that the rows want at once.
 
         Each token of a block is a row of the drafter's step, at whose end all of the block are: so they see each other.
         """
         columns, nobody = step.columns, np.zeros(len(step.columns), np.bool_)
-        token_ids, counts = self._standing(columns, output, nobody)
+        token_ids, counts = self._standing(columns, made, sampled, nobody)
         firsts, everybody = columns.num_computed_tokens, np.arange(len(columns))
         states = self._states_of(_tokens_of(columns, counts)[1].tolist())
         assert isinstance(self._backend, InjectsStates)
         self._backend.inject(self._input(step, everybody, firsts, token_ids, counts, nobody, states))
-        if columns.lookahead is None:
-            return []
-        wanted = np.maximum(columns.lookahead - 1, 0) * (output.num_sampled > 0)
+        wanted = self._wanted(columns, made)
         rows = wanted.nonzero()[0]
         sizes = 1 + wanted[rows]
         owners, within = np.repeat(rows, sizes), np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         if not len(rows):
-            return []
+            return
         begins, numbers = (firsts + counts)[owners], columns.numbers[owners]
-        ids = np.where(within == 0, self._last[numbers], block.mask_id).astype(np.int32)
+        ids = np.where(within == 0, sampled[owners, made[owners] - 1], block.mask_id).astype(np.int32)
         positions, drafted = (begins + within).astype(np.int32), (within > 0).nonzero()[0]
-        made = self._input(step, owners, positions, ids, np.ones(len(ids), np.int32), within > 0, None)
+        computed = self._input(step, owners, positions, ids, np.ones(len(ids), np.int32), within > 0, None)
         seen = (begins + np.repeat(sizes, sizes) - 1).astype(np.int32)
-        own = replace(made.columns, numbers=numbers * self._rows_of_one + within, num_computed_tokens=seen)
-        running = self._backend.submit(replace(made, columns=own))
-        return [_Drafted(owners[drafted], within[drafted] - 1, drafted, running)]
+        own = replace(computed.columns, numbers=numbers * self._rows_of_one + within, num_computed_tokens=seen)
+        drafts = self._backend.draft(replace(computed, columns=own))
+        for place in range(int(wanted.max())):
+            here = within[drafted] == place + 1
+            (of_place,) = self._main.indices(numbers[drafted][here])
+            self._main.keep_drafts(of_place, place, drafts[here])
 
-    def _read(self, num_rows: int, steps: Sequence[_Drafted]) -> NDArray[np.int32]:
-        drafts = np.full((num_rows, self.num_drafts), NOT_SAMPLED, np.int32)
-        with self._faults():
-            for each in steps:
-                drafts[each.rows, each.places] = each.step.result().sampled[each.taken, 0]
-        return drafts
+    def _read(self, rows: NDArray[np.intp]) -> NDArray[np.int32]:
+        return self._main.kept_drafts()[rows]
 
     def _next(
         self, step: ForwardInput, places: NDArray[np.intp], positions: NDArray[np.int32], lasts: NDArray[np.intp]
-    ) -> Step:
+    ) -> TokenIds:
         """Compute what some rows sampled after tokens of the drafter's last step, `lasts`."""
         states = None if self._previous is None else self._backend.states(lasts.tolist(), self._last_layers)
         ones, ids = np.ones(len(places), np.int32), np.full(len(places), FROM_PREVIOUS_STEP, np.int32)
-        return self._submit(step, places, positions, ids, ones, ones > 0, states)
+        return self._draft(step, places, positions, ids, ones, ones > 0, states)
 
     def _states_before(
         self, previous: PreviousStates, step: ForwardInput, counts: NDArray[np.int32], goes_on: NDArray[np.bool_]
@@ -433,30 +458,31 @@ class DraftModel:
         return found
 
     def _standing(
-        self, columns: StepRows, output: StepOutput, goes_on: NDArray[np.bool_]
+        self, columns: StepRows, made: NDArray[np.intp], sampled: NDArray[np.int32] | None, goes_on: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Tokens of a step's rows that stand, and the last one sampled of those that go on: ids, and their numbers."""
-        made, rows = output.num_sampled, columns.numbers
-        accepted = np.maximum(made - 1, 0).astype(np.int32)
-        kept = columns.num_tokens - columns.num_drafts + accepted
-        ids = columns.token_ids.copy()
-        follows = (ids == FROM_PREVIOUS_STEP).nonzero()[0]
-        ids[follows] = self._last[rows[np.searchsorted(columns.starts, follows, side="right") - 1]]
-        last = output.sampled[np.arange(len(columns)), np.maximum(made - 1, 0)]
-        self._last[rows[made > 0]] = last[made > 0]
-        counts = kept + goes_on
-        parts = [
-            [*ids[start : start + count].tolist(), *([int(sampled)] if more else [])]
-            for start, count, sampled, more in zip(columns.starts.tolist(), kept.tolist(), last, goes_on, strict=False)
-        ]
-        return np.array([token_id for part in parts for token_id in part], np.int32), counts.astype(np.int32)
+        """Tokens of a step's rows that stand, and the last one sampled of those that go on: ids, and their numbers.
 
-    def _submit(
+        Those that the host does not know yet are 0.
+        """
+        certain = columns.num_tokens - columns.num_drafts
+        counts = (certain + np.maximum(made - 1, 0) + goes_on).astype(np.int32)
+        owners = np.repeat(np.arange(len(columns)), counts)
+        within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+        behind = within - certain[owners]
+        ids = columns.token_ids[columns.starts[owners] + np.minimum(within, certain[owners] - 1)]
+        known = 0 if sampled is None else sampled[owners, np.maximum(behind, 0)]
+        return np.where(behind < 0, np.maximum(ids, 0), known).astype(np.int32), counts
+
+    def _draft(
         self, step: ForwardInput, places: NDArray[np.intp], firsts: NDArray[np.int32], token_ids: NDArray[np.int32],
         counts: NDArray[np.int32], samples: NDArray[np.bool_], states: States | None,
-    ) -> Step:  # fmt: skip
-        """Start to compute tokens of some rows of a step; arguments as of `_input`."""
-        return self._backend.submit(self._input(step, places, firsts, token_ids, counts, samples, states))
+        ahead: SampledAhead | None = None,
+    ) -> TokenIds:  # fmt: skip
+        """Start to compute tokens of some rows of a step; arguments as of `_input`.
+
+        Returns the most probable token after the last of each row that samples.
+        """
+        return self._backend.draft(self._input(step, places, firsts, token_ids, counts, samples, states), ahead)
 
     def _input(
         self, step: ForwardInput, places: NDArray[np.intp], firsts: NDArray[np.int32], token_ids: NDArray[np.int32],

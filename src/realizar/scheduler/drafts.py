@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.batch import PROPOSED, ProposedDrafts
 from realizar.errors import InvalidRequestError
 from realizar.outputs import DraftUse
 from realizar.scheduler.row_table import Sequence
@@ -294,10 +295,11 @@ class Drafting:
     def is_on(self) -> bool:
         return self.most_proposed > 0 or self._drafter is not None
 
-    def propose(self, going: ListOf[Sequence], proposed: NDArray[np.int32] | None) -> None:
+    def propose(self, going: ListOf[Sequence], proposed: ProposedDrafts | None, go_on: NDArray[np.bool_]) -> None:
         """Have drafts proposed for sequences that go on from a known token and have room for a draft.
 
-        `proposed`, int32 [sequences, most], are the backend's drafts of each, NOT_SAMPLED after the last; or None.
+        `proposed` are the backend's of the step's rows, and `go_on` says which of those the sequences are. Only where a
+        grammar follows drafts does the host wait for their ids.
         """
         found: dict[int, tuple[int, ...]] = {}
         self._of_drafter.difference_update([sequence.sequence_id for sequence in going])
@@ -309,11 +311,15 @@ class Drafting:
                     found[sequence.sequence_id] = usable = self._usable(sequence, drafts)
                     if usable:
                         self._of_drafter.add(sequence.sequence_id)
-        for index, sequence in enumerate(going):
-            drafts = found.get(sequence.sequence_id, ())
+        rows = go_on.nonzero()[0].tolist()
+        for row, sequence in zip(rows, going, strict=True):
+            drafts = self._usable(sequence, found.get(sequence.sequence_id, ()))
             if not drafts and proposed is not None:
-                drafts = tuple(proposed[index].tolist())
-            sequence.propose(self._usable(sequence, drafts))
+                count = min(int(proposed.counts[row]), self._most_drafts, max(sequence.max_drafts, 0))
+                drafts = tuple(range(PROPOSED, PROPOSED - count, -1))
+                if count and sequence.request.sampling.structured is not None:
+                    drafts = self._usable(sequence, tuple(proposed.read()[row, :count].tolist()))
+            sequence.propose(drafts)
 
     def verified(self, sequences: Iterable[Sequence], num_drafts: ListOf[int], num_accepted: ListOf[int]) -> None:
         if self._drafter is not None:

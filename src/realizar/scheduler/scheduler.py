@@ -299,8 +299,7 @@ class Scheduler:
             self._drafting.depth.take_in(num_rows, num_tokens, now, only_decodes=decodes == batch.num_tokens)
         if self._drafting.is_on:
             go_on = self._table.go_on(batch.columns)
-            proposed = None if output.drafts is None else output.drafts()[go_on]
-            self._drafting.propose(self._open.of_rows(batch.columns.numbers[go_on]), proposed)
+            self._drafting.propose(self._open.of_rows(batch.columns.numbers[go_on]), output.drafts, go_on)
 
     def audit(self) -> None:
         """Prove that rows and sequences belong together; RuntimeError says that they don't."""

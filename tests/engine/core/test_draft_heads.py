@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from backends.block_reads import BlockReads, Reads
+from backend_runs import LOGITS_AT_ONCE
+from backends.block_reads import BlockReads, Reads, ReadStep
 from backends.draft_models import dflash_head, eagle3_head, next_token_block
 from engine.core.core_runs import run, tokens
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.base import ModelSource
+from realizar.backends.base import ForwardInput, ModelSource
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
@@ -53,9 +56,18 @@ def drafter_of(backend: CPUBackend) -> CPUBackend:
     return drafter
 
 
+def reader_of(drafter: CPUBackend) -> ReadStep:
+    def read(step: ForwardInput) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        tokens = range(len(step.positions))
+        parts = [tokens[first : first + LOGITS_AT_ONCE] for first in tokens[::LOGITS_AT_ONCE]]
+        return step.columns.token_ids, np.concatenate([drafter.logits(list(part)).copy() for part in parts])
+
+    return read
+
+
 def reads_of(backend: CPUBackend, monkeypatch: pytest.MonkeyPatch) -> Reads:
     drafter = drafter_of(backend)
-    return Reads(drafter, drafter.logits, monkeypatch)
+    return Reads(drafter, reader_of(drafter), monkeypatch)
 
 
 def answered(core: EngineCore, prompts: dict[str, tuple[int, ...]], count: int) -> dict[str, list[int]]:
@@ -123,7 +135,7 @@ def test_blocks_are_those_of_the_twin_in_chunks_and_after_a_prefix(
 ) -> None:
     prompt = tuple(random_tokens(DEEP, length, 3))
     core, backend = core_with(DEEP, BLOCKS)
-    reads = BlockReads(drafter_of(backend), drafter_of(backend).logits, monkeypatch)
+    reads = BlockReads(drafter_of(backend), reader_of(drafter_of(backend)), monkeypatch)
     for turn in ("first", "again"):  # the second one begins with the blocks of the first
         reads.blocks.clear()
         text = answered(core, {turn: prompt}, 20)[turn]
@@ -139,7 +151,7 @@ def test_blocks_are_those_of_the_twin_in_chunks_and_after_a_prefix(
 def test_blocks_are_those_of_the_twin_after_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = {str(length): tuple(random_tokens(DEEP, length, length)) for length in (90, 120, 40)}
     core, backend = core_with(DEEP, BLOCKS, kv_cache_bytes=450_000, max_step_tokens=24, context_length=256)
-    reads = BlockReads(drafter_of(backend), drafter_of(backend).logits, monkeypatch)
+    reads = BlockReads(drafter_of(backend), reader_of(drafter_of(backend)), monkeypatch)
     texts = answered(core, prompts, 60)
     assert core.scheduler.counts.num_preemptions > 0
     sequences = sorted({block[0] for block in reads.blocks})

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import NO_OTHERS, Capacity, ForwardInput, OtherModels, States
+from realizar.backends.base import NO_OTHERS, Capacity, ForwardInput, OtherModels, SampledAhead, States
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.attention_record import (
     SEGMENT,
@@ -31,7 +31,7 @@ from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
-from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, StepOutput, StepRows, head_id_table
+from realizar.batch import PROPOSED, OpenedRow, StepOutput, StepRows, head_id_table
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import RealizarError, StepError
 from realizar.models.check_tensors import check_tensors
@@ -83,6 +83,7 @@ class CPUBackend:
         self._progress, self._beside = progress or no_progress, beside
         self._pools: dict[int, MeanPool] = {}
         self._last: NDArray[np.int32] = np.zeros(0, np.int32)  # by row: its last sampled token, 0 where it has none
+        self._drafts: NDArray[np.int32] = np.zeros((0, 0), np.int32)  # by row, those proposed last
         self._pending: CPUStep | None = None
         self._model: LoadedModel | None = None
         self._drafter: DraftModel | None = None
@@ -105,6 +106,7 @@ class CPUBackend:
             self._drafter = load_drafter(self, backend, drafter, model.spec, model.config, model.kv.num_blocks)
         self._last = np.zeros(config.max_running, np.int32)
         self._head_ids = None if spec.head_ids is None else head_id_table(spec.head_ids)
+        self._drafts = np.zeros((config.max_running, config.speculative_tokens), np.int32)
         attentions = [attention for _, attention in spec.all_attentions()]
         self._kv_heads = frozenset((each.num_kv_heads, each.num_heads // each.num_kv_heads) for each in attentions)
         self._segment_floats = max(each.num_heads * (-(-each.head_size // 32) * 32 + 2) for each in attentions)
@@ -223,21 +225,40 @@ class CPUBackend:
     def submit(self, forward_input: ForwardInput) -> CPUStep:
         if self._pending is not None:
             self._pending.result()
+        forward_input = replace(forward_input, columns=self._with_ids(forward_input.columns))
         self.begin(forward_input)
         self.walk(self.model.body)
         self.model.states.take(forward_input.state_moves.taken)
         self._pending = CPUStep(self, forward_input)
         return self._pending
 
+    def _with_ids(self, columns: StepRows) -> StepRows:
+        """A step's rows with what they sampled last, and the drafts that were proposed for them."""
+        unknown = (columns.token_ids < 0).nonzero()[0]
+        if not len(unknown):
+            return columns
+        ids, owners = columns.token_ids.copy(), np.searchsorted(columns.starts, unknown, side="right") - 1
+        rows, places = columns.numbers[owners], PROPOSED - ids[unknown]
+        ids[unknown] = self._last[rows]  # 0: the row failed and sampled nothing
+        proposed = places >= 0
+        drafts = self._drafts[rows[proposed], places[proposed]]
+        ids[unknown[proposed]] = np.minimum(drafts, self.spec.vocab_size - 1)
+        return replace(columns, token_ids=ids)
+
+    def draft(self, step: ForwardInput, ahead: SampledAhead | None = None) -> NDArray[np.int32]:
+        assert ahead is None  # as a step is done before drafts follow it
+        return self.submit(step).result().sampled[step.columns.samples, 0]
+
+    def keep_drafts(self, rows: NDArray[np.intp], place: int, drafts: NDArray[np.int32]) -> None:
+        self._drafts[rows, place] = np.maximum(drafts, 0)  # a row's logits may have been unusable
+
+    def kept_drafts(self) -> NDArray[np.int32]:
+        return self._drafts
+
     def begin(self, forward_input: ForwardInput) -> None:
         """Write the step's arrays where kernels read them, and the embeddings of its tokens."""
         space, columns = self.model.workspace, forward_input.columns
         ids, tokens = columns.token_ids, len(columns.token_ids)
-        follows = (ids == FROM_PREVIOUS_STEP).nonzero()[0]
-        if len(follows):
-            ids = ids.copy()
-            owners = columns.numbers[np.searchsorted(columns.starts, follows, side="right") - 1]
-            ids[follows] = self._last[owners]  # 0: the row failed and sampled nothing
         hidden = space.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
         self.model.weights.rows(self.model.spec.embedding, ids, hidden)
         for first, given in columns.embeddings:

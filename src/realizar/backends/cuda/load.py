@@ -391,7 +391,7 @@ def _warm_up(
 ) -> None:  # fmt: skip
     space = lane.space
     if config.kv_blocks is not None:  # it drafts
-        space.arrays.go_on(0, StepKind(0), config.block_size)
+        space.arrays.warm_drafts(config.block_size)
     space.arrays.clear()
     _warm_chunks(lane, attention, graphs, parts, progress)
     for rows in row_counts(space.arrays.sizes.selected):

@@ -18,6 +18,7 @@ from realizar.backends.base import (
     DeviceMemory,
     ForwardInput,
     OtherModels,
+    SampledAhead,
     States,
     Transfer,
 )
@@ -68,6 +69,7 @@ class CUDABackend:
         self._model: LoadedModel | None = None
         self._drafter: DraftModel | None = None
         self._pending: CUDAStep | None = None
+        self._last: tuple[StepRows, WantedTokens] | None = None  # of the step that was submitted last
         self._gives_states = False
 
     def load(
@@ -175,55 +177,73 @@ class CUDABackend:
 
     def _submit(self, forward_input: ForwardInput) -> CUDAStep:
         if self._pending is not None:
-            if self._drafter is not None and self._drafter.reads_states:
-                self._pending.settle()
             self._pending.start_sampling()
+        wanted = self._start(forward_input)
+        finish, device = self.model.finisher.finish, self.device.torch_device
+        self._pending = CUDAStep(forward_input, wanted, finish, device, self._drafter)
+        if not self.model.sampler.awaits_masks(forward_input.columns.numbers):
+            self._pending.start_sampling()  # the device goes on to it by itself
+        return self._pending
+
+    def _start(self, forward_input: ForwardInput, ahead: SampledAhead | None = None) -> WantedTokens:
+        """Start all launches of a step but its sampling."""
         wanted = wanted_tokens(forward_input)
         kind = self._kind(forward_input)
         self.model.states.begin(forward_input.state_moves)
         self._send(forward_input, kind, wanted)
+        if ahead is not None:
+            assert self._beside is not None
+            self.model.space.arrays.take_sampled(ahead, self._beside.space.arrays["ids"])
         if forward_input.hidden_states is not None:
             self.model.space.place_states(forward_input.hidden_states)
         most = self.model.space.arrays.sizes.selected
         self.model.finisher.selected = wanted.tokens[:most]
         self.model.graphs.run(kind, min(len(wanted.tokens), most))
         self.model.states.end(forward_input.state_moves)
-        return self._started(forward_input, wanted)
+        self._last = forward_input.columns, wanted
+        return wanted
 
-    def _started(self, forward_input: ForwardInput, wanted: WantedTokens) -> CUDAStep:
-        """A step whose launches are on their way."""
-        with_drafts = None if self._drafter is None else self._drafter.with_drafts
-        finish, device = self.model.finisher.finish, self.device.torch_device
-        self._pending = CUDAStep(forward_input, wanted, finish, device, with_drafts)
-        if not self.model.sampler.awaits_masks(forward_input.columns.numbers):
-            self._pending.start_sampling()  # the device goes on to it by itself
-        return self._pending
-
-    def follow(self) -> CUDAStep | None:
-        pending, finisher, space = self._pending, self.model.finisher, self.model.space
-        assert pending is not None
-        before, rows = pending.forward_input.columns, len(pending.forward_input.columns)
-        if pending.wanted.num_sampled < rows or finisher.selected != pending.wanted.tokens:
-            return None
+    def draft(self, step: ForwardInput, ahead: SampledAhead | None = None) -> torch.Tensor:
         with step_errors(self.device.torch_device):
-            ids = np.full(rows, FROM_PREVIOUS_STEP, np.int32)
-            positions, states = before.num_context_tokens, self._last_states(rows)
+            return self.model.space.sampled[: self._start(step, ahead).num_sampled]
+
+    def follow(self, goes_on: NDArray[np.bool_]) -> torch.Tensor:
+        assert self._last is not None
+        (before, wanted), space, rows = self._last, self.model.space, len(goes_on)
+        places = np.zeros(rows, np.intp)
+        places[wanted.rows] = np.arange(len(wanted.rows))
+        with step_errors(self.device.torch_device):
+            numbers, of_states, going = self.indices(
+                np.where(goes_on, before.numbers, -1), places, goes_on.nonzero()[0]
+            )
+            states = self._last_states(of_states)
+            # Rows are no farther than there.
+            ids, positions = np.full(rows, FROM_PREVIOUS_STEP, np.int32), before.num_context_tokens
             columns = StepRows.of_decodes(before.sequence_ids, before.numbers, positions, ids)
             step = ForwardInput(columns, positions, (), ())
             wanted, kind = wanted_tokens(step), self._kind(step)
-            space.arrays.go_on(rows, kind, self.model.config.block_size)
+            space.arrays.go_on(numbers, kind, self.model.config.block_size)
             if states is not None:
                 space.place_states(states)
-            finisher.selected = wanted.tokens
+            self.model.finisher.selected = wanted.tokens
             self.model.graphs.run(kind, rows)
-            return self._started(step, wanted)
+            self._last = columns, wanted
+            return space.sampled[:rows] if goes_on.all() else space.sampled[going]
 
-    def _last_states(self, rows: int) -> States | None:
-        """What a drafter reads of the tokens after which the last step's rows sampled; None where it reads nothing."""
+    def keep_drafts(self, rows: torch.Tensor, place: int, drafts: torch.Tensor) -> None:
+        known = drafts.clamp(0, self.model.spec.vocab_size - 1)
+        self.model.space.arrays.drafts[place].index_copy_(0, rows, known)
+
+    def kept_drafts(self) -> NDArray[np.int32]:
+        with step_errors(self.device.torch_device):
+            return self.model.space.arrays.drafts.T.cpu().numpy()
+
+    def _last_states(self, places: torch.Tensor) -> States | None:
+        """What a drafter reads of some of the last step's selected tokens; None where it reads nothing."""
         spec, space = self.model.spec, self.model.space
         if spec.fusion is not None:
-            return space.kept[0].index_select(0, space.arrays["selected"][:rows])
-        return None if spec.next_token is None else space.final_states[:rows]
+            return space.kept[0].index_select(0, space.arrays["selected"].index_select(0, places))
+        return None if spec.next_token is None else space.final_states.index_select(0, places)
 
     def read_aside(self, chunk: ForwardInput) -> None:
         assert self.model.aside is not None

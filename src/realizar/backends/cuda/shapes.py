@@ -126,4 +126,5 @@ def step_sizes(spec: ModelSpec, config: ResolvedConfig, tile_tokens: int) -> Ste
         tile_tokens=tile_tokens,
         recurrences=bool(spec.state_layers()),
         kept=len(config.hidden_layers),
+        drafts=config.speculative_tokens if config.beside != NOTHING_BESIDE else 0,
     )

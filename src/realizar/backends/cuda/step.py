@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device_errors import step_errors
+from realizar.backends.draft_model import DraftModel
 from realizar.batch import StepOutput
 from realizar.errors import CapacityError
 
@@ -69,14 +70,20 @@ def _wanted_of_decodes(count: int) -> WantedTokens:
 
 
 class Finished(Protocol):
-    """A step whose sampled tokens, log-probabilities and pooled vectors are on their way to the host."""
+    """A step whose sampled tokens, log-probabilities and pooled vectors are on their way to the host.
+
+    `made` are its sampled tokens on the device, int32 [rows that sample, 1 + drafts], below 0 after those that stand.
+    """
+
+    @property
+    def made(self) -> torch.Tensor: ...
 
     def read(self, step: CUDAStep) -> StepOutput:
         """Wait for them; what the step's rows get."""
 
 
 class CUDAStep:
-    """A submitted step; `finish` samples and starts the copies, once; `with_drafts` adds a drafter's proposals."""
+    """A submitted step; `finish` samples and starts the copies, once; then what `drafter` proposes is started."""
 
     def __init__(
         self,
@@ -84,16 +91,16 @@ class CUDAStep:
         wanted: WantedTokens,
         finish: Callable[[CUDAStep], Finished],
         device: torch.device,
-        with_drafts: Callable[[ForwardInput, StepOutput], StepOutput] | None = None,
+        drafter: DraftModel | None = None,
     ) -> None:
         self.forward_input, self.wanted = forward_input, wanted
         self.masks: Mapping[int, NDArray[np.uint32]] = {}
         self.deferred: frozenset[int] = frozenset()
         self._are_deferred = np.zeros(0, np.bool_)  # by the numbers of rows
-        self._finish, self._device, self._with_drafts = finish, device, with_drafts
+        self._finish, self._device, self._drafter = finish, device, drafter
         self._finished: Finished | None = None
         self._output: StepOutput | None = None
-        self._failed = self._is_asked = False
+        self._failed = False
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         self.masks = {**self.masks, **masks} if self.masks else masks
@@ -117,19 +124,18 @@ class CUDAStep:
             self._failed = True
             self._finished = self._finish(self)
             self._failed = False
-
-    def settle(self) -> None:
-        """Wait for the result now, if nobody has asked for it yet."""
-        if not self._is_asked:
-            self.result()
+            if self._drafter is not None:
+                columns = self.forward_input.columns
+                samples = columns.samples & (columns.num_tokens > 0) & ~self.are_deferred(columns.numbers)
+                most = np.where(samples, columns.num_drafts + np.intp(1), 0)
+                self._drafter.propose(self.forward_input, most, None, self._finished.made)
 
     def result(self) -> StepOutput:
-        self._is_asked = True
         if self._output is None:
             with step_errors(self._device):
                 self.start_sampling()
                 if self._finished is None:
                     raise CapacityError("the step's rows could not be sampled")
                 output = self._finished.read(self)
-                self._output = output if self._with_drafts is None else self._with_drafts(self.forward_input, output)
+                self._output = output if self._drafter is None else self._drafter.proposed(self.forward_input, output)
         return self._output

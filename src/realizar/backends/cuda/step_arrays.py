@@ -11,17 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.base import ForwardInput
+from realizar.backends.base import ForwardInput, SampledAhead
 from realizar.backends.cuda.capture import GraphRecorder
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernels.fetch import fetch, go_on
+from realizar.backends.cuda.kernels.fetch import fetch, find_ids, go_on, take_sampled
 from realizar.backends.cuda.launch import StepKind
-from realizar.batch import FROM_PREVIOUS_STEP
+from realizar.batch import PROPOSED
 
 Integers: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 _HEADER = 16  # place 0: blocks per row of the block tables; 1: tokens of the step, without padding; _COUNT
 _COUNT = 2  # place of the number of integers that the step has
+_SAMPLED = 16  # tokens of a row that are looked at at once
 _FETCHED, _MOST_FETCHING = 1024, 256  # numbers of a block; programs for those of block tables
 SCAN_TILE = 64  # tokens of a tile of `kernels.recurrences.delta_scan`
 ROW_FIELDS = 8  # numbers of a row; see `kernels.recurrences.delta_net`
@@ -37,6 +38,7 @@ class StepSizes:
         groups: cache groups. blocks: of one row.
         recurrences: layers have states.
         kept: layers after which the stream is kept.
+        drafts: that another model proposes for a row.
     """
 
     tokens: int
@@ -48,6 +50,7 @@ class StepSizes:
     tile_tokens: int
     recurrences: bool = False
     kept: int = 0
+    drafts: int = 0
 
 
 FillRecurrences: TypeAlias = Callable[[dict[str, NDArray[np.int32]], ForwardInput, StepKind], None]
@@ -59,6 +62,8 @@ class StepArrays:
 
     Attributes:
         fill_recurrences: of a model whose layers have states.
+        last: int32 [rows], the token that was sampled last, by the number of the row. drafts: int32 [drafts, rows],
+            those that were proposed last.
         given: of the step, in the host's memory: the first token of each run of given embeddings, and the run,
             float32 [tokens, hidden_size].
     """
@@ -78,6 +83,9 @@ class StepArrays:
             self._places[name] = slice(at, at + count)
             at += -(-count // 4) * 4  # 16-byte aligned
         self._buffer = torch.zeros(at, dtype=torch.int32, device=device.torch_device)
+        self.last = torch.zeros(sizes.rows, dtype=torch.int32, device=device.torch_device)
+        self.drafts = torch.zeros((sizes.drafts, sizes.rows), dtype=torch.int32, device=device.torch_device)
+        self._lags = torch.zeros(sizes.rows, dtype=torch.int32, device=device.torch_device)  # see `take_sampled`
         self._host = [torch.zeros(at, dtype=torch.int32, pin_memory=device.is_gpu) for _ in range(_RING)]
         self._views = [{name: host.numpy()[place] for name, place in self._places.items()} for host in self._host]
         self._copied: list[torch.cuda.Event | None] = [None] * _RING
@@ -85,7 +93,8 @@ class StepArrays:
         self._next = 0
         self.fill_recurrences: FillRecurrences | None = None
         self.given: Sequence[tuple[int, torch.Tensor]] = ()
-        self._launch_copy(self._host[0])  # compiles it
+        if device.torch_device.type != "meta":
+            self._launch_copy(self._host[0])  # compiles it
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._buffer[self._places[name]]
@@ -129,13 +138,36 @@ class StepArrays:
             event.record()
         self._next = (self._next + 1) % _RING
 
-    def go_on(self, rows: int, kind: StepKind, block_size: int) -> None:
-        """Make the arrays of a step, all of whose rows sampled, those of a step that decodes what they sampled."""
+    def take_sampled(self, ahead: SampledAhead, read_ids: torch.Tensor) -> None:
+        """Write tokens of a step that was sent, and select others, as far as only the device knows them.
+
+        `read_ids`, int32, are those of the step that sampled.
+        """
+        lines = torch.empty(ahead.lines.shape, dtype=torch.int32, pin_memory=self._device.is_gpu)
+        lines.numpy()[:] = ahead.lines
+        take_sampled[(len(lines),)](
+            self["ids"], self["selected"], self._lags, lines.to(self._device.torch_device, non_blocking=True),
+            read_ids, ahead.tokens, ahead.tokens.shape[1], ahead.largest, BLOCK=_SAMPLED,
+        )  # fmt: skip
+
+    def warm_drafts(self, block_size: int) -> None:
+        """Compile what steps of drafts launch beside their graphs, of no row."""
+        where = self._device.torch_device
+        nobody = np.array([[-1, 1, 0, -1, -1]], np.int32)
+        self.take_sampled(SampledAhead(torch.zeros((0, 1), dtype=torch.int32, device=where), nobody, 0), self["ids"])
+        self.go_on(torch.zeros(0, dtype=torch.int64, device=where), StepKind(0), block_size)
+
+    def go_on(self, numbers: torch.Tensor, kind: StepKind, block_size: int) -> None:
+        """Make the arrays of a step those of one in which its rows decode what they sampled.
+
+        `numbers`, int64 [rows], are those of the rows, -1 for one that has nothing in it.
+        """
         sizes = self.sizes
-        names = ("starts", "counts", "contexts", "decodes", "selected", "selected_rows", "tables")
+        names = ("decodes", "selected", "selected_rows", "tables")
         go_on[(1,)](
             self["header"], self["ids"], self["token_rows"], self["positions"], self["slots"], sizes.tokens,
-            *(self[name] for name in names), sizes.rows, rows, kind.decodes, GROUPS=sizes.groups, BLOCK_SIZE=block_size,
+            self["starts"], self["counts"], self["contexts"], self._lags, *(self[name] for name in names), sizes.rows,
+            numbers, len(numbers), kind.decodes, GROUPS=sizes.groups, BLOCK_SIZE=block_size,
             BLOCK=1 << (sizes.rows - 1).bit_length(),
         )  # fmt: skip
 
@@ -152,6 +184,7 @@ class StepArrays:
         self._copies.clear()
 
     def _launch_copy(self, host: torch.Tensor) -> None:
+        sizes = self.sizes
         whole = self._places["tables"].start // _FETCHED
         if self._device.is_gpu:
             others = min(-(-len(host) // _FETCHED) - whole, _MOST_FETCHING)
@@ -159,6 +192,12 @@ class StepArrays:
         else:
             count = int(host[_COUNT])
             self._buffer[:count].copy_(host[:count])
+        if sizes.drafts:
+            tokens = min(sizes.selected, sizes.tokens)  # of rows that decode, which come first
+            find_ids[(-(-tokens // _FETCHED),)](
+                self["ids"], self["token_rows"], self.last, self.drafts, sizes.rows, tokens, FIRST=PROPOSED,
+                BLOCK=_FETCHED,
+            )  # fmt: skip
 
     def _fill(
         self, views: dict[str, NDArray[np.int32]], step: ForwardInput, kind: StepKind, selected: Integers,
@@ -178,7 +217,7 @@ class StepArrays:
                 views["ids"][first : first + len(values)] = -2 - step.columns.token_ids[first : first + len(values)]
         put("positions", step.positions, kind.tokens, 0)
         views["token_rows"][: kind.tokens] = 0
-        follows = (columns.token_ids == FROM_PREVIOUS_STEP).nonzero()[0]  # each is its row's first
+        follows = (columns.token_ids < 0).nonzero()[0]  # of decodes alone each is its row's only one
         if len(follows):
             owners = follows if columns.only_decodes else np.searchsorted(columns.starts, follows, side="right") - 1
             views["token_rows"][follows] = columns.numbers[owners]

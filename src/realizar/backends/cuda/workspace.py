@@ -72,7 +72,7 @@ class Workspace:
         self.block_ids = torch.zeros((sizes.selected, blocks), dtype=torch.int32, device=where)
         self.final_states = torch.zeros((sizes.selected, spec.hidden_size), device=where)
         self.sampled = torch.zeros(sizes.selected, dtype=torch.int32, device=where)
-        self.last = torch.zeros(sizes.rows, dtype=torch.int32, device=where)
+        self.last = self.arrays.last
 
         self._token_tops, self._token_arrivals = (
             torch.zeros(sizes.tokens, dtype=torch.int32, device=where) for _ in range(2)

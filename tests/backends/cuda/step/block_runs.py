@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from backend_runs import LOGITS_AT_ONCE
 from backends.block_reads import Reads
 from backends.cuda.cuda_runs import new_backend
 from engine.core.core_runs import run, tokens
 from random_models import Recipe, random_model
-from realizar.backends.base import NO_OTHERS, ModelSource
+from realizar.backends.base import NO_OTHERS, ForwardInput, ModelSource
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
@@ -67,8 +68,14 @@ def _reads(backend: CUDABackend, monkeypatch: pytest.MonkeyPatch) -> Reads:
     drafter = backend._drafter.backend
     assert isinstance(drafter, CUDABackend)
 
-    def read_logits(some: list[int]) -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = drafter.logits(some).cpu().numpy().copy()
-        return logits
+    space = drafter.model.space
 
-    return Reads(drafter, read_logits, monkeypatch)
+    def read(step: ForwardInput) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        tokens, num_sampled = len(step.positions), int(step.columns.samples.sum())
+        selected = space.arrays["selected"][:num_sampled].tolist()
+        parts = [range(first, min(first + LOGITS_AT_ONCE, tokens)) for first in range(0, tokens, LOGITS_AT_ONCE)]
+        logits = np.concatenate([drafter.logits(list(part)).cpu().numpy().copy() for part in parts])
+        drafter.states(selected)  # the next draft follows from them
+        return space.arrays["ids"][:tokens].cpu().numpy(), logits
+
+    return Reads(drafter, read, monkeypatch)

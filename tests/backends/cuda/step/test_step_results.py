@@ -41,7 +41,7 @@ def result_of(columns: StepRows, errors: dict[int, RowError]) -> StepOutput:
     logprobs = PendingLogprobs([2 if index else 0 for index in asked], lines[asked])
 
     def finish(_step: CUDAStep) -> PendingResult:
-        return PendingResult(sampled, [(asked, logprobs)], errors, take_in)
+        return PendingResult(sampled, sampled, [(asked, logprobs)], errors, take_in)
 
     def take_in(_numbers: Any, _sampled: Any) -> Any:
         raise AssertionError("no row has drafts")

@@ -24,30 +24,77 @@ def fetch(host, device, COUNT: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.cons
             tl.store(device + at, tl.load(host + at, mask=at < count, other=0), mask=at < count)
 
 
+@triton.jit
+def find_ids(ids, token_rows, last, drafts, rows, tokens, FIRST: tl.constexpr, BLOCK: tl.constexpr):
+    """Ids that the host does not know: -1 is what the row sampled last, FIRST - place the draft there, [places, rows].
+
+    Grid: blocks of tokens.
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(ids + at, mask=at < tokens, other=0)
+    is_draft, follows = token <= FIRST, token == -1
+    row = tl.load(token_rows + at, mask=is_draft | follows, other=0)
+    found = tl.load(last + row, mask=follows, other=0)
+    found += tl.load(drafts + (FIRST - token) * rows + row, mask=is_draft, other=0)
+    tl.store(ids + at, found, mask=is_draft | follows)
+
+
+@triton.jit(do_not_specialize=["width", "largest"])
+def take_sampled(ids, selected, lags, lines, read_ids, tokens, width, largest, BLOCK: tl.constexpr):
+    """Write sampled tokens that stand, [rows that sampled, width], into a step, and select the last one of each row.
+
+    `lines` are those of `SampledAhead`; the token before the sampled ones is one of `read_ids`, those of the step that
+    sampled. `lags` get the number of a row's tokens behind the selected one. Grid: rows.
+    """
+    row = tl.program_id(0)
+    index, first = tl.load(lines + 5 * row), tl.load(lines + 5 * row + 1)
+    room, chosen = tl.load(lines + 5 * row + 2), tl.load(lines + 5 * row + 3)
+    before = tl.load(lines + 5 * row + 4)
+    known = tl.load(read_ids + before, mask=before >= 0, other=0)
+    tl.store(ids + first - 1, tl.minimum(known, largest), mask=before >= 0)
+    count = 0
+    for begin in tl.range(0, room, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        token = tl.load(tokens + index * width + place, mask=(index >= 0) & (place < room), other=-1)
+        count += tl.sum((token >= 0).to(tl.int32), axis=0)
+        tl.store(ids + first + place, tl.maximum(tl.minimum(token, largest), 0), mask=place < room)
+    last = tl.maximum(count - 1, 0)
+    tl.store(selected + chosen, first + last, mask=chosen >= 0)
+    tl.store(lags + row, tl.where(chosen >= 0, room - 1 - last, 0))
+
+
 @triton.jit(do_not_specialize=["rows", "padded"])
 def go_on(
-    header, ids, token_rows, positions, slots, slots_stride, starts, counts, contexts, decodes, selected, selected_rows,
-    tables, table_rows, rows, padded, GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    header, ids, token_rows, positions, slots, slots_stride, starts, counts, contexts, lags, decodes, selected,
+    selected_rows, tables, table_rows, numbers, rows, padded,
+    GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The arrays of a step all of whose rows sampled become those of one that decodes what they sampled. Grid: 1."""
+    """The arrays of a step become those of one in which rows decode what they sampled, but rows of the number -1.
+
+    Grid: 1.
+    """
     row = tl.arange(0, BLOCK)
     live, inside = row < rows, row < padded
-    position = tl.load(contexts + row, mask=live, other=0)
+    number = tl.load(numbers + row, mask=live, other=-1).to(tl.int32)
+    alive = live & (number >= 0)
+    position = tl.load(contexts + row, mask=live, other=0) - tl.load(lags + row, mask=live, other=0)
+    tl.store(lags + row, 0, mask=live)
     stride = tl.load(header)
     for group in tl.static_range(GROUPS):
         table = tables + group * table_rows * stride + row * stride
-        block = tl.load(table + position // BLOCK_SIZE, mask=live, other=0)
-        slot = tl.where(live, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+        block = tl.load(table + position // BLOCK_SIZE, mask=alive, other=0)
+        slot = tl.where(alive, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
         tl.store(slots + group * slots_stride + row, slot, mask=inside)
-    tl.store(ids + row, tl.where(live, -1, 0), mask=inside)
-    tl.store(token_rows + row, tl.load(selected_rows + row, mask=live, other=0), mask=inside)
+    tl.store(ids + row, tl.where(alive, -1, 0), mask=inside)
+    tl.store(token_rows + row, tl.maximum(number, 0), mask=inside)
     tl.store(positions + row, position, mask=inside)
     tl.store(starts + row, row, mask=live)
     tl.store(counts + row, 1, mask=live)
     tl.store(contexts + row, position + 1, mask=live)
-    tl.store(decodes + 4 * row, tl.where(live, row, -1), mask=inside)
-    tl.store(decodes + 4 * row + 1, tl.where(live, row, -1), mask=inside)
-    tl.store(decodes + 4 * row + 2, tl.where(live, position + 1, -1), mask=inside)
-    tl.store(decodes + 4 * row + 3, tl.where(live, position, -1), mask=inside)
+    tl.store(decodes + 4 * row, tl.where(alive, row, -1), mask=inside)
+    tl.store(decodes + 4 * row + 1, tl.where(alive, row, -1), mask=inside)
+    tl.store(decodes + 4 * row + 2, tl.where(alive, position + 1, -1), mask=inside)
+    tl.store(decodes + 4 * row + 3, tl.where(alive, position, -1), mask=inside)
     tl.store(selected + row, row, mask=live)
+    tl.store(selected_rows + row, number, mask=live)
     tl.store(header + 1 + row, rows, mask=row == 0)

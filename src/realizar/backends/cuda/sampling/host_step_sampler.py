@@ -22,6 +22,7 @@ from realizar.outputs import RowError
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
     output: StepOutput
+    made: torch.Tensor
 
     def read(self, _step: CUDAStep) -> StepOutput:
         return self.output
@@ -32,7 +33,6 @@ class HostStepSampler:
 
     def __init__(self, workspace: Workspace, sampler: HostSampler) -> None:
         self._space, self._sampler = workspace, sampler
-        self._head_ids = None if workspace.head_ids is None else workspace.head_ids.cpu().numpy()
 
     def capture(self) -> None:
         """No graph reaches to the host."""
@@ -51,6 +51,9 @@ class HostStepSampler:
 
     def finish(self, step: CUDAStep, parts: Iterable[range], pool: PoolRows) -> FinishedStep:
         columns, wanted = step.forward_input.columns, step.wanted
+        if wanted.num_drafts:  # the device may have them alone
+            ids = self._space.arrays["ids"][: len(columns.token_ids)].cpu().numpy()
+            columns = replace(columns, token_ids=ids)
         kept: NDArray[np.bool_] | None = None
         if step.deferred:
             kept = np.ones(len(wanted.tokens), np.bool_)
@@ -65,17 +68,14 @@ class HostStepSampler:
                 sampler.read(first, logits)
             first += len(logits)
         numbers, sampled = sampler.last_sampled()
-        if self._head_ids is not None:
-            sampled = self._head_ids[sampled]
         last = self._space.last
         last[torch.tensor(numbers, device=last.device)] = torch.tensor(sampled, device=last.device)
         vectors = pool(step)
         if vectors and last.is_cuda:
             torch.cuda.current_stream(last.device).synchronize()
         output = sampler.output(lambda index: _finite(vectors.get(index)))
-        if self._head_ids is not None:
-            output = replace(output, sampled=self._head_ids[output.sampled])
-        return FinishedStep(output)
+        made = torch.tensor(output.sampled[wanted.sampled_rows], device=last.device)
+        return FinishedStep(output, made)
 
 
 def _finite(vector: torch.Tensor | RowError | None) -> NDArray[np.float32] | RowError | None:

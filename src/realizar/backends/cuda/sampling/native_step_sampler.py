@@ -111,17 +111,19 @@ class NativeStepSampler:
 
     def finish(self, step: CUDAStep, parts: Iterable[range], pool: PoolRows) -> PendingResult:
         """Copies to the host are started and not awaited."""
-        sampled, space = self.make(step), self._space
+        made, space = self.make(step), self._space
+        if len(step.wanted.tokens) > space.arrays.sizes.selected:
+            made = made.clone()  # before logits of other parts are
         copies = self._free.pop() if self._free else None
         if copies is None:
             copies = HostCopies(space.arrays.sizes.selected * RESULT_BYTES, space.logits.device)
         copies.begin()
-        result = copies.copy(sampled)  # before anything else is sampled
+        result = copies.copy(made)  # before anything else is sampled
         logprobs = [each for part in parts for each in self.start_logprobs(step, part, copies.copy)]
         pooled = pool(step)
         copies.done()
         free = partial(self._free.append, copies)
-        return PendingResult(result, logprobs, pooled, self._rows.take_in, copies.wait, free)
+        return PendingResult(made, result, logprobs, pooled, self._rows.take_in, copies.wait, free)
 
     def make(self, step: CUDAStep) -> torch.Tensor:
         """Sample the step that ran last: int32 [rows that sample, 1 + drafts].

@@ -37,7 +37,7 @@ class PendingResult:
     """A `Finished` step.
 
     Attributes:
-        sampled: int32 [rows that sample, 1 + drafts], NOT_REACHED where none stands.
+        made: as of `Finished`. sampled: the same in the host's memory, NOT_REACHED where none stands.
         logprobs: of some wanted tokens, by their index.
         pooled: float32 [hidden_size] of rows, or why a row gets nothing, by their index in the step.
         take_in: called once where rows have drafts.
@@ -45,6 +45,7 @@ class PendingResult:
         release: called once the results were read; their memory is then used for another step's.
     """
 
+    made: torch.Tensor
     sampled: torch.Tensor
     logprobs: list[RowLogprobs]
     pooled: Mapping[int, torch.Tensor | RowError]
