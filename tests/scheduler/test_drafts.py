@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.batch import FROM_PREVIOUS_STEP, PROPOSED, ProposedDrafts
-from realizar.scheduler.drafts import DraftLookup, Prediction
+from realizar.scheduler.drafts import DraftDepth, DraftLookup, Prediction
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape
 from step_inputs import RowOutput, rows_of, step_output, updated
 
@@ -179,3 +179,13 @@ def test_a_chunk_of_a_prompt_wants_no_drafts() -> None:
     scheduler.add(request("a", (1, 2, 3, 4, 5, 6), max_tokens=9))
     assert [(row.num_tokens, row.lookahead) for row in rows_of(scheduler.schedule())] == [(4, 0)]
     assert [(row.num_tokens, row.lookahead) for row in rows_of(scheduler.schedule())] == [(2, 2)]
+
+
+def test_steps_stay_in_flight_where_no_draft_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_scheduler(drafts=2, proposed=2)
+    scheduler.add(request("a", (1, 2), max_tokens=9))
+    first = scheduler.schedule()
+    assert scheduler.awaits(first)
+    monkeypatch.setattr(DraftDepth, "of", lambda *_: 0)
+    assert not scheduler.awaits(first)
+    assert [(row.token_ids, row.lookahead) for row in rows_of(scheduler.schedule())] == [((FROM_PREVIOUS_STEP,), 0)]

@@ -286,10 +286,14 @@ class Drafting:
         self.depth = DraftDepth(self.most_proposed, measures=measures and self.most_proposed > 0)
         self._of_drafter: set[int] = set()  # ids of sequences whose drafts the drafter has proposed
 
-    @property
-    def awaits_results(self) -> bool:
-        """As `Drafter.awaits_results`, and True where the backend proposes drafts; False where nobody does."""
-        return self.most_proposed > 0 or (self._drafter is not None and self._drafter.awaits_results)
+    def awaits_results(self, num_rows: int) -> bool:
+        """As `Drafter.awaits_results`, of a step in which so many rows sample, and True where the backend drafts.
+
+        Where the backend might, and its depth is 0, steps stay in flight: looking up drafts would have them waited for.
+        """
+        if self.most_proposed:
+            return self.depth.of(num_rows) > 0
+        return self._drafter is not None and self._drafter.awaits_results
 
     @property
     def is_on(self) -> bool:

@@ -114,7 +114,7 @@ class Scheduler:
         """True if a submitted step must be done before the next is scheduled."""
         if self._limit.is_short:
             return True  # to know which one fails
-        if not self._drafting.awaits_results:
+        if not self._drafting.awaits_results(int(batch.columns.samples.sum())):
             return False
         rows = batch.columns.numbers[self._table.are_open(batch.columns)]
         return bool((self._table.num_remaining(rows) <= 1).any())

@@ -165,14 +165,17 @@ class DraftKinds:
         """What `COUNT` requests get without drafts; kinds of the same model share it."""
         recipe = KINDS[kind][0]
         if recipe not in self._plain:
-            core = self._core(kind, drafts=False)
+            core = self._core(kind, drafts=False, measures=False)
             self._plain[recipe] = run(core, random_requests(COUNT))
             core.close()
         return self._plain[recipe]
 
-    def check(self, kind: str, requests: list[Request]) -> None:
-        """Their tokens are those of `plain`, though many drafts are right and many wrong."""
-        (expected, left_before), core = self.plain(kind), self._core(kind, drafts=True)
+    def check(self, kind: str, requests: list[Request], *, measures: bool = False) -> None:
+        """Their tokens are those of `plain`, though many drafts are right and many wrong.
+
+        With `measures` depths change as the engine measures them, 0 among them.
+        """
+        (expected, left_before), core = self.plain(kind), self._core(kind, drafts=True, measures=measures)
         found, left = run(core, requests)
         for key in expected.keys() | found.keys():
             one, other = expected.get(key, []), found.get(key, [])
@@ -185,12 +188,12 @@ class DraftKinds:
         assert 0.3 <= taken <= 0.7
         core.close()
 
-    def _core(self, kind: str, *, drafts: bool) -> EngineCore:
+    def _core(self, kind: str, *, drafts: bool, measures: bool) -> EngineCore:
         recipe, drafter, fields = KINDS[kind]
         (spec, checkpoint), asked = model_of(recipe), replace(CONFIG, **self._fields)
         asked = replace(asked, **fields) if drafts else replace(asked, speculative_tokens=0)
         config = resolved(spec, checkpoint, asked, self._device)
         config, backend = replace(config, kv_blocks=(BLOCKS,) * len(spec.cache_groups())), self._new_backend()
         backend.load(spec, checkpoint, config, {"drafter": drafter} if drafts and drafter is not None else NO_OTHERS)
-        policy = Policy(measures_drafts=False)
+        policy = Policy(measures_drafts=measures)
         return EngineCore(backend, spec, config, new_grammars=lambda: self._service, policy=policy)

@@ -24,3 +24,7 @@ def test_predictions_change_no_token(kinds: DraftKinds) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_change_no_token(kind: str, kinds: DraftKinds) -> None:
     kinds.check(kind, random_requests(COUNT))
+
+
+def test_depths_that_are_measured_change_no_token(kinds: DraftKinds) -> None:
+    kinds.check("block", random_requests(COUNT), measures=True)
