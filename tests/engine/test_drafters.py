@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,26 @@ def test_requests_say_how_many_drafts_were_right(path: Path) -> None:
     with LLM(path, **OPTIONS, drafter=str(path), prompt_lookup_min=90, prompt_lookup_max=90) as llm:
         (found,) = llm.generate(PROMPTS[:1], SamplingParams(temperature=0, max_tokens=31, ignore_eos=True))
     assert found.drafts.drafted == found.drafts.accepted >= 20
+
+
+def test_stop_strings_end_texts_where_they_do_without_drafts(path: Path) -> None:
+    """Each is a part of the text of its own request, seldom whole tokens, and may be found within accepted drafts."""
+    rng = random.Random(4)
+    samplings = [SamplingParams(temperature=0.7 * (index % 2), seed=index, max_tokens=40) for index in range(12)]
+    prompts = [f"{PROMPTS[index % 2]} {index}" for index in range(12)]
+
+    def answers(**options: Any) -> list[tuple[str, str | None]]:
+        with LLM(path, **OPTIONS, **options) as llm:
+            made = [each.outputs[0] for each in llm.generate(prompts, samplings)]
+        return [(each.text, each.finish_reason) for each in made]
+
+    for index, (text, _) in enumerate(answers()):
+        first = rng.randrange(len(text) // 2, len(text) - 3)
+        samplings[index] = replace(samplings[index], stop=(text[first : first + 3],))
+    expected = answers()
+    assert [reason for _, reason in expected].count("stop") > 6
+    assert answers(drafter=str(path)) == answers(drafter=str(path), speculative_tokens=1) == expected
+    assert answers(drafter="lookup", speculative_tokens=4, prompt_lookup_min=1) == expected
 
 
 def test_metrics_count_drafts_by_place(path: Path) -> None:
