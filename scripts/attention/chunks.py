@@ -1,12 +1,14 @@
-"""Times attention of one chunk alone: Hopper's kernel beside Triton's, and beside cuDNN where nothing lies before.
+"""Times attention of one chunk alone: Hopper's kernel, that of mma.sync, Triton's, and those of torch.
 
     python scripts/attention/chunks.py --head 128 --tokens 8192
     python scripts/attention/chunks.py --head 128 --tokens 2048 --past 14336
+    TRITON_OVERRIDE_ARCH=sm80 python scripts/attention/chunks.py --card-kib 163
 
-With `--int8` the cache has codes and scales; with `--whole` Hopper's kernel cuts no context into parts, and
-with `--part 512` both cut them at multiples of 512 keys. Each runs for as long as the others in turn, and the order
-turns too: the card's power limit sets its clock, so what follows a lighter kernel is faster. Blocks of the cache lie in
-a random order.
+Torch's are FlashAttention-2, which multiplies by mma.sync, and cuDNN where nothing lies before. The last line times on
+Hopper what a card of 8.0 runs: the shape for its shared memory, and Triton's code for it. With `--int8` the cache has
+codes and scales; with `--whole` Hopper's kernel cuts no context into parts, and with `--part 512` it and Triton's cut
+them at multiples of 512 keys. Each runs for as long as the others in turn, and the order turns too: the card's power
+limit sets its clock, so what follows a lighter kernel is faster. Blocks of the cache lie in a random order.
 """
 
 from __future__ import annotations
@@ -20,12 +22,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from realizar.backends.cuda.attention.chunks import chunk_inputs
 from realizar.backends.cuda.kernel_sizes import CHUNK_PARTS, TRITON_TYPES
 from realizar.backends.cuda.kernels.attend import attend_chunk
 from realizar.backends.cuda.matmul.inputs import InputFormat, make_buffer
-from realizar.backends.cuda.native.chunks.source import AttendChunkKernel, chunk_rows
+from realizar.backends.cuda.native.chunks.source import (
+    AttendChunkKernel,
+    SyncChunkKernel,
+    chunk_rows,
+    sync_rows,
+    sync_shape,
+)
+from realizar.backends.cuda.native.compiler import architecture
 from realizar.backends.cuda.native.launcher import LoadedKernels
 
 BLOCK, ROUNDS, TURN_MS = 32, 4, 60.0
@@ -68,12 +78,27 @@ class Inputs:
         return float(4 * seen * self.heads * self.asked.head)
 
 
-def native(inputs: Inputs) -> Callable[[], None]:
+def hoppers(inputs: Inputs) -> AttendChunkKernel:
     asked = inputs.asked
     tokens = chunk_rows(asked.head, inputs.kv_dtype) // asked.group
-    kernel = AttendChunkKernel(
+    return AttendChunkKernel(
         asked.head, asked.group, tokens, inputs.kv_dtype, BLOCK, asked.window, asked.cap > 0, asked.sinks, asked.part
     )
+
+
+def by_mma_sync(inputs: Inputs) -> SyncChunkKernel | None:
+    asked = inputs.asked
+    shape = sync_shape(asked.head, asked.card_kib << 10, plain=not asked.window and not asked.cap)
+    if shape is None or asked.part or not sync_rows(asked.head, inputs.kv_dtype, asked.card_kib << 10):
+        return None
+    return SyncChunkKernel(
+        asked.head, asked.group, shape.rows // asked.group, inputs.kv_dtype, BLOCK, asked.window, asked.cap > 0,
+        asked.sinks, shape,
+    )  # fmt: skip
+
+
+def native(inputs: Inputs, kernel: AttendChunkKernel | SyncChunkKernel) -> Callable[[], None]:
+    asked, tokens = inputs.asked, kernel.tokens
     read = chunk_inputs(kernel, inputs.query, inputs.cache, inputs.heads)
     tables = inputs.tables(tokens)
     halves = make_buffer(InputFormat("half", 128), inputs.out.shape[1], asked.tokens, inputs.out.device)
@@ -86,11 +111,12 @@ def native(inputs: Inputs) -> Callable[[], None]:
     own = inputs.scale, asked.cap, asked.window, tiles, asked.kv_heads, 0, inputs.out.stride(0), 128, halves.chunks
     numbers = *own, 0 if asked.whole else CHUNK_PARTS, 0
     arguments = [*read, *(each.data_ptr() for each in tensors), *numbers]
-    loaded = LoadedKernels("sm_90a")[kernel.source()]
+    loaded = LoadedKernels(architecture(torch.cuda.get_device_capability()))[kernel.source()]
+    grid = kernel.grid(tiles, asked.kv_heads, processors)
 
     def run(_kept: object = tensors) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        loaded.launch((processors, 1, 1), kernel.threads, arguments, kernel.sizes, stream, dependent=False)
+        loaded.launch(grid, kernel.threads, arguments, kernel.sizes, stream, dependent=False)
 
     return run
 
@@ -110,14 +136,19 @@ def in_triton(inputs: Inputs) -> Callable[[], None]:
     )  # fmt: skip
 
 
-def in_cudnn(inputs: Inputs) -> Callable[[], None]:
+def in_torch(inputs: Inputs, backend: SDPBackend) -> Callable[[], None]:
     asked = inputs.asked
-    shapes = [(1, heads, asked.tokens, asked.head) for heads in (inputs.heads, asked.kv_heads, asked.kv_heads)]
-    q, k, v = (torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
+    lengths = asked.tokens, inputs.length, inputs.length
+    heads = inputs.heads, asked.kv_heads, asked.kv_heads
+    q, k, v = (
+        torch.randn(1, n, length, asked.head, device="cuda").bfloat16()
+        for n, length in zip(heads, lengths, strict=True)
+    )
+    mask = causal_lower_right(asked.tokens, inputs.length) if asked.past else None
 
     def run() -> None:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        with sdpa_kernel(backend):
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
     return run
 
@@ -146,11 +177,20 @@ def main() -> int:
     parser.add_argument("--int8", action="store_true")
     parser.add_argument("--whole", action="store_true")
     integer("--part", default=0)
+    integer("--card-kib")
     asked = parser.parse_args()
+    asked.card_kib = asked.card_kib or torch.cuda.get_device_properties(0).shared_memory_per_block_optin >> 10
     inputs = Inputs(asked)
-    runs = {"Hopper's": native(inputs), "Triton": in_triton(inputs)}
-    if not (asked.past or asked.window or asked.cap or asked.sinks or asked.int8 or asked.part or asked.head > 256):
-        runs["cuDNN"] = in_cudnn(inputs)
+    runs: dict[str, Callable[[], None]] = {}
+    if torch.cuda.get_device_capability() == (9, 0):
+        runs["Hopper's"] = native(inputs, hoppers(inputs))
+    if (kernel := by_mma_sync(inputs)) is not None:
+        runs["mma.sync"] = native(inputs, kernel)
+    runs["Triton"] = in_triton(inputs)
+    if not (asked.window or asked.cap or asked.sinks or asked.int8 or asked.part or asked.head > 256):
+        runs["FlashAttention-2"] = in_torch(inputs, SDPBackend.FLASH_ATTENTION)
+        if not asked.past:
+            runs["cuDNN"] = in_torch(inputs, SDPBackend.CUDNN_ATTENTION)
     counts = {}
     for name, run in runs.items():
         run()
@@ -164,7 +204,7 @@ def main() -> int:
     for name, ms in found.items():
         rates = sorted(inputs.flops / each / 1e9 for each in ms)
         mean = inputs.flops * len(ms) / sum(ms) / 1e9
-        print(f"  {name:9} {sum(ms) / len(ms):7.3f} ms {mean:6.0f} TFLOP/s ({rates[0]:.0f} to {rates[-1]:.0f})")
+        print(f"  {name:16} {sum(ms) / len(ms):7.3f} ms {mean:6.0f} TFLOP/s ({rates[0]:.0f} to {rates[-1]:.0f})")
     return 0
 
 

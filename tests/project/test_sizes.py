@@ -32,7 +32,7 @@ LARGE_FUNCTIONS = {
 MAX_COLUMNS = 120
 WIDE_LINES = {
     "activations.cu": 3,
-    "attend.cu": 22,
+    "attend.cu": 13,
     "attend_heads.cu": 9,
     "attend_results.cu": 7,
     "bulk.cu": 6,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from backend_runs import BackendRunner
-from realizar.backends.cuda.device import interpreter_device, open_device
+from realizar.backends.cuda.device import Family, interpreter_device, open_device
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
@@ -18,19 +20,20 @@ from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
 
 
-def new_backend(*, may_sleep: bool = False) -> CUDABackend:
-    """On the GPU, or on the processor as if it were one."""
+def new_backend(*, may_sleep: bool = False, without: Iterable[Family] = ()) -> CUDABackend:
+    """On the GPU, or on the processor as if it were one; `without` families of kernels."""
     device = open_device() if torch.cuda.is_available() else interpreter_device()
-    return CUDABackend(device=device, may_sleep=may_sleep)
+    return CUDABackend(device=replace(device, without=frozenset(without)), may_sleep=may_sleep)
 
 
 class GPURunner(BackendRunner[CUDABackend]):
     """A model of `new_backend`."""
 
     def __init__(
-        self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, hidden_layers: tuple[int, ...] = ()
-    ) -> None:
-        super().__init__(new_backend(), spec, checkpoint, config, "cuda", hidden_layers)
+        self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, hidden_layers: tuple[int, ...] = (),
+        without: Iterable[Family] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(new_backend(without=without), spec, checkpoint, config, "cuda", hidden_layers)
 
     def read_logits(self, tokens: list[int]) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.backend.logits(tokens).cpu().numpy().copy()

@@ -18,6 +18,7 @@ from architecture_case import Form  # noqa: E402
 from architectures import build_case, check_logits, rows_run_by  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.cuda.device import Family  # noqa: E402
 from realizar.backends.cuda.matmul import linears, tuning_table  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
@@ -83,14 +84,16 @@ def worst(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.nan_to_num(errors, nan=np.inf).max())
 
 
-@pytest.mark.parametrize("kv", TOLERANCE)
+@pytest.mark.parametrize(
+    ("kv", "without"), [*((kv, ()) for kv in TOLERANCE), ("bf16", ("wgmma",)), ("f16", ("wgmma",))], ids=str
+)
 @pytest.mark.parametrize("name", RECIPES)
-def test_random_models(name: str, kv: str) -> None:
+def test_random_models(name: str, kv: str, without: tuple[Family, ...]) -> None:
     """Prompts of several lengths in chunks, token by token, and side by side over shuffled blocks."""
     recipe = RECIPES[name]
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(max_running=6, max_step_tokens=640, kv_cache_bytes=64 << 20, kv_cache_dtype=kv)  # type: ignore[arg-type]
-    runner = GPURunner(spec, checkpoint, config)
+    runner = GPURunner(spec, checkpoint, config, without=without)
     reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
     prompts = [random_tokens(recipe, length, seed) for seed, length in enumerate((3, 37, 300, 530))]
     expected = [reference.logits(ids) for ids in prompts]

@@ -18,7 +18,7 @@ Family: TypeAlias = Literal["epilogues", "wgmma", "mat-vec", "matmuls", "repack"
 
 SLOWER: Mapping[Family, str] = {
     "epilogues": "activations and residual adds are kernels of their own",
-    "wgmma": "mma.sync multiplies",
+    "wgmma": "mma.sync multiplies and attends",
     "mat-vec": "tensor cores multiply few tokens, too",
     "repack": "the host packs the weights",
     "attention": "Triton attends",
@@ -73,6 +73,10 @@ class DeviceProfile:
 
     def runs(self, family: Family) -> bool:
         return self.has_cuda_kernels and family not in self.without
+
+    @property
+    def has_wgmma(self) -> bool:
+        return self.capability == (9, 0) and self.runs("wgmma")
 
     @property
     def has_dependent_launch(self) -> bool:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.layouts.activations import padded_cols
-from realizar.backends.cuda.native.chunks.source import ALONE_ROWS, chunk_rows
+from realizar.backends.cuda.native.chunks.source import ALONE_ROWS, chunk_rows, sync_rows
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention, ModelSpec
@@ -19,6 +19,7 @@ KEYS, _LEAST_KEYS = 64, 16  # keys of a block of attention, at most and at least
 _WIDE_HEAD = 256  # beyond which blocks of so many keys fit in no card's shared memory
 _LARGE_SHARED_BYTES = 160 << 10  # of a block: cards of 8.0, 9.0 and 10.0 have more, those of 8.6, 8.9 and 12.0 less
 MAX_PARTS = 64  # parts of a context
+_SYNC_CARDS = 8, 9, 12  # compute capabilities of 9 where wgmma is given up
 CHUNK_PARTS = 400  # parts of the contexts of a step's chunks, at most: three for each of an H200's processors
 # Of kernels.activate, where 3 is no activation.
 ACTIVATIONS: dict[GatedActivation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 4, "relu_squared": 5}
@@ -99,16 +100,21 @@ def shared_heads(attention: Attention | SharedAttention) -> int:
     return max(16, triton.next_power_of_2(attention.num_heads // attention.num_kv_heads + 2))
 
 
-def hopper_rows(attention: Attention | SharedAttention, kv_dtype: str, device: DeviceProfile, fixed: bool) -> int:
-    """Queries of a tile of a chunk, at most, where Hopper's kernel attends chunks (`native.chunks.source`).
+def native_rows(attention: Attention | SharedAttention, kv_dtype: str, device: DeviceProfile, fixed: bool) -> int:
+    """Queries of a tile of a chunk, at most, where CUDA C++ attends chunks: by wgmma on Hopper, or else by mma.sync.
 
-    0 where Triton does: for other sizes and caches in float32. Where contexts are cut at `fixed` places it attends
-    single tokens, too, and there are no registers for that with heads of 512.
+    0 where Triton does: for other sizes and caches (`native.chunks.source`), and on 10.0, whose matrix instructions it
+    has. Where contexts are cut at `fixed` places the kernel attends single tokens, too: that of mma.sync does not, and
+    Hopper's has no registers for it with heads of 512.
     """
-    if device.capability != (9, 0) or not device.runs("attention") or (fixed and attention.head_size > _WIDE_HEAD):
+    if not device.runs("attention"):
         return 0
-    rows = chunk_rows(attention.head_size, kv_dtype)
-    most = min(rows, ALONE_ROWS) if fixed else rows
+    rows = most = 0
+    if device.has_wgmma:
+        rows = 0 if fixed and attention.head_size > _WIDE_HEAD else chunk_rows(attention.head_size, kv_dtype)
+        most = min(rows, ALONE_ROWS) if fixed else rows
+    elif not fixed and device.capability[0] in _SYNC_CARDS:
+        rows = most = sync_rows(attention.head_size, kv_dtype, device.shared_bytes)
     return rows if attention.num_heads // attention.num_kv_heads <= most else 0
 
 
@@ -123,7 +129,7 @@ def tile_tokens(spec: ModelSpec, kv_dtype: str, device: DeviceProfile, fixed: bo
         # `attend_parts` turns a tile's float32 sums around in shared memory: 128 KiB for 64 queries of 512.
         few = in_float32 or (fixed and wide > _WIDE_HEAD and device.shared_bytes < _LARGE_SHARED_BYTES)
         in_triton = 32 if few else 128 if wide <= 128 else 64
-        return hopper_rows(attention, kv_dtype, device, fixed) or in_triton
+        return native_rows(attention, kv_dtype, device, fixed) or in_triton
 
     return max(1, min(map(rows, attentions)) // group)
 
@@ -178,9 +184,11 @@ def attention_parts(
 
 
 def chunk_parts(spec: ModelSpec, kv_dtype: str, device: DeviceProfile, fixed: bool) -> int:
-    """Parts of decodes' contexts that take as much memory as all parts of chunks'; 0 where Triton attends chunks."""
+    """Parts of decodes' contexts that take as much memory as all parts of chunks'; 0 where these are not cut."""
+    if not device.has_wgmma:
+        return 0
     attentions = [attention for _, attention in spec.all_attentions()]
-    rows = (hopper_rows(each, kv_dtype, device, fixed) * (each.head_size + 16) for each in attentions)
+    rows = (native_rows(each, kv_dtype, device, fixed) * (each.head_size + 16) for each in attentions)
     return CHUNK_PARTS * -(-max(rows) // max(each.num_heads * each.head_size for each in attentions))
 
 

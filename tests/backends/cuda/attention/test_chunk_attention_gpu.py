@@ -15,12 +15,13 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
 from backends.cuda.matmul.fp8_cases import FP8Values  # noqa: E402
-from backends.cuda.native.compiled import check_overlap  # noqa: E402
+from backends.cuda.native.compiled import check_overlap, resources_of  # noqa: E402
 from realizar.backends.cuda.attention.chunks import chunk_inputs  # noqa: E402
 from realizar.backends.cuda.layouts.activations import half_order  # noqa: E402
 from realizar.backends.cuda.matmul.fp8 import FP8_INPUT  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import InputFormat, make_buffer  # noqa: E402
-from realizar.backends.cuda.native.chunks.source import AttendChunkKernel  # noqa: E402
+from realizar.backends.cuda.native.chunks.source import AttendChunkKernel, SyncChunkKernel, SyncShape, sync_shape  # noqa: E402
+from realizar.backends.cuda.native.compiler import architecture, compile_source  # noqa: E402
 from realizar.backends.cuda.native.launcher import LoadedKernels  # noqa: E402
 from wider import wider  # noqa: E402
 
@@ -29,6 +30,10 @@ WIDE = AttendChunkKernel(256, 4, 32, "bf16", 32)
 NARROW = AttendChunkKernel(64, 8, 24, "bf16", 32)
 WIDEST = AttendChunkKernel(512, 8, 8, "bf16", 32)
 CODED = AttendChunkKernel(128, 4, 32, "int8", 32)
+SYNC = SyncChunkKernel(128, 4, 32, "bf16", 32)
+EIGHT_WARPS, FEW_ROWS = SyncShape(128, 64, 8, 1, skips=False), SyncShape(64, 64, 4, 1)
+SYNC_WIDE = SyncChunkKernel(256, 4, 32, "bf16", 32, shape=EIGHT_WARPS)
+SYNC_NARROW = SyncChunkKernel(64, 8, 16, "bf16", 32, sinks=True, shape=SyncShape(128, 128, 4, 2, skips=False))
 MOST_PARTS = 40
 SPARE, SCALE = 5, 0.1  # tokens behind the step's, whose results nobody writes
 
@@ -37,12 +42,20 @@ SPARE, SCALE = 5, 0.1  # tokens behind the step's, whose results nobody writes
 class Case:
     """A kernel, and its rows: tokens before the chunk, and of the chunk. A chunk of one is a decode: no tile has it."""
 
-    kernel: AttendChunkKernel
+    kernel: AttendChunkKernel | SyncChunkKernel
     rows: tuple[tuple[int, int], ...]
     kv_heads: int = 2
     soft_cap: float = 0.0
     blocks: int = 3  # of the grid
     parts: int = 0  # into which contexts are cut in all
+
+    @property
+    def alone(self) -> bool:
+        return isinstance(self.kernel, AttendChunkKernel) and self.kernel.alone
+
+    @property
+    def fixed(self) -> bool:
+        return isinstance(self.kernel, AttendChunkKernel) and self.kernel.part > 0
 
     @property
     def tiles(self) -> list[tuple[int, int]]:
@@ -119,6 +132,31 @@ CASES = {
         AttendChunkKernel(256, 2, 32, "int8", 16, window=99), ((0, 50), (150, 40))
     ),
 }  # fmt: skip
+SYNC_CASES = {
+    "128-gqa4": Case(SYNC, CASES["128-gqa4"].rows),
+    "128-gqa1-f16": Case(SyncChunkKernel(128, 1, 128, "f16", 64), ((0, 257), (77, 130)), kv_heads=3),
+    "128-gqa7-small blocks": Case(SyncChunkKernel(128, 7, 18, "bf16", 16), ((0, 90), (77, 30)), kv_heads=1),
+    "128-gqa16-large blocks": Case(SyncChunkKernel(128, 16, 8, "bf16", 256), ((300, 20),), kv_heads=1),
+    "128-window-cap-sinks": Case(replace(SYNC, window=130, cap=True, sinks=True), ((0, 300), (500, 60)), soft_cap=8.0),
+    "128-window of one": Case(replace(SYNC, window=1), ((0, 40), (200, 60))),
+    "128-eight warps": Case(replace(SYNC, block_size=16, shape=EIGHT_WARPS), ((0, 129), (700, 65))),
+    "64-gqa8-window-sinks": Case(
+        SyncChunkKernel(64, 8, 16, "bf16", 32, window=128, sinks=True), ((0, 150), (400, 70))
+    ),
+    "64-gqa8-sinks": Case(SYNC_NARROW, ((0, 290), (400, 70))),
+    "64-gqa1-f16": Case(SyncChunkKernel(64, 1, 128, "f16", 32), ((0, 200), (130, 5)), kv_heads=3),
+    "80-gqa4-window-sinks": Case(
+        SyncChunkKernel(80, 4, 32, "bf16", 16, window=60, sinks=True), ((0, 150), (200, 20))
+    ),
+    "96-gqa2-cap": Case(SyncChunkKernel(96, 2, 64, "bf16", 32, cap=True), ((0, 150), (60, 200)), soft_cap=9.0),
+    "192-gqa2": Case(SyncChunkKernel(192, 2, 64, "f16", 32, shape=EIGHT_WARPS), ((0, 100), (60, 20))),
+    "256-gqa4": Case(SYNC_WIDE, ((0, 70), (200, 40), (63, 2))),
+    "256-four warps-window-cap": Case(
+        SyncChunkKernel(256, 2, 32, "bf16", 16, window=99, cap=True, shape=FEW_ROWS), ((0, 50), (150, 40)),
+        soft_cap=20.0,
+    ),
+}  # fmt: skip
+ALL_CASES = CASES | {f"mma.sync {name}": case for name, case in SYNC_CASES.items()}
 KERNELS = [
     PLAIN, WIDE, NARROW, WIDEST, CODED, replace(WIDE, tokens=16), replace(PLAIN, window=1000, cap=True),
     replace(NARROW, window=128), replace(CODED, window=1000, cap=True), replace(WIDE, kv_dtype="int8"),
@@ -133,6 +171,30 @@ def test_matmuls_run_beside_the_softmax(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     check_overlap(kernel.source(), kernel.keys // 2, tmp_path)
+
+
+CARDS = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90a": 227 << 10, "sm_120a": 99 << 10}
+ON_CARDS = [
+    (arch, replace(kernel, shape=shape, tokens=shape.rows // kernel.group))
+    for arch, shared_bytes in CARDS.items()
+    for kernel in (
+        SYNC,
+        replace(SYNC, window=1000, cap=True, sinks=True),
+        replace(SYNC, group=7),
+        SYNC_NARROW,
+        SYNC_WIDE,
+    )
+    if (shape := sync_shape(kernel.head, shared_bytes, plain=not kernel.window)) is not None
+]
+
+
+@pytest.mark.parametrize(("arch", "kernel"), wider(ON_CARDS, ON_CARDS[1]))
+def test_mma_sync_spills_nothing(
+    arch: str, kernel: SyncChunkKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (usage,) = resources_of(compile_source(kernel.source(), arch), tmp_path).values()
+    assert usage["STACK"] == usage["LOCAL"] == 0, usage
 
 
 class Twin:
@@ -228,7 +290,9 @@ def attended(
     With `block_tokens` float16 values in blocks of so many tokens, as matmuls read them; `in_fp8`: float64 of 8-bit
     floats and their scales.
     """
-    case, kernel = twin.case, replace(twin.case.kernel, in_fp8=in_fp8)
+    case, kernel = twin.case, twin.case.kernel
+    if in_fp8 and isinstance(kernel, AttendChunkKernel):
+        kernel = replace(kernel, in_fp8=True)
     width = twin.heads * kernel.head
     query = torch.tensor(twin.query).to("cuda", twin.dtype).view(-1, width)
     (keys, key_scales), (values, value_scales) = twin.cache(0), twin.cache(1)
@@ -237,14 +301,14 @@ def attended(
     pasts, counts = np.array(case.rows).T
     out, next_tile = torch.full((len(query), width), torch.nan, device="cuda"), ints([0])
     arrivals, rows = ints([0] * MOST_PARTS * kernel.warps), len(case.rows)
-    each = (rows * width, 2 * rows * twin.heads) if kernel.alone else (kernel.part_floats, 1)
+    each = (rows * width, 2 * rows * twin.heads) if case.alone else (kernel.part_floats, 1)
     handed, states = (torch.zeros(MOST_PARTS, n, device="cuda") for n in each)
     halves = make_buffer(InputFormat("half", block_tokens or 8), width, len(query), out.device)
     floats = make_buffer(FP8_INPUT, width, len(query), out.device)
     scales = np.full(len(halves.scales), np.nan, np.float32)
-    scales[: twin.tokens] = np.repeat([1.0 if (n == 1) == kernel.alone else np.nan for _, n in case.rows], counts)
+    scales[: twin.tokens] = np.repeat([1.0 if (n == 1) == case.alone else np.nan for _, n in case.rows], counts)
     tensors = [
-        single_tokens(twin) if kernel.alone else ints([row for row, _ in tiles]),
+        single_tokens(twin) if case.alone else ints([row for row, _ in tiles]),
         ints([first for _, first in tiles]), ints(twin.starts), ints(counts),
         ints(pasts + counts), ints(twin.table), ints([twin.table.shape[1]]),
         torch.tensor(twin.sinks, device="cuda"), out,
@@ -253,8 +317,10 @@ def attended(
     addresses += [each.data_ptr() for each in (next_tile, handed, states, arrivals)]
     order = FP8_INPUT.block_tokens if in_fp8 else block_tokens, halves.chunks
     numbers = SCALE, case.soft_cap, kernel.window, len(tiles), case.kv_heads, 0, width, *order, most_parts, int(in_fp8)
-    grid = (len(tensors[0]), case.kv_heads, case.blocks) if kernel.alone else (case.blocks, 1, 1)
-    kernels, found = LoadedKernels("sm_90a"), []
+    grid = kernel.grid(len(tiles), case.kv_heads, case.blocks)
+    if case.alone:
+        grid = len(tensors[0]), case.kv_heads, case.blocks
+    kernels, found = LoadedKernels(architecture(torch.cuda.get_device_capability())), []
     for _ in range(times):
         for filled in (out, halves.values, halves.scales, handed, states):
             filled.fill_(torch.nan)
@@ -267,7 +333,9 @@ def attended(
         assert not next_tile.any()
         assert not arrivals.any()
         used = handed.isnan().logical_not().any(dim=1)
-        assert kernel.part or int(used.sum()) == (case.parts if most_parts else 0)
+        assert (isinstance(kernel, AttendChunkKernel) and kernel.part) or int(used.sum()) == (
+            case.parts if most_parts else 0
+        )
         read_back = FP8Values.read(floats.codes, floats.terms, len(query), width).floats()
         found.append((read_back if in_fp8 else halves.values if block_tokens else out).cpu().numpy())
         assert np.array_equal(halves.scales.cpu().numpy(), scales if block_tokens else scales * np.nan, equal_nan=True)
@@ -279,23 +347,25 @@ def ints(values: object) -> torch.Tensor:
     return torch.tensor(np.asarray(values, np.int32), device="cuda")
 
 
-def needs_hopper() -> None:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("no card of compute capability 9.0")
+def needs_card(kernel: AttendChunkKernel | SyncChunkKernel) -> None:
+    """Hopper's instructions run there alone, mma.sync on any."""
+    found = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if found < (8, 0) or (isinstance(kernel, AttendChunkKernel) and found != (9, 0)):
+        pytest.skip("no card that runs the kernel")
     torch.zeros(1, device="cuda")  # makes the context that kernels are loaded into
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL_CASES)
 def test_attention_of_chunks(name: str) -> None:
-    needs_hopper()
-    twin = Twin(CASES[name], 3)
+    needs_card(ALL_CASES[name].kernel)
+    twin = Twin(ALL_CASES[name], 3)
     found = attended(twin, times=3)
     # Of weights in that type; an int8 cache's keys and values are rounded to it, too.
     rounded = {"bf16": 3e-3, "f16": 4e-4, "int8": 8e-4}[twin.case.kernel.kv_dtype]
     for start, (_, count) in zip(twin.starts, twin.case.rows, strict=True):
         rows = slice(start, start + count)
-        if (count == 1) != twin.case.kernel.alone:
+        if (count == 1) != twin.case.alone:
             assert np.isnan(found[rows]).all()
         else:
             error = np.linalg.norm(found[rows] - twin.expected[rows]) / np.linalg.norm(twin.expected[rows])
@@ -304,11 +374,11 @@ def test_attention_of_chunks(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.kernel.head % 64 == 0])
+@pytest.mark.parametrize("name", [name for name, case in ALL_CASES.items() if case.kernel.head % 64 == 0])
 def test_results_as_halves(name: str) -> None:
     """The same results in the matmuls' order; those beyond what a half can hold are cut, and NaN stays NaN."""
-    needs_hopper()
-    twin = Twin(CASES[name], 3)
+    needs_card(ALL_CASES[name].kernel)
+    twin = Twin(ALL_CASES[name], 3)
     twin.cached[-1][1, :, 0, 0] = 1e5 if twin.case.kernel.element == "bf16" else np.nan
     found = attended(twin)
     for block_tokens in (8, 96, 128):
@@ -322,7 +392,7 @@ def test_results_as_halves(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.kernel.head % 128 == 0])
 def test_results_as_8_bit_floats(name: str) -> None:
     """The same results as torch rounds them, but for ties, which texts of few keys have; nothing else is written."""
-    needs_hopper()
+    needs_card(PLAIN)
     twin = Twin(CASES[name], 3)
     wanted = FP8Values.of(torch.from_numpy(attended(twin))).floats().numpy()
     found, there = attended(twin, 2, in_fp8=True), np.isfinite(wanted)
@@ -334,11 +404,12 @@ def test_results_as_8_bit_floats(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("form", "window"), [(PLAIN, 0), (PLAIN, 150), (PLAIN, 300), (CODED, 0), (CODED, 150), (WIDEST, 0)]
+    ("form", "window"),
+    [(PLAIN, 0), (PLAIN, 150), (PLAIN, 300), (CODED, 0), (CODED, 150), (WIDEST, 0), (SYNC, 0), (SYNC, 150)],
 )
-def test_a_tokens_bits_are_its_contexts_alone(form: AttendChunkKernel, window: int) -> None:
+def test_a_tokens_bits_are_its_contexts_alone(form: AttendChunkKernel | SyncChunkKernel, window: int) -> None:
     """A prompt in one chunk, and in ragged chunks beside another row."""
-    needs_hopper()
+    needs_card(form)
     kernel = replace(form, window=window)
     whole = Twin(Case(kernel, ((0, 500),)), 4)
     expected = attended(whole)
@@ -360,7 +431,7 @@ def test_a_tokens_bits_are_its_contexts_alone(form: AttendChunkKernel, window: i
 )  # fmt: skip
 def test_a_token_alone_has_the_bits_that_it_has_in_a_chunk(form: AttendChunkKernel) -> None:
     """Contexts are cut at fixed places; blocks of threads share them, or not."""
-    needs_hopper()
+    needs_card(form)
     kernel, soft_cap = replace(form, part=512), 9.0 if form.cap else 0.0
     whole = Twin(Case(kernel, ((600, 1000),), soft_cap=soft_cap), 6)
     ragged = Twin(Case(kernel, ((900, 333), (0, 70)), soft_cap=soft_cap), 7)

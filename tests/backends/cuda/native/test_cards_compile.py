@@ -21,7 +21,13 @@ from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fra
 from realizar.backends.cuda.matmul.grouped_tiles import grouped_tiles  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning  # noqa: E402
 from realizar.backends.cuda.native.attend_source import AttendKernel  # noqa: E402
-from realizar.backends.cuda.native.chunks.source import AttendChunkKernel, chunk_rows  # noqa: E402
+from realizar.backends.cuda.native.chunks.source import (  # noqa: E402
+    AttendChunkKernel,
+    SyncChunkKernel,
+    chunk_rows,
+    sync_rows,
+    sync_shape,
+)
 from realizar.backends.cuda.native.compiler import Source, architecture, compile_sources  # noqa: E402
 from realizar.backends.cuda.native.experts.source import (  # noqa: E402
     ChoiceShape,
@@ -130,6 +136,14 @@ def attention(capability: tuple[int, int], head: int, element: str) -> Iterator[
     for kind in (StepKind(1, 1, 0), StepKind(1, 1, 0, True), StepKind(64, 64, 0), StepKind(256, 256, 0)):
         kernel = sized(whole, kind, 2, device)
         yield Needed(kernel.source(), 32 * kernel.warps, kernel.shared_bytes)
+    if rows := sync_rows(head, element, device.shared_bytes):
+        for plain in (False, True):
+            shape = sync_shape(head, device.shared_bytes, plain=plain)
+            assert shape is not None
+            sync = SyncChunkKernel(
+                head, 8, rows // 8, element, 32, 0 if plain else 1000, cap=not plain, sinks=True, shape=shape
+            )
+            yield Needed(sync.source(), sync.threads, sync.shared_bytes)
     if capability == (9, 0) and (rows := chunk_rows(head, element)):
         chunk = AttendChunkKernel(head, 8, rows // 8, element, 32, window=1000, cap=True, sinks=True)
         yield Needed(chunk.source(), chunk.threads, chunk.shared_bytes)

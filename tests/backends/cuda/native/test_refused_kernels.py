@@ -121,7 +121,7 @@ def test_a_load_goes_on_without_what_is_refused(
     assert card.loads == [frozenset(), {"wgmma"}, {"wgmma", "attention"}]
     assert backend.device.without == {"wgmma", "attention"}
     assert [record.message for record in caplog.records] == [
-        "kernel wgmma_q4_f16_tokens16 does not compile for sm_99: no such thing; mma.sync multiplies",
+        "kernel wgmma_q4_f16_tokens16 does not compile for sm_99: no such thing; mma.sync multiplies and attends",
         "kernel attend_64_warps4 does not compile for sm_99: no such thing; Triton attends",
     ]
 

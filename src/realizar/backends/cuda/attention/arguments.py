@@ -9,7 +9,7 @@ import torch
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import TRITON_TYPES, block_keys, block_stages, hopper_rows, padded_head
+from realizar.backends.cuda.kernel_sizes import TRITON_TYPES, block_keys, block_stages, native_rows, padded_head
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -108,7 +108,7 @@ class AttentionArguments:
     ) -> ActivationBuffer | None:
         """The output projection's input, if attention can write it; None where the result must be converted.
 
-        Kernels of decodes alone write all formats but 8-bit floats; beside chunks all write halves if Hopper's attends
+        Kernels of decodes alone write all formats but 8-bit floats; beside chunks all write halves if CUDA C++ attends
         these, or else none. Hopper's writes 8-bit floats of heads that are whole scales, of steps without decodes. With
         `batch_invariant` all write halves.
         """
@@ -118,7 +118,7 @@ class AttentionArguments:
         group = width // attention.num_kv_heads
         own = formats[0].kind in ("int8", "half")
         whole = attention.head_size == padded_head(attention) and group % CHUNK == 0
-        if self._batch_invariant or (kind.tiles and hopper_rows(attention, self._kv.dtype, self._device, fixed=False)):
+        if self._batch_invariant or (kind.tiles and native_rows(attention, self._kv.dtype, self._device, fixed=False)):
             is_fp8 = formats[0].kind == "fp8" and not kind.decodes and attention.head_size % 128 == 0
             writes = is_fp8 or (whole and formats[0].kind == "half")
         else:

@@ -1,4 +1,4 @@
-"""Attention of chunks bound to its kernel: CUDA C++ on Hopper for the heads that it has, or else Triton."""
+"""Attention of chunks bound to its kernel: CUDA C++ for the heads and cards that it has, or else Triton."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from realizar.backends.cuda.attention.arguments import AttentionArguments
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import CHUNK_PARTS, chunk_queries, hopper_rows, padded_head
+from realizar.backends.cuda.kernel_sizes import CHUNK_PARTS, chunk_queries, native_rows, padded_head
 from realizar.backends.cuda.kernels.attend import attend_chunk
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.linears import MergedLinear
-from realizar.backends.cuda.native.chunks.source import AttendChunkKernel
+from realizar.backends.cuda.native.chunks.source import AttendChunkKernel, SyncChunkKernel, sync_shape
 from realizar.backends.cuda.native.chunks.tensor_map import TensorMap
 from realizar.backends.cuda.native.compiler import Source, architecture
 from realizar.backends.cuda.native.launcher import LoadedKernels
@@ -40,8 +40,9 @@ class ChunkBinder:
         """Return a function that starts a layer's kernel, for steps with tiles."""
         if not self._is_native(block):
             return lambda kind: self._start_triton(block, consumer, kind)
-        start, grid = self._bind_native(block, consumer, alone=False), (min(self._device.processors, CHUNK_PARTS), 1, 1)
-        return lambda kind: start(kind, grid)
+        start, processors = self._bind_native(block, consumer, alone=False), min(self._device.processors, CHUNK_PARTS)
+        kernel, kv_heads = self._kernel(block, consumer, alone=False), block.attention.num_kv_heads
+        return lambda kind: start(kind, kernel.grid(kind.tiles, kv_heads, processors))
 
     def bind_alone(
         self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear
@@ -60,24 +61,35 @@ class ChunkBinder:
         self._kernels.prepare(self._wanted)
 
     def _is_native(self, block: AttentionBlock | SharedAttentionBlock) -> bool:
-        return hopper_rows(block.attention, self._kv.dtype, self._device, fixed=self._part > 0) > 0
+        return native_rows(block.attention, self._kv.dtype, self._device, fixed=self._part > 0) > 0
+
+    def _kernel(
+        self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, *, alone: bool
+    ) -> AttendChunkKernel | SyncChunkKernel:
+        attention, kv, tokens = block.attention, self._kv, 1 if alone else self._space.arrays.sizes.tile_tokens
+        shape = (
+            attention.head_size, attention.num_heads // attention.num_kv_heads, tokens, kv.dtype, kv.block_size,
+            attention.window or 0, attention.soft_cap is not None, attention.sinks is not None,
+        )  # fmt: skip
+        if self._device.has_wgmma:
+            return AttendChunkKernel(*shape, self._part, alone, consumer.prompts_in_fp8)
+        plain = not attention.window and attention.soft_cap is None
+        best = sync_shape(attention.head_size, self._device.shared_bytes, plain=plain)
+        assert best is not None  # as `native_rows` says
+        return SyncChunkKernel(*shape, best)
 
     def _bind_native(
         self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, *, alone: bool
     ) -> Callable[[StepKind, tuple[int, int, int]], None]:
         attention, space, arrays = block.attention, self._space, self._space.arrays
-        kernel = AttendChunkKernel(
-            attention.head_size, attention.num_heads // attention.num_kv_heads,
-            1 if alone else arrays.sizes.tile_tokens, self._kv.dtype, self._kv.block_size, attention.window or 0,
-            attention.soft_cap is not None, attention.sinks is not None, self._part, alone, consumer.prompts_in_fp8,
-        )  # fmt: skip
+        kernel = self._kernel(block, consumer, alone=alone)
         source = kernel.source()
         self._wanted.append(source)
         read = chunk_inputs(kernel, space.query, self._arguments.cache(block.cache_layer), attention.num_heads)
         names = "decodes" if alone else "tile_rows", "tile_firsts", "starts", "counts", "contexts", "tables", "header"
         tensors = [*(arrays[name] for name in names), self._arguments.sinks(attention), space.attended]
         handed = space.next_tile, space.attention_parts, space.attention_state, space.arrivals
-        parts = self._parts if alone else min(CHUNK_PARTS, space.attention_parts.numel() // kernel.part_floats)
+        parts = self._parts if alone else min(CHUNK_PARTS, space.attention_parts.numel() // max(1, kernel.part_floats))
 
         def start(kind: StepKind, grid: tuple[int, int, int]) -> None:
             target = self._arguments.direct(attention, consumer, kind)
@@ -115,7 +127,7 @@ class ChunkBinder:
 
 
 def chunk_inputs(
-    kernel: AttendChunkKernel, query: torch.Tensor, cache: Sequence[torch.Tensor], heads: int
+    kernel: AttendChunkKernel | SyncChunkKernel, query: torch.Tensor, cache: Sequence[torch.Tensor], heads: int
 ) -> list[TensorMap | int]:
     """The kernel's first arguments: of queries [tokens, heads * head size or more], and of a layer's cache.
 
@@ -124,6 +136,8 @@ def chunk_inputs(
     scales of int8 lie side by side as they are copied, so their addresses are enough. Raises KernelError where the
     driver refuses a map.
     """
+    if isinstance(kernel, SyncChunkKernel):
+        return [query.data_ptr(), query.stride(0) * 2, *(each.data_ptr() for each in cache[:2])]
     head, row_bytes, element = kernel.head, kernel.head * 2, kernel.element
     queries = TensorMap(
         query.data_ptr(), element, (head, heads, query.shape[0]), (row_bytes, query.stride(0) * 2),

@@ -19,6 +19,7 @@ INLINE u32 mul2(u32 a, u32 b) { u32 r; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) 
 INLINE u32 add2(u32 a, u32 b) { u32 r; asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
 INLINE float low_half(u32 x) { float r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(r) : "r"(x)); return r; }
 INLINE float high_half(u32 x) { float r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x)); return r; }
+INLINE float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 INLINE u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 // Eight times the byte's sign bit where bit 3 of its selector is set.
 INLINE u32 permute_or_sign(u32 a, u32 b, u32 selector) {

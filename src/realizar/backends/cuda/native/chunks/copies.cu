@@ -9,17 +9,6 @@ struct Shared {
   u32 full, empty, queries_full, queries_empty, tiles_full, copied_full, copied_empty, ring, queries, copied;
 };
 
-// What of the cache a tile sees, in blocks of KEYS.
-struct Seen { int row, offset, count, length, low, high; };
-INLINE Seen seen_by(const Arguments& in, int index) {
-  Seen r;
-  r.row = load_int(in.tile_rows + index), r.offset = load_int(in.tile_firsts + index);
-  r.count = load_int(in.counts + r.row), r.length = load_int(in.contexts + r.row);
-  const int earliest = r.length - r.count + r.offset;
-  r.low = (WINDOWED ? max(earliest - in.window + 1, 0) : 0) / KEYS;
-  r.high = (min(earliest + TOKENS, r.length) + KEYS - 1) / KEYS;
-  return r;
-}
 INLINE int parts_of(int blocks, int length, float inverse) { return (int)((blocks + length - 0.5f) * inverse); }
 
 // How long parts of contexts are at most, in blocks, and how many parts there are in all. Too few tiles for the card

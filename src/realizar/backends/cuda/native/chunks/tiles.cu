@@ -9,11 +9,11 @@
 // bits. Of wide heads SPLIT warpgroups have the same rows: all their scores, and each its own dimensions of the sums,
 // as all have no room in a thread's registers. A cache of codes (CODED) is copied into a ring of its own, from which
 // one more warpgroup makes halves.
-// Defined around it: NAME HEAD GROUP TOKENS BLOCK_SIZE KEYS CONSUMERS SPLIT SLOTS WINDOWED CAP SINKS FIXED ALONE CODED
-// CODE_SLOTS; of a thread of a consumer (or 0), of the warps that copy, and of those that decode: REGISTERS
-// PRODUCER_REGISTERS DECODER_REGISTERS; BLOCKS, of threads that fit a multiprocessor; in blocks of KEYS, and in rounds
-// of the card: LEAST_PART PART_COST FEW_ROUNDS (source.py); SUM_WIDTH, dimensions of an instruction, TYPE_TEXT
-// CONVERT_TEXT KEYS_TEXT SUM_TEXT, and for both instructions, SCORE and SUM, _LIST _INPUTS _OPERANDS: the
+// Defined around it: NAME HEAD GROUP TOKENS BLOCK_SIZE KEYS CONSUMERS SPLIT SLOTS SKIPS WINDOWED CAP SINKS FIXED ALONE
+// CODED IN_FP8 CODE_SLOTS; of a thread of a consumer (or 0), of the warps that copy, and of those that decode:
+// REGISTERS PRODUCER_REGISTERS DECODER_REGISTERS; BLOCKS, of threads that fit a multiprocessor; in blocks of KEYS, and
+// in rounds of the card: LEAST_PART PART_COST FEW_ROUNDS (source.py); SUM_WIDTH, dimensions of an instruction,
+// TYPE_TEXT CONVERT_TEXT KEYS_TEXT SUM_TEXT, and for both instructions, SCORE and SUM, _LIST _INPUTS _OPERANDS: the
 // accumulators, the other operands, and the accumulators' bindings.
 
 // Runs of 64 dimensions, 128 bytes, as the copy engine interleaves them; it writes zeros behind a head.
@@ -32,10 +32,6 @@ static_assert(SUM_WIDTH == HEAD || (SUM_WIDTH % 64 == 0 && OWN % SUM_WIDTH == 0)
 static_assert(!CODED || ROWS * ((HEAD + 31) / 32) % 8 == 0);  // the copy engine takes runs of 16 bytes
 
 struct __align__(64) TensorMap { char bytes[128]; };
-// A part of a tile: `own` of the step's tokens from `token` on, or -1 at the end; blocks of keys from `low` up to
-// `high`. `work` counts parts: those of a tile with the same KV head are `kv_heads` apart. At fixed places it counts
-// what parts are of.
-struct Tile { int own, token, earliest, kv_head, low, high, length, row, work, part, parts; };
 struct Span { int from, to; };  // keys of a place that a tile may see; to -1 is the end
 
 INLINE void copy_box(u32 to, const TensorMap* map, int x, int y, u32 barrier) {
@@ -45,11 +41,6 @@ INLINE void copy_box(u32 to, const TensorMap* map, int x, int y, u32 barrier) {
 INLINE void copy_heads(u32 to, const TensorMap* map, int x, int head, int token, u32 barrier) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
                "%4}], [%5];" ::"r"(to), "l"(map), "r"(x), "r"(head), "r"(token), "r"(barrier) : "memory");
-}
-INLINE u32 pair(float low, float high) {
-  u32 r;
-  asm(CONVERT_TEXT " %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
 }
 
 // c = a * b, or c += a * b; both operands in shared memory, rows of dimensions
@@ -63,25 +54,10 @@ INLINE void multiply_values(float* c, const u32* a, u64 b) {
                ", 1, 1, 1, 1;" : SUM_OPERANDS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+typedef const TensorMap* Queries;
 // Keys or values of a layer: what maps them; or their codes [blocks, KV heads, block size, head], and scales.
 #if CODED
 struct Cache { const char *codes, *scales; };
 #else
 struct Cache { const TensorMap* map; };
 #endif
-
-struct Arguments {
-  const TensorMap* queries;
-  Cache keys, values;
-  const int *tile_rows, *tile_firsts, *starts, *counts, *contexts, *tables, *table_stride;
-  const float* sinks;
-  float* out;
-  char* inputs;  // of the next matmul, or null
-  float* input_scales;
-  int* next_tile;
-  float4* parts;
-  float* states;
-  int* arrivals;
-  float scale, soft_cap;
-  int window, tiles, kv_heads, first_table, out_stride, block_tokens, chunks, most_parts, in_fp8;
-};

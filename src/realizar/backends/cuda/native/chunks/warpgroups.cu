@@ -1,7 +1,6 @@
 // Around the matrix instructions of compute capability 9.0a: their order, their operands in shared memory, and places
 // in a ring of those.
 
-INLINE float power2(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 // Nothing that reads or writes these moves across.
 template <int N> INLINE void pin(float (&c)[N]) {
 #pragma unroll
