@@ -108,7 +108,7 @@ def test_random_arrivals_and_aborts(steps_in_flight: int, fault_share: float, mo
                 assert output.error is not None or len(got) == request.max_tokens
         core.audit()
     assert backend.rows == {}
-    assert min(backend.num_chunks, backend.num_beside) > 30
-    assert backend.num_awaited > 3
-    assert len(slept) > 5
+    # After a fault steps are small for a while, and nothing is read aside.
+    assert min(backend.num_chunks, backend.num_beside) > (15 if fault_share else 50)
+    assert min(backend.num_awaited, len(slept)) > (0 if fault_share else 5)
     assert (failed > 0) is (fault_share > 0)
