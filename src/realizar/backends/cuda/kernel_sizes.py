@@ -19,7 +19,7 @@ KEYS, _LEAST_KEYS = 64, 16  # keys of a block of attention, at most and at least
 _WIDE_HEAD = 256  # beyond which blocks of so many keys fit in no card's shared memory
 _LARGE_SHARED_BYTES = 160 << 10  # of a block: cards of 8.0, 9.0 and 10.0 have more, those of 8.6, 8.9 and 12.0 less
 MAX_PARTS = 64  # parts of a context
-_SYNC_CARDS = 8, 9, 12  # compute capabilities of 9 where wgmma is given up
+_SYNC_CARDS = 8, 9, 12  # whose chunks mma.sync attends, by the major compute capability
 CHUNK_PARTS = 400  # parts of the contexts of a step's chunks, at most: three for each of an H200's processors
 # Of kernels.activate, where 3 is no activation.
 ACTIVATIONS: dict[GatedActivation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 4, "relu_squared": 5}

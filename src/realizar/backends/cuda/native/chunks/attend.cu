@@ -1,4 +1,4 @@
-// Attention of chunks by tiles: the softmax of a thread's rows, and the kernel. Before it: copies.cu.
+// The warpgroups that attend, how parts of contexts are joined, and the kernel. Before it: copies.cu.
 
 // Zeros in the place of values that no token of the row has written yet: what was there may be no number.
 INLINE void clear_values(u32 at, int from, int to, int group) {

@@ -1,5 +1,5 @@
 // What feeds the warpgroups that attend: one warp hands out tiles, one copies keys and values, and a warpgroup makes
-// halves of codes. Before it: tiles.cu.
+// halves of codes. Before it: rows.cu.
 
 // What warps hand one another, in shared memory: addresses of barriers and of rings. Of a cache of codes `copied` is
 // the ring of codes, `full` and `empty` are of the ring of halves.

@@ -39,7 +39,7 @@ INLINE u32 pair(float low, float high) {
   return r;
 }
 
-// What a thread of a consumer has: of two rows, 8 apart, the running softmax, and two neighbouring columns in eight.
+// What a thread has: of two rows, 8 apart, the running softmax, and two neighbouring columns in eight.
 struct Rows {
   float top[2], total[2];
   float sums[OWN / 2];
