@@ -57,12 +57,12 @@ class SyncShape(NamedTuple):
     skips: bool = True
 
     def shared_bytes(self, head: int) -> int:
-        """Of queries, keys and values, by 128 bytes."""
-        return (self.rows + 2 * self.keys) * -(-head // 64) * 128
+        """Of queries, keys and values, with 16 bytes between rows."""
+        return (self.rows + 2 * self.keys) * (head * 2 + 16)
 
 
-_SYNC_64 = SyncShape(128, 64, 4, 2, skips=False)
-_SYNC_128 = SyncShape(128, 64, 4, 2), SyncShape(128, 32, 4, 2)
+_SYNC_64 = SyncShape(128, 128, 4, 2, skips=False)
+_SYNC_128 = SyncShape(128, 64, 4, 2), SyncShape(128, 64, 8, 1)
 _SYNC_256 = SyncShape(128, 64, 8, 1, skips=False)
 
 

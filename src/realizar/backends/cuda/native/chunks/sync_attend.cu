@@ -9,11 +9,11 @@ INLINE void make_scores(Rows (&rows)[ATOMS], u32 queries, u32 keys) {
   for (int k = 0; k < HEAD / 16; k++) {
     u32 q[ATOMS][4];
 #pragma unroll
-    for (int a = 0; a < ATOMS; a++) load_matrices(q[a], further(queries, k) + a * 16 * STRIDE);
+    for (int a = 0; a < ATOMS; a++) load_matrices(q[a], queries + a * 16 * STRIDE + k * 32);
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++) {
       u32 b[4];
-      load_matrices(b, further(keys, k) + n * 16 * STRIDE);
+      load_matrices(b, keys + n * 16 * STRIDE + k * 32);
 #pragma unroll
       for (int a = 0; a < ATOMS; a++) {
         multiply(rows[a].scores + n * 8, q[a], b[0], b[1]);
@@ -29,7 +29,7 @@ INLINE void add_values(Rows (&rows)[ATOMS], u32 values) {
 #pragma unroll
     for (int d = 0; d < HEAD / 16; d++) {
       u32 b[4];
-      load_transposed(b, further(values, d) + k * 16 * STRIDE);
+      load_transposed(b, values + k * 16 * STRIDE + d * 32);
 #pragma unroll
       for (int a = 0; a < ATOMS; a++) {
         multiply(rows[a].sums + d * 8, rows[a].weights[k], b[0], b[1]);
@@ -44,7 +44,8 @@ INLINE void copy_queries(const Arguments& in, const Tile& tile, u32 to) {
     const int row = first + threadIdx.x / 8, head = tile.kv_head * GROUP + row % GROUP;
     const bool own = row < tile.own * GROUP;
     const long token = tile.token + (own ? row / GROUP : 0);
-    copy_row(to + row * STRIDE, in.queries.values + token * in.queries.row_bytes + head * (HEAD * 2), own);
+    copy_row(to + row * STRIDE + threadIdx.x % 8 * 16,
+             in.queries.values + token * in.queries.row_bytes + head * (HEAD * 2) + threadIdx.x % 8 * 16, own);
   }
 }
 
@@ -57,8 +58,8 @@ INLINE void attend_tile(const Arguments& in, const Tile& tile) {
   const u32 values = keys + KEYS * STRIDE;
   // Lane l has the address of row l % 8 of the matrix l / 8 of four: of queries and values the second is below the
   // first, of keys beside it.
-  const u32 below = lane % 16 * STRIDE + (lane / 16 ^ lane % 8) * 16;
-  const u32 beside = (lane / 16 * 8 + lane % 8) * STRIDE + (lane / 8 % 2 ^ lane % 8) * 16;
+  const u32 below = lane % 16 * STRIDE + lane / 16 * 16;
+  const u32 beside = (lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 16;
   Seeker seeker{in.tables + (long)(in.first_table + tile.row) * load_int(in.table_stride),
                 WINDOWED ? max(tile.earliest - in.window + 1, 0) : 0, tile.length, in.kv_heads, tile.kv_head};
   const int last = tile.earliest + tile.own - 1;

@@ -8,9 +8,8 @@
 
 constexpr int OWN = HEAD, THREADS = WARPS * 32, ATOMS = ROWS / (WARPS * 16);
 constexpr int RUNS = HEAD / 8;  // of 16 bytes
-// Of eight runs the first lies at i % 8 in row i, and the others where its bits and theirs differ: so those of the same
-// dimensions of eight rows are in different banks.
-constexpr int STRIDE = (RUNS + 7) / 8 * 128;
+// An odd number of runs from row to row: eight rows' runs of the same dimensions lie in different banks.
+constexpr int STRIDE = (RUNS + 1) * 16;
 constexpr int AT_ONCE = THREADS / 8;  // rows of a copy by all threads: eight have a row
 constexpr int COPIES = KEYS / AT_ONCE;
 static_assert(HEAD % 16 == 0 && ROWS % (WARPS * 16) == 0 && KEYS % AT_ONCE == 0 && GROUP * TOKENS <= ROWS);
@@ -28,15 +27,12 @@ INLINE void await_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
 }
-// This thread's part of a row. `to`, `from`: of the row's first run.
+// This thread's part of a row. `to` and `from` are those of its first run.
 INLINE void copy_row(u32 to, const char* from, bool there) {
-  const int own = threadIdx.x % 8, place = own ^ threadIdx.x / 8 % 8;
 #pragma unroll
   for (int run = 0; run < RUNS; run += 8)
-    if (run + 8 <= RUNS || own < RUNS % 8) copy16_if(to + (run + place) * 16, from + (run + own) * 16, there);
+    if (run + 8 <= RUNS || threadIdx.x % 8 < RUNS % 8) copy16_if(to + run * 16, from + run * 16, there);
 }
-// The address of two runs further for each of `steps`.
-INLINE u32 further(u32 at, int steps) { return (at ^ steps % 4 * 32) + steps / 4 * 128; }
 
 // Keys that a tile may see, and in which rows of the cache a thread finds those that it copies.
 struct Seeker {
@@ -57,11 +53,12 @@ struct Seeker {
     }
   }
   INLINE void copy(u32 to_shared, const Cache& cache, int index) const {
+    const u32 place = to_shared + threadIdx.x / 8 * STRIDE + threadIdx.x % 8 * 16;
+    const char* values = cache.values + threadIdx.x % 8 * 16;
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
       const int key = index * KEYS + i * AT_ONCE + threadIdx.x / 8;
-      copy_row(to_shared + (i * AT_ONCE + threadIdx.x / 8) * STRIDE, cache.values + (long)rows[i] * (HEAD * 2),
-               key >= from && key < to);
+      copy_row(place + i * AT_ONCE * STRIDE, values + (long)rows[i] * (HEAD * 2), key >= from && key < to);
     }
     close_copies();
   }
