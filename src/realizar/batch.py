@@ -52,6 +52,7 @@ class OpenedRow:
         history: prompt and any output so far (after preemption); GIVEN_EMBEDDING where the request brings one.
         num_prompt_tokens: how many of `history` are prompt.
         choice: index among the request's n choices.
+        rope_positions: as of `Request`.
     """
 
     sequence_id: int
@@ -60,6 +61,7 @@ class OpenedRow:
     history: tuple[int, ...]
     num_prompt_tokens: int
     choice: int
+    rope_positions: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,7 +85,10 @@ class Request:
         reports_progress: True if the engine tells how much of the prompt it has read, after each step that reads some.
         client: whose share of the places, and of the work before it runs, the request takes.
         prediction: ids of a text that the answer may repeat in part, from which drafts are taken.
-        embeddings: that the request brings for some of the prompt's tokens, ascending and without overlap.
+        embeddings: that the request brings for some of the prompt's tokens, ascending and without overlap. Those of
+            images may be longer than others, by what is added after the first layers (`ModelSpec.deepstack`).
+        rope_positions: int32 [3, prompt tokens], of a rope's axes; tokens after the prompt go on beyond the largest.
+            Empty where each token has its place in the text on all of them.
     """
 
     request_id: str
@@ -101,6 +104,7 @@ class Request:
     prompt_marks: tuple[int, ...] = ()
     embeddings: tuple[PromptEmbeddings, ...] = ()
     prediction: tuple[int, ...] = ()
+    rope_positions: bytes = field(default=b"", repr=False)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from images.vision_models import IMAGE, SIZES, TEMPLATE, VisionModel, build_vision_model, image_of, write_tower_file
+from images.vision_models import IMAGE, MERGE, SIZES, VisionModel, build_vision_model, image_of, write_tower_file
 from realizar.backends.cpu.tower import CPUTower
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
@@ -28,7 +28,7 @@ pytest.importorskip("transformers", reason="parity is against transformers")
 Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
 
 
-@pytest.fixture(scope="module", params=["smolvlm", "mistral3"])
+@pytest.fixture(scope="module", params=["smolvlm", "mistral3", "qwen3_vl"])
 def vision(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionModel:
     return build_vision_model(request.param, tmp_path_factory.mktemp("vision"))
 
@@ -51,6 +51,11 @@ def as_pixels(tower: Tower, patches: NDArray[np.float32]) -> NDArray[np.float32]
 def test_pixels_are_those_of_the_processor(vision: VisionModel, size: tuple[int, int]) -> None:
     tower, found = tower_of(open_checkpoint(vision.path)), vision.prepared([Image.fromarray(image_of(size))])
     pictures = [patches_of(tower, each) for each in pictures_of(tower, image_of(size))]
+    if vision.kind == "qwen3_vl":  # its processor gives patches, square by square
+        (only,) = pictures
+        squares = only.reshape(only.shape[0] // MERGE, MERGE, only.shape[1] // MERGE, MERGE, -1).swapaxes(1, 2)
+        np.testing.assert_array_equal(squares.reshape(-1, only.shape[2]), found["pixel_values"].numpy())
+        return
     wanted = found["pixel_values"].flatten(0, -4).numpy()
     np.testing.assert_array_equal([as_pixels(tower, each) for each in pictures], wanted)
 
@@ -59,7 +64,7 @@ def test_pixels_are_those_of_the_processor(vision: VisionModel, size: tuple[int,
 def test_features_agree_with_transformers(vision: VisionModel, form: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(vision.path)
     if form != "safetensors":
-        if checkpoint.architecture == "mistral3" and "older" in form:
+        if vision.kind != "smolvlm" and "older" in form:
             pytest.skip("no converter wrote such names of this tower")
         write_tower_file(checkpoint, tmp_path / "mmproj.gguf", swapped="older" in form)
         checkpoint = open_checkpoint(tmp_path / "mmproj.gguf")
@@ -93,15 +98,13 @@ CONVERSATIONS = {
 def expected(vision: VisionModel, messages: list[dict[str, Any]]) -> tuple[list[int], NDArray[np.float32]]:
     """transformers' ids of a prompt, and its log-probabilities of each id after those before it, from the second on."""
     images = [part["image"] for m in messages if isinstance(m["content"], list) for part in m["content"][1::2]]
-    prepared, mark = vision.prepared(images), vision.tokenizer.decode([IMAGE])
-    template = TEMPLATE.replace("<image>", mark)
+    prepared = vision.prepared(images)
     text = vision.tokenizer.apply_chat_template(
-        messages, chat_template=template, add_generation_prompt=True, tokenize=False
+        messages, chat_template=vision.template, add_generation_prompt=True, tokenize=False
     )
     ids = vision.tokenizer(vision.text(text, prepared), return_tensors="pt")["input_ids"]
-    inputs = {name: prepared[name] for name in prepared if name not in ("rows", "cols")}
     with torch.no_grad():
-        logits = vision.model(input_ids=ids, **inputs).logits[0]
+        logits = vision.model(**vision.inputs(ids, prepared)).logits[0]
     chosen = torch.log_softmax(logits[:-1], -1).gather(1, ids[0, 1:, None])
     return ids[0].tolist(), chosen[:, 0].numpy()
 
@@ -123,6 +126,8 @@ def test_prompts_with_images_agree_with_transformers(vision: VisionModel, name: 
     np.testing.assert_allclose(found, wanted, atol=1e-4)
     assert again.num_cached_tokens == len(ids) // 32 * 32 or again.num_cached_tokens == (len(ids) - 1) // 32 * 32
     assert first.outputs == again.outputs == scored.outputs
+    with LLM(vision.path, threads=1, max_step_tokens=7) as llm:
+        assert llm.chat(messages, plain)[0].outputs == first.outputs
 
 
 def test_other_images_are_not_found_in_the_cache(vision: VisionModel) -> None:
@@ -158,7 +163,11 @@ def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
     """One that is missing, left over or of another shape is named; so are keys that change the result."""
     checkpoint = open_checkpoint(vision.path)
     check_tensors(build_spec(checkpoint), checkpoint)
-    last = next(name for name in checkpoint.tensors if name.startswith(("model.vision_model.", "vision_tower.")))
+    last = next(
+        name
+        for name in checkpoint.tensors
+        if name.startswith(("model.vision_model.", "vision_tower.", "model.visual."))
+    )
     other = last.rsplit(".", 2)[0] + ".other.weight"
     without = {name: each for name, each in checkpoint.tensors.items() if name != last}
     more = {**checkpoint.tensors, other: checkpoint.tensors[last]}
@@ -170,8 +179,8 @@ def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
     for changes, message in (
         ({"hidden_act": "tanh"}, "'hidden_act': unsupported value 'tanh'"),
         ({"wide_layers": 3}, "'wide_layers': unsupported value 3"),
-        ({"num_attention_heads": 5}, "5 heads do not divide the hidden size 48"),
-        ({"image_size": 30}, "30 pixels are no whole patches of 4"),
+        ({"num_heads" if vision.kind == "qwen3_vl" else "num_attention_heads": 5}, "5 heads do not divide"),
+        ({"patch_size": 5}, "patch"),
     ):
         vision_config = {**config["vision_config"], **changes}
         bent = replace(

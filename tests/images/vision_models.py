@@ -21,6 +21,7 @@ MARKS = (
     "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>",
     *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)),
 )  # fmt: skip
+QWEN_MARKS = ("<end_of_utterance>", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 MISTRAL_MARKS = ("<end_of_utterance>", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:"
@@ -49,39 +50,64 @@ class VisionModel(NamedTuple):
     tokenizer: Any
     path: Path
 
+    @property
+    def kind(self) -> str:
+        return str(self.model.config.model_type)
+
+    @property
+    def template(self) -> str:
+        """The chat template."""
+        return TEMPLATE.replace("<image>", _SHOWN.get(self.kind, "<image>"))
+
     def prepared(self, images: Sequence[Any]) -> Any:
         """The tensors of Pillow images that the model takes."""
-        if self.model.config.model_type == "mistral3":
+        if self.kind != "smolvlm":
             return self.processor(images=images, return_tensors="pt")
         return self.processor(images=[images], return_row_col_info=True, return_tensors="pt")
 
     def text(self, template_text: str, prepared: Any) -> str:
         """A prompt with the marks of images as transformers' processors expand them."""
-        if self.model.config.model_type == "mistral3":
+        if self.kind == "mistral3":
             sizes = [(height // PATCH // MERGE, width // PATCH // MERGE) for height, width in prepared["image_sizes"]]
-            expanded = [(("[IMG]" * columns + "[IMG_BREAK]") * rows)[: -len("[IMG_BREAK]")] for rows, columns in sizes]
-            first, *others = template_text.split("[IMG]")
-            return first + "".join(f"{each}[IMG_END]{other}" for each, other in zip(expanded, others, strict=True))
-        from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+            mark, rows = "[IMG]", [["[IMG]" * columns] * rows for rows, columns in sizes]
+            expanded = ["[IMG_BREAK]".join(each) + "[IMG_END]" for each in rows]
+        elif self.kind == "qwen3_vl":
+            mark = "<|image_pad|>"
+            expanded = [mark * int(grid.prod() // MERGE**2) for grid in prepared["image_grid_thw"]]
+        else:
+            from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-        count = (TILE // PATCH // MERGE) ** 2
-        processor = Idefics3Processor(self.processor, self.tokenizer, image_seq_len=count)
-        first, *others = template_text.split("<image>")
-        expanded = [processor.replace_image_token(prepared, place) for place in range(len(others))]
+            processor = Idefics3Processor(self.processor, self.tokenizer, image_seq_len=(TILE // PATCH // MERGE) ** 2)
+            mark, count = "<image>", template_text.count("<image>")
+            expanded = [processor.replace_image_token(prepared, place) for place in range(count)]
+        first, *others = template_text.split(mark)
         return first + "".join(each + other for each, other in zip(expanded, others, strict=True))
 
     def features(self, prepared: Any) -> Any:
-        """Of the images that `prepared` has, [features, hidden_size of the text model]."""
+        """Of the images that `prepared` has, [features, hidden_size of the text model], more of them side by side."""
         import torch
 
-        model = self.model.model
+        model, pixels = self.model.model, prepared["pixel_values"]
         with torch.no_grad():
-            if self.model.config.model_type == "mistral3":
+            if self.kind == "mistral3":
                 sizes = prepared["image_sizes"]
-                encoded = model.vision_tower(prepared["pixel_values"], image_sizes=sizes).last_hidden_state
+                encoded = model.vision_tower(pixels, image_sizes=sizes).last_hidden_state
                 return model.multi_modal_projector(encoded.squeeze(0), sizes).numpy()
-            found = model.get_image_features(prepared["pixel_values"], prepared["pixel_attention_mask"]).pooler_output
+            if self.kind == "qwen3_vl":
+                found = model.visual(pixels, grid_thw=prepared["image_grid_thw"])
+                return torch.cat([found.pooler_output, *found.deepstack_features], 1).numpy()
+            found = model.get_image_features(pixels, prepared["pixel_attention_mask"]).pooler_output
             return torch.cat([*found]).reshape(-1, _TEXT["hidden_size"]).numpy()
+
+    def inputs(self, ids: Any, prepared: Any) -> dict[str, Any]:
+        """What the model takes, of the ids of one prompt [1, tokens] and its images."""
+        tensors = {name: prepared[name] for name in prepared if name not in ("rows", "cols")}
+        more = {"mm_token_type_ids": (ids == IMAGE).int()} if self.kind == "qwen3_vl" else {}
+        return {"input_ids": ids, **tensors, **more}
+
+
+_SHOWN = {"mistral3": "[IMG]", "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>"}
+_MADE_MARKS = {"smolvlm": MARKS, "mistral3": MISTRAL_MARKS, "qwen3_vl": QWEN_MARKS}
 
 
 def image_of(size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -92,11 +118,11 @@ def image_of(size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def build_vision_model(kind: str, path: Path) -> VisionModel:
-    """A model of the kind `smolvlm` or `mistral3`."""
+    """A model of the kind `smolvlm`, `mistral3` or `qwen3_vl`."""
     import torch
     from transformers import PreTrainedTokenizerFast
 
-    model, processor, prepared = (_mistral3 if kind == "mistral3" else _smolvlm)()
+    model, processor, prepared = {"smolvlm": _smolvlm, "mistral3": _mistral3, "qwen3_vl": _qwen3_vl}[kind]()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, values in model.named_parameters():
@@ -105,7 +131,7 @@ def build_vision_model(kind: str, path: Path) -> VisionModel:
             values.copy_(torch.randn(values.shape, generator=generator) * spread + is_norm)
     model.save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(prepared))
-    _write_tokenizer(path, MISTRAL_MARKS if kind == "mistral3" else MARKS)
+    _write_tokenizer(path, kind)
     return VisionModel(model, processor, PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json")), path)
 
 
@@ -135,8 +161,26 @@ def _mistral3() -> tuple[Any, Any, dict[str, Any]]:
     return Mistral3ForConditionalGeneration(config).float().eval(), processor, {"size": {"longest_edge": TILE}}
 
 
-def _write_tokenizer(path: Path, marks: Sequence[str]) -> None:
-    symbols = byte_symbols()
+def _qwen3_vl() -> tuple[Any, Any, dict[str, Any]]:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    text = {"vocab_size": 256 + len(QWEN_MARKS), "rope_parameters": rope, **_TEXT}
+    vision = {
+        "hidden_size": 48, "intermediate_size": 80, "depth": 2, "num_heads": 3, "patch_size": PATCH,
+        "num_position_embeddings": (TILE // PATCH) ** 2, "out_hidden_size": _TEXT["hidden_size"],
+        "deepstack_visual_indexes": [0, 1],
+    }  # fmt: skip
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, image_token_id=IMAGE, tie_word_embeddings=False)
+    size = {"shortest_edge": 256, "longest_edge": 2048}
+    prepared = {"size": size, "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": MERGE}
+    processor = Qwen2VLImageProcessorPil(image_mean=[0.5] * 3, image_std=[0.5] * 3, **prepared)
+    return Qwen3VLForConditionalGeneration(config).float().eval(), processor, prepared
+
+
+def _write_tokenizer(path: Path, kind: str) -> None:
+    symbols, marks = byte_symbols(), _MADE_MARKS[kind]
     added = [
         {"id": 256 + place, "content": text, "special": True, "normalized": False}
         | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
@@ -153,7 +197,7 @@ def _write_tokenizer(path: Path, marks: Sequence[str]) -> None:
         },
     }  # fmt: skip
     (path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    template = TEMPLATE.replace("<image>", marks[1])
+    template = TEMPLATE.replace("<image>", _SHOWN.get(kind, "<image>"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": marks[0], "chat_template": template}
     (path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
@@ -220,6 +264,20 @@ _GGUF_NAMES = (
     ("ffn_norm", "ln2"),
     *((f"attention.{name}_proj", f"attn_{name}") for name in "qkv"),
     *((f"feed_forward.{name}_proj", f"ffn_{name}") for name in ("gate", "up", "down")),
+    ("model.visual.blocks.", "v.blk."),
+    ("attn.qkv", "attn_qkv"),
+    ("attn.proj", "attn_out"),
+    (".norm1", ".ln1"),
+    (".norm2", ".ln2"),
+    ("mlp.linear_fc1", "ffn_up"),
+    ("mlp.linear_fc2", "ffn_down"),
+    ("model.visual.patch_embed.proj", "v.patch_embd"),
+    ("model.visual.pos_embed", "v.position_embd"),
+    ("model.visual.merger.norm", "v.post_ln"),
+    ("model.visual.merger.linear_fc1", "mm.0"),
+    ("model.visual.merger.linear_fc2", "mm.2"),
+    ("model.visual.deepstack_merger_list.", "v.deepstack."),
+    (".linear_fc", ".fc"),
     ("vision_tower.patch_conv", "v.patch_embd"),
     ("vision_tower.ln_pre", "v.pre_ln"),
     ("multi_modal_projector.norm", "mm.input_norm"),
@@ -242,8 +300,19 @@ def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = Fals
             name = name.replace(old, new)
         if swapped and "ffn_" in name:
             name = name.replace("ffn_up", "x").replace("ffn_down", "ffn_up").replace("x", "ffn_down")
+        if name == "v.patch_embd.weight" and len(tensor.shape) == 5:
+            frames = data.view(np.float32).reshape(tensor.shape).transpose(2, 0, 1, 3, 4)
+            for each, suffix in zip(frames, ("", ".1"), strict=True):
+                values = np.ascontiguousarray(each)
+                tensors.append(NewTensor(name + suffix, GGMLType.F32, values.shape, values.view(np.uint8).reshape(-1)))
+            continue
         tensors.append(NewTensor(name, GGMLType.F32, tensor.shape, data))
     metadata = tower_metadata(48, 2, 3, 80, 64)
+    if checkpoint.architecture == "qwen3_vl":
+        metadata = {name: value for name, value in metadata.items() if name not in _OF_TILES}
+        metadata |= {"clip.projector_type": "qwen3vl_merger", "clip.vision.spatial_merge_size": MERGE}
+        metadata |= {"clip.vision.is_deepstack_layers": np.array([True, True])}
+        metadata |= {"clip.vision.image_min_pixels": 256, "clip.vision.image_max_pixels": 2048}
     if checkpoint.architecture == "mistral3":
         metadata = {name: value for name, value in metadata.items() if name not in _OF_TILES}
         metadata |= {"clip.projector_type": "pixtral", "clip.vision.spatial_merge_size": MERGE}
@@ -254,6 +323,8 @@ def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = Fals
     write_gguf(path, metadata, tensors)
 
 
-_GGUF_STARTS = ("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.")
+_GGUF_STARTS = (
+    *("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.", "model.visual."),
+)
 _OF_TILES = ("clip.vision.projector.scale_factor", "clip.vision.preproc_image_size")
 _COLOURS = np.array([[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]], np.float32)

@@ -11,10 +11,11 @@ from realizar.errors import InvalidRequestError
 from realizar.request import PromptEmbeddings
 
 
-def prompt_embeddings(values: ArrayLike, start: int = 0) -> PromptEmbeddings:
+def prompt_embeddings(values: ArrayLike, start: int = 0, about: bytes = b"") -> PromptEmbeddings:
     """Record embeddings that come after `start` prompt tokens: numbers [tokens, hidden_size] that float32 can hold.
 
-    The engine checks their width. InvalidRequestError: they are no such matrix, none, or some are not finite.
+    `about` is what else their keys and values depend on. The engine checks their width.
+    InvalidRequestError: they are no such matrix, none, or some are not finite.
     """
     try:
         with np.errstate(over="ignore"):
@@ -30,5 +31,5 @@ def prompt_embeddings(values: ArrayLike, start: int = 0) -> PromptEmbeddings:
     wrong = ~np.isfinite(rows).all(axis=1)
     if wrong.any():
         raise InvalidRequestError(f"embedding {int(wrong.argmax())} is not finite", "prompt_embeds")
-    digests = b"".join([hashlib.sha256(row.data).digest() for row in rows])
+    digests = b"".join([hashlib.sha256(bytes(row.data) + about).digest() for row in rows])
     return PromptEmbeddings(start, rows.tobytes(), digests)

@@ -75,8 +75,9 @@ class ImageReader:
 
     def expand(
         self, token_ids: Sequence[int], images: Sequence[EncodedImage]
-    ) -> tuple[list[int], list[tuple[int, ...]]]:
-        """A prompt whose mark of each image is replaced by the image's tokens; `starts` of each image.
+    ) -> tuple[list[int], list[tuple[int, ...]], bytes]:
+        """A prompt whose mark of each image is replaced by the image's tokens; `starts` of each image; and the prompt's
+        `Request.rope_positions`.
 
         InvalidRequestError: the chat template wrote another number of marks.
         """
@@ -84,6 +85,7 @@ class ImageReader:
         if count != len(images):
             raise InvalidRequestError(f"the model's chat template shows {count} of {len(images)} images", "messages")
         expanded: list[int] = []
+        grids: dict[int, tuple[int, int]] = {}
         starts: list[tuple[int, ...]] = []
         waiting = iter(images)
         for token_id in token_ids:
@@ -95,9 +97,11 @@ class ImageReader:
             for own in self._tokenizer.encode(layout.text, add_special=False):
                 if own == self._mark:
                     places.append(len(expanded))
+                    if layout.grid is not None:
+                        grids[len(expanded)] = layout.grid
                 expanded += [own] * (layout.run if own == self._mark else 1)
             starts.append(tuple(places))
-        return expanded, starts
+        return expanded, starts, _positions(len(expanded), grids)
 
     def prepare(self, image: EncodedImage, starts: tuple[int, ...]) -> PlacedImage:
         """Decode an image, unless its embeddings are kept. InvalidRequestError: it is malformed."""
@@ -131,9 +135,11 @@ class ImageReader:
         made = []
         for picture in image.pictures:
             check()
-            features = self._loaded.encode(patches_of(self._tower, picture))
-            made += np.split(features, len(image.starts) // len(image.pictures))
-        return tuple(map(prompt_embeddings, made))
+            patches = patches_of(self._tower, picture)
+            features = np.split(self._loaded.encode(patches), len(image.starts) // len(image.pictures))
+            about = f"{patches.shape[:2]}".encode() if self._tower.spreads else b""  # positions follow from it
+            made += [prompt_embeddings(each, about=about) for each in features]
+        return tuple(made)
 
     def _keep(self, key: bytes, made: Kept) -> None:
         """The embeddings of images that were used last stay, up to a bound."""
@@ -229,6 +235,21 @@ def take_images(messages: Sequence[Any]) -> tuple[list[Any], list[GivenImage]]:
         return {**message, "content": [marked(part) for part in content]} if isinstance(content, list) else message
 
     return [with_marks(message) for message in messages], images
+
+
+def _positions(count: int, grids: Mapping[int, tuple[int, int]]) -> bytes:
+    """`Request.rope_positions` of so many tokens, with grids of features by their first token; empty without any."""
+    if not grids:
+        return b""
+    found, token, place = np.zeros((3, count), np.int32), 0, 0
+    for start, (rows, columns) in sorted(grids.items()):
+        found[:, token:start] = np.arange(place, place + start - token)
+        place, end = place + start - token, start + rows * columns
+        found[0, start:end] = place
+        found[1:, start:end] = place + np.indices((rows, columns)).reshape(2, -1)
+        token, place = end, place + max(rows, columns)
+    found[:, token:] = np.arange(place, place + count - token)
+    return found.tobytes()
 
 
 def _size(made: Kept) -> int:

@@ -38,11 +38,15 @@ Tools: TypeAlias = "Sequence[Mapping[str, Any]] | None"
 
 
 class PromptTokens(NamedTuple):
-    """A prompt's text, or None where something else was given, its token ids, and embeddings in place of theirs."""
+    """A prompt's text, or None where something else was given, its token ids, and embeddings in place of theirs.
+
+    `rope_positions` are those of `Request`.
+    """
 
     text: str | None
     token_ids: list[int]
     embeddings: tuple[PromptEmbeddings, ...] = ()
+    rope_positions: bytes = b""
 
 
 _WANTED = "a prompt must be text, token ids or {'prompt_embeds': ...}"
@@ -95,9 +99,9 @@ class PromptReader:
         if not given or self._images is None:
             return PromptTokens(None, token_ids)
         images = [each.open() for each in given]
-        token_ids, starts = self._images.expand(token_ids, images)
+        token_ids, starts, positions = self._images.expand(token_ids, images)
         placed = [self._images.prepare(*each) for each in zip(images, starts, strict=True)]
-        return PromptTokens(None, token_ids, self._images.embeddings(placed))
+        return PromptTokens(None, token_ids, self._images.embeddings(placed), positions)
 
     def chats(
         self, messages: Conversation | Sequence[Conversation], tools: Tools, variables: Mapping[str, Any]

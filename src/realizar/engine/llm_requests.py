@@ -59,8 +59,9 @@ class ModelRequests:
             an_end = self._ends.next
             try:
                 stream = await self.engine.generate(
-                    prompt.token_ids, sampling, prompt=prompt.text, embeddings=prompt.embeddings, **kinds
-                )
+                    prompt.token_ids, sampling, prompt=prompt.text, embeddings=prompt.embeddings,
+                    rope_positions=prompt.rope_positions, **kinds,
+                )  # fmt: skip
             except QueueFullError:
                 if not self.engine.num_open and not an_end.is_set():
                     self._ends.note()  # others may have waited for this one

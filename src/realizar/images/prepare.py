@@ -5,31 +5,39 @@ Pixels are those of transformers' processors that use Pillow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.errors import InvalidRequestError
 from realizar.images.decode import Pixels
-from realizar.models.tower import Tiles, Tower, Whole
+from realizar.models.tower import Fitted, Tiles, Tower, Whole
 
 _MOST = 4096  # pixels of the longer edge, whatever a configuration of tiles says
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _END_OF_ROW, _END = "[IMG_BREAK]", "[IMG_END]"
+_MARKS = {Tiles: "<image>", Whole: "[IMG]", Fitted: "<|image_pad|>"}
+_STEEPEST = 200  # of edges, the longer over the shorter one, that are fitted
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An image of a prompt as text, with a mark for each run of its features, and how many a run has."""
+    """An image of a prompt as text, with a mark for each run of its features, and how many a run has.
+
+    `grid` are the rows and columns of features whose positions spread over axes; None where they follow each other.
+    """
 
     text: str
     run: int
+    grid: tuple[int, int] | None = None
 
 
 def mark_of(tower: Tower) -> str:
     """The control token that stands for an image, or a run of its features."""
-    return "<image>" if isinstance(tower.preparation, Tiles) else "[IMG]"
+    return _MARKS[type(tower.preparation)]
 
 
 def layout_of(tower: Tower, width: int, height: int) -> Layout:
@@ -41,6 +49,10 @@ def layout_of(tower: Tower, width: int, height: int) -> Layout:
             "".join(_of_tiles(mark, rows, columns)), (preparation.tile // tower.patch_size // tower.merge) ** 2
         )
     square = tower.patch_size * tower.merge
+    if isinstance(preparation, Fitted):
+        fitted_width, fitted_height = _fitted_size(preparation, square, width, height)
+        rows, columns = fitted_height // square, fitted_width // square
+        return Layout(mark, rows * columns, (rows, columns))
     whole_width, whole_height = _whole_size(preparation, square, width, height)
     marks = [mark] * (whole_height // square)
     return Layout(_END_OF_ROW.join(marks) + _END, whole_width // square)
@@ -60,8 +72,12 @@ def pictures_of(tower: Tower, pixels: Pixels) -> list[Pixels]:
     from PIL import Image
 
     preparation, image = tower.preparation, Image.fromarray(pixels)
-    if isinstance(preparation, Whole):
-        size = _whole_size(preparation, tower.patch_size * tower.merge, image.width, image.height)
+    if not isinstance(preparation, Tiles):
+        square = tower.patch_size * tower.merge
+        if isinstance(preparation, Whole):
+            size = _whole_size(preparation, square, image.width, image.height)
+        else:
+            size = _fitted_size(preparation, square, image.width, image.height)
         return [np.asarray(image.resize(size, Image.Resampling.BICUBIC))]
     first, whole = _sizes(preparation, image.width, image.height)
     for size in (first, whole):
@@ -76,13 +92,14 @@ def pictures_of(tower: Tower, pixels: Pixels) -> list[Pixels]:
 
 
 def patches_of(tower: Tower, picture: Pixels) -> NDArray[np.float32]:
-    """Colours of a picture's patches, each red first: float32 [rows, columns, 3 * patch_size ** 2]."""
+    """Colours of a picture's patches, each red first: float32 [rows, columns, 3 * frames * patch_size ** 2]."""
     preparation, size = tower.preparation, tower.patch_size
     rows, columns = picture.shape[0] // size, picture.shape[1] // size
     mean, deviation = (np.array(colour, np.float32) for colour in (preparation.mean, preparation.deviation))
     shares = (picture.astype(np.float64) * (1 / 255)).astype(np.float32)
     grid = ((shares - mean) / deviation).reshape(rows, size, columns, size, 3).transpose(0, 2, 4, 1, 3)
-    return np.ascontiguousarray(grid).reshape(rows, columns, -1)
+    frames = tower.patches[0].in_features // (3 * size**2)
+    return np.repeat(grid.reshape(rows, columns, 3, size**2), frames, axis=2).reshape(rows, columns, -1)
 
 
 def tile_grid(tiles: Tiles, width: int, height: int) -> tuple[int, int]:
@@ -99,6 +116,27 @@ def _whole_size(whole: Whole, square: int, width: int, height: int) -> tuple[int
     if ratio > 1:
         width, height = int(width / ratio), int(height / ratio)
     return max(-(-width // square), 1) * square, max(-(-height // square), 1) * square
+
+
+def _fitted_size(fitted: Fitted, square: int, width: int, height: int) -> tuple[int, int]:
+    """Width and height in whole squares; InvalidRequestError for an image that is far longer than wide, or wider."""
+    if max(width, height) > _STEEPEST * min(width, height):
+        raise InvalidRequestError(
+            f"an image of {width} x {height} pixels has edges too unlike: one may be {_STEEPEST} times the other",
+            "image",
+        )
+    rounded = [max(round(length / square) * square, 0) for length in (width, height)]
+    pixels = rounded[0] * rounded[1]
+    if pixels > fitted.most:
+        ratio = math.sqrt(width * height / fitted.most)
+        return (
+            max(math.floor(width / ratio / square) * square, square),
+            max(math.floor(height / ratio / square) * square, square),
+        )
+    if pixels < fitted.least:
+        ratio = math.sqrt(fitted.least / (width * height))
+        return math.ceil(width * ratio / square) * square, math.ceil(height * ratio / square) * square
+    return rounded[0], rounded[1]
 
 
 def _sizes(tiles: Tiles, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:

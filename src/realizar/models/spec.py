@@ -298,6 +298,8 @@ class ModelSpec(LayerStack):
         head: its weight is `embedding` when tied.
         logit_scale: multiplies logits, before `logit_soft_cap`.
         layer_inputs: of layers with an `input_gate`, all of which have a slice of it; None where no layer has one.
+        deepstack: of so many first layers each adds features of images to the stream after it, where a request brings
+            them beside an embedding (`Tower.deepstack`).
         next_token: of a drafter whose layers go on from the hidden states of another model; None for a model.
         head_ids: what the head's rows stand for; None where these are the ids from 0 on.
         tensors: canonical name to source, for every tensor that the spec names; loading is strict both ways.
@@ -321,6 +323,7 @@ class ModelSpec(LayerStack):
     layer_inputs: LayerInputs | None = None
     next_token: NextTokenInputs | PairedInputs | BlockInputs | None = None
     head_ids: tuple[int, ...] | None = None
+    deepstack: int = 0
     share: Share = Share()  # noqa: RUF009 - frozen
 
     def tables(self) -> dict[TensorName, float]:

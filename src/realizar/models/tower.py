@@ -42,8 +42,20 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class Fitted:
+    """How an image becomes one picture: its edges are rounded to whole squares of patches, and where it has less than
+    `least` or more than `most` pixels then, it is enlarged or reduced to as many.
+    """
+
+    least: int
+    most: int
+    mean: Colour
+    deviation: Colour
+
+
+@dataclass(frozen=True, slots=True)
 class Projector:
-    """What makes features for a text model of squares of patches: second(activation(first(reduction(x)))).
+    """What makes features for a text model of squares of patches: second(activation(first(reduction(norm(x))))).
 
     x are the patches of a square side by side, row by row; `by_channel` has each of their features of all patches
     instead, one feature after another. What is None is left out; without `second` there is no activation.
@@ -53,6 +65,7 @@ class Projector:
     activation: Activation | None = None
     second: Linear | None = None
     reduction: Linear | None = None
+    norm: Norm | None = None
     by_channel: bool = False
 
     @property
@@ -70,16 +83,22 @@ class Tower(LayerStack):
     """An encoder of images. The patches of a picture, in rows, are its tokens:
 
     x = input_norm(patches(colours) + positions), through the layers, in which all patches of a picture see each other
-    features = projector(squares of final_norm(x)), row by row
+    features = projector(squares of final_norm(x)), row by row, and of the stream after some layers by others
 
     Attributes:
         architecture: llama.cpp's name of the projector.
         patch_size: pixels of a patch's edge.
         max_patches: of a picture.
         merge: patches of the edge of a square that becomes one feature.
-        patches: reads a patch's colours, [3, patch_size, patch_size].
-        positions: [max_patches, hidden_size], of pictures that have all of them; None where there are none to add. A
-            rope's positions are a patch's row and column.
+        patches: read a patch's colours, [3, frames, patch_size, patch_size], all of whose frames are one; their outputs
+            are added up.
+        positions: [side ** 2, hidden_size], of the patches of a picture with so many rows and columns; None where there
+            are none to add. A rope's positions are a patch's row and column.
+        stretches: pictures of other sizes have positions between these, bilinear, with the corners in place.
+        deepstack: layers, and the projectors of the stream after each: the text model adds these features to its stream
+            after its first layers, one after another.
+        spreads: the text model's rope gives features positions of three axes: all have that of the first on one, and
+            their rows and columns beyond it on the others. The text after them goes on beyond the largest.
         preparation: how an image becomes pictures.
     """
 
@@ -88,23 +107,33 @@ class Tower(LayerStack):
     max_patches: int
     merge: int
     hidden_size: int
-    patches: Linear
+    patches: tuple[Linear, ...]
     positions: TensorName | None
     layers: tuple[Layer, ...]
     final_norm: Norm
     projector: Projector
-    preparation: Tiles | Whole
+    preparation: Tiles | Whole | Fitted
     input_norm: Norm | None = None
+    side: int = 0
+    stretches: bool = False
+    deepstack: tuple[tuple[int, Projector], ...] = ()
+    spreads: bool = False
     tensors: Mapping[TensorName, TensorSource] = field(default_factory=dict)
     ignored_tensors: frozenset[str] = frozenset()
 
+    @property
+    def projectors(self) -> tuple[Projector, ...]:
+        """All of them, in the order in which features of one square follow each other."""
+        return (self.projector, *(each for _, each in self.deepstack))
+
     def matrices(self) -> tuple[Linear, ...]:
         layers = (linear for layer in self.layers for linear in layer.linears())
-        return (self.patches, *layers, *self.projector.linears())
+        return (*self.patches, *layers, *(linear for each in self.projectors for linear in each.linears()))
 
     def vectors(self) -> tuple[TensorName, ...]:
-        first = () if self.input_norm is None else vectors_of(self.input_norm)
-        return (*first, *(name for layer in self.layers for name in layer.vectors()), *vectors_of(self.final_norm))
+        norms = (self.input_norm, self.final_norm, *(each.norm for each in self.projectors))
+        own = (name for norm in norms if norm is not None for name in vectors_of(norm))
+        return (*own, *(name for layer in self.layers for name in layer.vectors()))
 
     def tables(self) -> dict[TensorName, float]:
         return {} if self.positions is None else {self.positions: 1.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -76,15 +77,25 @@ class TowerBuilder(SpecBuilder):
         base, _, kind = canonical.rpartition(".")
         return f"{self._stored[base]}.{kind}"
 
-    def patches(self, patch_size: int) -> Linear:
-        """The matrix of patches, which checkpoints have as a convolution [hidden_size, 3, patch_size, patch_size]."""
-        hidden, columns, name = self.sizes.hidden_size, 3 * patch_size**2, "patches.weight"
-        stored_shape = (hidden, 3, patch_size, patch_size)
-        weight = self.note(name, TensorSource(self.stored_name(name), (hidden, columns), stored_shape=stored_shape))
-        bias = None
+    def patches(self, name: str, patch_size: int, frames: int | None = None) -> Linear:
+        """The matrix of patches, which checkpoints have as a convolution [hidden_size, 3, (frames,) height, width].
+
+        Of frames None is one without an axis of its own.
+        """
+        hidden, columns = self.sizes.hidden_size, 3 * (frames or 1) * patch_size**2
+        stored_shape = (hidden, 3, *(() if frames is None else (frames,)), patch_size, patch_size)
+        source = TensorSource(self.stored_name(f"{name}.weight"), (hidden, columns), stored_shape=stored_shape)
+        weight, bias_name = self.note(f"{name}.weight", source), None
         if self._norm_bias:
-            bias = self.note("patches.bias", TensorSource(self.stored_name("patches.bias"), (hidden,)))
-        return Linear(weight, hidden, columns, bias)
+            bias_name = self.note(f"{name}.bias", TensorSource(self.stored_name(f"{name}.bias"), (hidden,)))
+        return Linear(weight, hidden, columns, bias_name)
+
+    def second_patches(self, patch_size: int) -> Linear:
+        """The matrix of the second of two frames, which GGUF files have apart."""
+        shape = (self.sizes.hidden_size, 3 * patch_size**2)
+        stored_shape = (shape[0], 3, patch_size, patch_size)
+        source = TensorSource(f"{self.stored_name('patches.weight')}.1", shape, stored_shape=stored_shape)
+        return Linear(self.note("patches.1.weight", source), *shape)
 
     def table(self, name: str, rows: int) -> str:
         """A table of vectors, [rows, hidden_size]."""
@@ -145,6 +156,15 @@ def read_edge(own: HyperParameters, key: str) -> int:
     return sizes.integer(None, "longest_edge", high=MAX_EDGE)
 
 
+def read_pixels(own: HyperParameters, gguf: str, key: str, default: int) -> int:
+    """A number of pixels of a processor's `size`, by its key there."""
+    if own.is_gguf:
+        return own.integer(gguf, None, high=MAX_EDGE**2, default=default)
+    value: Any = own.raw(None, "size")
+    sizes = HyperParameters(own.checkpoint, own.architecture, value if isinstance(value, Mapping) else {})
+    return sizes.integer(None, key, high=MAX_EDGE**2, default=default)
+
+
 def read_text_size(whole: HyperParameters) -> int:
     """The hidden size of the text model."""
     if whole.is_gguf:
@@ -154,16 +174,20 @@ def read_text_size(whole: HyperParameters) -> int:
     return own.integer(None, "hidden_size", high=MAX_WIDTH)
 
 
-def read_tower_sizes(hparams: HyperParameters, defaults: Mapping[str, int], eps: float) -> tuple[Dimensions, int]:
+def read_tower_sizes(
+    hparams: HyperParameters, defaults: Mapping[str, int], eps: float, keys: Mapping[str, str] | None = None
+) -> tuple[Dimensions, int]:
     """The sizes of a tower, whose vocabulary and context are a picture's patches, and the edge of a patch in pixels.
 
     Args:
         defaults: by `config.json` key, where configurations leave keys out.
         eps: the default of the norms' epsilon.
+        keys: of `config.json` that differ from the usual ones; one for `image_size` is a number of patches.
     """
-    known = {} if hparams.is_gguf else defaults
+    known, others = ({} if hparams.is_gguf else defaults), keys or {}
 
     def read(gguf: str, hf: str, high: int) -> int:
+        hf = others.get(hf, hf)
         if hf in known:
             return hparams.integer(f"vision.{gguf}", hf, high=high, default=known[hf])
         return hparams.integer(f"vision.{gguf}", hf, high=high)
@@ -171,14 +195,16 @@ def read_tower_sizes(hparams: HyperParameters, defaults: Mapping[str, int], eps:
     hidden = read("embedding_length", "hidden_size", MAX_WIDTH)
     heads = read("attention.head_count", "num_attention_heads", MAX_HEADS)
     patch, image = read("patch_size", "patch_size", MAX_EDGE), read("image_size", "image_size", MAX_EDGE)
-    hparams.only(None, "num_channels", 3)
+    if "image_size" in others and not hparams.is_gguf:
+        image = math.isqrt(image) * patch
+    hparams.only(None, others.get("num_channels", "num_channels"), 3)
     if hidden % heads:
         message = f"{heads} heads do not divide the hidden size {hidden}"
         raise hparams.malformed("vision.attention.head_count", "num_attention_heads", message)
     if image % patch or (image // patch) ** 2 > _MAX_PATCHES:
         raise hparams.malformed("vision.image_size", "image_size", f"{image} pixels are no whole patches of {patch}")
     patches = (image // patch) ** 2
-    keys = ("vision.attention.layer_norm_epsilon", "layer_norm_eps")
+    eps_keys = ("vision.attention.layer_norm_epsilon", "layer_norm_eps")
     sizes = Dimensions(
         vocab_size=patches,
         hidden_size=hidden,
@@ -189,7 +215,7 @@ def read_tower_sizes(hparams: HyperParameters, defaults: Mapping[str, int], eps:
         feed_forward_size=read("feed_forward_length", "intermediate_size", MAX_FEED_FORWARD),
         context_length=patches,
         trained_context_length=patches,
-        norm_eps=hparams.number(*keys, high=1.0, default=eps),
+        norm_eps=hparams.number(*eps_keys, high=1.0, default=eps),
     )
     return sizes, patch
 

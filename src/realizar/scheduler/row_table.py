@@ -288,8 +288,9 @@ class Sequence:
         for run in request.embeddings:
             history[run.start : run.end] = [GIVEN_EMBEDDING] * run.num_tokens
         return OpenedRow(
-            self.sequence_id, self.own_row, request.sampling, tuple(history), request.num_prompt_tokens, self.choice
-        )
+            self.sequence_id, self.own_row, request.sampling, tuple(history), request.num_prompt_tokens, self.choice,
+            request.rope_positions,
+        )  # fmt: skip
 
 
 class RowPool:

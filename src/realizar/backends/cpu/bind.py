@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from realizar.backends.cpu.activation_layout import GROUP
@@ -24,7 +24,7 @@ from realizar.backends.cpu.records import address
 from realizar.backends.cpu.state.sizes import input_columns
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import FloatMatrix
-from realizar.backends.cpu.workspace import Workspace, kept_stream, pairs_of_item, written_records
+from realizar.backends.cpu.workspace import Workspace, added_features, kept_stream, pairs_of_item, written_records
 from realizar.backends.machine import read_machine
 from realizar.backends.parts import SHARED_PART, block_name, inputs_part, join_part
 from realizar.backends.program import (
@@ -60,11 +60,15 @@ class Binder:
         self.workspace, self._attention, self._states = workspace, attention, states
         self._block_bytes = read_machine().cache_bytes.get("L2", _DEFAULT_L2_BYTES) // 2
 
-    def bind_blocks(self, program: Program) -> BoundProgram:
+    def bind_blocks(self, program: Program, deepstack: int = 0) -> BoundProgram:
+        """With what is added after the first `deepstack` layers."""
         operations = [] if program.layer_inputs is None else list(self._layer_inputs(program.layer_inputs))
         operations += [] if program.next_token is None else list(self._next_token_inputs(program.next_token))
         for index, block in enumerate(program.blocks):
             operations += [*self._kept(program, index), *self._block(block)]
+            if block.layer < deepstack and _ends_layer(program.blocks, index):
+                source = added_features(block.layer)
+                operations.append(self._normalize("features of images", None, source, "branch", add_scale=1.0))
         return walkable([*operations, *self._kept(program, len(program.blocks))])
 
     def bind_tail(self, tail: Tail) -> BoundProgram:
@@ -95,30 +99,33 @@ class Binder:
             ]
         return walkable(operations)
 
-    def bind_tower(self, tower: Tower) -> tuple[BoundProgram, BoundProgram]:
-        """From the buffers `patches`, and `hidden` with the positions, to `normed`; and from `squares` to `features`.
+    def bind_tower(self, tower: Tower) -> tuple[BoundProgram, list[BoundProgram]]:
+        """From the buffers `patches`, and `hidden` with the positions, to `normed` and streams that are kept; and by
+        each projector from `squares` to `features`.
 
-        Both run over as many tokens as the step says.
+        All run over as many tokens as the step says.
         """
-        operations = [
-            self._normalize("patches", None, "patches", "patches", width=tower.patches.in_features),
-            self._project(tower.patches, "patches", "hidden", "patches", add_scale=1.0),
-        ]
+        operations = [self._normalize("patches", None, "patches", "patches", width=tower.patches[0].in_features)]
+        operations += [self._project(each, "patches", "hidden", "patches", add_scale=1.0) for each in tower.patches]
         if tower.input_norm is not None:
             operations.append(self._normalize("patches", tower.input_norm, "hidden", "hidden"))
-        for block in layer_blocks(tower.layers):
+        blocks, places = layer_blocks(tower.layers), {layer: place for place, (layer, _) in enumerate(tower.deepstack)}
+        for index, block in enumerate(blocks):
             operations += self._block(block)
+            if block.layer in places and _ends_layer(blocks, index):
+                kept = kept_stream(places[block.layer])
+                operations.append(self._normalize("hidden state", None, "hidden", kept))
         operations.append(self._normalize("final norm", tower.final_norm, "hidden", "normed"))
-        return walkable(operations), walkable(self._projector(tower.projector))
+        return walkable(operations), [walkable(self._projector(each)) for each in tower.projectors]
 
     def _projector(self, projector: Projector) -> Iterator[BoundOperation]:
         first, activation, second = projector.first, projector.activation, projector.second
-        source, part = "squares", "projector"
+        source, part, norm = "squares", "projector", projector.norm
         if projector.reduction is not None:
-            yield self._normalize(part, None, source, source, width=projector.reduction.in_features)
+            yield self._normalize(part, norm, source, source, width=projector.reduction.in_features)
             yield self._project(projector.reduction, source, "reduced", part)
-            source = "reduced"
-        yield self._normalize(part, None, source, source, width=first.in_features)
+            source, norm = "reduced", None
+        yield self._normalize(part, norm, source, source, width=first.in_features)
         if second is None or activation is None:
             yield self._project(first, source, "features", part)
             return
@@ -401,6 +408,10 @@ class Binder:
             **written_records(out.records if quantised else None),
         )  # fmt: skip
         return BoundOperation("activation", self.kernels.activate(activation, gate is not None), record)
+
+
+def _ends_layer(blocks: Sequence[Block], index: int) -> bool:
+    return index + 1 == len(blocks) or blocks[index + 1].layer != blocks[index].layer
 
 
 @dataclass(frozen=True, slots=True)

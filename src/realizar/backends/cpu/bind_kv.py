@@ -136,11 +136,12 @@ class RopeTables:
 
         Angles are float32, as in training.
         """
+        first = positions if positions.ndim == 1 else positions[0]
         for rope, frequencies in self._frequencies.items():
-            own = positions[list(rope.axes)].T if rope.axes else positions[:, None]
+            own = positions[list(rope.axes)].T if rope.axes and positions.ndim > 1 else first[:, None]
             angles = (own.astype(np.float32) * frequencies).ravel()
             cosine, sine = self._tables[rope]
             np.multiply(np.cos(angles), np.float32(rope.magnitude), out=cosine[: angles.size])
             np.multiply(np.sin(angles), np.float32(rope.magnitude), out=sine[: angles.size])
         for growth, factors in self._growths.items():
-            factors[: positions.size] = 1 + growth.factor * np.log(1 + positions // growth.period)
+            factors[: first.size] = 1 + growth.factor * np.log(1 + first // growth.period)

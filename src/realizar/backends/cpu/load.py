@@ -45,6 +45,7 @@ class LoadedModel:
         scratch: uint8 [threads, bytes], of attention. partial: float32 [PARTIAL_FLOATS], segments of split attention.
         body, tail: operations over all tokens of a step, and over the tokens whose logits are wanted.
         final_norm: operations over the tokens whose final hidden states are wanted.
+        seeing: the body with what requests bring to be added after the first layers; the body itself without any.
         fusion: operations that make a drafter's states of its model's streams; None where it reads none.
         injection: operations that write keys and values of such states; None where the drafter's layers write theirs.
         rows: parameters and state of the open rows' sampling. sampling: its kernel.
@@ -62,6 +63,7 @@ class LoadedModel:
     body: BoundProgram
     tail: BoundProgram
     final_norm: BoundProgram
+    seeing: BoundProgram
     fusion: BoundProgram | None
     injection: BoundProgram | None
     team: ThreadTeam
@@ -72,8 +74,9 @@ class LoadedModel:
     @property
     def capacity(self) -> Capacity:
         return loaded_capacity(
-            self.config, self.kv, self.weights.size_bytes, self.load_s, token_bytes=self.weights.token_bytes
-        )
+            self.config, self.kv, self.weights.size_bytes, self.load_s, token_bytes=self.weights.token_bytes,
+            takes_axes=True,
+        )  # fmt: skip
 
 
 def refuse_fp8(config: ResolvedConfig) -> None:
@@ -117,9 +120,10 @@ def load_model(
     binder = Binder(instructions, kernels, weights, workspace, attention, state_binder)
     fusion = None if program.fusion is None else binder.bind_fusion(program.fusion)
     injection = binder.bind_injection(program) if isinstance(spec.next_token, BlockInputs) else None
+    body = binder.bind_blocks(program)
+    seeing = binder.bind_blocks(program, spec.deepstack) if spec.deepstack else body
     programs = (
-        binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_final_norm(program.tail), fusion,
-        injection,
+        body, binder.bind_tail(program.tail), binder.bind_final_norm(program.tail), seeing, fusion, injection,
     )  # fmt: skip
     memory = weights, kv, states, workspace, ropes, scratch, partial
     team = ThreadTeam(config.threads) if beside is None else beside.team

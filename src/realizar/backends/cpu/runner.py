@@ -26,7 +26,7 @@ from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.plan import beside_drafter
 from realizar.backends.cpu.sampling.step_sampler import Pooled, StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
-from realizar.backends.cpu.workspace import kept_stream
+from realizar.backends.cpu.workspace import added_features, kept_stream
 from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter, shared_with
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.resolved_config import ResolvedConfig
@@ -82,6 +82,7 @@ class CPUBackend:
     def __init__(self, progress: LoadProgress | None = None, beside: LoadedModel | None = None) -> None:
         self._progress, self._beside = progress or no_progress, beside
         self._pools: dict[int, MeanPool] = {}
+        self._axes = RowAxes()
         self._last: NDArray[np.int32] = np.zeros(0, np.int32)  # by row: its last sampled token, 0 where it has none
         self._drafts: NDArray[np.int32] = np.zeros((0, 0), np.int32)  # by row, those proposed last
         self._pending: CPUStep | None = None
@@ -205,6 +206,7 @@ class CPUBackend:
 
     def open(self, opened: OpenedRow) -> None:
         self.model.rows.open(opened)
+        self._axes.open(opened)
         if self._drafter is not None:
             self._drafter.open(opened)
 
@@ -220,6 +222,7 @@ class CPUBackend:
         if self._drafter is not None:
             self._drafter.close(row)
         self._pools.pop(row, None)
+        self._axes.close(row)
         self._last[row] = 0
 
     def submit(self, forward_input: ForwardInput) -> CPUStep:
@@ -227,7 +230,7 @@ class CPUBackend:
             self._pending.result()
         forward_input = replace(forward_input, columns=self._with_ids(forward_input.columns))
         self.begin(forward_input)
-        self.walk(self.model.body)
+        self.walk(self.model.seeing if forward_input.columns.embeddings else self.model.body)
         self.model.states.take(forward_input.state_moves.taken)
         self._pending = CPUStep(self, forward_input)
         return self._pending
@@ -262,14 +265,16 @@ class CPUBackend:
         hidden = space.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
         self.model.weights.rows(self.model.spec.embedding, ids, hidden)
         for first, given in columns.embeddings:
-            hidden[first : first + len(given)] = given
+            hidden[first : first + len(given)] = given[:, : self.model.spec.hidden_size]
+        if columns.embeddings:
+            self._place_added(columns, tokens)
         if (inputs := self.model.spec.layer_inputs) is not None:
             width = inputs.projection.out_features
             self.model.weights.rows(inputs.table, ids, space.buffers["layer rows"].values[:tokens, :width])
         if forward_input.hidden_states is not None:
             states = space.buffers["states"].values[:tokens, : self.model.spec.hidden_size]
             states[:] = forward_input.hidden_states
-        self.model.ropes.fill(forward_input.positions)
+        self.model.ropes.fill(self._axes.positions(columns, forward_input.positions))
         self.model.states.begin(columns, forward_input.state_moves)
         for field, column in enumerate((columns.starts[:-1], columns.num_tokens, columns.num_computed_tokens)):
             space.rows[: len(columns), field] = column
@@ -280,6 +285,16 @@ class CPUBackend:
         space.step[STEP_TOKENS], space.step[STEP_TERMS] = tokens, 2 * tokens
         space.step[STEP_ROWS] = len(columns)
         space.step[STEP_SPLIT] = self._split(columns)
+
+    def _place_added(self, columns: StepRows, tokens: int) -> None:
+        """Write what is added after each of the first layers: zeros where embeddings have no more than themselves."""
+        width = self.model.spec.hidden_size
+        for layer in range(self.model.spec.deepstack):
+            added = self.model.workspace.buffers[added_features(layer)].values[:tokens, :width]
+            added[:] = 0.0
+            for first, given in columns.embeddings:
+                if given.shape[1] > width:
+                    added[first : first + len(given)] = given[:, (1 + layer) * width : (2 + layer) * width]
 
     def _split(self, columns: StepRows) -> int:
         """Segments per query where attention has too few units of work for the threads, else 0."""
@@ -341,6 +356,33 @@ class CPUBackend:
             model.team.close()
         if drafter is not None:
             drafter.shutdown()
+
+
+class RowAxes:
+    """Positions of the rows whose requests bring some (`Request.rope_positions`)."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, NDArray[np.int32]] = {}  # [axes, prompt tokens]
+
+    def open(self, opened: OpenedRow) -> None:
+        if opened.rope_positions:
+            self._rows[opened.row] = np.frombuffer(opened.rope_positions, np.int32).reshape(3, -1)
+
+    def close(self, row: int) -> None:
+        self._rows.pop(row, None)
+
+    def positions(self, columns: StepRows, places: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Of a step's tokens with their places in the text: these, int32 [tokens], or [axes, tokens] with such rows."""
+        own = [index for index, row in enumerate(columns.numbers.tolist()) if row in self._rows] if self._rows else []
+        if not own:
+            return places
+        found = np.repeat(places[None], 3, axis=0)
+        for index in own:
+            given, tokens = self._rows[int(columns.numbers[index])], slice(*columns.starts[index : index + 2])
+            count, at = given.shape[1], places[tokens]
+            beyond = at + (given.max() + 1 - count)
+            found[:, tokens] = np.where(at < count, given[:, np.minimum(at, count - 1)], beyond)
+        return found
 
 
 class MeanPool:

@@ -22,7 +22,7 @@ from realizar.backends.cpu.state.memory import StateMemory
 from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights.load import Weights
-from realizar.backends.cpu.workspace import Workspace
+from realizar.backends.cpu.workspace import Workspace, kept_stream
 from realizar.backends.devices import THE_CPU
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
@@ -58,7 +58,7 @@ class CPUTower:
         states = StateMemory(state_sizes(tower, 0), 1, 0, 0)
         state_binder = StateBinder(instructions, kernels, self._weights, self._space, states)
         binder = Binder(instructions, kernels, self._weights, self._space, attention, state_binder)
-        self._body, self._projector = binder.bind_tower(tower)
+        self._body, self._projectors = binder.bind_tower(tower)
         self._team, self._lock = ThreadTeam(threads), threading.Lock()
         weakref.finalize(self, self._team.close)
         blocks = self._space.block_tables[0]
@@ -67,30 +67,45 @@ class CPUTower:
 
     @property
     def size_bytes(self) -> int:
-        """Of weights, keys and values, and workspace."""
-        return self._weights.size_bytes + self._keys.size_bytes + self._space.size_bytes
+        """Of the weights; what else it takes grows with the largest picture."""
+        return self._weights.size_bytes
 
     def encode(self, patches: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The features of a picture, float32 [squares, num_features], row by row.
+        """The features of a picture, float32 [squares, features], row by row, those of all projectors side by side.
 
-        `patches` are float32 [rows, columns, 3 * patch_size ** 2]. StepError where a kernel fails.
+        `patches` are float32 [rows, columns, 3 * frames * patch_size ** 2]. StepError where a kernel fails.
         """
         tower, (rows, columns, width) = self.tower, patches.shape
         count = rows * columns
         with self._lock:
             self._buffer("patches", count, width)[:] = patches.reshape(count, width)
-            hidden = self._buffer("hidden", count, tower.hidden_size)
-            if tower.positions is None:
-                hidden[:] = 0
-            else:
-                self._weights.rows(tower.positions, np.arange(count, dtype=np.int32), hidden)
+            self._place(rows, columns, self._buffer("hidden", count, tower.hidden_size))
             self._ropes.fill(np.indices((rows, columns), np.int32).reshape(2, count))
             self._walk(self._body, count)
-            encoded = self._buffer("normed", count, tower.hidden_size)
-            squares = _squares(encoded.reshape(rows, columns, -1), tower.merge, by_channel=tower.projector.by_channel)
-            self._buffer("squares", *squares.shape)[:] = squares
-            self._walk(self._projector, len(squares))
-            return self._buffer("features", len(squares), tower.projector.num_features).copy()
+            sources = ["normed", *(kept_stream(place) for place in range(len(tower.deepstack)))]
+            found = []
+            for source, projector, program in zip(sources, tower.projectors, self._projectors, strict=True):
+                encoded = self._buffer(source, count, tower.hidden_size)
+                squares = _squares(encoded.reshape(rows, columns, -1), tower.merge, by_channel=projector.by_channel)
+                self._buffer("squares", *squares.shape)[:] = squares
+                self._walk(program, len(squares))
+                found.append(self._buffer("features", len(squares), projector.num_features).copy())
+            return np.concatenate(found, axis=1)
+
+    def _place(self, rows: int, columns: int, hidden: NDArray[np.float32]) -> None:
+        """Write what a tower adds to patches by their place."""
+        name, side = self.tower.positions, self.tower.side
+        if name is None:
+            hidden[:] = 0
+            return
+        if not self.tower.stretches or (rows, columns) == (side, side):
+            self._weights.rows(name, np.arange(rows * columns, dtype=np.int32), hidden)
+            return
+        table = np.empty((side * side, self.tower.hidden_size), np.float32)
+        self._weights.rows(name, np.arange(side * side, dtype=np.int32), table)
+        down = _between(rows, side) @ table.reshape(side, -1)
+        across = _between(columns, side) @ down.reshape(rows, side, -1)
+        hidden[:] = across.reshape(rows * columns, -1)
 
     def _buffer(self, name: str, tokens: int, width: int) -> NDArray[np.float32]:
         return self._space.buffers[name].values[:tokens, :width]
@@ -107,7 +122,7 @@ def _config(tower: Tower, threads: int, kv_dtype: str) -> ResolvedConfig:
     return ResolvedConfig(
         threads=threads, context_length=tower.max_patches, max_running=1, max_step_tokens=tower.max_patches,
         speculative_tokens=0, chosen=THE_CPU, kv_dtype=kv_dtype, queue_length=0, steps_in_flight=1, tile_tokens=1,
-        stretch=1.0,
+        stretch=1.0, hidden_layers=tuple(layer for layer, _ in tower.deepstack),
     )  # fmt: skip
 
 
@@ -117,3 +132,13 @@ def _squares(patches: NDArray[np.float32], merge: int, *, by_channel: bool) -> N
     grid = patches.reshape(rows // merge, merge, columns // merge, merge, width)
     ordered = grid.transpose(0, 2, 4, 1, 3) if by_channel else grid.transpose(0, 2, 1, 3, 4)
     return ordered.reshape(-1, merge**2 * width)
+
+
+def _between(count: int, side: int) -> NDArray[np.float32]:
+    """Shares of `side` places in each of `count` that are spread evenly from the first to the last."""
+    at = np.linspace(0, side - 1, count, dtype=np.float32)
+    low = at.astype(np.int32)
+    shares = np.zeros((count, side), np.float32)
+    shares[np.arange(count), low] = 1 - (at - low)
+    shares[np.arange(count), np.minimum(low + 1, side - 1)] += at - low
+    return shares

@@ -88,13 +88,18 @@ def kept_stream(place: int) -> str:
     return f"kept {place}"
 
 
+def added_features(layer: int) -> str:
+    """The name of the buffer of what is added after one of the first layers (`ModelSpec.deepstack`)."""
+    return f"added {layer}"
+
+
 def buffer_widths(spec: LayerStack, num_kept: int) -> dict[str, int]:
     """Width of every buffer of `program`, the stream kept after `num_kept` layers among them."""
     widths = _layer_widths(spec)
     if isinstance(spec, Tower):
-        reduced, *_ = linears = spec.projector.linears()
+        linears = [linear for each in spec.projectors for linear in each.linears()]
         inner = dict.fromkeys(("up", "activated"), max(widths["up"], *(each.out_features for each in linears)))
-        widths |= {"patches": spec.patches.in_features, "squares": reduced.in_features, **inner}
+        widths |= {"patches": spec.patches[0].in_features, "squares": linears[0].in_features, **inner}
         widths |= {"reduced": spec.projector.first.in_features, "features": spec.projector.num_features}
     if isinstance(spec, ModelSpec):
         widths |= {"selected": spec.hidden_size, "logits": spec.vocab_size}
@@ -102,6 +107,7 @@ def buffer_widths(spec: LayerStack, num_kept: int) -> dict[str, int]:
             widths |= dict.fromkeys(("layer inputs", "layer rows"), spec.layer_inputs.projection.out_features)
         if spec.next_token is not None:
             widths["states"] = spec.hidden_size
+        widths |= {added_features(layer): spec.hidden_size for layer in range(spec.deepstack)}
         if spec.fusion is not None:
             widths |= {"streams": spec.fusion.linear.in_features, "fused": spec.hidden_size}
         if isinstance(spec.next_token, PairedInputs):

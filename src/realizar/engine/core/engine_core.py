@@ -133,7 +133,7 @@ class EngineCore:
             QueueFullError: the queue is full. EngineDeadError: the engine stopped.
         """
         self._check_alive()
-        _check_embeddings(request, self.spec.hidden_size)
+        _check_embeddings(request, self.spec, takes_axes=self.capacity.takes_axes)
         while not self.acquire_grammar(request):
             self.grammars.prepare(request)
         self.scheduler.add(request)
@@ -350,11 +350,15 @@ class EngineCore:
         self._in_flight.clear()
 
 
-def _check_embeddings(request: Request, hidden_size: int) -> None:
-    end = 0
+def _check_embeddings(request: Request, spec: ModelSpec, *, takes_axes: bool) -> None:
+    end, hidden_size = 0, spec.hidden_size
+    if request.rope_positions and not takes_axes:
+        raise InvalidRequestError("images of this model are read on the CPU alone, and it runs on a GPU", "prompt")
+    if request.rope_positions and len(request.rope_positions) != 4 * 3 * request.num_prompt_tokens:
+        raise InvalidRequestError("positions of the rope's axes do not fit the prompt", "prompt")
+    widths = {hidden_size, hidden_size * (1 + spec.deepstack) if takes_axes else hidden_size}
     for run in request.embeddings:
-        values = 4 * hidden_size * run.num_tokens
-        if not run.num_tokens or len(run.values) != values:
+        if not run.num_tokens or len(run.values) not in [4 * width * run.num_tokens for width in widths]:
             raise InvalidRequestError(
                 f"{run.num_tokens} embeddings have {len(run.values) // 4} values; the model's have {hidden_size} each",
                 "prompt_embeds",

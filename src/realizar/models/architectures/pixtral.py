@@ -90,7 +90,7 @@ def build(checkpoint: Checkpoint) -> Tower:
         max_patches=edge * edge,
         merge=merge,
         hidden_size=sizes.hidden_size,
-        patches=builder.patches(patch_size),
+        patches=(builder.patches("patches", patch_size),),
         positions=None,
         layers=tuple(layers),
         final_norm=replace(builder.norm("model.norm"), eps=_projector_eps(whole, sizes.norm_eps)),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
 from realizar.models.dimensions import MAX_LAYERS, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.parts import Rope
 from realizar.models.rope_parameters import config_parameters, read_rope
 from realizar.models.spec import ModelSpec
 from realizar.models.spec_builder import SpecBuilder
@@ -20,8 +24,8 @@ _VISION_KEYS = (
 
 
 def read_vision_keys(hparams: HyperParameters) -> None:
-    """Keys that change nothing of the text model: text has one position on all three axes, no image adds to layers."""
-    hparams.integer("n_deepstack_layers", None, low=0, high=MAX_LAYERS, default=0)
+    """Keys that change nothing of text: it has one position on all three axes, and no image adds to layers."""
+    read_deepstack(hparams)
     rope = hparams if hparams.is_gguf else config_parameters(hparams)
     sections = rope.raw("rope.dimension_sections", "mrope_section")
     if sections is not None and (isinstance(sections, str) or not hasattr(sections, "__len__")):
@@ -29,6 +33,30 @@ def read_vision_keys(hparams: HyperParameters) -> None:
     rope.boolean(None, "mrope_interleaved", default=False)
     for key in _VISION_KEYS:
         hparams.raw(None, key)
+
+
+def read_deepstack(hparams: HyperParameters) -> int:
+    """The number of layers after which features of images are added."""
+    if hparams.is_gguf:
+        return hparams.integer("n_deepstack_layers", None, low=0, high=MAX_LAYERS, default=0)
+    config = hparams.checkpoint.metadata["config"].get("vision_config")
+    listed = config.get("deepstack_visual_indexes") if isinstance(config, Mapping) else None
+    return len(listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else 0
+
+
+def with_axes(hparams: HyperParameters, rope: Rope) -> Rope:
+    """A rope of three axes, which take turns from frequency to frequency as far as each one's section goes.
+
+    Those of older models, whose sections follow each other, stay as text has them.
+    """
+    own = hparams if hparams.is_gguf else config_parameters(hparams)
+    sections = own.raw("rope.dimension_sections", "mrope_section")
+    interleaved = hparams.is_gguf or own.boolean(None, "mrope_interleaved", default=False)
+    if sections is None or not interleaved:
+        return rope
+    ends = [3 * int(section) for section in sections]
+    axes = tuple(place % 3 if place < ends[place % 3] else 0 for place in range(len(rope.inverse_frequencies)))
+    return replace(rope, axes=axes)
 
 
 def build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> ModelSpec:
@@ -39,6 +67,8 @@ def build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> 
     builder = SpecBuilder(hparams, sizes, is_part=is_part)
     default_base = 10000.0 if hparams.is_gguf or not is_part else 5e5 if qk_norm else 1e6
     rope = read_rope(hparams, sizes, default_base=default_base, has_axes=is_part)
+    if is_part and qk_norm:
+        rope = with_axes(hparams, rope)
     windows = _read_windows(hparams, builder)
     qkv_bias = builder.bias("attention_bias" if qk_norm else None, "self_attn.q_proj", default=not qk_norm)
     output_bias = builder.bias("attention_bias" if qk_norm else None, "self_attn.o_proj")
@@ -52,7 +82,8 @@ def build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> 
         ),
         builder.feed_forward,
     )
-    return builder.spec(layers, tied_by_default=False)
+    spec = builder.spec(layers, tied_by_default=False)
+    return replace(spec, deepstack=read_deepstack(hparams)) if is_part and qk_norm else spec
 
 
 def _read_windows(hparams: HyperParameters, builder: SpecBuilder) -> list[int | None]:

@@ -60,7 +60,7 @@ class ChatPlan:
         num_dropped: messages that the prompt leaves out for lack of room.
         marks: of calls and reasoning that the vocabulary has as tokens.
         rows: writes log-probabilities, if they are wanted.
-        images: of the prompt, which are still to be encoded.
+        images: of the prompt, which are still to be encoded. rope_positions: as of `Request`.
     """
 
     token_ids: tuple[int, ...]
@@ -79,6 +79,7 @@ class ChatPlan:
     marks: frozenset[str] = frozenset()
     rows: LogprobRows | None = None
     images: tuple[PlacedImage, ...] = ()
+    rope_positions: bytes = field(default=b"", repr=False)
 
     @property
     def may_reason(self) -> bool:
@@ -156,6 +157,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         marks=frozenset(tokenizer.answer_marks),
         rows=_rows(api, sampling.logprobs, as_ids=conversation.tokens_as_ids),
         images=images,
+        rope_positions=rendered.rope_positions,
     )
 
 
@@ -169,6 +171,7 @@ class RenderedPrompt:
     token_ids: list[int]
     images: Sequence[tuple[EncodedImage, tuple[int, ...]]] = ()
     reader: ImageReader | None = None
+    rope_positions: bytes = b""
 
     def prepared(self, stop: Stop) -> tuple[PlacedImage, ...]:
         """The images, decoded; `stop` is checked before each. InvalidRequestError: one is malformed."""
@@ -199,8 +202,8 @@ def render_prompt(
     if not given or api.model.images is None:
         return RenderedPrompt(token_ids)
     images = [each.open() for each in given]
-    token_ids, starts = api.model.images.expand(token_ids, images)
-    return RenderedPrompt(token_ids, list(zip(images, starts, strict=True)), api.model.images)
+    token_ids, starts, positions = api.model.images.expand(token_ids, images)
+    return RenderedPrompt(token_ids, list(zip(images, starts, strict=True)), api.model.images, positions)
 
 
 def _check_length(token_ids: Sequence[int], max_tokens: int, kept: int | None) -> None:
@@ -429,6 +432,8 @@ def plan_text(
 
 def after_ids(api: Api, plan: ChatPlan, earlier: Sequence[int]) -> ChatPlan:
     """A plan whose prompt comes after the ids, at least one, of an earlier exchange, which have the only BOS."""
+    if plan.rope_positions:
+        raise refused("context can't be combined with images of this model", "context")
     own = plan.token_ids
     if own[:1] == (api.model.tokenizer.bos_id,):
         own = own[1:]

@@ -83,6 +83,7 @@ class ChatRun(Run[AnswerDelta]):
                 reports_progress=plan.reports_progress,
                 prediction=plan.prediction,
                 embeddings=embeddings,
+                rope_positions=plan.rope_positions,
             )
             self._streams.append(stream)
             counted = deltas_of(stream, self.api.metrics, self._lease, sampling.logprobs or 0, lambda: not self._open)

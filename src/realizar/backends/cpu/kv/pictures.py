@@ -28,7 +28,3 @@ class PictureKeys:
 
     def address_of(self, _: int) -> int:
         return address(self._memory)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._memory.nbytes
