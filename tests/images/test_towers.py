@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from images.vision_models import IMAGE, MERGE, SIZES, VisionModel, build_vision_model, image_of, write_tower_file
+from images.vision_models import IMAGE, KINDS, MERGE, SIZES, VisionModel, build_vision_model, image_of, write_tower_file
 from realizar.backends.cpu.tower import CPUTower
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
@@ -28,7 +28,7 @@ pytest.importorskip("transformers", reason="parity is against transformers")
 Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
 
 
-@pytest.fixture(scope="module", params=["smolvlm", "mistral3", "qwen3_vl"])
+@pytest.fixture(scope="module", params=[*KINDS])
 def vision(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionModel:
     return build_vision_model(request.param, tmp_path_factory.mktemp("vision"))
 
@@ -51,7 +51,7 @@ def as_pixels(tower: Tower, patches: NDArray[np.float32]) -> NDArray[np.float32]
 def test_pixels_are_those_of_the_processor(vision: VisionModel, size: tuple[int, int]) -> None:
     tower, found = tower_of(open_checkpoint(vision.path)), vision.prepared([Image.fromarray(image_of(size))])
     pictures = [patches_of(tower, each) for each in pictures_of(tower, image_of(size))]
-    if vision.kind == "qwen3_vl":  # its processor gives patches, square by square
+    if vision.kind == "qwen":  # its processor gives patches, square by square
         (only,) = pictures
         squares = only.reshape(only.shape[0] // MERGE, MERGE, only.shape[1] // MERGE, MERGE, -1).swapaxes(1, 2)
         np.testing.assert_array_equal(squares.reshape(-1, only.shape[2]), found["pixel_values"].numpy())
@@ -126,7 +126,7 @@ def test_prompts_with_images_agree_with_transformers(vision: VisionModel, name: 
     np.testing.assert_allclose(found, wanted, atol=1e-4)
     assert again.num_cached_tokens == len(ids) // 32 * 32 or again.num_cached_tokens == (len(ids) - 1) // 32 * 32
     assert first.outputs == again.outputs == scored.outputs
-    with LLM(vision.path, threads=1, max_step_tokens=7) as llm:
+    with LLM(vision.path, threads=1, max_step_tokens=7, speculative_tokens=2) as llm:
         assert llm.chat(messages, plain)[0].outputs == first.outputs
 
 
@@ -179,7 +179,7 @@ def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
     for changes, message in (
         ({"hidden_act": "tanh"}, "'hidden_act': unsupported value 'tanh'"),
         ({"wide_layers": 3}, "'wide_layers': unsupported value 3"),
-        ({"num_heads" if vision.kind == "qwen3_vl" else "num_attention_heads": 5}, "5 heads do not divide"),
+        ({"num_heads" if vision.kind == "qwen" else "num_attention_heads": 5}, "5 heads do not divide"),
         ({"patch_size": 5}, "patch"),
     ):
         vision_config = {**config["vision_config"], **changes}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +52,8 @@ class VisionModel(NamedTuple):
 
     @property
     def kind(self) -> str:
-        return str(self.model.config.model_type)
+        """`smolvlm`, `mistral3`, or `qwen` for Qwen's models."""
+        return str(self.model.config.model_type).partition("3_")[0]
 
     @property
     def template(self) -> str:
@@ -71,7 +72,7 @@ class VisionModel(NamedTuple):
             sizes = [(height // PATCH // MERGE, width // PATCH // MERGE) for height, width in prepared["image_sizes"]]
             mark, rows = "[IMG]", [["[IMG]" * columns] * rows for rows, columns in sizes]
             expanded = ["[IMG_BREAK]".join(each) + "[IMG_END]" for each in rows]
-        elif self.kind == "qwen3_vl":
+        elif self.kind == "qwen":
             mark = "<|image_pad|>"
             expanded = [mark * int(grid.prod() // MERGE**2) for grid in prepared["image_grid_thw"]]
         else:
@@ -93,21 +94,22 @@ class VisionModel(NamedTuple):
                 sizes = prepared["image_sizes"]
                 encoded = model.vision_tower(pixels, image_sizes=sizes).last_hidden_state
                 return model.multi_modal_projector(encoded.squeeze(0), sizes).numpy()
-            if self.kind == "qwen3_vl":
+            if self.kind == "qwen":
                 found = model.visual(pixels, grid_thw=prepared["image_grid_thw"])
-                return torch.cat([found.pooler_output, *found.deepstack_features], 1).numpy()
+                more = getattr(found, "deepstack_features", None) or []
+                return torch.cat([found.pooler_output, *more], 1).numpy()
             found = model.get_image_features(pixels, prepared["pixel_attention_mask"]).pooler_output
             return torch.cat([*found]).reshape(-1, _TEXT["hidden_size"]).numpy()
 
     def inputs(self, ids: Any, prepared: Any) -> dict[str, Any]:
         """What the model takes, of the ids of one prompt [1, tokens] and its images."""
         tensors = {name: prepared[name] for name in prepared if name not in ("rows", "cols")}
-        more = {"mm_token_type_ids": (ids == IMAGE).int()} if self.kind == "qwen3_vl" else {}
+        more = {"mm_token_type_ids": (ids == IMAGE).int()} if self.kind == "qwen" else {}
         return {"input_ids": ids, **tensors, **more}
 
 
-_SHOWN = {"mistral3": "[IMG]", "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>"}
-_MADE_MARKS = {"smolvlm": MARKS, "mistral3": MISTRAL_MARKS, "qwen3_vl": QWEN_MARKS}
+_SHOWN = {"mistral3": "[IMG]", "qwen": "<|vision_start|><|image_pad|><|vision_end|>"}
+_MADE_MARKS = {"smolvlm": MARKS, "mistral3": MISTRAL_MARKS, "qwen": QWEN_MARKS}
 
 
 def image_of(size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -118,11 +120,11 @@ def image_of(size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def build_vision_model(kind: str, path: Path) -> VisionModel:
-    """A model of the kind `smolvlm`, `mistral3` or `qwen3_vl`."""
+    """A model of `KINDS`."""
     import torch
     from transformers import PreTrainedTokenizerFast
 
-    model, processor, prepared = {"smolvlm": _smolvlm, "mistral3": _mistral3, "qwen3_vl": _qwen3_vl}[kind]()
+    model, processor, prepared = KINDS[kind]()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, values in model.named_parameters():
@@ -131,7 +133,7 @@ def build_vision_model(kind: str, path: Path) -> VisionModel:
             values.copy_(torch.randn(values.shape, generator=generator) * spread + is_norm)
     model.save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(prepared))
-    _write_tokenizer(path, kind)
+    _write_tokenizer(path, kind.partition("3_")[0])
     return VisionModel(model, processor, PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json")), path)
 
 
@@ -161,22 +163,42 @@ def _mistral3() -> tuple[Any, Any, dict[str, Any]]:
     return Mistral3ForConditionalGeneration(config).float().eval(), processor, {"size": {"longest_edge": TILE}}
 
 
-def _qwen3_vl() -> tuple[Any, Any, dict[str, Any]]:
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4, "tie_word_embeddings": False,
+    "rope_parameters": _ROPE | {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+}  # fmt: skip
+
+
+def _qwen(family: str, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
-    text = {"vocab_size": 256 + len(QWEN_MARKS), "rope_parameters": rope, **_TEXT}
+    text = {"vocab_size": 256 + len(QWEN_MARKS), "rope_parameters": _ROPE, **_TEXT, **text}
     vision = {
         "hidden_size": 48, "intermediate_size": 80, "depth": 2, "num_heads": 3, "patch_size": PATCH,
-        "num_position_embeddings": (TILE // PATCH) ** 2, "out_hidden_size": _TEXT["hidden_size"],
-        "deepstack_visual_indexes": [0, 1],
+        "num_position_embeddings": (TILE // PATCH) ** 2, "out_hidden_size": _TEXT["hidden_size"], **vision,
     }  # fmt: skip
-    config = Qwen3VLConfig(text_config=text, vision_config=vision, image_token_id=IMAGE, tie_word_embeddings=False)
+    config = getattr(transformers, f"{family}Config")(
+        text_config=text, vision_config=vision, image_token_id=IMAGE, tie_word_embeddings=False
+    )
     size = {"shortest_edge": 256, "longest_edge": 2048}
     prepared = {"size": size, "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": MERGE}
     processor = Qwen2VLImageProcessorPil(image_mean=[0.5] * 3, image_std=[0.5] * 3, **prepared)
-    return Qwen3VLForConditionalGeneration(config).float().eval(), processor, prepared
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+    return model.float().eval(), processor, prepared
+
+
+_TAKEN = {"deepstack_visual_indexes": [0, 1]}
+KINDS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
+    "smolvlm": _smolvlm,
+    "mistral3": _mistral3,
+    "qwen3_vl": lambda: _qwen("Qwen3VL", {}, _TAKEN),
+    "qwen3_vl_moe": lambda: _qwen("Qwen3VLMoe", _EXPERTS, _TAKEN),
+    "qwen3_5": lambda: _qwen("Qwen3_5", _DELTA, {}),
+}
 
 
 def _write_tokenizer(path: Path, kind: str) -> None:
@@ -308,10 +330,11 @@ def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = Fals
             continue
         tensors.append(NewTensor(name, GGMLType.F32, tensor.shape, data))
     metadata = tower_metadata(48, 2, 3, 80, 64)
-    if checkpoint.architecture == "qwen3_vl":
+    if checkpoint.architecture.startswith("qwen"):
         metadata = {name: value for name, value in metadata.items() if name not in _OF_TILES}
         metadata |= {"clip.projector_type": "qwen3vl_merger", "clip.vision.spatial_merge_size": MERGE}
-        metadata |= {"clip.vision.is_deepstack_layers": np.array([True, True])}
+        taken = "vl" in checkpoint.architecture
+        metadata |= {"clip.vision.is_deepstack_layers": np.array([taken, taken])}
         metadata |= {"clip.vision.image_min_pixels": 256, "clip.vision.image_max_pixels": 2048}
     if checkpoint.architecture == "mistral3":
         metadata = {name: value for name, value in metadata.items() if name not in _OF_TILES}

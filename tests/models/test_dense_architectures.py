@@ -391,10 +391,15 @@ def test_the_rope_of_three_axes_is_plain_for_text() -> None:
     assert _ropes(spec) == _ropes(_config("qwen2"))
     assert _ropes(_gguf("qwen2vl", rope__dimension_sections=[16, 24, 24, 0])) == _ropes(_gguf("qwen2"))
     deep = _gguf("qwen3vl", rope__dimension_sections=[24, 20, 20, 0], n_deepstack_layers=3)
-    assert _ropes(deep) == _ropes(_gguf("qwen3"))
+    ropes = [dataclasses.replace(rope, axes=()) for rope in _ropes(deep) if rope is not None]
+    assert ropes == _ropes(_gguf("qwen3"))
+    assert {rope.axes for rope in _ropes(deep) if rope is not None} == {(0, 1)}
+    assert deep.deepstack == 3
     with pytest.raises(UnsupportedModelError, match=r"rope_type.*'mrope'"):
         _config("qwen2", rope_scaling={"type": "mrope"})
     with pytest.raises(UnsupportedModelError, match="mrope_section"):
         _config("qwen2", rope_scaling={"type": "default", **axes})
     with pytest.raises(CheckpointError, match=r"mrope_section.*expected a list"):
         _config("qwen2_vl", rope_scaling={"type": "mrope", "mrope_section": 3})
+    with pytest.raises(CheckpointError, match=r"dimension_sections.*expected three whole numbers"):
+        _gguf("qwen3vl", rope__dimension_sections=[24, 20], n_deepstack_layers=3)

@@ -90,7 +90,7 @@ _ARCHITECTURES: tuple[tuple[BuildSpec, str | None, tuple[str, ...]], ...] = (
 _TOWERS: tuple[tuple[Callable[[Checkpoint], Tower], str, tuple[str, ...]], ...] = (
     (idefics3.build, "idefics3", ("idefics3", "smolvlm")),
     (pixtral.build, "pixtral", ("mistral3",)),
-    (qwen3vl.build, "qwen3vl_merger", ("qwen3_vl",)),
+    (qwen3vl.build, "qwen3vl_merger", ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")),
 )
 """What builds a tower, the name of its projector in GGUF files, and the values of `model_type` in `config.json`."""
 _BY_GGUF_ARCHITECTURE = {name: build for build, name, _ in _ARCHITECTURES if name is not None}

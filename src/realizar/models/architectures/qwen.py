@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 
 from realizar.models.dimensions import MAX_LAYERS, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
@@ -54,6 +55,8 @@ def with_axes(hparams: HyperParameters, rope: Rope) -> Rope:
     interleaved = hparams.is_gguf or own.boolean(None, "mrope_interleaved", default=False)
     if sections is None or not interleaved:
         return rope
+    if len(sections) < 3 or any(isinstance(each, bool) or not isinstance(each, Integral) for each in sections):
+        raise own.malformed("rope.dimension_sections", "mrope_section", "expected three whole numbers")
     ends = [3 * int(section) for section in sections]
     axes = tuple(place % 3 if place < ends[place % 3] else 0 for place in range(len(rope.inverse_frequencies)))
     return replace(rope, axes=axes)

@@ -1,4 +1,4 @@
-"""The tower of Qwen3-VL: learned positions and two axes of rope, features of several of its layers. numpy only."""
+"""The tower of Qwen3-VL and Qwen3.5: learned positions, two axes of rope, features of several layers. numpy only."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _deepstack_layers(hparams: HyperParameters, count: int) -> list[int]:
     flags = ("vision.is_deepstack_layers", "deepstack_visual_indexes")
     value: Any = hparams.raw(*flags)
     if value is None:
-        return [] if hparams.is_gguf else [8, 16, 24]
+        return []
     if isinstance(value, str) or not hasattr(value, "__len__"):
         raise hparams.malformed(*flags, "expected a list")
     listed = [int(each) for each in value]

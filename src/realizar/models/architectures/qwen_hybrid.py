@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from realizar.models.architectures.qwen import read_vision_keys
+from realizar.models.architectures.qwen import read_vision_keys, with_axes
 from realizar.models.architectures.qwen_moe import SHARED_NAMES, read_dense_layers
 from realizar.models.dimensions import (
     MAX_CONVOLUTION,
@@ -103,7 +103,7 @@ def _build(
 ) -> ModelSpec:
     hparams, sizes = builder.hparams, builder.sizes
     delta_sizes = _read_delta_sizes(hparams)
-    rope = read_rope(hparams, sizes, has_axes=True, default_partial=0.25)
+    rope = with_axes(hparams, read_rope(hparams, sizes, has_axes=True, default_partial=0.25))
     is_attention = _read_attention_layers(hparams, sizes)
     first = is_attention.index(True) if True in is_attention else 0
     biases = builder.attention_biases(layer=sizes.num_layers if hparams.drafts else first)

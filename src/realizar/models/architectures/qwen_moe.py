@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from realizar.models.architectures.qwen import read_vision_keys
+from dataclasses import replace
+
+from realizar.models.architectures.qwen import read_deepstack, read_vision_keys, with_axes
 from realizar.models.dimensions import MAX_FEED_FORWARD, MAX_LAYERS, Dimensions, read_dimensions
 from realizar.models.experts import APART, Joined, Mixture, read_expert_counts, read_expert_width
 from realizar.models.hyper_parameters import REQUIRED, HyperParameters
@@ -51,7 +53,9 @@ def build_qwen3vl(hparams: HyperParameters) -> ModelSpec:
     builder = SpecBuilder(hparams, sizes, is_part=True)
     hparams.only(None, "norm_topk_prob", True)
     rope = read_rope(hparams, sizes, default_base=10000.0 if hparams.is_gguf else 5e5, has_axes=True)
-    return _build(builder, rope, True, builder.attention_biases(), joined=Joined(transposed=None))
+    rope = with_axes(hparams, rope)
+    spec = _build(builder, rope, True, builder.attention_biases(), joined=Joined(transposed=None))
+    return replace(spec, deepstack=read_deepstack(hparams))
 
 
 def _build(
