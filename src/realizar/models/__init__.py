@@ -11,7 +11,7 @@ Read in this order:
 4. `spec_builder.py`, `experts.py`: the parts of a decoder, with their tensors. `tensor_names.py` maps the names,
    `multimodal.py` finds the text model inside a larger one, and `next_token.py` the blocks that draft; `drafters/`
    has drafters in files of their own.
-5. `tower.py`: `Tower`, all that a backend knows of an encoder of images; `tower_builder.py` has its parts.
+5. `tower.py`: `Tower`, all that a backend knows of an encoder of images; `towers/` has a file for each kind.
 6. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint. `shard.py` cuts a spec for ranks.
 7. `parameters.py` counts parameters, `pooling.py` is the pooling of an embedding model, and `ranking.py`
    the head of a reranker. `generated/` has models of random weights.

@@ -20,7 +20,6 @@ from realizar.models.architectures import (
     glm_moe,
     gpt_oss,
     granite,
-    idefics3,
     lfm2,
     llama,
     minimax,
@@ -28,9 +27,7 @@ from realizar.models.architectures import (
     olmo2,
     olmoe,
     phi3,
-    pixtral,
     qwen,
-    qwen3vl,
     qwen_hybrid,
     qwen_moe,
     seed_oss,
@@ -46,6 +43,7 @@ from realizar.models.ranking import is_classifier, ranking_tensors
 from realizar.models.spec import ModelSpec
 from realizar.models.tensor_names import is_unneeded
 from realizar.models.tower import Tower
+from realizar.models.towers import idefics3, pixtral, qwen3vl
 from realizar.quantization.tensors import matrix_format
 
 BuildSpec = Callable[[HyperParameters], ModelSpec]

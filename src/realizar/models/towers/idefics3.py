@@ -5,7 +5,7 @@ from __future__ import annotations
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.tower import Projector, Tiles, Tower
-from realizar.models.tower_builder import (
+from realizar.models.towers.builder import (
     MAX_EDGE,
     TowerBuilder,
     processor_parameters,

@@ -14,7 +14,7 @@ from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.parts import Rope
 from realizar.models.rope import plain_frequencies
 from realizar.models.tower import Projector, Tower, Whole
-from realizar.models.tower_builder import (
+from realizar.models.towers.builder import (
     MAX_EDGE,
     TowerBuilder,
     processor_parameters,

@@ -9,7 +9,7 @@ from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.parts import Rope
 from realizar.models.rope import plain_frequencies
 from realizar.models.tower import Fitted, Projector, Tower
-from realizar.models.tower_builder import (
+from realizar.models.towers.builder import (
     TowerBuilder,
     processor_parameters,
     read_colour,
