@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from realizar.backends.cpu.tower import CPUTower
 
 _LOG = logging.getLogger(__name__)
+_MOST_BYTES = 240 << 20  # of a prompt's embeddings, which have to fit into a frame between processes
 _KEPT_BYTES = 128 << 20  # of embeddings that later turns of a conversation may need again
 
 Kept = tuple[PromptEmbeddings, ...]
@@ -101,7 +102,17 @@ class ImageReader:
                         grids[len(expanded)] = layout.grid
                 expanded += [own] * (layout.run if own == self._mark else 1)
             starts.append(tuple(places))
+        if (size := self.embedded_bytes(expanded)) > _MOST_BYTES:
+            message = (
+                f"embeddings of the prompt's images take {size >> 20} MiB; at most {_MOST_BYTES >> 20} are allowed"
+            )
+            raise InvalidRequestError(message, "messages")
         return expanded, starts, _positions(len(expanded), grids)
+
+    def embedded_bytes(self, token_ids: Sequence[int]) -> int:
+        """Bytes of the embeddings of a prompt's images, whose tokens are in their places."""
+        width = sum(each.num_features for each in self._tower.projectors)
+        return 4 * width * token_ids.count(self._mark)
 
     def prepare(self, image: EncodedImage, starts: tuple[int, ...]) -> PlacedImage:
         """Decode an image, unless its embeddings are kept. InvalidRequestError: it is malformed."""

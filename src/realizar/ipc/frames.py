@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-MAX_FRAME_BYTES = 64 << 20
+MAX_FRAME_BYTES = 256 << 20
 _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 18
 _ENCODER = msgspec.msgpack.Encoder()

@@ -21,7 +21,7 @@ from realizar.ipc.frames import FrameError, FrameReader, encode_frame
 _LOG = logging.getLogger(__name__)
 _LEVELS = logging.getLevelNamesMapping()
 _LAST_WORDS_S = 0.5  # a dead process's status comes at once; a process that only closed its socket is not waited for
-_MAX_WAITING_BYTES = 256 << 20  # unread records: a process that lets more lie is not working any more
+_MAX_WAITING_BYTES = 512 << 20  # unread records: a process that lets more lie is not working any more
 _Received = TypeVar("_Received")
 
 

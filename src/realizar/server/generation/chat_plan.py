@@ -128,7 +128,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         )  # fmt: skip
         token_ids = rendered.token_ids
         if rendered.images:
-            _check_length(token_ids, api.max_tokens, conversation.keep_last)
+            _check_images(rendered, api, conversation.keep_last)
         images = rendered.prepared(stop)
     prompt_end = tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
     wanted = sampling.structured
@@ -206,13 +206,19 @@ def render_prompt(
     return RenderedPrompt(token_ids, list(zip(images, starts, strict=True)), api.model.images, positions)
 
 
-def _check_length(token_ids: Sequence[int], max_tokens: int, kept: int | None) -> None:
-    """Refuse a prompt with images that is too long before they are decoded, and one whose images would be cut."""
+def _check_images(rendered: RenderedPrompt, api: Api, kept: int | None) -> None:
+    """Refuse a prompt that is too long before its images are decoded, one whose images would be cut, and one whose
+    positions the engine does not take.
+    """
+    count, max_tokens = len(rendered.token_ids), api.max_tokens
     if kept is not None:
         raise unsupported("truncate_prompt_tokens", "can't be combined with images")
-    if len(token_ids) > max_tokens:
+    if rendered.rope_positions and not api.engine.info.capacity.takes_axes:
+        message = "images of this model are read on the CPU alone, and it runs on a GPU"
+        raise refused(message, "messages", "unsupported_content")
+    if count > max_tokens:
         raise ContextLengthError(
-            f"messages with their images have {len(token_ids)} tokens, so the prompt is too long: this model's maximum"
+            f"messages with their images have {count} tokens, so the prompt is too long: this model's maximum"
             f" context length is {max_tokens} tokens",
             "messages",
         )
