@@ -32,7 +32,7 @@ from realizar.models.spec import Experts
 
 ROUTED_TOKENS = 16  # at most, for each reads the whole router, from the second-level cache
 MANY_TOKENS = 256  # at most, where tokens share what is read of it
-_FEW_TOKENS = 8  # at most, of large clusters: with 16 of 128 experts that takes half as long again as that for many
+_FEW_TOKENS = 8  # at most, of more than 64 experts: 16 take a third or a half longer than by that for many
 _OF_CLUSTER = ((64, 8), (128, 16), (MANY_TOKENS, 24))  # tokens of a step, up to each, and then of a cluster
 _SCORE_FACTOR = 64.0  # of the stream's halves, which then reach 4.2e6
 _SCORE_TILES = (  # of steps with up to so many tokens
@@ -122,7 +122,7 @@ class RouterKernels:
 
     def _few_tokens(self, key: ChoiceShape) -> int:
         """The largest step that the kernel for few tokens chooses for, where there is one for many."""
-        return _FEW_TOKENS if key.warps(self._clusters) > 8 else ROUTED_TOKENS
+        return _FEW_TOKENS if key.rows > CLUSTER_BLOCKS * 8 else ROUTED_TOKENS
 
     def prepare(self, routers: Iterable[Router]) -> None:
         """Compile and load kernels; KernelError: one does not compile or does not fit the device."""
