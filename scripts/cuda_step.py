@@ -1,6 +1,7 @@
 """Times the device alone: one step of decodes, its graph replayed again and again, without the host's work between.
 
-The model is generated in memory, as for cuda_bench.py; every row has the same context, and what it keeps is zeros. With
+The model is generated in memory, as for cuda_bench.py; every row has the same context, and what it keeps is zeros. Of a
+mixture the experts that a layer read stand beside chance, since steps of few rows take the time of what they read. With
 `--table` all multiples of 8 rows are timed, and pairs are named of which the larger number takes less time, or makes
 fewer tokens a second, by more than 1 %.
 
@@ -22,6 +23,7 @@ from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.tuning.measure import median_ms
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow
+from realizar.bench.throughput import by_chance
 from realizar.config import EngineConfig
 from realizar.models.generated.generate import file_type_of
 from realizar.models.generated.shapes import SHAPES
@@ -39,12 +41,22 @@ def step_ms(backend: CUDABackend, rows: int, context: int) -> float:
         backend.open(OpenedRow(row, row, SamplingParams(temperature=0.0), (1,), 1, 0))
     backend.submit(step).result()
     kind = backend._kind(step)
+    backend.forget_experts_read()
     if not backend.model.graphs.replay(kind):
         raise SystemExit(f"{rows} rows have no graph")
     ms = median_ms(lambda: [backend.model.graphs.replay(kind) for _ in range(REPLAYS)], ROUNDS) / REPLAYS
     for row in range(rows):
         backend.close(row)
     return ms
+
+
+def experts_read(backend: CUDABackend, rows: int) -> str:
+    """Of the replays of a step of so many rows."""
+    read = backend.experts_read()
+    if read is None:
+        return ""
+    _, experts = backend.model.spec.mixtures()[0]
+    return f"; {read:.1f} experts a layer, by chance {by_chance(experts, rows):.1f}"
 
 
 def print_pairs(times: Mapping[int, float]) -> None:
@@ -80,7 +92,7 @@ def main() -> int:
         times[rows] = step_ms(backend, rows, arguments.context)
         print(
             f"{rows:4d} rows after {arguments.context} tokens: {times[rows]:.4f} ms,"
-            f" {rows / times[rows] * 1e3:.0f} a second", flush=True,
+            f" {rows / times[rows] * 1e3:.0f} a second{experts_read(backend, rows)}", flush=True,
         )  # fmt: skip
     if arguments.table:
         print_pairs(times)
