@@ -16,11 +16,21 @@ INLINE void barrier_wait(u32 at, u32 parity) {
 INLINE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
-// The same of what is read once, or again only after much else: it leaves the second-level cache first.
-INLINE void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
+// Of what is read once, or again only after much else: it leaves the second-level cache first.
+INLINE u64 leaves_first() {
   u64 policy;  // volatile: made anew, it takes no registers in between
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+INLINE void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
+  const u64 policy = leaves_first();
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+}
+// To the second-level cache.
+INLINE void prefetch_bulk_once(const void* from, u32 bytes) {
+  asm volatile(
+      "cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(from), "r"(bytes), "l"(leaves_first())
+      : "memory");
 }
 INLINE void store_bulk(void* to, u32 from, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");

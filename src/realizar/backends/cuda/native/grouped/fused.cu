@@ -5,7 +5,7 @@
 // namespaces, gate_up and down.
 
 // Zeros between launches: how many items blocks have asked for, blocks that ask for none any more, and of each tile how
-// often a warpgroup has left its outputs of gate and up. As items are taken in order by blocks that run, none waits for
+// often a warp has written its outputs of gate and up. As items are taken in order by blocks that run, none waits for
 // a block that does not.
 struct Progress { int taken, done, ready[LISTED_TILES]; };
 
@@ -15,14 +15,11 @@ INLINE int load_acquired(const int* at) {
   return r;
 }
 
-// By a warpgroup whose outputs are on their way to memory.
+// By a warpgroup that has written an item's outputs: each warp says so for itself, of those that have written some.
 INLINE void publish(int* ready) {
-  if (threadIdx.x % 128 >= 8) return;
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-  asm volatile("fence.proxy.async;" ::: "memory");
-  __syncwarp(0xff);
-  if (threadIdx.x % 128 == 0)
-    asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;" ::"l"(ready) : "memory");
+  if (threadIdx.x % 128 >= 8 * TOKENS) return;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(ready) : "memory");
 }
 
 // An item's tile, the first of its strips, and whether it is of gate and up.
@@ -45,7 +42,6 @@ INLINE void produce(
   while (true) {
     const int item = __shfl_sync(~0u, taken, 0);
     if (item >= tasks.total) break;
-    if (lane == 0) taken = atomicAdd(&progress->taken, 1);  // asked for now: the answer takes long
     const Task task = tasks.at(item);
     barrier_wait(ring.empty + turn.slot * 8, turn.parity);
     if (lane == 0) items[turn.slot] = item;
@@ -60,16 +56,18 @@ INLINE void produce(
       gate_up::produce_item(
           first, ring, turn, task.tile, task.strip0, entry, pairs, [] { return true; }, [] {});
     } else {
-      const int wanted = tasks.per_tile * GROUPS;
+      const int wanted = tasks.per_tile * GROUPS * (TOKENS / 4);  // warps that have outputs
       const int* ready = progress->ready + task.tile;
       auto is_ready = [&] {
         const bool found = __all_sync(~0u, load_acquired(ready) >= wanted);
-        asm volatile("fence.proxy.async;" ::: "memory");  // the copy engine reads what others wrote
+        asm volatile("fence.proxy.async.global;" ::: "memory");  // the copy engine reads what others wrote
         return found;
       };
       down::produce_item(
           last, ring, turn, task.tile, task.strip0, entry, pairs, is_ready, [&] { while (!is_ready()) {} });
     }
+    // Not before, though the answer takes long: a block that has asked for more than others ends later.
+    if (lane == 0) taken = atomicAdd(&progress->taken, 1);
   }
   barrier_wait(ring.empty + turn.slot * 8, turn.parity);
   if (lane == 0) {
@@ -84,6 +82,18 @@ INLINE void produce(
   if (lane == 0) progress->taken = progress->done = 0;
 }
 
+constexpr int REQUESTS = 4;  // of a block
+
+// Before the lists are made: a stage of a strip of gate and up, of an expert that a pair goes to, is on its way to the
+// second-level cache. request: a number among those of all blocks.
+INLINE void request_weights(const gate_up::Experts& first, const int* chosen, int pairs, int request) {
+  const int strips = (first.out_features + 63) / 64, pair = request / strips;
+  const int expert = pair < pairs ? gate_up::load_listed(chosen + pair) : -1;
+  if (expert < 0 || expert >= EXPERTS) return;
+  const char* strip = first.weights + expert * first.stride + request % strips * gate_up::strip_bytes(first.chunks);
+  prefetch_bulk_once(strip, gate_up::strip_bytes(first.chunks < STEP ? first.chunks : STEP));
+}
+
 INLINE void multiply_fused(
     const gate_up::Experts& first, const down::Experts& last, const int* chosen, int pairs, u64* experts_read,
     Progress* progress) {
@@ -96,7 +106,9 @@ INLINE void multiply_fused(
   wait_for_previous();
   let_next_start();
   int taken = 0;
-  if (threadIdx.x == GROUPS * 128) taken = atomicAdd(&progress->taken, 1);
+  const int idle = threadIdx.x - GROUPS * 128;  // of the warp that makes no lists
+  if (idle == 0) taken = atomicAdd(&progress->taken, 1);
+  if (idle >= 0 && idle < REQUESTS) request_weights(first, chosen, pairs, blockIdx.x * REQUESTS + idle);
   make_lists(lists, chosen, pairs, blockIdx.x == 0 ? experts_read : nullptr, (int*)ring);
   const int per_tile = gate_up::items_of_tile(first), down_per_tile = down::items_of_tile(last);
   const Tasks tasks{lists.count * per_tile, lists.count * (per_tile + down_per_tile), per_tile, down_per_tile};

@@ -5,15 +5,10 @@
 constexpr int CORE_BYTES = TOKENS * 16, CORE_PITCH = CORE_BYTES + 16, GATED_BYTES = 8 * CORE_PITCH;
 constexpr int STAGED_AT = STAGES * STAGE_BYTES;
 
-INLINE void close() {
-  if (threadIdx.x % 128 < 8) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
 INLINE void finish(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_scales)[STRIPS],
                    const float (&bias)[STRIPS][2], const Experts& experts, const Item& item) {
   static_assert(STRIPS == 2, "a warpgroup holds the gate and up of its outputs");
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, g = thread % 32 >> 2, t = thread & 3;
-  if (thread < 8) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // of the item before
   asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
   // Of column d = 16 tile + g (+ 8) of the chunk: core matrix d % 16 / 4 * 2 + d % 2, place d / 16 * 2 + d % 4 / 2.
   char* staged = ring + STAGED_AT + group * GATED_BYTES;
@@ -32,11 +27,9 @@ INLINE void finish(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_sca
         *(u16*)place = limited_half(gated(gate, up) * (1.f / TOKEN_FACTOR));
       }
     }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-  if (thread < 8) {
-    char* out = experts.out + ((long)item.tile * (item.strips / 2) + item.strip / 2) * (8 * CORE_BYTES);
-    store_bulk(out + thread * CORE_BYTES, (u32)__cvta_generic_to_shared(staged + thread * CORE_PITCH), CORE_BYTES);
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-  }
+  char* out = experts.out + ((long)item.tile * (item.strips / 2) + item.strip / 2) * (8 * CORE_BYTES);
+#pragma unroll
+  for (int i = thread; i < 8 * TOKENS; i += 128)
+    *(uint4*)(out + i * 16) = *(const uint4*)(staged + i / TOKENS * CORE_PITCH + i % TOKENS * 16);
 }

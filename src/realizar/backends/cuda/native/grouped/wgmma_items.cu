@@ -67,5 +67,4 @@ INLINE void multiply_experts(const Experts& experts) {
     multiply_item(
         experts, own, turn, item / per_tile, item % per_tile * WIDTH, expert, pair, x_low, places[other]);
   }
-  close();
 }

@@ -1,7 +1,5 @@
 // The end of an item whose sums go to their pairs' rows, as floats or as halves.
 
-INLINE void close() {}
-
 // The transpose of a matrix of 8 x 8 halves, of which a lane has two of a row.
 INLINE u32 transposed(u32 x) {
   u32 r;
