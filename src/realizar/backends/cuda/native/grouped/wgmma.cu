@@ -17,6 +17,9 @@ constexpr bool SHARED_ROWS = 32 % TOKENS == 0;  // whether lanes share out the c
 // Strips whose weights are decoded before their matmuls start: one takes fewer registers, for more blocks; two keep the
 // tensor cores busier where a multiprocessor has one block.
 constexpr int TOGETHER = TOKENS < 64 || BLOCKS > 1 ? 1 : STRIPS;
+// Whether behind an odd last chunk zeros meet that chunk's rows again; with many places it has products of its own. With
+// few the compiler would wait for every product then.
+constexpr bool ZEROS = ODD && TOKENS < 64;
 static_assert(!GATHER || ARRIVALS == 33, "each lane of the producer arrives");
 
 // The body.
@@ -143,7 +146,7 @@ INLINE void multiply_item(
   for (int i = 0; i < STRIPS; i++)
 #pragma unroll
     for (int e = 0; e < TOKENS / 2; e++) c[i][e] = 0.f;
-  auto step = [&](int inner, int first, u32(&operand)[TOGETHER][4][4]) {
+  auto step = [&](int inner, bool real, int first, u32(&operand)[TOGETHER][4][4]) {
 #pragma unroll
     for (int i = 0; i < TOGETHER; i++) {
       const u32 staged = ring.base + turn.slot * STAGE_BYTES + (group * STRIPS + first + i) * STRIP_STAGE;
@@ -153,6 +156,9 @@ INLINE void multiply_item(
       read_codes(raw, block, tile16, lane);
       read_scales(raw, block, supers, tile16, lane);
       decode(operand[i], raw, experts.table);
+      if (ZEROS && !real)
+#pragma unroll
+        for (int j = 0; j < 16; j++) operand[i][j / 4][j % 4] = 0;
     }
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     const u32 low = x_low + turn.slot * (STAGE_BYTES / 16) + inner * (X_CHUNK / 16);
@@ -165,19 +171,21 @@ INLINE void multiply_item(
     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
   };
   int previous = -1;
-  auto multiply_stage = [&](auto own_chunks) {
+  auto multiply_stage = [&](auto own_chunks, bool real) {  // real: its last chunk is one
     barrier_wait(ring.full + turn.slot * 8, turn.parity);
     if constexpr (GATHER) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #pragma unroll
     for (int n = 0; n < decltype(own_chunks)::value * STRIPS / TOGETHER; n++) {
-      step(n * TOGETHER / STRIPS, n * TOGETHER % STRIPS, a[n % 2]);
+      const int inner = n * TOGETHER / STRIPS, first = n * TOGETHER % STRIPS;
+      if (inner == 0 || !ZEROS) step(inner, true, first, a[n % 2]);
+      else step(real, real, first, a[n % 2]);
       if (n == 0 && previous >= 0 && lane == 0) barrier_arrive(ring.empty + previous * 8);  // its last matmul is done
     }
     previous = turn.slot;
     turn.advance();
   };
-  for (int k = 0; k + STEP <= chunks; k += STEP) multiply_stage(Index<STEP>{});
-  if constexpr (ODD) multiply_stage(Index<1>{});
+  for (int k = 0; k + (ZEROS ? 1 : STEP) <= chunks; k += STEP) multiply_stage(Index<STEP>{}, k + 1 < chunks);
+  if constexpr (ODD && !ZEROS) multiply_stage(Index<1>{}, true);
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   if (lane == 0) barrier_arrive(ring.empty + previous * 8);
   if (thread < TOKENS) { places.factors[group][thread] = factors; places.pairs[group][thread] = pair; }
