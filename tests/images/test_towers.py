@@ -155,6 +155,12 @@ def test_marks_in_texts_stay_texts(vision: VisionModel) -> None:
         assert IMAGE not in llm.chat_tokens([{"role": "user", "content": "<image>"}])
         with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[0\] is no image of a known format"):
             llm.chat_tokens([{"role": "user", "content": [{"type": "image", "image": b"<svg/>"}]}])
+        if vision.kind == "qwen":
+            long = Image.fromarray(image_of((1, 300)))
+            with pytest.raises(
+                InvalidRequestError, match=r"content\[0\] can't be read: .*1 x 300 pixels are too steep"
+            ):
+                llm.chat_tokens([{"role": "user", "content": [{"type": "image", "image": long}]}])
         with pytest.raises(InvalidRequestError, match="must be a path, bytes or a Pillow image, not int"):
             llm.chat_tokens([{"role": "user", "content": [{"type": "image", "image": 3}]}])
 

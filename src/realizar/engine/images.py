@@ -20,7 +20,7 @@ from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.images.decode import EncodedImage, GivenImage, Pixels, decode
-from realizar.images.prepare import layout_of, mark_of, patches_of, pictures_of
+from realizar.images.prepare import Layout, layout_of, mark_of, patches_of, pictures_of
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_tower
 from realizar.models.tower import Tower
@@ -94,7 +94,7 @@ class ImageReader:
                 expanded.append(token_id)
                 continue
             image = next(waiting)
-            layout, places = layout_of(self._tower, image.width, image.height), []
+            layout, places = self._layout(image), []
             for own in self._tokenizer.encode(layout.text, add_special=False):
                 if own == self._mark:
                     places.append(len(expanded))
@@ -108,6 +108,12 @@ class ImageReader:
             )
             raise InvalidRequestError(message, "messages")
         return expanded, starts, _positions(len(expanded), grids)
+
+    def _layout(self, image: EncodedImage) -> Layout:
+        try:
+            return layout_of(self._tower, image.width, image.height)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{image.where} can't be read: {error}", image.where) from None
 
     def embedded_bytes(self, token_ids: Sequence[int]) -> int:
         """Bytes of the embeddings of a prompt's images, whose tokens are in their places."""

@@ -136,7 +136,8 @@ class LLM:
         """Answer conversations in one batch through the model's own chat template; the results keep their order.
 
         Args:
-            messages: a conversation, or a sequence of conversations: messages in the format of OpenAI's API.
+            messages: a conversation, or a sequence of conversations: messages in the format of OpenAI's API; images as
+                `given_images` takes them.
             sampling_params, progress, use_tqdm: as of `generate`.
             tools: function descriptions in the format of OpenAI's API.
             variables: other variables of the template, such as `enable_thinking`; vLLM's `chat_template_kwargs` is

@@ -121,10 +121,8 @@ def _whole_size(whole: Whole, square: int, width: int, height: int) -> tuple[int
 def _fitted_size(fitted: Fitted, square: int, width: int, height: int) -> tuple[int, int]:
     """Width and height in whole squares; InvalidRequestError for an image that is far longer than wide, or wider."""
     if max(width, height) > _STEEPEST * min(width, height):
-        raise InvalidRequestError(
-            f"an image of {width} x {height} pixels has edges too unlike: one may be {_STEEPEST} times the other",
-            "image",
-        )
+        size = f"{width} x {height} pixels"
+        raise InvalidRequestError(f"{size} are too steep: one edge may be {_STEEPEST} times the other", "image")
     rounded = [max(round(length / square) * square, 0) for length in (width, height)]
     pixels = rounded[0] * rounded[1]
     if pixels > fitted.most:

@@ -75,7 +75,8 @@ class ChatTemplate:
         """Render the prompt's text.
 
         Args:
-            messages: `role`, `content` (text, or parts of text), `tool_calls`, ... in the format of OpenAI's API.
+            messages: `role`, `content` (text, or parts of text and marks of images), `tool_calls`, ... in the format of
+                OpenAI's API.
             tools: function descriptions in the format of OpenAI's API. If the template does not show tools, they go
                 into the system message, with the form of calls that the style `json` parses.
             add_generation_prompt: end the prompt where the assistant's answer starts.
