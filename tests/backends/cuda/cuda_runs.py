@@ -23,7 +23,7 @@ from realizar.models.spec import ModelSpec
 def new_backend(*, may_sleep: bool = False, without: Iterable[Family] = ()) -> CUDABackend:
     """On the GPU, or on the processor as if it were one; `without` families of kernels."""
     device = open_device() if torch.cuda.is_available() else interpreter_device()
-    return CUDABackend(device=replace(device, without=frozenset(without)), may_sleep=may_sleep)
+    return CUDABackend(device=replace(device, without=device.without | frozenset(without)), may_sleep=may_sleep)
 
 
 class GPURunner(BackendRunner[CUDABackend]):
