@@ -6,6 +6,8 @@ import base64
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,8 +15,11 @@ import openai
 import pytest
 
 from images.vision_models import IMAGE, image_of, write_vision_files
+from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
+from realizar.engine.images import open_images
 from realizar.server.settings import ServerSettings
+from realizar.tokenizer.load import load_tokenizer
 from server_thread import NAME, RunningServer, ServerThread
 from waits import HANG_S
 
@@ -127,6 +132,16 @@ def test_images_are_of_users_and_tools(eyes: openai.OpenAI) -> None:
     for role in ("system", "assistant"):
         with pytest.raises(openai.BadRequestError, match="only messages of users and tools"):
             asked(eyes, [{**shown(URL), "role": role}, {"role": "user", "content": "?"}])
+
+
+def test_a_file_beside_a_model_may_be_of_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Which is logged, and the model reads text alone."""
+    checkpoint = open_checkpoint(write_vision_files(tmp_path))
+    tokenizer = load_tokenizer(checkpoint)
+    assert open_images(checkpoint, tokenizer, 1) is not None
+    other = replace(checkpoint, metadata={**checkpoint.metadata, f"{checkpoint.architecture}.embedding_length": 96})
+    assert open_images(other, tokenizer, 1) is None
+    assert "are not of tiny.gguf, whose embeddings have 96" in caplog.text
 
 
 def test_a_model_that_reads_text_refuses_images_by_name(client: openai.OpenAI) -> None:

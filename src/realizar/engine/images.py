@@ -182,11 +182,22 @@ def open_images(checkpoint: Checkpoint, tokenizer: Tokenizer, threads: int | Non
 
 
 def find_tower(checkpoint: Checkpoint) -> tuple[Checkpoint, Tower] | None:
-    """A model's tower and the checkpoint that has it; None without one. Raises as `build_tower`."""
+    """A model's tower and the checkpoint that has it; None without one.
+
+    Raises as `build_tower`, and UnsupportedModelError where the file beside a model is of another one.
+    """
     path = find_tower_file(checkpoint)
     holder = checkpoint if path is None else open_checkpoint(path)
     tower = build_tower(holder)
-    return None if tower is None else (holder, tower)
+    if tower is None:
+        return None
+    width = checkpoint.metadata.get(f"{checkpoint.architecture}.embedding_length", tower.projector.num_features)
+    if width != tower.projector.num_features:
+        raise UnsupportedModelError(
+            f"{holder.path}: features of {tower.projector.num_features} numbers are not of {checkpoint.path.name},"
+            f" whose embeddings have {width}"
+        )
+    return holder, tower
 
 
 def given_images(messages: Sequence[Any]) -> list[Any]:
