@@ -11,9 +11,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from images.vision_models import IMAGE, KINDS, MERGE, SIZES, VisionModel, build_vision_model, image_of, write_tower_file
+from images.vision_models import (
+    IMAGE,
+    KINDS,
+    MERGE,
+    SIZES,
+    TILE,
+    VisionModel,
+    build_vision_model,
+    image_of,
+    write_tower_file,
+    write_vision_files,
+)
 from realizar.backends.cpu.tower import CPUTower
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.engine.llm import LLM
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
@@ -75,6 +87,21 @@ def test_features_agree_with_transformers(vision: VisionModel, form: str, tmp_pa
         assert np.ptp(features) > 5
         wanted = vision.features(vision.prepared([Image.fromarray(image_of(size))]))
         np.testing.assert_allclose(features, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "most"), [(GGMLType.F16, 1e-3), (GGMLType.BF16, 1e-2), (GGMLType.Q8_0, 2e-2)])
+def test_other_formats_of_weights_are_near(kind: GGMLType, most: float, tmp_path: Path) -> None:
+    """The norm of the difference to float32 weights, over that of the features."""
+    found = []
+    for each in (GGMLType.F32, kind):
+        folder = tmp_path / each.name
+        folder.mkdir()
+        write_vision_files(folder, each)
+        checkpoint = open_checkpoint(folder / "mmproj-tiny.gguf")
+        tower = tower_of(checkpoint)
+        (picture,) = pictures_of(tower, image_of((TILE, TILE)))[-1:]
+        found.append(CPUTower(tower, checkpoint, threads=1).encode(patches_of(tower, picture)))
+    assert 0 < np.linalg.norm(found[1] - found[0]) / np.linalg.norm(found[0]) < most
 
 
 def conversation(texts: Sequence[str], sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

@@ -238,8 +238,11 @@ def tower_metadata(hidden: int, layers: int, heads: int, width: int, text_hidden
     }  # fmt: skip
 
 
-def write_vision_files(folder: Path) -> Path:
-    """A tiny model that can be served, and beside it a tower of random weights: GGUF files. Returns the model's."""
+def write_vision_files(folder: Path, kind: GGMLType = GGMLType.F32) -> Path:
+    """A tiny model that can be served, and beside it a tower of random weights: GGUF files. Returns the model's.
+
+    The tower's matrices are of a `kind`: F32, F16, BF16 or Q8_0.
+    """
     path = folder / "tiny.gguf"
     write_tiny_model(path, TEMPLATE.replace(MARKS[0], "<|end|>"), marks=MARKS[1:])
     text = open_checkpoint(path).tensors["token_embd.weight"].shape[-1]
@@ -259,11 +262,25 @@ def write_vision_files(folder: Path) -> Path:
     }  # fmt: skip
     rng = np.random.default_rng(3)
     values = {name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
-    tensors = [
-        NewTensor(name, GGMLType.F32, each.shape, each.view(np.uint8).reshape(-1)) for name, each in values.items()
-    ]
+    tensors = [_stored(name, each, kind) for name, each in values.items()]
     write_gguf(folder / "mmproj-tiny.gguf", tower_metadata(hidden, 2, 4, width, text), tensors)
     return path
+
+
+def _stored(name: str, values: np.ndarray[Any, np.dtype[np.float32]], kind: GGMLType) -> NewTensor:
+    """Vectors and what is no whole blocks stay float32."""
+    if values.ndim == 1 or values.shape[-1] % 32 or kind == GGMLType.F32:
+        return NewTensor(name, GGMLType.F32, values.shape, values.view(np.uint8).reshape(-1))
+    if kind == GGMLType.F16:
+        data = values.astype(np.float16).view(np.uint8)
+    elif kind == GGMLType.BF16:
+        data = ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16).view(np.uint8)
+    else:
+        blocks = values.reshape(-1, 32)
+        scales = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16)
+        codes = np.rint(blocks / scales.astype(np.float32)).astype(np.int8)
+        data = np.concatenate([scales.view(np.uint8), codes.view(np.uint8)], axis=1)
+    return NewTensor(name, kind, values.shape, data.reshape(-1))
 
 
 _GGUF_NAMES = (
