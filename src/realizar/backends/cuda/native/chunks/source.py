@@ -278,8 +278,9 @@ class SyncChunkKernel(ChunkKernel):
         return kv_heads, tiles, 1
 
     def source(self) -> Source:
-        rows, keys, warps, blocks, skips = self.shape
+        shape = self.shape
         own: Defines = {
-            "ROWS": rows, "KEYS": keys, "WARPS": warps, "BLOCKS": blocks, "SKIPS": int(skips), "IN_FP8": 0,
+            "ROWS": shape.rows, "KEYS": shape.keys, "WARPS": shape.warps, "BLOCKS": shape.blocks,
+            "SKIPS": int(shape.skips), "IN_FP8": 0,
         }  # fmt: skip
         return Source(self._name, define(self._defines() | own) + "".join(map(read, _SYNC_FILES)), self.shared_bytes)
