@@ -72,7 +72,7 @@ class ChatRun(Run[AnswerDelta]):
             if sampling.logprobs is not None:
                 self._lease.begin_logprobs()
             embeddings = await self._embeddings(plan.images)
-            self.plan = replace(plan, images=())  # they take more memory than all else
+            plan = self.plan = replace(plan, images=())  # they take more memory than all else
             stream = await self.api.engine.generate(
                 plan.token_ids,
                 sampling,

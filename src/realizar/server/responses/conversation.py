@@ -10,7 +10,7 @@ from typing import Any
 from realizar.images.decode import GivenImage
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
-from realizar.server.generation.conversation import Conversation, check_num_messages, image_part, turn
+from realizar.server.generation.conversation import Conversation, check_num_messages, image_part, text_part, turn
 from realizar.server.generation.objects import Neutral, check_fields, check_neutral, text_in
 from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, listed_logprobs
@@ -206,17 +206,15 @@ class _Message:
     """A message that grows."""
 
     role: str
-    texts: list[str | GivenImage] = field(default_factory=list)
+    parts: list[str | GivenImage] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     call_id: str = ""
 
     def converted(self) -> dict[str, Any]:
-        texts = [text for text in self.texts if isinstance(text, str)]
-        if len(texts) < len(self.texts):  # of a user or a tool
-            parts = [
-                {"type": "text", "text": each} if isinstance(each, str) else image_part(each) for each in self.texts
-            ]
+        texts = [part for part in self.parts if isinstance(part, str)]
+        if len(texts) < len(self.parts):  # of a user or a tool
+            parts = [text_part(part) if isinstance(part, str) else image_part(part) for part in self.parts]
             call = {"tool_call_id": self.call_id} if self.role == "tool" else {}
             return {"role": self.role, **call, "content": parts}
         if self.role == "tool":
@@ -252,7 +250,7 @@ class _ItemReader:
                 self._read_reasoning(where, item)
 
     def add_text(self, role: str, text: str) -> None:
-        self._of(role).texts.append(text)
+        self._of(role).parts.append(text)
 
     def _of(self, role: str) -> _Message:
         """The last message if it is of this role, otherwise a new one. System and developer are one role here."""
@@ -275,7 +273,7 @@ class _ItemReader:
             raise refused(f"{where}.content must not be empty", f"{where}.content", "empty_array")
         texts = [part for part in parts if isinstance(part, str)]
         if len(texts) < len(parts):
-            self._of(role).texts += parts
+            self._of(role).parts += parts
         else:
             self.add_text(role, "".join(texts) if role == "assistant" else "\n".join(texts))
 
