@@ -238,8 +238,9 @@ def _bytes_of(image: Any, where: str) -> bytes:
         buffer = io.BytesIO()
         image.save(buffer, "PNG")
         return buffer.getvalue()
-    except OSError as error:
-        raise InvalidRequestError(f"{where} can't be read: {error.strerror or error}", where) from None
+    except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidRequestError(f"{where} can't be read: {reason}", where) from None
     except AttributeError:
         kind = type(image).__name__
         raise InvalidRequestError(f"{where} must be a path, bytes or a Pillow image, not {kind}", where) from None

@@ -123,7 +123,7 @@ def _fitted_size(fitted: Fitted, square: int, width: int, height: int) -> tuple[
     if max(width, height) > _STEEPEST * min(width, height):
         size = f"{width} x {height} pixels"
         raise InvalidRequestError(f"{size} are too steep: one edge may be {_STEEPEST} times the other", "image")
-    rounded = [max(round(length / square) * square, 0) for length in (width, height)]
+    rounded = [round(length / square) * square for length in (width, height)]
     pixels = rounded[0] * rounded[1]
     if pixels > fitted.most:
         ratio = math.sqrt(width * height / fitted.most)

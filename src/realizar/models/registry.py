@@ -93,7 +93,7 @@ _TOWERS: tuple[tuple[Callable[[Checkpoint], Tower], str, tuple[str, ...]], ...] 
 """What builds a tower, the name of its projector in GGUF files, and the values of `model_type` in `config.json`."""
 _BY_GGUF_ARCHITECTURE = {name: build for build, name, _ in _ARCHITECTURES if name is not None}
 _BY_MODEL_TYPE = {name: build for build, _, names in _ARCHITECTURES for name in names}
-TOWER_ARCHITECTURE = "clip"
+_TOWER_ARCHITECTURE = "clip"
 """`general.architecture` of GGUF files that hold an encoder of images, and no text model."""
 _TIED = "tie_word_embeddings"
 
@@ -163,7 +163,7 @@ def build_tower(checkpoint: Checkpoint) -> Tower | None:
         CheckpointError: a hyper-parameter is missing, of the wrong type, or absurd.
     """
     if checkpoint.format == "gguf":
-        if checkpoint.architecture != TOWER_ARCHITECTURE:
+        if checkpoint.architecture != _TOWER_ARCHITECTURE:
             return None
         keys = ("clip.projector_type", "clip.vision.projector_type")
         name = next((checkpoint.metadata[key] for key in keys if checkpoint.metadata.get(key)), None)

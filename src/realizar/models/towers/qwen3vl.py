@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
+
+import numpy as np
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.hyper_parameters import HyperParameters
@@ -121,6 +124,8 @@ def _deepstack_layers(hparams: HyperParameters, count: int) -> list[int]:
         return []
     if isinstance(value, str) or not hasattr(value, "__len__"):
         raise hparams.malformed(*flags, "expected a list")
+    if not all(isinstance(each, Integral | np.bool_) for each in value):
+        raise hparams.malformed(*flags, "expected whole numbers or flags")
     listed = [int(each) for each in value]
     layers = [place for place, flag in enumerate(listed) if flag] if hparams.is_gguf else listed
     if sorted(set(layers)) != layers or any(not 0 <= layer < count for layer in layers):
