@@ -69,7 +69,8 @@ def _tensors(config: Any) -> dict[str, Array]:
     for index in range(NUM_LAYERS):
         own = {name: norm(hidden) for name in ("input_layernorm", "post_attention_layernorm")}
         own |= {f"self_attn.{name}_norm": norm(size) for name in "qk"}
-        own |= {f"self_attn.{name}_proj": matrix(rows, hidden) for name, rows in zip("qkv", (queries, keys, keys))}  # noqa: B905
+        rows = {"q": queries, "k": keys, "v": keys}
+        own |= {f"self_attn.{name}_proj": matrix(count, hidden) for name, count in rows.items()}
         own |= {f"mlp.{name}_proj": matrix(config.intermediate_size, hidden) for name in ("gate", "up")}
         own |= {"self_attn.o_proj": matrix(hidden, queries), "mlp.down_proj": matrix(hidden, config.intermediate_size)}
         found |= {f"layers.{index}.{name}": values for name, values in own.items()}

@@ -20,7 +20,12 @@ from realizar.backends.cuda.attention.chunks import chunk_inputs  # noqa: E402
 from realizar.backends.cuda.layouts.activations import half_order  # noqa: E402
 from realizar.backends.cuda.matmul.fp8 import FP8_INPUT  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import InputFormat, make_buffer  # noqa: E402
-from realizar.backends.cuda.native.chunks.source import AttendChunkKernel, SyncChunkKernel, SyncShape, sync_shape  # noqa: E402
+from realizar.backends.cuda.native.chunks.source import (  # noqa: E402
+    AttendChunkKernel,
+    SyncChunkKernel,
+    SyncShape,
+    sync_shape,
+)
 from realizar.backends.cuda.native.compiler import architecture, compile_source  # noqa: E402
 from realizar.backends.cuda.native.launcher import LoadedKernels  # noqa: E402
 from wider import wider  # noqa: E402
@@ -333,9 +338,7 @@ def attended(
         assert not next_tile.any()
         assert not arrivals.any()
         used = handed.isnan().logical_not().any(dim=1)
-        assert (isinstance(kernel, AttendChunkKernel) and kernel.part) or int(used.sum()) == (
-            case.parts if most_parts else 0
-        )
+        assert case.fixed or int(used.sum()) == (case.parts if most_parts else 0)
         read_back = FP8Values.read(floats.codes, floats.terms, len(query), width).floats()
         found.append((read_back if in_fp8 else halves.values if block_tokens else out).cpu().numpy())
         assert np.array_equal(halves.scales.cpu().numpy(), scales if block_tokens else scales * np.nan, equal_nan=True)

@@ -40,8 +40,8 @@ class ChunkBinder:
         """Return a function that starts a layer's kernel, for steps with tiles."""
         if not self._is_native(block):
             return lambda kind: self._start_triton(block, consumer, kind)
-        start, processors = self._bind_native(block, consumer, alone=False), min(self._device.processors, CHUNK_PARTS)
-        kernel, kv_heads = self._kernel(block, consumer, alone=False), block.attention.num_kv_heads
+        kernel, start = self._bind_native(block, consumer, alone=False)
+        kv_heads, processors = block.attention.num_kv_heads, min(self._device.processors, CHUNK_PARTS)
         return lambda kind: start(kind, kernel.grid(kind.tiles, kv_heads, processors))
 
     def bind_alone(
@@ -53,7 +53,7 @@ class ChunkBinder:
         """
         if not self._is_native(block):
             return None
-        start = self._bind_native(block, consumer, alone=True)
+        _, start = self._bind_native(block, consumer, alone=True)
         return lambda kind, blocks: start(kind, (kind.decodes, block.attention.num_kv_heads, blocks))
 
     def prepare(self) -> None:
@@ -80,7 +80,7 @@ class ChunkBinder:
 
     def _bind_native(
         self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, *, alone: bool
-    ) -> Callable[[StepKind, tuple[int, int, int]], None]:
+    ) -> tuple[AttendChunkKernel | SyncChunkKernel, Callable[[StepKind, tuple[int, int, int]], None]]:
         attention, space, arrays = block.attention, self._space, self._space.arrays
         kernel = self._kernel(block, consumer, alone=alone)
         source = kernel.source()
@@ -106,7 +106,7 @@ class ChunkBinder:
             dependent = space.launching(kind)["DEPENDENT"]
             self._kernels[source].launch(grid, kernel.threads, arguments, kernel.sizes, stream, dependent)
 
-        return start
+        return kernel, start
 
     def _start_triton(
         self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, kind: StepKind
