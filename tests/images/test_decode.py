@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import struct
+import sys
+import warnings
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -128,6 +131,16 @@ def test_what_is_no_image_is_refused_by_name(data: bytes, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"^image 3 .*{message}") as caught:
         pixels_of(data)
     assert caught.value.param == "image 3"
+
+
+def test_threads_that_look_at_headers_leave_warnings_as_they_were() -> None:
+    before, interval_s = list(warnings.filters), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    with ThreadPoolExecutor(8) as pool:
+        sizes = set(pool.map(lambda _: GivenImage("image", PNG).open().width, range(2000)))
+    sys.setswitchinterval(interval_s)
+    assert sizes == {64}
+    assert list(warnings.filters) == before
 
 
 def test_a_row_of_many_pixels_is_an_image() -> None:

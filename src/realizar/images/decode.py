@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import binascii
 import io
+import threading
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ MAX_BYTES = 32 << 20
 MAX_PIXELS = 64 << 20
 _ORIENTATION = 0x0112  # the number of EXIF's tag
 _ROTATED = (5, 6, 7, 8)  # its values that change width and height
+_FILTERS = threading.Lock()  # of warnings, which all threads share
 
 Pixels = NDArray[np.uint8]
 """[height, width, 3]: red, green, blue."""
@@ -120,7 +122,7 @@ def _opened(data: bytes, where: str) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with warnings.catch_warnings():
+        with _FILTERS, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of many pixels, which are counted here, and of odd metadata
             return Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
