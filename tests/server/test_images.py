@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 from images.vision_models import IMAGE, image_of, write_vision_files
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.images import open_images
+from realizar.engine.images import Kept, PlacedImage, open_images
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.load import load_tokenizer
 from server_thread import NAME, RunningServer, ServerThread
@@ -94,6 +94,23 @@ def test_later_turns_encode_no_image_again(
     monkeypatch.setattr(seeing.model.images, "_made", None)
     second = asked(eyes, messages)
     assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens // 32 * 32 - 32
+
+
+def test_an_image_that_is_shown_twice_is_encoded_once(
+    eyes: openai.OpenAI, seeing: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, made = seeing.model.images, []
+    assert reader is not None
+    encode = reader._made
+
+    def noted(image: PlacedImage, check: Callable[[], None]) -> Kept:
+        made.append(image.key)
+        return encode(image, check)
+
+    monkeypatch.setattr(reader, "_made", noted)
+    once, twice = shown(url_of((70, 90))), shown(url_of((70, 90)), "And now?")
+    asked(eyes, [once, {"role": "assistant", "content": "So."}, twice])
+    assert len(made) == 1
 
 
 URL = url_of((64, 64))

@@ -123,11 +123,14 @@ class ImageReader:
     def prepare(self, image: EncodedImage, starts: tuple[int, ...]) -> PlacedImage:
         """Decode an image, unless its embeddings are kept. InvalidRequestError: it is malformed."""
         key = hashlib.sha256(image.data).digest()
-        with self._lock:
-            found = self._kept.get(key)
+        found = self._find(key)
         if found is not None:
             return PlacedImage(starts, key, found=found)
         return PlacedImage(starts, key, tuple(pictures_of(self._tower, decode(image))))
+
+    def _find(self, key: bytes) -> Kept | None:
+        with self._lock:
+            return self._kept.get(key)
 
     def embeddings(
         self, images: Sequence[PlacedImage], check: Callable[[], None] = lambda: None
@@ -139,7 +142,7 @@ class ImageReader:
         """
         runs = []
         for image in images:
-            found = self._made(image, check) if image.found is None else image.found
+            found = image.found or self._find(image.key) or self._made(image, check)
             self._keep(image.key, found)
             runs += [replace(run, start=start) for run, start in zip(found, image.starts, strict=True)]
         return tuple(runs)
