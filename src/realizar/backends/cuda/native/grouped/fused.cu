@@ -56,6 +56,7 @@ INLINE void produce(
       gate_up::produce_item(
           first, ring, turn, task.tile, task.strip0, entry, pairs, [] { return true; }, [] {});
     } else {
+      static_assert(TOKENS <= 16, "a group has four warps");
       const int wanted = tasks.per_tile * GROUPS * (TOKENS / 4);  // warps that have outputs
       const int* ready = progress->ready + task.tile;
       auto is_ready = [&] {
