@@ -17,9 +17,11 @@ import pytest
 
 from realizar.errors import InvalidRequestError
 from realizar.images import decode
-from realizar.images.decode import GivenImage, Pixels
+from realizar.images.decode import GivenImage
+from realizar.images.prepare import Pixels
 
 Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
+ImageOps = pytest.importorskip("PIL.ImageOps")
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -31,7 +33,7 @@ def encoded(image: Any, kind: str, **options: Any) -> bytes:
 
 
 def pixels_of(data: bytes) -> Pixels:
-    return decode.decode(GivenImage("image 3", data).open())
+    return np.asarray(decode.decode(GivenImage("image 3", data).open()))
 
 
 def corner(mode: str, colour: Any, size: tuple[int, int] = (8, 4)) -> Any:
@@ -54,11 +56,17 @@ def animation(kind: str) -> bytes:
     )
 
 
-def rotated() -> bytes:
-    image = corner("RGB", RED)
+def rotated(kind: str = "PNG", value: int = 6, **options: Any) -> bytes:
+    """To be rotated by a quarter, clockwise, or as the other values of EXIF say."""
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be rotated by a quarter, clockwise
-    return encoded(image, "PNG", exif=exif)
+    exif[0x0112] = value
+    return encoded(corner("RGB", RED), kind, exif=exif, **options)
+
+
+def deep(transparent: int | None = None) -> bytes:
+    """A PNG file of 16 bits a pixel, whose shade is 40,000."""
+    options = {} if transparent is None else {"transparency": transparent}
+    return encoded(Image.fromarray(np.full((2, 3), 40_000, np.uint16)), "PNG", **options)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +80,9 @@ def rotated() -> bytes:
         (lambda: encoded(palette(), "PNG", transparency=1), (4, 4), (255, 255, 255)),
         (lambda: encoded(Image.new("L", (3, 2), 70), "PNG"), (2, 3), (70, 70, 70)),
         (lambda: encoded(Image.new("1", (3, 2), 1), "PNG"), (2, 3), (255, 255, 255)),
+        (deep, (2, 3), (40_000 >> 8,) * 3),
+        (lambda: deep(40_000), (2, 3), (255, 255, 255)),
+        (lambda: deep(7), (2, 3), (40_000 >> 8,) * 3),
         (lambda: animation("GIF"), (4, 6), RED),
         (lambda: animation("WEBP"), (4, 6), RED),
         (rotated, (8, 4), RED),
@@ -85,8 +96,19 @@ def test_first_frames_are_rotated_and_lie_on_white(
     assert tuple(pixels[-1, 0]) == last
 
 
-def test_turning_moves_the_corner() -> None:
-    assert not pixels_of(rotated())[: 8 // 2, -1].any()
+@pytest.mark.parametrize("value", range(1, 9))
+def test_images_turn_as_pillow_turns_them(value: int) -> None:
+    data = rotated("WEBP", value, lossless=True)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert np.array_equal(pixels_of(data), np.asarray(expected))
+
+
+def test_headers_are_read_without_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Pillow would look for EXIF behind the pixels."""
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
+    for kind in ("PNG", "JPEG", "WEBP"):
+        opened = GivenImage("image 3", rotated(kind)).open()
+        assert (opened.width, opened.height) == (4, 8)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
@@ -106,6 +128,7 @@ def png_of(width: int, height: int) -> bytes:
 
 
 PNG = encoded(corner("RGB", RED, (64, 64)), "PNG")
+SCANS = encoded(Image.new("L", (8000, 8000)), "JPEG", progressive=True)
 JPEG = encoded(Image.effect_noise((64, 64), 90).convert("RGB"), "JPEG")
 
 
@@ -122,8 +145,10 @@ JPEG = encoded(Image.effect_noise((64, 64), 90).convert("RGB"), "JPEG")
         (JPEG[: len(JPEG) // 2], "is malformed: image file is truncated"),
         (png_of(60_000, 60_000), "has more pixels than the 67108864"),
         (png_of(70_000, 1_000), "70000 x 1000 pixels, more pixels than the 67108864"),
+        (png_of(65_536, 1), "65536 x 1 pixels; an edge of an image may have 65535"),
         (png_of(3_000, 3_000), "is malformed"),
         (PNG.replace(b"IDAT", b"IDAX", 1), "no image of a known format"),
+        (SCANS[: SCANS.rindex(b"\xff\xda")] + SCANS[SCANS.rindex(b"\xff\xda") : -2] * 99, "too many scans, 104"),
         (bytes(decode.MAX_BYTES + 1), "33554433 bytes; an image may have 33554432"),
     ],
 )
@@ -165,5 +190,6 @@ def test_only_data_uris_are_read(url: str, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         GivenImage("image 3", url=url).open()
     text = base64.b64encode(PNG).decode()
-    for given in (GivenImage("a", url=f"DATA:image/jpeg;base64,{text}"), GivenImage("a", base64=text)):
+    lines = base64.encodebytes(PNG).decode().replace("\n", "\r\n")
+    for given in (GivenImage("a", url=f"DATA:image/jpeg;base64,{text}"), GivenImage("a", base64=lines)):
         assert (given.open().width, given.open().height) == (64, 64)

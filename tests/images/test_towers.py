@@ -62,7 +62,7 @@ def as_pixels(tower: Tower, patches: NDArray[np.float32]) -> NDArray[np.float32]
 @pytest.mark.parametrize("size", SIZES)
 def test_pixels_are_those_of_the_processor(vision: VisionModel, size: tuple[int, int]) -> None:
     tower, found = tower_of(open_checkpoint(vision.path)), vision.prepared([Image.fromarray(image_of(size))])
-    pictures = [patches_of(tower, each) for each in pictures_of(tower, image_of(size))]
+    pictures = [patches_of(tower, each) for each in pictures_of(tower, Image.fromarray(image_of(size)))]
     if vision.kind == "qwen":  # its processor gives patches, square by square
         (only,) = pictures
         squares = only.reshape(only.shape[0] // MERGE, MERGE, only.shape[1] // MERGE, MERGE, -1).swapaxes(1, 2)
@@ -82,7 +82,7 @@ def test_features_agree_with_transformers(vision: VisionModel, form: str, tmp_pa
         checkpoint = open_checkpoint(tmp_path / "mmproj.gguf")
     encoder = CPUTower(tower := tower_of(checkpoint), checkpoint, threads=2)
     for size in SIZES if form == "safetensors" else SIZES[2:3]:
-        pictures = [patches_of(tower, each) for each in pictures_of(tower, image_of(size))]
+        pictures = [patches_of(tower, each) for each in pictures_of(tower, Image.fromarray(image_of(size)))]
         features = np.concatenate([encoder.encode(each) for each in pictures])
         assert np.ptp(features) > 5
         wanted = vision.features(vision.prepared([Image.fromarray(image_of(size))]))
@@ -99,7 +99,7 @@ def test_other_formats_of_weights_are_near(kind: GGMLType, most: float, tmp_path
         write_vision_files(folder, each)
         checkpoint = open_checkpoint(folder / "mmproj-tiny.gguf")
         tower = tower_of(checkpoint)
-        (picture,) = pictures_of(tower, image_of((TILE, TILE)))[-1:]
+        (picture,) = pictures_of(tower, Image.fromarray(image_of((TILE, TILE))))[-1:]
         found.append(CPUTower(tower, checkpoint, threads=1).encode(patches_of(tower, picture)))
     assert 0 < np.linalg.norm(found[1] - found[0]) / np.linalg.norm(found[0]) < most
 

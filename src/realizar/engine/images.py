@@ -19,8 +19,8 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
-from realizar.images.decode import EncodedImage, GivenImage, Pixels, decode
-from realizar.images.prepare import Layout, layout_of, mark_of, patches_of, pictures_of
+from realizar.images.decode import EncodedImage, GivenImage, decode
+from realizar.images.prepare import Layout, Pixels, layout_of, mark_of, patches_of, pictures_of
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_tower
 from realizar.models.tower import Tower

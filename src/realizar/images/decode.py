@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from realizar.errors import InvalidRequestError
 
@@ -23,12 +22,16 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_BYTES = 32 << 20
 MAX_PIXELS = 64 << 20
-_ORIENTATION = 0x0112  # the number of EXIF's tag
-_ROTATED = (5, 6, 7, 8)  # its values that change width and height
+MAX_EDGE = 65_535  # as of JPEG and GIF; Pillow's resizing takes 48 bytes for each pixel of an edge
+_START_OF_SCAN = b"\xff\xda"
+_MAX_SCANNED = 64 * MAX_PIXELS  # in all scans of a JPEG file, of which each may go over all pixels by a few bytes
+_ORIENTATION = 0x0112  # the number of EXIF's tag, and what Pillow calls the turn that each value asks for
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
+    8: "ROTATE_90",
+}  # fmt: skip
+_ROTATED = (5, 6, 7, 8)  # those that change width and height
 _FILTERS = threading.Lock()  # of warnings, which all threads share
-
-Pixels = NDArray[np.uint8]
-"""[height, width, 3]: red, green, blue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class EncodedImage:
 
 @dataclass(frozen=True, slots=True)
 class GivenImage:
-    """An image as a request brings it, not looked at: its bytes, or as text a `data:` URI or base64 alone.
+    """An image as a request brings it, not looked at: its bytes, or text: a `data:` URI or base64, also in lines.
 
     `where` names it in errors.
     """
@@ -71,7 +74,7 @@ class GivenImage:
         if len(text) > MAX_BYTES * 4 // 3 + 4:
             raise InvalidRequestError(f"{self.where} is too long; an image may have {MAX_BYTES} bytes", self.where)
         try:
-            return binascii.a2b_base64(text, strict_mode=True)
+            return binascii.a2b_base64(text.replace("\r", "").replace("\n", ""), strict_mode=True)
         except ValueError as error:
             raise InvalidRequestError(f"{self.where} is not valid base64: {error}", self.where) from None
 
@@ -90,32 +93,51 @@ def open_image(data: bytes, where: str) -> EncodedImage:
             raise InvalidRequestError(
                 f"{where} has {size}, more pixels than the {MAX_PIXELS} that an image may have", where
             )
+        if max(width, height) > MAX_EDGE:
+            size = f"{width} x {height} pixels"
+            raise InvalidRequestError(f"{where} has {size}; an edge of an image may have {MAX_EDGE}", where)
+        if data.startswith(b"\xff\xd8") and (scans := data.count(_START_OF_SCAN)) * width * height > _MAX_SCANNED:
+            raise InvalidRequestError(f"{where} has too many scans, {scans}, for so many pixels", where)
         if _orientation(image) in _ROTATED:
             width, height = height, width
     return EncodedImage(where, data, width, height)
 
 
-def decode(image: EncodedImage) -> Pixels:
-    """The pixels of its first frame, rotated as EXIF says, over white where they are transparent.
+def decode(image: EncodedImage) -> Image:
+    """Its first frame in RGB, rotated as the EXIF before its pixels says, over white where it is transparent.
 
     Raises InvalidRequestError, naming the image, where the file is cut short or malformed.
     """
-    from PIL import Image, ImageOps
+    from PIL.Image import Transpose
 
     where = image.where
     with _opened(image.data, where) as opened:
+        turn = _TURNS.get(_orientation(opened))
         try:
             opened.load()
-            rotated = ImageOps.exif_transpose(opened)
-            if "A" in rotated.getbands() or rotated.info.get("transparency") is not None:
-                rotated = rotated.convert("RGBA")
-                rotated = Image.alpha_composite(Image.new("RGBA", rotated.size, (255, 255, 255, 255)), rotated)
-            pixels = np.asarray(rotated.convert("RGB"))
+            decoded = _on_white(opened)
         except Exception as error:  # noqa: BLE001 - decoders raise all kinds for malformed files
             raise _malformed(where, error) from None
-    if pixels.shape != (image.height, image.width, 3):
+    if turn is not None:
+        decoded = decoded.transpose(Transpose[turn])
+    if decoded.size != (image.width, image.height):
         raise InvalidRequestError(f"{where} is malformed: its header gives another size than its pixels have", where)
-    return pixels
+    return decoded
+
+
+def _on_white(image: Image) -> Image:
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # of 16 bits, which Pillow's own conversion clips at 255
+        values = np.asarray(image)
+        shades = np.where(values == image.info.get("transparency"), 255, values >> 8)
+        return Image.fromarray(shades.astype(np.uint8)).convert("RGB")
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        image = image if image.mode == "RGBA" else image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        white.alpha_composite(image)
+        image = white
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _opened(data: bytes, where: str) -> Image:
@@ -137,8 +159,10 @@ def _opened(data: bytes, where: str) -> Image:
 
 
 def _orientation(image: Image) -> int:
-    try:
-        return int(image.getexif().get(_ORIENTATION, 1))
+    from PIL.Image import Image
+
+    try:  # not the getexif of PNG files, which decodes the pixels in search of EXIF behind them
+        return int(Image.getexif(image).get(_ORIENTATION, 1))
     except Exception:  # noqa: BLE001 - malformed metadata turns nothing
         return 1
 

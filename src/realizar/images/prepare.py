@@ -8,13 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.errors import InvalidRequestError
-from realizar.images.decode import Pixels
 from realizar.models.tower import Fitted, Tiles, Tower, Whole
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Pixels = NDArray[np.uint8]
+"""[height, width, 3]: red, green, blue."""
 
 _MOST = 4096  # pixels of the longer edge, whatever a configuration of tiles says
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
@@ -67,27 +73,27 @@ def _of_tiles(mark: str, rows: int, columns: int) -> Iterator[str]:
     yield f"{_AROUND}{_WHOLE}{mark}{_AROUND}"
 
 
-def pictures_of(tower: Tower, pixels: Pixels) -> list[Pixels]:
-    """An image's pictures: tiles by row, and the whole last, or the whole alone."""
-    from PIL import Image
+def pictures_of(tower: Tower, image: Image) -> list[Pixels]:
+    """The pictures of an image in RGB: tiles by row, and the whole last, or the whole alone."""
+    from PIL.Image import Resampling
 
-    preparation, image = tower.preparation, Image.fromarray(pixels)
+    preparation = tower.preparation
     if not isinstance(preparation, Tiles):
         square = tower.patch_size * tower.merge
         if isinstance(preparation, Whole):
             size = _whole_size(preparation, square, image.width, image.height)
         else:
             size = _fitted_size(preparation, square, image.width, image.height)
-        return [np.asarray(image.resize(size, Image.Resampling.BICUBIC))]
+        return [np.asarray(image.resize(size, Resampling.BICUBIC))]
     first, whole = _sizes(preparation, image.width, image.height)
     for size in (first, whole):
-        image = image.resize(size, Image.Resampling.LANCZOS)
+        image = image.resize(size, Resampling.LANCZOS)
     edge, cut = preparation.tile, np.asarray(image)
     found = []
     if whole != (edge, edge):
         corners = ((row, column) for row in range(0, whole[1], edge) for column in range(0, whole[0], edge))
         found = [cut[row : row + edge, column : column + edge] for row, column in corners]
-        image = image.resize((edge, edge), Image.Resampling.LANCZOS)
+        image = image.resize((edge, edge), Resampling.LANCZOS)
     return [*found, np.asarray(image)]
 
 
