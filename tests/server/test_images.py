@@ -244,6 +244,17 @@ def test_every_dialect_shows_an_image_alike(seeing: RunningServer) -> None:
     assert min(counts) > 16 * 10
 
 
+def test_a_context_that_lost_its_image_is_refused(seeing: RunningServer) -> None:
+    path, body, _, _ = DIALECTS["ollama's generate"]
+    spoken = posted(seeing, path, body | {"images": []})["context"]
+    shown = posted(seeing, path, body | {"context": spoken})["context"]
+    assert shown[: len(spoken)] == spoken
+    again = {"model": NAME, "prompt": "Why?", "context": shown}
+    answer = httpx.post(f"{seeing.url}{path}", json=again, timeout=HANG_S)
+    assert answer.status_code == 400
+    assert "context has tokens of an image" in answer.text
+
+
 CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 USE = {"type": "tool_use", "id": "call00001", "name": "look", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "call00001", "content": [ANTHROPIC_IMAGE]}
