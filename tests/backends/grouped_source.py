@@ -99,9 +99,9 @@ def grouped_model(
     }
     source_of, layout_of = weight_tensors.tensor_source, tensors.tensor_layout
 
-    def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
+    def tensor_source(checkpoint: Checkpoint, name: str, columns: int | None = None) -> MatrixSource:
         if name not in sources:
-            return source_of(checkpoint, name)
+            return source_of(checkpoint, name, columns)
         sources[name].layout = grouped_layout(group, bits)
         return sources[name]
 
