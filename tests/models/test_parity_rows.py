@@ -18,7 +18,10 @@ IN_GGUF = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
     **HYBRIDS,
 }
 # A multi-modal configuration around the other's.
-WRAPPERS = {name: f"{name}_text" for name in ("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe")}
+WRAPPERS = {
+    **{name: f"{name}_text" for name in ("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe")},
+    **dict.fromkeys(("smolvlm", "idefics3"), "llama"),
+}
 
 
 def test_every_architecture_has_a_row() -> None:

@@ -157,7 +157,7 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (
         "/v1/chat/completions",
         {"messages": user([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}])},
-        "messages[0].content[0].type",
+        "messages[0].content[0].image_url",
     ),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
     (

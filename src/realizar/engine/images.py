@@ -25,6 +25,7 @@ from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_tower
 from realizar.models.tower import Tower
 from realizar.request import PromptEmbeddings
+from realizar.sizes import format_bytes
 from realizar.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -103,9 +104,8 @@ class ImageReader:
                 expanded += [own] * (layout.run if own == self._mark else 1)
             starts.append(tuple(places))
         if (size := self.embedded_bytes(expanded)) > _MOST_BYTES:
-            message = (
-                f"embeddings of the prompt's images take {size >> 20} MiB; at most {_MOST_BYTES >> 20} are allowed"
-            )
+            taken, most = format_bytes(size), format_bytes(_MOST_BYTES)
+            message = f"embeddings of the prompt's images take {taken}; at most {most} are allowed"
             raise InvalidRequestError(message, "messages")
         return expanded, starts, _positions(len(expanded), grids)
 
@@ -151,7 +151,7 @@ class ImageReader:
         with self._loading:
             if self._loaded is None:
                 self._loaded = make_tower(self._tower, self._checkpoint, self._threads)
-                _LOG.info("loaded the encoder of images, %d MiB", self._loaded.size_bytes >> 20)
+                _LOG.info("loaded the encoder of images, %s", format_bytes(self._loaded.size_bytes))
         made = []
         for picture in image.pictures:
             check()
