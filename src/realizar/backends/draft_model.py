@@ -398,10 +398,10 @@ class DraftModel:
         self._backend.inject(self._input(step, everybody, firsts, token_ids, counts, nobody, states))
         wanted = self._wanted(columns, made)
         rows = wanted.nonzero()[0]
-        sizes = 1 + wanted[rows]
-        owners, within = np.repeat(rows, sizes), np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         if not len(rows):
             return
+        sizes = 1 + wanted[rows]
+        owners, within = np.repeat(rows, sizes), np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         begins, numbers = (firsts + counts)[owners], columns.numbers[owners]
         ids = np.where(within == 0, sampled[owners, made[owners] - 1], block.mask_id).astype(np.int32)
         positions, drafted = (begins + within).astype(np.int32), (within > 0).nonzero()[0]

@@ -149,29 +149,29 @@ def processor_parameters(hparams: HyperParameters, resample: int) -> HyperParame
     return own
 
 
+def part_of(own: HyperParameters, key: str) -> HyperParameters:
+    """Those of an object in a configuration, empty where there is none; what is left unread there is no fault."""
+    part: Any = own.raw(None, key)
+    return HyperParameters(own.checkpoint, own.architecture, part if isinstance(part, Mapping) else {})
+
+
 def read_edge(own: HyperParameters, key: str) -> int:
     """`longest_edge`, in pixels, of one of a processor's sizes."""
-    value: Any = own.raw(None, key)
-    sizes = HyperParameters(own.checkpoint, own.architecture, value if isinstance(value, Mapping) else {})
-    return sizes.integer(None, "longest_edge", high=MAX_EDGE)
+    return part_of(own, key).integer(None, "longest_edge", high=MAX_EDGE)
 
 
 def read_pixels(own: HyperParameters, gguf: str, key: str, default: int) -> int:
     """A number of pixels of a processor's `size`, by its key there."""
     if own.is_gguf:
         return own.integer(gguf, None, high=MAX_EDGE**2, default=default)
-    value: Any = own.raw(None, "size")
-    sizes = HyperParameters(own.checkpoint, own.architecture, value if isinstance(value, Mapping) else {})
-    return sizes.integer(None, key, high=MAX_EDGE**2, default=default)
+    return part_of(own, "size").integer(None, key, high=MAX_EDGE**2, default=default)
 
 
 def read_text_size(whole: HyperParameters) -> int:
     """The hidden size of the text model."""
     if whole.is_gguf:
         return whole.integer("vision.projection_dim", None, high=MAX_WIDTH)
-    text: Any = whole.raw(None, "text_config")
-    own = HyperParameters(whole.checkpoint, whole.architecture, text if isinstance(text, Mapping) else {})
-    return own.integer(None, "hidden_size", high=MAX_WIDTH)
+    return part_of(whole, "text_config").integer(None, "hidden_size", high=MAX_WIDTH)
 
 
 def read_tower_sizes(

@@ -17,6 +17,7 @@ from realizar.models.tower import Projector, Tower, Whole
 from realizar.models.towers.builder import (
     MAX_EDGE,
     TowerBuilder,
+    part_of,
     processor_parameters,
     read_colour,
     read_edge,
@@ -147,12 +148,7 @@ def _rope(hparams: HyperParameters, size: int) -> Rope:
 
 def _projector_eps(whole: HyperParameters, eps: float) -> float:
     """Of the projector's norm: the text model's; a GGUF file has one for all."""
-    text = whole.raw(None, "text_config")
-    if not isinstance(text, Mapping):
-        return eps
-    return HyperParameters(whole.checkpoint, whole.architecture, text).number(
-        None, "rms_norm_eps", default=eps, high=1.0
-    )
+    return part_of(whole, "text_config").number(None, "rms_norm_eps", default=eps, high=1.0)
 
 
 def _preparation(hparams: HyperParameters) -> Whole:
