@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from architecture_case import FORMS, Form
 from architectures import MAX_RELATIVE_ERROR
 from handmade_checkpoint import stored
 from models.drafting.dflash_files import BLOCK_SIZE, LAYERS, MASK_ID, DFlashFile, write_dflash
+from models.drafting.opened_files import opened_beside
 from models.drafting.test_next_token_files import OPTIONS, answers
 from realizar.backends.select import refusal
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -21,7 +21,6 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.loading import load_core
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.models.check_tensors import check_tensors
 from realizar.models.drafters.dflash import build_dflash
 from realizar.models.parts import BlockInputs
 from realizar.models.registry import build_spec
@@ -34,12 +33,7 @@ pytest.importorskip("transformers", reason="parity is against transformers")
 
 
 def opened(file: DFlashFile, **changed: Any) -> tuple[ModelSpec, ModelSpec, Checkpoint]:
-    """Its model, the drafter, and the drafter's checkpoint, of which fields are changed first."""
-    of_model = open_checkpoint(file.model_path)
-    model, drafter = build_spec(of_model), replace(open_checkpoint(file.path), **changed)
-    spec, checkpoint = build_dflash(drafter, model, of_model)
-    check_tensors(spec, checkpoint)
-    return model, spec, checkpoint
+    return opened_beside(build_dflash, file, changed)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -14,6 +14,7 @@ import pytest
 from architectures import MAX_RELATIVE_ERROR
 from handmade_checkpoint import stored
 from models.drafting.eagle3_files import FORMS, HeadCase, HeadFile, HeadForm, write_head
+from models.drafting.opened_files import opened_beside
 from models.drafting.test_next_token_files import OPTIONS, answers
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
@@ -22,7 +23,6 @@ from realizar.cli.options.loading import _read_by_plans
 from realizar.config import EngineConfig
 from realizar.engine.loading import load_core
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.models.check_tensors import check_tensors
 from realizar.models.drafters.eagle3 import build_eagle3, is_eagle3
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
@@ -40,12 +40,7 @@ CASES = {
 
 
 def opened(file: HeadFile, **changed: Any) -> tuple[ModelSpec, ModelSpec, Checkpoint]:
-    """Its model, the head, and the checkpoint of the head, of which fields are changed first."""
-    of_model = open_checkpoint(file.model_path)
-    model, head = build_spec(of_model), replace(open_checkpoint(file.path), **changed)
-    spec, checkpoint = build_eagle3(head, model, of_model)
-    check_tensors(spec, checkpoint)
-    return model, spec, checkpoint
+    return opened_beside(build_eagle3, file, changed)
 
 
 @pytest.mark.parametrize("form", FORMS)
