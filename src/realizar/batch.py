@@ -89,6 +89,8 @@ class StepRows:
             tokens. None where no row wants any.
         embeddings: that requests bring in place of those of their ids (`PromptEmbeddings`): of each run of tokens the
             index of the first in the step, and float32 [run, hidden_size], read-only.
+        images: runs of these tokens that see each other: index of the first in the step, and number. They go on to the
+            end of an image.
     """
 
     sequence_ids: NDArray[np.int64]
@@ -104,6 +106,7 @@ class StepRows:
     only_decodes: bool = False
     lookahead: NDArray[np.int32] | None = None
     embeddings: tuple[tuple[int, NDArray[np.float32]], ...] = ()
+    images: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of_decodes(

@@ -48,12 +48,15 @@ class PromptEmbeddings:
     Attributes:
         start: number of prompt tokens before the run.
         values: float32 [tokens, hidden_size], finite.
-        digests: 32 bytes for each token: equal ones are of equal embeddings.
+        digests: 32 bytes for each token: equal ones are of equal embeddings, and where these see each other of equal
+            runs.
+        is_seen_whole: its tokens see each other, as those of an image (`Attention.sees_images_whole`).
     """
 
     start: int
     values: bytes = field(repr=False)
     digests: bytes = field(repr=False)
+    is_seen_whole: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -109,3 +112,8 @@ class Request:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def longest_whole_run(self) -> int:
+        """Tokens of the longest run of embeddings that is seen whole; 0 without any."""
+        return max((run.num_tokens for run in self.embeddings if run.is_seen_whole), default=0)

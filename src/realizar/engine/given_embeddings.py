@@ -11,10 +11,13 @@ from realizar.errors import InvalidRequestError
 from realizar.request import PromptEmbeddings
 
 
-def prompt_embeddings(values: ArrayLike, start: int = 0, about: bytes = b"") -> PromptEmbeddings:
+def prompt_embeddings(
+    values: ArrayLike, start: int = 0, about: bytes = b"", *, is_seen_whole: bool = False
+) -> PromptEmbeddings:
     """Record embeddings that come after `start` prompt tokens: numbers [tokens, hidden_size] that float32 can hold.
 
-    `about` is what else their keys and values depend on. The engine checks their width.
+    `about` is what else their keys and values depend on: with `is_seen_whole`, as of `PromptEmbeddings`, on all of the
+    run. The engine checks their width.
     InvalidRequestError: they are no such matrix, none, or some are not finite.
     """
     try:
@@ -31,5 +34,6 @@ def prompt_embeddings(values: ArrayLike, start: int = 0, about: bytes = b"") -> 
     wrong = ~np.isfinite(rows).all(axis=1)
     if wrong.any():
         raise InvalidRequestError(f"embedding {int(wrong.argmax())} is not finite", "prompt_embeds")
+    about += hashlib.sha256(rows.tobytes()).digest() if is_seen_whole else b""
     digests = b"".join([hashlib.sha256(bytes(row.data) + about).digest() for row in rows])
-    return PromptEmbeddings(start, rows.tobytes(), digests)
+    return PromptEmbeddings(start, rows.tobytes(), digests, is_seen_whole)

@@ -24,6 +24,7 @@ class SharedAttention:
     window: int | None = None
     soft_cap: float | None = None
     q_norm: Norm | None = None
+    sees_images_whole: bool = False
 
     # What `Attention` may have, and this has not.
     k_norm: ClassVar[None] = None

@@ -49,6 +49,8 @@ class Attention:
             as it is. V may be the same matrix as K, which gets norm and rope of its own.
         gate: to num_heads * head_size features of the layer's input, whose sigmoids multiply what `o` reads; None where
             there is none.
+        sees_images_whole: the tokens of an image see those after them too, up to its end, where the image wants it
+            (`PromptEmbeddings.is_seen_whole`); a window reaches back as for others.
     """
 
     num_heads: int
@@ -69,6 +71,7 @@ class Attention:
     query_growth: QueryGrowth | None = None
     v_norm_eps: float | None = None
     gate: Linear | None = None
+    sees_images_whole: bool = False
 
     @property
     def is_k_also_v(self) -> bool:

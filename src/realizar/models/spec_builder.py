@@ -178,6 +178,7 @@ class SpecBuilder:
         qk_norm: Literal["head", "token"] | None = None,
         query_growth: QueryGrowth | None = None,
         output_gate: bool = False,
+        sees_images_whole: bool = False,
     ) -> Attention:
         """Attention of layer `index`; `scale` None is the inverse root of the head size.
 
@@ -217,6 +218,7 @@ class SpecBuilder:
             qk_norm_axis=qk_norm or "head",
             query_growth=query_growth,
             gate=gate,
+            sees_images_whole=sees_images_whole,
         )
 
     def feed_forward(

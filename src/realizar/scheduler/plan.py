@@ -53,7 +53,7 @@ class Plan:
     @property
     def num_free(self) -> int:
         """Rows of one token that there is room for yet."""
-        return min(self.budget, self._max_rows - self.num_rows)
+        return max(min(self.budget, self._max_rows - self.num_rows), 0)
 
     def add_decodes(self, rows: Rows, num_drafts: Column | None) -> None:
         """Schedule the last token of each row, and drafts, before any other."""

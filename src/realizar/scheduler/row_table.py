@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from realizar.batch import FROM_PREVIOUS_STEP, GIVEN_EMBEDDING, LogprobQuery, OpenedRow, StepRows
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.outputs import NO_DRAFTS, NO_SNAPSHOTS
-from realizar.request import Request
+from realizar.request import PromptEmbeddings, Request
 from realizar.stop_rule import StopRule, up_to_end
 
 _NOBODY = -1  # in place of the number of a sequence
@@ -59,7 +59,7 @@ class RowTable:
         self.chosen = np.zeros(num_rows, np.int64)
         self.may_repeat = np.zeros(num_rows, np.int32)
         self.given_end = np.zeros(num_rows, np.int32)
-        self._given: dict[int, list[tuple[int, NDArray[np.float32]]]] = {}  # start and values of runs, by row
+        self._given: dict[int, list[tuple[int, NDArray[np.float32], bool]]] = {}  # by row; see `open`
         self._stop_rule = StopRule(num_rows)
 
     def open(self, row: int, sequence_id: int, token_ids: Column, request: Request) -> None:
@@ -76,8 +76,9 @@ class RowTable:
         self._stop_rule.open(row, sampling.stop_token_ids, request.num_prompt_tokens + sampling.least_tokens)
         self.given_end[row] = embeddings[-1].end if embeddings else 0
         if embeddings:
+            values = [np.frombuffer(run.values, np.float32).reshape(run.num_tokens, -1) for run in embeddings]
             self._given[row] = [
-                (run.start, np.frombuffer(run.values, np.float32).reshape(run.num_tokens, -1)) for run in embeddings
+                (run.start, each, run.is_seen_whole) for run, each in zip(embeddings, values, strict=True)
             ]
 
     def close(self, row: int) -> None:
@@ -140,13 +141,15 @@ class RowTable:
         if not self._given:
             return step
         found: list[tuple[int, NDArray[np.float32]]] = []
+        images: list[tuple[int, int]] = []
         for index in (step.num_computed_tokens < self.given_end[step.numbers]).nonzero()[0].tolist():
             start, end = int(step.num_computed_tokens[index]), int(step.num_context_tokens[index])
-            for first, values in self._given[int(step.numbers[index])]:
+            for first, values, is_whole in self._given[int(step.numbers[index])]:
                 if first < end and start < first + len(values):
                     at = int(step.starts[index]) + max(first - start, 0)
                     found.append((at, values[max(start - first, 0) : end - first]))
-        return replace(step, embeddings=tuple(found)) if found else step
+                    images += [(at, len(found[-1][1]))] if is_whole else []
+        return replace(step, embeddings=tuple(found), images=tuple(images)) if found else step
 
     def computed_again(self, step: StepRows, rows: NDArray[np.bool_]) -> StepRows:
         """The step, in which some decodes, bool [rows], compute the last known token of their row."""
@@ -250,6 +253,29 @@ class Sequence:
         remaining = self._table.num_remaining(np.array([self.own_row])).item()
         positions = self.snapshot_positions
         return min(remaining, positions[0] - self.num_computed_tokens) if positions else remaining
+
+    @property
+    def num_image_tokens(self) -> int:
+        """Tokens up to the end of the image that is seen whole of which the next one is; 0 if it is of none."""
+        image = self._image_after(self.num_computed_tokens)
+        return 0 if image is None else image.end - self.num_computed_tokens
+
+    def chunk(self, wanted: int, most: int) -> int:
+        """Tokens of a chunk that ends in no image that is seen whole: `wanted` ones, or fewer where one begins among
+        them; up to `most` ones where the first token is of such an image, and 0 where it has more.
+        """
+        start = self.num_computed_tokens
+        image = self._image_after(start + wanted) if wanted > 0 else None
+        if image is None or image.start == start + wanted:
+            return wanted
+        if image.start > start:
+            return image.start - start
+        return image.end - start if image.end - start <= most else 0
+
+    def _image_after(self, place: int) -> PromptEmbeddings | None:
+        """The image that is seen whole of which the token after so many is."""
+        runs = (run for run in self.request.embeddings if run.is_seen_whole)
+        return next((run for run in runs if run.start <= place < run.end), None)
 
     @property
     def most_cached_tokens(self) -> int:

@@ -172,7 +172,8 @@ class Scheduler:
         """Replace all steps in flight, one of which did not fit into memory, by smaller ones.
 
         Their sequences start again in new rows: the backend's state of the old ones is not certain. A sequence that was
-        alone in a step which can't be smaller ends with the error.
+        alone in a step which can't be smaller ends with the error, and so does one with an image that has to fit into
+        one, and does not into smaller ones.
         """
         largest = max(steps, key=lambda step: step.num_tokens, default=None)
         if largest is None or not self._limit.failed(len(steps), largest.num_rows, largest.num_tokens):
@@ -182,6 +183,9 @@ class Scheduler:
             for index, number in enumerate(columns.sequence_ids.tolist()):
                 sequence = self._open.get(number)
                 if sequence is None:
+                    continue
+                if sequence.request.longest_whole_run > self._limit.tokens:
+                    self.fail(number, error)
                     continue
                 if queries := columns.logprob_queries.get(index):  # later steps ask for them again
                     first = int(columns.num_computed_tokens[index]) + queries[0].index
@@ -238,7 +242,10 @@ class Scheduler:
                 most_rows = self._pace.most_decodes(equal, len(decoding), leaves_room=is_much)
                 plan.takes_turns = most_rows < len(decoding)
                 decoding = self._open.in_turn(decoding, most_rows) if plan.takes_turns else decoding
+            image = max((each.num_image_tokens for each in prompts), default=0)
+            plan.budget -= image  # what an image needs at once, decodes leave
             self._schedule_decodes(decoding, plan)
+            plan.budget += image
             prompts = self._without_aside(prompts, plan)
             most = partial(self._pace.prompt_tokens, plan.num_tokens, equal=equal, is_much=is_much)
             plan.start_prompts(most, max((sequence.num_computed_tokens for sequence in prompts), default=0))
@@ -322,6 +329,13 @@ class Scheduler:
                 "prompt" if is_long else "max_tokens",
             )
         stored = max(prompt, prompt + generated - 1)  # the last token is never read back
+        longest = request.longest_whole_run
+        if longest > cache.max_step_tokens:
+            raise InvalidRequestError(
+                f"an image of the prompt has {longest} tokens, which are read in one step as they see each other; a "
+                f"step has at most {cache.max_step_tokens} (max_step_tokens)",
+                "prompt",
+            )
         if stored > cache.max_tokens:
             num_blocks = "+".join(str(group.total) for group in cache.counts)
             raise CapacityError(
@@ -369,6 +383,7 @@ class Scheduler:
         """Schedule chunks of running prompts, then waiting ones, then what remains; `readers` have shares first."""
         if not prompts and not self._open.waiting:
             return  # in nearly every step
+        prompts = sorted(prompts, key=lambda each: not each.num_image_tokens)  # which may need all of the budget
         weights = {name: self._open.clients[name].weight for name in readers}
         for shares in (weights, None) if len(readers) > 1 else (None,):
             plan.share(shares)
@@ -382,14 +397,17 @@ class Scheduler:
 
     def _take_chunk(self, sequence: Sequence, plan: Plan) -> None:
         """Schedule up to half of what there is for a prompt, so that no other waits long."""
-        wanted = min(sequence.num_chunk_tokens, -(-plan.room_for(sequence) // 2))
-        if wanted and (count := self._allocate(sequence.own_row, wanted, plan)):
+        room = self._cache.max_step_tokens - plan.num_tokens
+        wanted = sequence.chunk(min(sequence.num_chunk_tokens, -(-plan.room_for(sequence) // 2)), room)
+        if wanted and (count := self._allocate(sequence.own_row, wanted, plan, lambda own: sequence.chunk(own, own))):
             plan.add(sequence, count)
 
-    def _allocate(self, row: int, wanted: int, plan: Plan) -> int:
-        """Own blocks for up to `wanted` next tokens of a row; others are preempted for the first one, or it is: 0."""
+    def _allocate(self, row: int, wanted: int, plan: Plan, cut: Callable[[int], int] = int) -> int:
+        """Own blocks for up to `wanted` next tokens of a row, as many as `cut` leaves of those that there are blocks
+        for; others are preempted for the first ones, or it is: 0.
+        """
         while self._table.is_running[row]:
-            if count := self._cache.allocate(row, self._table.num_computed.item(row), wanted):
+            if count := cut(self._cache.allocate(row, self._table.num_computed.item(row), wanted)):
                 return count
             victim = self._open.last_of_most() or self._open.running[-1]
             plan.remove(victim)
@@ -476,9 +494,11 @@ class Scheduler:
         """Give the remaining budget to the step's prompts, the shortest rest first, as far as free blocks go."""
         rests = {each: each.num_chunk_tokens - count for each, count in plan.prompts.items()} if plan.budget else {}
         for sequence in sorted(rests, key=rests.__getitem__):
-            wanted = plan.prompts[sequence] + min(rests[sequence], plan.room_for(sequence))
-            if wanted > plan.prompts[sequence]:
-                plan.add(sequence, self._cache.allocate(sequence.own_row, sequence.num_computed_tokens, wanted))
+            before = plan.prompts[sequence]
+            wanted = sequence.chunk(before + min(rests[sequence], plan.room_for(sequence)), before)
+            if wanted > before:
+                count = self._cache.allocate(sequence.own_row, sequence.num_computed_tokens, wanted)
+                plan.add(sequence, max(sequence.chunk(count, count), before))
 
     def _row_for(self, sequence: Sequence, num_cached_tokens: int, plan: Plan) -> int:
         if sequence.row is None:

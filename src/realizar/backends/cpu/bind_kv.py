@@ -100,7 +100,8 @@ class AttentionBinder:
             **self.kv.layouts[layer].fields(), rows=address(self.workspace.rows), block_table=address(tables),
             table_stride=int(tables.strides[0]),
             scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), **attended.fields("out"),
-            partial=address(self.partial), whole=self.whole, **gates,
+            partial=address(self.partial), whole=self.whole,
+            seen=address(self.workspace.seen) if attention.sees_images_whole else 0, **gates,
             **written_records(attended.records if self.weights.is_packed(attention.o) else None),
         )  # fmt: skip
 

@@ -282,6 +282,9 @@ class CPUBackend:
             space.slots[group][:tokens] = slots
             table = forward_input.block_tables[group]
             space.block_tables[group][: table.shape[0], : table.shape[1]] = table
+        space.seen[:tokens] = forward_input.positions
+        for first, count in columns.images:
+            space.seen[first : first + count] = forward_input.positions[first + count - 1]
         space.step[STEP_TOKENS], space.step[STEP_TERMS] = tokens, 2 * tokens
         space.step[STEP_ROWS] = len(columns)
         space.step[STEP_SPLIT] = self._split(columns)

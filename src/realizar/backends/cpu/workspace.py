@@ -224,6 +224,7 @@ class Workspace:
         self.step = aligned_zeros(8, np.int64)
         self.rows = aligned_zeros((max_rows, ROW_FIELDS), np.int64)
         self.selected = aligned_zeros(max_selected, np.int32)
+        self.seen = aligned_zeros(max_tokens, np.int32)
         self.slots = [aligned_zeros(max_tokens, np.int32) for _ in range(groups)]
         self.block_tables = [aligned_zeros((max_rows, config.max_blocks), np.int32) for _ in range(groups)]
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from realizar.backends.base import (
     Backend,
+    Capacity,
     CountsExperts,
     DeviceMemory,
     ForwardInput,
@@ -133,7 +134,7 @@ class EngineCore:
             QueueFullError: the queue is full. EngineDeadError: the engine stopped.
         """
         self._check_alive()
-        _check_embeddings(request, self.spec, takes_axes=self.capacity.takes_axes)
+        _check_embeddings(request, self.spec, self.capacity)
         while not self.acquire_grammar(request):
             self.grammars.prepare(request)
         self.scheduler.add(request)
@@ -350,9 +351,10 @@ class EngineCore:
         self._in_flight.clear()
 
 
-def _check_embeddings(request: Request, spec: ModelSpec, *, takes_axes: bool) -> None:
+def _check_embeddings(request: Request, spec: ModelSpec, capacity: Capacity) -> None:
     end, hidden_size = 0, spec.hidden_size
-    if request.rope_positions and not takes_axes:
+    takes_axes, is_whole = capacity.takes_axes, bool(request.longest_whole_run)
+    if (request.rope_positions and not takes_axes) or (is_whole and not capacity.sees_images_whole):
         raise InvalidRequestError("images of this model are read on the CPU alone, and it runs on a GPU", "prompt")
     if request.rope_positions and len(request.rope_positions) != 4 * 3 * request.num_prompt_tokens:
         raise InvalidRequestError("positions of the rope's axes do not fit the prompt", "prompt")

@@ -61,7 +61,9 @@ def build_gemma3(hparams: HyperParameters) -> ModelSpec:
     # Attention has no cap: norms of Q and K took its place. transformers knows the configuration's key and does not
     # apply it, so it is read here and not used; converters to GGUF refuse it.
     hparams.raw(None, "attn_logit_softcapping")
-    layers = _layers(builder, [local if flag else everywhere for flag in is_local], windows, scale, None, "head")
+    layers = _layers(
+        builder, [local if flag else everywhere for flag in is_local], windows, scale, None, "head", sees_images=True
+    )
     final_soft_cap = _read_soft_cap(hparams, "final_logit_softcapping", None)
     return builder.spec(
         layers,
@@ -90,6 +92,8 @@ def _layers(
     scale: float,
     soft_cap: float | None,
     qk_norm: Literal["head"] | None,
+    *,
+    sees_images: bool = False,
 ) -> list[Layer]:
     biases = builder.attention_biases()
     return builder.layers(
@@ -101,6 +105,7 @@ def _layers(
             soft_cap=soft_cap,
             biases=biases,
             qk_norm=qk_norm,
+            sees_images_whole=sees_images,
         ),
         builder.feed_forward,
         norms="both",

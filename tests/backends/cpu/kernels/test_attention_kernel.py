@@ -36,7 +36,7 @@ ROWS = ((0, 5), (255, 1), (256, 1), (0, 0), (250, 13), (530, 1), (700, 3))
 
 @dataclass(frozen=True)
 class Case:
-    """One attention. `soft_cap` and `window` 0 for none."""
+    """One attention. `soft_cap` and `window` 0 for none. The last `image` tokens of each row see each other."""
 
     head_size: int = 64
     group: int = 2
@@ -46,6 +46,7 @@ class Case:
     sinks: bool = False
     gate: bool = False
     whole: bool = False
+    image: int = 0
     dtype: str = "f16"
     rows: tuple[tuple[int, int], ...] = ROWS
 
@@ -87,13 +88,16 @@ class Attention:
         self.keys.append(keys)
         self.values.append(values)
 
+    def last_seen(self, position: int, end: int) -> int:
+        return end - 1 if self.case.whole or position >= end - self.case.image else position
+
     def expected(self) -> Floats:
         """[tokens, heads, head size]."""
         case, out, token = self.case, [], 0
         for (computed, count), keys, values in zip(case.rows, self.keys, self.values, strict=True):
             for position in range(computed, computed + count):
                 low = max(0, position - case.window + 1) if case.window else 0
-                end = computed + count if case.whole else position + 1
+                end = self.last_seen(position, computed + count) + 1
                 k, v = (np.repeat(part[low:end], case.group, axis=1) for part in (keys, values))
                 scores = np.einsum("hd,khd->hk", self.query[token], k) / math.sqrt(case.head_size)
                 if case.soft_cap:
@@ -120,6 +124,8 @@ class Attention:
         for row, (computed, count) in zip(rows, case.rows, strict=True):
             row[:] = first, count, computed
             first += count
+        ends = [(range(computed, computed + count), computed + count) for computed, count in case.rows]
+        seen = [self.last_seen(position, end) for positions, end in ends for position in positions]
         out = poisoned(self.tokens, padded)
         out[:, width:] = 0
         records = poisoned_records(self.tokens, padded // 32)
@@ -135,6 +141,7 @@ class Attention:
             "scratch_bytes": scratch.strides[0], "out": out, "out_stride": out.strides[0], "partial": partial,
             "records": records, "records_groups": padded // 32, "records_width": WIDTH,
             "gate": self.gate if case.gate else 0, "gate_stride": self.gate.strides[0], "whole": case.whole,
+            "seen": np.array(seen, np.int32) if case.image else 0,
         }  # fmt: skip
         call(make_attend(index_of(instruction_set), KV_DTYPES.index(case.dtype)).address, ATTEND, THREADS, **fields)
         call(combine.address, ATTEND, THREADS, **fields)
@@ -193,6 +200,13 @@ def test_output_gates(head_size: int) -> None:
 @pytest.mark.parametrize(("group", "dtype"), [(1, "f32"), (3, "f16")])
 def test_rows_whose_tokens_see_each_other(group: int, dtype: str) -> None:
     check(Case(80, group, whole=True, dtype=dtype, rows=((0, 590), (0, 1), (0, 300), (30, 40))))
+
+
+@pytest.mark.parametrize("window", [0, 40, 300])
+@pytest.mark.parametrize(("group", "dtype"), [(1, "f32"), (3, "f16")])
+def test_ends_of_rows_that_see_each_other(group: int, dtype: str, window: int) -> None:
+    """Of images: one over several segments, one of a step that holds no more, and one of a single token."""
+    check(Case(80, group, image=280, window=window, dtype=dtype, rows=((0, 590), (0, 1), (250, 300), (30, 40))))
 
 
 OTHERS = ("avx_vnni", "avx2", "portable")

@@ -26,6 +26,7 @@ from realizar.backends.cpu.kernels.attention_record import (
     STEP_SPLIT,
     STEP_TOKENS,
     TILE,
+    first_seen,
     last_seen,
     segments_of,
 )
@@ -116,12 +117,12 @@ def open_tile(arguments: Any, thread: int, place: int, row: int, kv_head: int, f
     count = min(TILE, num_tokens * group - first)
     tile = place_tile(
         arguments.scratch + thread * arguments.scratch_bytes, place, count, group, padded,
-        last_seen(arguments, row, first), last_seen(arguments, row, first + count - 1),
+        first_seen(arguments, row, first), last_seen(arguments, row, first + count - 1),
         arguments.block_table + row * arguments.table_stride,
         arguments.cache + kv_head * arguments.head_bytes,
     )  # fmt: skip
     scale = arguments.scale
-    positions = view(tile.positions, TILE, np.int64)
+    bounds = view(tile.bounds, 2 * TILE, np.int64)
     running = view(tile.running, 2 * TILE, np.float32)
     clear(tile.queries, TILE * padded)
     if fresh:
@@ -133,7 +134,7 @@ def open_tile(arguments: Any, thread: int, place: int, row: int, kv_head: int, f
         source, target = view(at, head_size, np.float32), view(tile.queries + i * padded * 4, head_size, np.float32)
         for d in range(head_size):
             target[d] = source[d] * scale
-        positions[i] = last_seen(arguments, row, first + i)
+        bounds[2 * i], bounds[2 * i + 1] = first_seen(arguments, row, first + i), last_seen(arguments, row, first + i)
         if fresh:
             running[2 * i], running[2 * i + 1] = NEVER, 0.0
         head += 1
@@ -196,11 +197,10 @@ def attend_tiles(
     step = 32 if lanes > 8 else 16  # lanes * vectors_of(lanes)
     group = arguments.num_heads // arguments.num_kv_heads
     rows = arguments.rows + row * ROW_FIELDS * 8
-    queries, window = read_i64(rows, 1) * group, arguments.window
+    queries = read_i64(rows, 1) * group
     last = first + (stop - 1 - first) // stride * stride
     end = last_seen(arguments, row, min((last + 1) * TILE, queries) - 1) + 1
-    lowest, _ = segments_of(last_seen(arguments, row, first * TILE), 0, window)
-    highest = (end - 1) // SEGMENT
+    lowest, highest = first_seen(arguments, row, first * TILE) // SEGMENT, (end - 1) // SEGMENT
     if split > 0:
         lowest, highest = only_segment, only_segment
     for segment in range(lowest, highest + 1):
@@ -208,12 +208,12 @@ def attend_tiles(
         for place in range((last - first) // stride + 1):
             query = (first + place * stride) * TILE
             final = min(query + TILE, queries) - 1
-            earliest, latest = segments_of(last_seen(arguments, row, query), last_seen(arguments, row, final), window)
+            earliest, latest = segments_of(arguments, row, query, final)
             if segment < earliest or segment > latest:
                 continue
             fresh = split > 0 or segment == earliest
             tile = open_tile(arguments, thread, place, row, kv_head, query, fresh)
-            low, high = keys_of(tile, window, begin)
+            low, high = keys_of(tile, begin)
             if wide:
                 if not widened:
                     most = min(begin + SEGMENT, end)
@@ -247,7 +247,7 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def attend(address: int, thread: int, threads: int) -> None:
         arguments = ATTEND(address)
-        step, window = arguments.step, arguments.window
+        step = arguments.step
         num_rows, split = read_i64(step, STEP_ROWS), read_i64(step, STEP_SPLIT)
         kv_heads, group = arguments.num_kv_heads, arguments.num_heads // arguments.num_kv_heads
         unit = 0
@@ -264,9 +264,7 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
                     low, high = 0, 0
                     if split > 0:
                         final = min((first + 1) * TILE, queries) - 1
-                        low, high = segments_of(
-                            last_seen(arguments, row, first * TILE), last_seen(arguments, row, final), window
-                        )
+                        low, high = segments_of(arguments, row, first * TILE, final)
                     for segment in range(low, high + 1):
                         if wide or unit % threads == thread:
                             attend_tiles(
@@ -299,8 +297,8 @@ def combine(address: int, thread: int, threads: int) -> None:
         for token in range(max(start, first_token), min(stop, first_token + num_tokens)):
             out = arguments.out + token * arguments.out_stride
             if split > 0:
-                position = last_seen(arguments, row, (token - first_token) * (heads // arguments.num_kv_heads))
-                first, last = segments_of(position, position, arguments.window)
+                query = (token - first_token) * (heads // arguments.num_kv_heads)
+                first, last = segments_of(arguments, row, query, query)
                 for head in range(heads):
                     running[0], running[1] = NEVER, 0.0
                     total[:] = 0.0

@@ -20,8 +20,8 @@ class Tile(NamedTuple):
     Attributes:
         count, computed_as: queries, and as how many they are computed (`padded_queries`).
         group: query heads per KV head. padded: head size in whole groups of 32.
-        first_position, last_position: of the first and the last query.
-        positions: int64 [TILE].
+        first_seen, last_seen: positions, of any query.
+        bounds: int64 [TILE, 2], the first and the last position that each query sees.
         blocks: int32 block table of the row. head: the KV head's part of block 0.
         queries: float32 [TILE, padded], scaled. scores: float32 [TILE, SEGMENT], then weights.
         sums, totals: float32 [TILE, padded], of a segment and of all.
@@ -33,9 +33,9 @@ class Tile(NamedTuple):
     computed_as: int
     group: int
     padded: int
-    first_position: int
-    last_position: int
-    positions: int
+    first_seen: int
+    last_seen: int
+    bounds: int
     blocks: int
     head: int
     queries: int
@@ -58,7 +58,7 @@ def tile_bytes(padded: int) -> int:
 
 def scratch_bytes(padded: int) -> int:
     """Scratch of one thread for a padded head size."""
-    return TILE * (4 * (2 * padded + SEGMENT) + 8 + 8) + 2 * segment_bytes(padded) + BATCH * tile_bytes(padded)
+    return TILE * (4 * (2 * padded + SEGMENT) + 8 + 16) + 2 * segment_bytes(padded) + BATCH * tile_bytes(padded)
 
 
 computed_as, _segment_bytes, _tile_bytes = inner(padded_queries), inner(segment_bytes), inner(tile_bytes)
@@ -66,7 +66,7 @@ computed_as, _segment_bytes, _tile_bytes = inner(padded_queries), inner(segment_
 
 @inner
 def place_tile(
-    scratch: int, place: int, count: int, group: int, padded: int, first_position: int, last_position: int, blocks: int,
+    scratch: int, place: int, count: int, group: int, padded: int, first_seen: int, last_seen: int, blocks: int,
     head: int,
 ) -> Tile:  # fmt: skip
     """A tile whose arrays lie one after another in `scratch`; of those kept between segments, number `place`."""
@@ -74,13 +74,13 @@ def place_tile(
     scores = scratch + plane
     sums = scores + TILE * SEGMENT * 4
     states = sums + plane
-    positions = states + TILE * 8
-    keys = positions + TILE * 8
+    bounds = states + TILE * 8
+    keys = bounds + TILE * 16
     values = keys + _segment_bytes(padded)
     totals = values + _segment_bytes(padded) + place * _tile_bytes(padded)
     return Tile(
-        count, computed_as(count), group, padded, first_position, last_position, positions, blocks, head, scratch,
-        scores, sums, totals, states, totals + plane, keys, values,
+        count, computed_as(count), group, padded, first_seen, last_seen, bounds, blocks, head, scratch, scores, sums,
+        totals, states, totals + plane, keys, values,
     )  # fmt: skip
 
 
@@ -138,12 +138,9 @@ def score_segment(
 def weigh_segment(instruction_set: int, lanes: int, arguments: Any, tile: Tile, begin: int) -> None:
     """Softmax of every query's scores; weights of keys that it does not see are zero."""
     _ = literally(instruction_set)
-    window, cap = arguments.window, arguments.soft_cap
-    positions = view(tile.positions, TILE, np.int64)
+    cap, bounds = arguments.soft_cap, view(tile.bounds, 2 * TILE, np.int64)
     for i in range(tile.count):
-        position = positions[i]
-        first = 0 if window <= 0 else max(0, position - window + 1 - begin)
-        last = min(SEGMENT, position + 1 - begin)
+        first, last = max(0, bounds[2 * i] - begin), min(SEGMENT, bounds[2 * i + 1] + 1 - begin)
         row, state = tile.scores + i * SEGMENT * 4, tile.states + i * 8
         start, stop = 0, 0
         if first >= last:
@@ -186,7 +183,6 @@ def sum_segment(
 
 
 @inner
-def keys_of(tile: Tile, window: int, begin: int) -> tuple[int, int]:
+def keys_of(tile: Tile, begin: int) -> tuple[int, int]:
     """First and last + 1 of a segment's keys that any query of a tile sees."""
-    low = begin if window <= 0 else max(begin, tile.first_position - window + 1)
-    return low, min(begin + SEGMENT, tile.last_position + 1)
+    return max(begin, tile.first_seen), min(begin + SEGMENT, tile.last_seen + 1)
