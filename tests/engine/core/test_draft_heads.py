@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from backend_runs import LOGITS_AT_ONCE
-from backends.block_reads import BlockReads, Reads, ReadStep, StepReads
+from backends.block_reads import BlockReads, Reads, ReadStep
 from backends.draft_models import dflash_head, eagle3_head, next_token_block
 from engine.core.core_runs import run, tokens
 from random_models import Recipe, random_model, random_tokens
@@ -56,11 +57,10 @@ def drafter_of(backend: CPUBackend) -> CPUBackend:
 
 
 def reader_of(drafter: CPUBackend) -> ReadStep:
-    def read(step: ForwardInput) -> StepReads:
+    def read(step: ForwardInput) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         tokens = range(len(step.positions))
         parts = [tokens[first : first + LOGITS_AT_ONCE] for first in tokens[::LOGITS_AT_ONCE]]
-        logits = np.concatenate([drafter.logits(list(part)).copy() for part in parts])
-        return StepReads(step.columns.token_ids, step.positions, logits)
+        return step.columns.token_ids, np.concatenate([drafter.logits(list(part)).copy() for part in parts])
 
     return read
 
