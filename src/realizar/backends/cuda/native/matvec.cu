@@ -92,7 +92,6 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   };
   Raw even[UNROLL], odd[UNROLL];
   request(even, 0);
-  request(odd, UNROLL);
   const float block_scale = count > 0 ? __ldg(matrix.block_scales + tile / 4) : 0.f;
   float biases[2] = {0.f, 0.f};  // of the outputs that the thread stores, the same of each token
   if (matrix.bias) read_biases(biases, matrix, block_x);
@@ -175,10 +174,10 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     }
   };
   for (int k = 0; k < count; k += 2 * UNROLL) {
+    request(odd, k + UNROLL);
     consume(even, k);
     request(even, k + 2 * UNROLL);
     consume(odd, k + UNROLL);
-    request(odd, k + 3 * UNROLL);
   }
   constexpr float scale0 = power(POSITION0 - 24), scale1 = power(POSITION1 - 24 - (BYTES_TIMES_16 ? 4 : 0));
   constexpr float shift0 = MINIMA ? 1.f : -OFFSET * power(POSITION0 - 24), shift1 = MINIMA ? 1.f : -OFFSET * power(POSITION1 - 24);
