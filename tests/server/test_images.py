@@ -18,6 +18,7 @@ from images.vision_models import IMAGE, image_of, write_vision_files
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.images import Kept, PlacedImage, open_images
+from realizar.images.decode import EncodedImage, GivenImage, decode
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.load import load_tokenizer
 from server_thread import NAME, RunningServer, ServerThread
@@ -111,6 +112,26 @@ def test_an_image_that_is_shown_twice_is_encoded_once(
     once, twice = shown(url_of((70, 90))), shown(url_of((70, 90)), "And now?")
     asked(eyes, [once, {"role": "assistant", "content": "So."}, twice])
     assert len(made) == 1
+
+
+def test_prompts_that_wait_with_one_image_decode_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is decoded for a prompt before its turn, and by then the embeddings of the first are kept."""
+    checkpoint = open_checkpoint(write_vision_files(tmp_path))
+    reader, decoded = open_images(checkpoint, load_tokenizer(checkpoint), 1), []
+    assert reader is not None
+
+    def noted(image: EncodedImage) -> Any:
+        decoded.append(image.where)
+        return decode(image)
+
+    monkeypatch.setattr("realizar.engine.images.decode", noted)
+    images = [GivenImage(where, url=url_of((70, 90))).open() for where in ("first", "second")]
+    _, (starts,), _ = reader.expand([IMAGE], images[:1])
+    waiting = [reader.prepare(image, starts) for image in images]
+    assert decoded == []
+    first, second = (reader.embeddings([each]) for each in waiting)
+    assert decoded == ["first"]
+    assert first == second
 
 
 URL = url_of((64, 64))

@@ -20,7 +20,7 @@ from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.images.decode import EncodedImage, GivenImage, decode
-from realizar.images.prepare import Layout, Pixels, layout_of, mark_of, patches_of, pictures_of
+from realizar.images.prepare import Layout, layout_of, mark_of, patches_of, pictures_of
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_tower
 from realizar.models.tower import Tower
@@ -41,17 +41,17 @@ Kept = tuple[PromptEmbeddings, ...]
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image of a prompt, decoded.
+    """An image of a prompt, which is decoded when its turn comes to be encoded.
 
     Attributes:
         starts: numbers of prompt tokens before each run of its embeddings: those of a picture, or of a row of one.
         key: SHA-256 of its bytes.
-        found: its embeddings, where they were kept; None where they are to be made of `pictures`.
+        found: its embeddings, where they were kept; None where they are to be made.
     """
 
+    image: EncodedImage
     starts: tuple[int, ...]
     key: bytes
-    pictures: tuple[Pixels, ...] = field(default=(), repr=False)
     found: Kept | None = field(default=None, repr=False)
 
 
@@ -121,12 +121,9 @@ class ImageReader:
         return 4 * width * token_ids.count(self._mark)
 
     def prepare(self, image: EncodedImage, starts: tuple[int, ...]) -> PlacedImage:
-        """Decode an image, unless its embeddings are kept. InvalidRequestError: it is malformed."""
+        """Find an image's embeddings, if they are kept; nothing is decoded."""
         key = hashlib.sha256(image.data).digest()
-        found = self._find(key)
-        if found is not None:
-            return PlacedImage(starts, key, found=found)
-        return PlacedImage(starts, key, tuple(pictures_of(self._tower, decode(image))))
+        return PlacedImage(image, starts, key, self._find(key))
 
     def _find(self, key: bytes) -> Kept | None:
         with self._lock:
@@ -137,8 +134,8 @@ class ImageReader:
     ) -> tuple[PromptEmbeddings, ...]:
         """The embeddings of a prompt's images, ascending. This takes as long as the tower does, seconds at times.
 
-        `check` is called before each picture, and ends the work by an exception. Raises CheckpointError for a weight
-        that is not finite, UnsupportedModelError, and StepError.
+        `check` is called before each picture, and ends the work by an exception. Raises InvalidRequestError for a
+        malformed image, CheckpointError for a weight that is not finite, UnsupportedModelError, and StepError.
         """
         runs = []
         for image in images:
@@ -148,15 +145,17 @@ class ImageReader:
         return tuple(runs)
 
     def _made(self, image: PlacedImage, check: Callable[[], None]) -> Kept:
+        check()
+        pictures = pictures_of(self._tower, decode(image.image))
         with self._loading:
             if self._loaded is None:
                 self._loaded = make_tower(self._tower, self._checkpoint, self._threads)
                 _LOG.info("loaded the encoder of images, %s", format_bytes(self._loaded.size_bytes))
         made = []
-        for picture in image.pictures:
+        for picture in pictures:
             check()
             patches = patches_of(self._tower, picture)
-            features = np.split(self._loaded.encode(patches), len(image.starts) // len(image.pictures))
+            features = np.split(self._loaded.encode(patches), len(image.starts) // len(pictures))
             about = f"{patches.shape[:2]}".encode() if self._tower.spreads else b""  # positions follow from it
             made += [prompt_embeddings(each, about=about) for each in features]
         return tuple(made)

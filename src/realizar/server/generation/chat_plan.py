@@ -129,7 +129,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         token_ids = rendered.token_ids
         if rendered.images:
             _check_images(rendered, api, conversation.keep_last)
-        images = rendered.prepared(stop)
+        images = rendered.placed(stop)
     prompt_end = tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
     wanted = sampling.structured
     if conversation.continues and wanted is not None and not tools.forced:
@@ -173,8 +173,8 @@ class RenderedPrompt:
     reader: ImageReader | None = None
     rope_positions: bytes = b""
 
-    def prepared(self, stop: Stop) -> tuple[PlacedImage, ...]:
-        """The images, decoded; `stop` is checked before each. InvalidRequestError: one is malformed."""
+    def placed(self, stop: Stop) -> tuple[PlacedImage, ...]:
+        """The images in their places, not decoded; `stop` is checked before each."""
         found = []
         for image, starts in self.images:
             stop.check()
