@@ -265,6 +265,13 @@ def test_every_dialect_shows_an_image_alike(seeing: RunningServer) -> None:
     assert min(counts) > 16 * 10
 
 
+def test_a_prompt_may_be_an_image_alone(seeing: RunningServer) -> None:
+    """Without images an empty prompt loads the model."""
+    path, body, _, count = DIALECTS["ollama's generate"]
+    assert found(posted(seeing, path, body | {"prompt": ""}), count) > 16 * 10
+    assert posted(seeing, path, body | {"prompt": "", "images": []})["done_reason"] == "load"
+
+
 def test_a_context_that_lost_its_image_is_refused(seeing: RunningServer) -> None:
     path, body, _, _ = DIALECTS["ollama's generate"]
     spoken = posted(seeing, path, body | {"images": []})["context"]

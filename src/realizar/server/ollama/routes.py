@@ -319,7 +319,7 @@ def _refusing(path: str) -> Callable[[Request], Awaitable[Response]]:
 async def _generate(request: Request) -> Response:
     clock = Clock()
     record = await read_record(request, GenerateRequest)
-    if not record.prompt and not record.suffix:
+    if not record.prompt and not record.suffix and not record.images:
         return await _loaded(request, record)
     api = await model_for(request, record.model, record.keep_alive, clock)
     plan = await compute(request, lambda stop: _plan_generate(api, record, stop))
