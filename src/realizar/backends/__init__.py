@@ -8,6 +8,6 @@ finds out whether a GPU computes what the CPU does.
 
 Both share the other modules: `memory_plan.py`, `kv_blocks.py`, `machine.py` and `cgroup.py` for memory; `parts.py`,
 `inspection.py`, `step_values.py` and `bandwidth.py` for profiles and traces; `weight_tensors.py`, `load_progress.py`
-and `loaded_capacity.py` for loading; `draft_model.py`, `row_faults.py`, `row_masks.py` and `host_sampler.py` for
-steps.
+and `loaded_capacity.py` for loading; `draft_model.py`, `row_axes.py`, `row_faults.py`, `row_masks.py` and
+`host_sampler.py` for steps.
 """

@@ -207,6 +207,11 @@ class Program:
         return [*self.block_matmuls(), *self.tail.matmuls()]
 
 
+def ends_layer(blocks: Sequence[Block], index: int) -> bool:
+    """True if the block of an index is the last of its layer."""
+    return index + 1 == len(blocks) or blocks[index + 1].layer != blocks[index].layer
+
+
 def build_program(spec: ModelSpec, hidden_layers: Sequence[int] = ()) -> Program:
     """The blocks of a model, in order; InvalidRequestError where it has no such hidden layer."""
     for layer in hidden_layers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from realizar.backends.cpu.activation_layout import GROUP
@@ -39,6 +39,7 @@ from realizar.backends.program import (
     SharedAttentionBlock,
     ShortConvolutionBlock,
     Tail,
+    ends_layer,
     layer_blocks,
 )
 from realizar.errors import UnsupportedModelError
@@ -66,7 +67,7 @@ class Binder:
         operations += [] if program.next_token is None else list(self._next_token_inputs(program.next_token))
         for index, block in enumerate(program.blocks):
             operations += [*self._kept(program, index), *self._block(block)]
-            if block.layer < deepstack and _ends_layer(program.blocks, index):
+            if block.layer < deepstack and ends_layer(program.blocks, index):
                 source = added_features(block.layer)
                 operations.append(self._normalize("features of images", None, source, "branch", add_scale=1.0))
         return walkable([*operations, *self._kept(program, len(program.blocks))])
@@ -112,7 +113,7 @@ class Binder:
         blocks, places = layer_blocks(tower.layers), {layer: place for place, (layer, _) in enumerate(tower.deepstack)}
         for index, block in enumerate(blocks):
             operations += self._block(block)
-            if block.layer in places and _ends_layer(blocks, index):
+            if block.layer in places and ends_layer(blocks, index):
                 kept = kept_stream(places[block.layer])
                 operations.append(self._normalize("hidden state", None, "hidden", kept))
         operations.append(self._normalize("final norm", tower.final_norm, "hidden", "normed"))
@@ -408,10 +409,6 @@ class Binder:
             **written_records(out.records if quantised else None),
         )  # fmt: skip
         return BoundOperation("activation", self.kernels.activate(activation, gate is not None), record)
-
-
-def _ends_layer(blocks: Sequence[Block], index: int) -> bool:
-    return index + 1 == len(blocks) or blocks[index + 1].layer != blocks[index].layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from realizar.backends.cpu.workspace import added_features, kept_stream
 from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter, shared_with
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.row_axes import RowAxes
 from realizar.backends.row_faults import finite_vector
 from realizar.batch import PROPOSED, OpenedRow, StepOutput, StepRows, head_id_table
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -359,33 +360,6 @@ class CPUBackend:
             model.team.close()
         if drafter is not None:
             drafter.shutdown()
-
-
-class RowAxes:
-    """Positions of the rows whose requests bring some (`Request.rope_positions`)."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, NDArray[np.int32]] = {}  # [axes, prompt tokens]
-
-    def open(self, opened: OpenedRow) -> None:
-        if opened.rope_positions:
-            self._rows[opened.row] = np.frombuffer(opened.rope_positions, np.int32).reshape(3, -1)
-
-    def close(self, row: int) -> None:
-        self._rows.pop(row, None)
-
-    def positions(self, columns: StepRows, places: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Of a step's tokens with their places in the text: these, int32 [tokens], or [axes, tokens] with such rows."""
-        own = [index for index, row in enumerate(columns.numbers.tolist()) if row in self._rows] if self._rows else []
-        if not own:
-            return places
-        found = np.repeat(places[None], 3, axis=0)
-        for index in own:
-            given, tokens = self._rows[int(columns.numbers[index])], slice(*columns.starts[index : index + 2])
-            count, at = given.shape[1], places[tokens]
-            beyond = at + (given.max() + 1 - count)
-            found[:, tokens] = np.where(at < count, given[:, np.minimum(at, count - 1)], beyond)
-        return found
 
 
 class MeanPool:

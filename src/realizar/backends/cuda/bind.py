@@ -31,6 +31,7 @@ from realizar.backends.program import (
     SharedAttentionBlock,
     ShortConvolutionBlock,
     Tail,
+    ends_layer,
 )
 from realizar.models.parts import Fusion, NextTokenInputs
 from realizar.models.spec import ModelSpec
@@ -51,8 +52,8 @@ class Binder:
         """The launches of the embedding and the layers, over all tokens."""
         launches, branch = list(self._begin(program)), self._of_state(program)
         for index, block in enumerate(program.blocks):
-            first, *others = self._block(block, branch)
-            launches += [first, *self._kept(program, index), *others]
+            first, *others, last = self._block(block, branch)
+            launches += [first, *self._kept(program, index), *others, *self._features(program, index), last]
             branch = self._branch(block)
         if branch is not None:
             launches.append(Launch("norm", self._norms.bind_last(branch)))
@@ -126,6 +127,15 @@ class Binder:
 
     def _keep(self, place: int, kind: StepKind) -> None:
         self._space.kept[place, : kind.tokens].copy_(self._space.hidden[: kind.tokens])
+
+    def _features(self, program: Program, index: int) -> list[Launch]:
+        """Adds what images bring for a layer, before the launch that may add the last block's output to the stream and
+        begin the norm after it. None of such layers reads the stream later.
+        """
+        block = program.blocks[index]
+        if block.layer >= self._spec.deepstack or not ends_layer(program.blocks, index):
+            return []
+        return [Launch("features of images", partial(self._space.add_features, block.layer))]
 
     def _block(self, block: Block, before: Branch | None) -> Iterator[Launch]:
         """A block's launches; the branch of the block before it is added to the stream by the first of them."""

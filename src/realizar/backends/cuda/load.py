@@ -81,6 +81,7 @@ class LoadedModel:
         aside: reads chunks of prompts beside steps; None where that is not done.
         finisher: sampled tokens, log-probabilities and pooled vectors at the end of a step.
         experts_read: counts of the experts that steps read.
+        ropes: tables of the rope, of whose rows a step fills some.
         fusion: launches that make a drafter's states of its model's streams; none where it reads none.
     """
 
@@ -97,6 +98,7 @@ class LoadedModel:
     aside: AsideReader | None
     finisher: StepFinisher
     experts_read: ExpertsRead
+    ropes: RopeTables
     fusion: list[Launch]
     load_s: float
 
@@ -104,7 +106,7 @@ class LoadedModel:
     def capacity(self) -> Capacity:
         capacity = loaded_capacity(
             self.config, self.kv, self.weights.size_bytes, self.load_s, self.weights.token_bytes,
-            tuple(token_counts(self.space.arrays.sizes.tokens)),
+            tuple(token_counts(self.space.arrays.sizes.tokens)), takes_axes=True,
         )  # fmt: skip
         return replace(capacity, aside_tokens=0 if self.aside is None else self.aside.tokens)
 
@@ -230,7 +232,7 @@ def load_model(
         aside = None if aside is None else _prepared(aside)
     return LoadedModel(
         spec, config, weights, space, kv, states, recurring, parts.sampler, attention, graphs, aside,
-        finisher, parts.experts.experts_read, fusion, load_s=time.perf_counter() - start_s,
+        finisher, parts.experts.experts_read, parts.ropes, fusion, load_s=time.perf_counter() - start_s,
     )  # fmt: skip
 
 
@@ -283,7 +285,7 @@ def _load_parts(
     weights.load(body + tail, report_weights(checkpoint.size_bytes, progress))
     sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, device, config.batch_invariant))
     space = _make_workspace(spec, config, sizes, device)
-    ropes = RopeTables(spec, config.context_length, device.torch_device)
+    ropes = RopeTables(spec, config.context_length, device.torch_device, sizes.tokens)
     sampler, reserved = _make_sampler(spec, config, device, space, progress)
     merger = Merger(program, weights, device, kernels, config.batch_invariant, config.prompt_dtype == "fp8")
     layers, head = ([merger.merge(group) for group in part] for part in (body, tail))

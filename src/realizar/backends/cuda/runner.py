@@ -162,11 +162,13 @@ class CUDABackend:
     def open(self, opened: OpenedRow) -> None:
         with device_errors(self.device.torch_device):
             self.model.sampler.open(opened)
+            self.model.space.arrays.open(opened)
         if self._drafter is not None:
             self._drafter.open(opened)
 
     def close(self, row: int) -> None:
         self.model.sampler.close(row)
+        self.model.space.arrays.close(row)
         self.model.finisher.close(row)
         if self._drafter is not None:
             self._drafter.close(row)
@@ -191,6 +193,7 @@ class CUDABackend:
         kind = self._kind(forward_input)
         self.model.states.begin(forward_input.state_moves)
         self._send(forward_input, kind, wanted)
+        self.model.ropes.place(self.model.space.arrays.spread)
         if ahead is not None:
             assert self._beside is not None
             self.model.space.arrays.take_sampled(ahead, self._beside.space.arrays["ids"])

@@ -127,4 +127,6 @@ def step_sizes(spec: ModelSpec, config: ResolvedConfig, tile_tokens: int) -> Ste
         recurrences=bool(spec.state_layers()),
         kept=len(config.hidden_layers),
         drafts=config.speculative_tokens if config.beside != NOTHING_BESIDE else 0,
+        length=config.context_length if any(each.rope and each.rope.axes for _, each in spec.all_attentions()) else 0,
+        width=spec.hidden_size if spec.deepstack else 0,
     )

@@ -16,7 +16,8 @@ from realizar.backends.cuda.capture import GraphRecorder
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernels.fetch import fetch, find_ids, go_on, take_sampled
 from realizar.backends.cuda.launch import StepKind
-from realizar.batch import PROPOSED
+from realizar.backends.row_axes import RowAxes
+from realizar.batch import PROPOSED, OpenedRow
 
 Integers: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
@@ -39,6 +40,8 @@ class StepSizes:
         recurrences: layers have states.
         kept: layers after which the stream is kept.
         drafts: that another model proposes for a row.
+        length: of the context, where the rope has several axes; else 0.
+        width: of the stream, where embeddings bring what is added to it after the first layers; else 0.
     """
 
     tokens: int
@@ -51,6 +54,8 @@ class StepSizes:
     recurrences: bool = False
     kept: int = 0
     drafts: int = 0
+    length: int = 0
+    width: int = 0
 
 
 FillRecurrences: TypeAlias = Callable[[dict[str, NDArray[np.int32]], ForwardInput, StepKind], None]
@@ -65,7 +70,8 @@ class StepArrays:
         last: int32 [rows], the token that was sampled last, by the number of the row. drafts: int32 [drafts, rows],
             those that were proposed last.
         given: of the step, in the host's memory: the first token of each run of given embeddings, and the run,
-            float32 [tokens, hidden_size].
+            float32 [1 + layers, tokens, hidden_size], with what is added after the first layers.
+        spread: positions of the step's tokens for which they differ from axis to axis, int32 [axes, tokens].
     """
 
     def __init__(self, sizes: StepSizes, device: DeviceProfile) -> None:
@@ -74,7 +80,7 @@ class StepArrays:
             "header": _HEADER, "ids": sizes.tokens, "token_rows": sizes.tokens, "positions": sizes.tokens,
             "slots": sizes.groups * sizes.tokens, "starts": sizes.rows, "counts": sizes.rows, "contexts": sizes.rows,
             "decodes": 4 * sizes.rows, "tile_rows": sizes.tiles, "tile_firsts": sizes.tiles, "selected": sizes.selected,
-            "selected_rows": sizes.selected, **recurrence_counts(sizes),
+            "selected_rows": sizes.selected, "angles": sizes.tokens if sizes.length else 0, **recurrence_counts(sizes),
             "tables": sizes.groups * sizes.rows * sizes.blocks,
         }  # fmt: skip
         self._places: dict[str, slice] = {}
@@ -93,11 +99,27 @@ class StepArrays:
         self._next = 0
         self.fill_recurrences: FillRecurrences | None = None
         self.given: Sequence[tuple[int, torch.Tensor]] = ()
+        self._axes = RowAxes()
+        self._shifts = torch.zeros(sizes.rows, dtype=torch.int32, device=device.torch_device)  # of `RowAxes`
+        self.spread = np.zeros((3, 0), np.int32)
         if device.torch_device.type != "meta":
             self._launch_copy(self._host[0])  # compiles it
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._buffer[self._places[name]]
+
+    @property
+    def angles(self) -> torch.Tensor:
+        """int32 [tokens], the row of each token in the tables of the rope, which without axes is its position."""
+        return self["angles" if self.sizes.length else "positions"]
+
+    def open(self, opened: OpenedRow) -> None:
+        if self.sizes.length:
+            self._axes.open(opened)
+            self._shifts[opened.row] = self._axes.shift(opened.row)
+
+    def close(self, row: int) -> None:
+        self._axes.close(row)
 
     def slots(self, group: int) -> torch.Tensor:
         tokens = self.sizes.tokens
@@ -165,15 +187,16 @@ class StepArrays:
         sizes = self.sizes
         names = ("decodes", "selected", "selected_rows", "tables")
         go_on[(1,)](
-            self["header"], self["ids"], self["token_rows"], self["positions"], self["slots"], sizes.tokens,
-            self["starts"], self["counts"], self["contexts"], self._lags, *(self[name] for name in names), sizes.rows,
-            numbers, len(numbers), kind.decodes, GROUPS=sizes.groups, BLOCK_SIZE=block_size,
-            BLOCK=1 << (sizes.rows - 1).bit_length(),
+            self["header"], self["ids"], self["token_rows"], self["positions"], self.angles, self._shifts,
+            self["slots"], sizes.tokens, self["starts"], self["counts"], self["contexts"], self._lags,
+            *(self[name] for name in names), sizes.rows, numbers, len(numbers), kind.decodes, GROUPS=sizes.groups,
+            BLOCK_SIZE=block_size, BLOCK=1 << (sizes.rows - 1).bit_length(),
         )  # fmt: skip
 
     def _pinned(self, values: NDArray[np.float32]) -> torch.Tensor:
-        copied = torch.empty(values.shape, pin_memory=self._device.is_gpu)
-        copied.numpy()[:] = values
+        parts = values.reshape(len(values), -1, self.sizes.width or values.shape[1]).swapaxes(0, 1)
+        copied = torch.empty(parts.shape, pin_memory=self._device.is_gpu)
+        copied.numpy()[:] = parts
         return copied
 
     def capture(self, recorder: GraphRecorder) -> None:
@@ -216,6 +239,10 @@ class StepArrays:
             for first, values in columns.embeddings:
                 views["ids"][first : first + len(values)] = -2 - step.columns.token_ids[first : first + len(values)]
         put("positions", step.positions, kind.tokens, 0)
+        angles = step.positions
+        if self.sizes.length:
+            angles, self.spread = self._rope_rows(step)
+            put("angles", angles, kind.tokens, 0)
         views["token_rows"][: kind.tokens] = 0
         follows = (columns.token_ids < 0).nonzero()[0]  # of decodes alone each is its row's only one
         if len(follows):
@@ -229,7 +256,7 @@ class StepArrays:
         views["counts"][:rows] = columns.num_tokens
         views["contexts"][:rows] = columns.num_context_tokens
         views["header"][1] = tokens
-        self._fill_decodes(views, step, kind.decodes)
+        self._fill_decodes(views, step, angles, kind.decodes)
         tiles = list(tiles_of(step, self.sizes.tile_tokens)) if kind.tiles else []
         put("tile_rows", [row for row, _ in tiles], kind.tiles, -1)
         put("tile_firsts", [first for _, first in tiles], kind.tiles, 0)
@@ -239,16 +266,29 @@ class StepArrays:
             self.fill_recurrences(views, step, kind)
         return self._fill_tables(views, step)
 
-    def _fill_decodes(self, views: dict[str, NDArray[np.int32]], step: ForwardInput, padded: int) -> None:
-        """Fill in row, token, context and position of each decode side by side: attention waits for one load."""
+    def _rope_rows(self, step: ForwardInput) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """A step's `angles` and `spread`."""
+        positions = self._axes.positions(step.columns, step.positions)
+        if positions.ndim == 1:
+            return positions, np.zeros((3, 0), np.int32)
+        differ = (positions != positions[0]).any(axis=0)
+        spread = positions[:, differ]
+        angles = positions[0].copy()
+        angles[differ] = self.sizes.length + np.arange(spread.shape[1])
+        return angles, spread
+
+    def _fill_decodes(
+        self, views: dict[str, NDArray[np.int32]], step: ForwardInput, angles: NDArray[np.int32], padded: int
+    ) -> None:
+        """Fill in row, token, context and angle of each decode side by side: attention waits for one load."""
         columns, decodes = step.columns, views["decodes"].reshape(-1, 4)
         values: tuple[NDArray[np.integer[Any]], ...]
         if columns.only_decodes:
-            values = columns.starts[:-1], columns.starts[:-1], columns.num_context_tokens, step.positions
+            values = columns.starts[:-1], columns.starts[:-1], columns.num_context_tokens, angles
         else:
             rows = (columns.num_tokens == 1).nonzero()[0]
             tokens = columns.starts[rows]
-            values = rows, tokens, columns.num_context_tokens[rows], step.positions[tokens]
+            values = rows, tokens, columns.num_context_tokens[rows], angles[tokens]
         count = len(values[0])
         for place, column in enumerate(values):
             decodes[:count, place] = column

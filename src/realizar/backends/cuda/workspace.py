@@ -18,6 +18,7 @@ from realizar.models.spec import ModelSpec
 
 _DEPENDENT_TOKENS = 256
 _MATVEC_TOKENS = 7  # at most, of matmuls of integers
+_FEATURES = 512  # tokens whose features of images are on the device at once
 LOGIT_BLOCK = 4096  # logits whose largest is found at once
 
 
@@ -44,6 +45,7 @@ class Workspace:
         self.chosen = torch.full((max(pairs, 1),), -1, dtype=torch.int32, device=where)
         self.expert_weights = torch.zeros(max(pairs, 1), device=where)
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
+        self.features = torch.zeros((min(sizes.tokens, _FEATURES) if sizes.width else 0, sizes.width), device=where)
         self.kept = torch.zeros((sizes.kept, sizes.tokens, spec.hidden_size), device=where)
         self.states = torch.zeros((0 if spec.next_token is None else sizes.tokens, spec.hidden_size), device=where)
         fusion = spec.fusion
@@ -96,7 +98,20 @@ class Workspace:
     def place_given(self) -> None:
         """Start to copy the step's given embeddings to where the embedding leaves them."""
         for first, values in self.arrays.given:
-            self.hidden[first : first + len(values)].copy_(values, non_blocking=True)
+            self.hidden[first : first + values.shape[1]].copy_(values[0], non_blocking=True)
+
+    @property
+    def brings_features(self) -> bool:
+        """True if something is to be added to the step's stream after the first layers."""
+        return any(len(values) > 1 for _, values in self.arrays.given)
+
+    def add_features(self, layer: int, _kind: StepKind) -> None:
+        """Start to add what the step's given embeddings bring for one of the first layers."""
+        for first, values in self.arrays.given:
+            for at in range(0, values.shape[1] if len(values) > 1 else 0, len(self.features)):
+                part = values[1 + layer, at : at + len(self.features)]
+                self.features[: len(part)].copy_(part, non_blocking=True)
+                self.hidden[first + at : first + at + len(part)].add_(self.features[: len(part)])
 
     @property
     def token_state(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+
+from backend_runs import BackendRunner
 from backends.cuda.cuda_runs import GPURunner
 from engine.core.core_runs import run
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.devices import ChosenDevice
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import Device
 from realizar.engine.core.engine_core import EngineCore
-from realizar.models.spec import ModelSpec
+from realizar.engine.given_embeddings import prompt_embeddings
+from realizar.models.spec import Attention, ModelSpec
 from realizar.outputs import TokenLogprobs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
@@ -30,9 +36,41 @@ def given_model(recipe: Recipe, scale: float) -> tuple[ModelSpec, Checkpoint]:
     return replace(spec, embedding_scale=scale), checkpoint
 
 
-def given_core(runner: GPURunner) -> EngineCore:
+def seeing_model(recipe: Recipe, deepstack: int) -> tuple[ModelSpec, Checkpoint]:
+    """A model whose rope has three axes in turn, and features of images added after so many layers."""
+    spec, checkpoint = random_model(recipe)
+    layers = []
+    for layer in spec.layers:
+        assert isinstance(layer.mixer, Attention)
+        assert layer.mixer.rope is not None
+        axes = tuple(place % 3 for place in range(layer.mixer.rope.size // 2))
+        layers.append(replace(layer, mixer=replace(layer.mixer, rope=replace(layer.mixer.rope, axes=axes))))
+    return replace(spec, layers=tuple(layers), deepstack=deepstack), checkpoint
+
+
+def seeing_requests(spec: ModelSpec, times: int, count: int) -> list[Request]:
+    """A prompt of text, and two with images of 3 and of 2 * `times` rows of `times` features, and text around them."""
+    rng, size, made = np.random.default_rng(3), spec.hidden_size, []
+    for index, images in enumerate(((), ((4, 3),), ((1, 3), (2 + 3 * times, 2 * times)))):
+        length = 9 + sum(rows * times for _, rows in images)
+        ids = tuple(random_tokens(Recipe(vocab_size=spec.vocab_size), length, index))
+        places, runs, shift = np.repeat(np.arange(length, dtype=np.int32)[None], 3, axis=0), [], 0
+        for first, rows in images:
+            end = first + rows * times
+            places[:, first:] = np.arange(first, length) - shift
+            places[:, first:end] = np.concatenate([[np.zeros(end - first)], np.indices((rows, times)).reshape(2, -1)])
+            places[:, first:end] += first - shift
+            shift += end - first - max(rows, times)
+            places[:, end:] = np.arange(end, length) - shift
+            runs.append(prompt_embeddings(rng.standard_normal((end - first, size * (1 + spec.deepstack))), first))
+        given = {"embeddings": tuple(runs), "rope_positions": places.tobytes()} if images else {}
+        made.append(Request(f"r{index}", ids, SamplingParams(temperature=0.0, logprobs=2), count, **given))
+    return made
+
+
+def given_core(runner: BackendRunner[Any], kind: Device = "cuda") -> EngineCore:
     """An engine whose steps do not depend on how long steps take."""
-    device = ChosenDevice("cuda")
+    device = ChosenDevice(kind)
     return new_core(
         runner.backend, runner.spec, runner.config, steps_in_flight=2, device=device, policy=Policy(stretch=math.inf)
     )

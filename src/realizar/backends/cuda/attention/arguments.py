@@ -65,7 +65,7 @@ class AttentionArguments:
         partials = self._space.partials(linear.splits(kind), kind.tokens, linear.width)
         return [
             partials, partials.stride(0), partials.stride(1), self.none if bias is None else bias,
-            self._space.arrays["positions"], *self._ropes.get(attention.rope),
+            self._space.arrays.angles, *self._ropes.get(attention.rope),
             self._ropes.query_scales(attention.query_growth), *weights, *biases, float(norm.eps) if norm else 0.0,
             float(attention.v_norm_eps or 0.0), *columns(attention),
         ]  # fmt: skip

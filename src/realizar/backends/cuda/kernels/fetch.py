@@ -65,13 +65,13 @@ def take_sampled(ids, selected, lags, lines, read_ids, tokens, width, largest, B
 
 @triton.jit(do_not_specialize=["rows", "padded"])
 def go_on(
-    header, ids, token_rows, positions, slots, slots_stride, starts, counts, contexts, lags, decodes, selected,
-    selected_rows, tables, table_rows, numbers, rows, padded,
+    header, ids, token_rows, positions, angles, shifts, slots, slots_stride, starts, counts, contexts, lags, decodes,
+    selected, selected_rows, tables, table_rows, numbers, rows, padded,
     GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The arrays of a step become those of one in which rows decode what they sampled, but rows of the number -1.
 
-    Grid: 1.
+    A row's angle is `shifts`, by its number, beyond its position. Grid: 1.
     """
     row = tl.arange(0, BLOCK)
     live, inside = row < rows, row < padded
@@ -87,14 +87,16 @@ def go_on(
         tl.store(slots + group * slots_stride + row, slot, mask=inside)
     tl.store(ids + row, tl.where(alive, -1, 0), mask=inside)
     tl.store(token_rows + row, tl.maximum(number, 0), mask=inside)
+    angle = position + tl.load(shifts + number, mask=alive, other=0)
     tl.store(positions + row, position, mask=inside)
+    tl.store(angles + row, angle, mask=inside)  # where there is one axis these are the positions
     tl.store(starts + row, row, mask=live)
     tl.store(counts + row, 1, mask=live)
     tl.store(contexts + row, position + 1, mask=live)
     tl.store(decodes + 4 * row, tl.where(alive, row, -1), mask=inside)
     tl.store(decodes + 4 * row + 1, tl.where(alive, row, -1), mask=inside)
     tl.store(decodes + 4 * row + 2, tl.where(alive, position + 1, -1), mask=inside)
-    tl.store(decodes + 4 * row + 3, tl.where(alive, position, -1), mask=inside)
+    tl.store(decodes + 4 * row + 3, tl.where(alive, angle, -1), mask=inside)
     tl.store(selected + row, row, mask=live)
     tl.store(selected_rows + row, number, mask=live)
     tl.store(header + 1 + row, rows, mask=row == 0)
