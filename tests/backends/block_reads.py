@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from random_models import Recipe, random_model
-from realizar.backends.base import Drafts, ForwardInput, ModelSource, SampledAhead, TokenIds
+from realizar.backends.base import BlocksAhead, Drafts, ForwardInput, ModelSource, SampledAhead, TokenIds
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
 
-ReadStep = Callable[[ForwardInput], tuple[NDArray[np.int32], NDArray[np.float32]]]
-"""Ids and logits, float32 [tokens, vocab_size], of the tokens of the step that was submitted last."""
+
+class StepReads(NamedTuple):
+    """Ids, positions and logits, float32 [tokens, vocab_size], of the tokens of a step."""
+
+    token_ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    logits: NDArray[np.float32]
+
+
+ReadStep = Callable[[ForwardInput], StepReads]
+"""Of the step that was submitted last."""
 
 
 class Reads:
@@ -28,10 +38,10 @@ class Reads:
         self.sequences: dict[int, dict[int, tuple[int, NDArray[np.float32]]]] = defaultdict(dict)
         honest = drafter.draft
 
-        def draft(step: ForwardInput, ahead: SampledAhead | None = None) -> TokenIds:
+        def draft(step: ForwardInput, ahead: SampledAhead | BlocksAhead | None = None) -> TokenIds:
             drafts = honest(step, ahead) + 0  # before its memory is written again
             owners = np.repeat(step.columns.sequence_ids, step.columns.num_tokens)
-            for owner, position, token_id, logits in zip(owners, step.positions, *read(step), strict=True):
+            for owner, token_id, position, logits in zip(owners, *read(step), strict=True):
                 self.sequences[int(owner)][int(position)] = int(token_id), logits
             return drafts
 
@@ -55,12 +65,12 @@ class BlockReads:
         self.blocks: list[tuple[int, int, list[int], NDArray[np.float32]]] = []
         honest = drafter.draft
 
-        def draft(step: ForwardInput, ahead: SampledAhead | None = None) -> TokenIds:
-            drafts, (token_ids, logits) = honest(step, ahead) + 0, read(step)
+        def draft(step: ForwardInput, ahead: SampledAhead | BlocksAhead | None = None) -> TokenIds:
+            drafts, found = honest(step, ahead) + 0, read(step)
             for sequence in np.unique(step.columns.sequence_ids):
                 of_row = (step.columns.sequence_ids == sequence).nonzero()[0]
-                ids, first = token_ids[of_row].tolist(), int(step.positions[of_row[0]])
-                self.blocks.append((int(sequence), first, ids, logits[of_row]))
+                ids, first = found.token_ids[of_row].tolist(), int(found.positions[of_row[0]])
+                self.blocks.append((int(sequence), first, ids, found.logits[of_row]))
             return drafts
 
         monkeypatch.setattr(drafter, "draft", draft)

@@ -185,13 +185,30 @@ class SampledAhead(NamedTuple):
     largest: int
 
 
+class BlocksAhead(NamedTuple):
+    """Where the blocks of a drafter's step begin, and with what, as far as the host does not know it yet.
+
+    The step has the positions of blocks behind all tokens that may stand.
+
+    Attributes:
+        tokens: as of `SampledAhead`. largest: the last id that the drafter has.
+        lines: int32 [rows, 3], of each row of the drafter's step, a token: the index in `tokens` of what stands before
+            its block; how many of these there may be; and its place in the block.
+    """
+
+    tokens: TokenIds
+    lines: NDArray[np.int32]
+    largest: int
+
+
 class Drafts(Protocol):
     """A backend that computes drafts, and keeps those of another model that does; ids stay where it computes."""
 
-    def draft(self, step: ForwardInput, ahead: SampledAhead | None = None) -> TokenIds:
+    def draft(self, step: ForwardInput, ahead: SampledAhead | BlocksAhead | None = None) -> TokenIds:
         """Submit a step. Returns the most probable token after each row that samples, soon overwritten.
 
-        `ahead` has some of its tokens; those behind the ones that stand are computed for nothing.
+        `ahead` has some of its tokens; those behind the ones that stand are computed for nothing. Of a drafter of
+        blocks it has where these begin.
         """
 
     def keep_drafts(self, rows: Any, place: int, drafts: TokenIds) -> None:

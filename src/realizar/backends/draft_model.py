@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from realizar.backends.base import (
     FUSED_AT_ONCE,
     Backend,
+    BlocksAhead,
     Capacity,
     Drafts,
     FollowsDrafts,
@@ -125,12 +126,14 @@ def drafter_config(
     """The configuration of a drafter, which computes a token more of each row that has sampled, or a block, from the
     main model's.
 
-    `num_blocks` is of each of the drafter's cache groups; None plans it alone.
+    `num_blocks` is of each of the drafter's cache groups; None plans it alone. Tokens of a block see each other's keys:
+    a GPU's kernels of single tokens that write them before all attention are those of `batch_invariant`.
     """
     rows = config.max_running * _rows_of_one(drafter, config)
+    fixed = config.batch_invariant or isinstance(drafter.next_token, BlockInputs)
     return replace(
-        config, max_running=rows, max_step_tokens=config.max_step_tokens + rows, speculative_tokens=0,
-        hidden_layers=_last_layers(drafter), beside=NOTHING_BESIDE, kv_blocks=num_blocks,
+        config, batch_invariant=fixed, max_running=rows, max_step_tokens=config.max_step_tokens + rows,
+        speculative_tokens=0, hidden_layers=_last_layers(drafter), beside=NOTHING_BESIDE, kv_blocks=num_blocks,
     )  # fmt: skip
 
 
@@ -313,8 +316,7 @@ class DraftModel:
             if self._block is None:
                 self._propose(step, made, sampled, ahead)
             else:
-                assert sampled is not None  # no GPU runs a drafter of blocks
-                self._propose_block(self._block, step, made, sampled)
+                self._propose_block(self._block, step, made, sampled, ahead)
 
     def proposed(self, step: ForwardInput, output: StepOutput) -> StepOutput:
         """A step's results with what `propose` has started."""
@@ -374,9 +376,8 @@ class DraftModel:
         self, columns: StepRows, tokens: TokenIds, counts: NDArray[np.int32], goes_on: NDArray[np.bool_]
     ) -> SampledAhead:
         """Of the step that computes `counts` tokens of each row."""
-        sampling = columns.samples & (columns.num_tokens > 0)
         certain = columns.num_tokens - columns.num_drafts
-        indices = np.where(sampling, np.cumsum(sampling) - 1, -1)
+        indices = _sampled_indices(columns)
         chosen = np.where(goes_on, np.cumsum(goes_on) - 1, -1)
         firsts = np.cumsum(counts) - counts + certain
         before = np.where(certain > 0, columns.starts[:-1] + certain - 1, -1)
@@ -384,11 +385,14 @@ class DraftModel:
         return SampledAhead(tokens, lines, self._num_ids - 1)
 
     def _propose_block(
-        self, block: BlockInputs, step: ForwardInput, made: NDArray[np.intp], sampled: NDArray[np.int32]
-    ) -> None:
+        self, block: BlockInputs, step: ForwardInput, made: NDArray[np.intp], sampled: NDArray[np.int32] | None,
+        tokens: TokenIds,
+    ) -> None:  # fmt: skip
         """Write the keys and values of the step's tokens that stand, then draft all that the rows want at once.
 
         Each token of a block is a row of the drafter's step, at whose end all of the block are: so they see each other.
+        Where the host does not know how many stand, those of all are written: the block, or what is read next, lies
+        over the others.
         """
         columns, nobody = step.columns, np.zeros(len(step.columns), np.bool_)
         token_ids, counts = self._standing(columns, made, sampled, nobody)
@@ -403,16 +407,21 @@ class DraftModel:
         sizes = 1 + wanted[rows]
         owners, within = np.repeat(rows, sizes), np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         begins, numbers = (firsts + counts)[owners], columns.numbers[owners]
-        ids = np.where(within == 0, sampled[owners, made[owners] - 1], block.mask_id).astype(np.int32)
+        known = 0 if sampled is None else sampled[owners, made[owners] - 1]
+        ids = np.where(within == 0, known, block.mask_id).astype(np.int32)
         positions, drafted = (begins + within).astype(np.int32), (within > 0).nonzero()[0]
         computed = self._input(step, owners, positions, ids, np.ones(len(ids), np.int32), within > 0, None)
         seen = (begins + np.repeat(sizes, sizes) - 1).astype(np.int32)
         own = replace(computed.columns, numbers=numbers * self._rows_of_one + within, num_computed_tokens=seen)
-        drafts = self._backend.draft(replace(computed, columns=own))
+        unknown = None
+        if sampled is None:
+            lines = np.stack([_sampled_indices(columns)[owners], made[owners], within], axis=1).astype(np.int32)
+            unknown = BlocksAhead(tokens, lines, self._num_ids - 1)
+        drafts = self._backend.draft(replace(computed, columns=own), unknown)
         for place in range(int(wanted.max())):
-            here = within[drafted] == place + 1
-            (of_place,) = self._main.indices(numbers[drafted][here])
-            self._main.keep_drafts(of_place, place, drafts[here])
+            here = (within[drafted] == place + 1).nonzero()[0]
+            of_place, found = self._main.indices(numbers[drafted][here], here)
+            self._main.keep_drafts(of_place, place, drafts[found])
 
     def _read(self, rows: NDArray[np.intp]) -> NDArray[np.int32]:
         return self._main.kept_drafts()[rows]
@@ -512,6 +521,12 @@ class DraftModel:
             table[owners, positions // size] * size + positions % size for table in tables
         ]
         return ForwardInput(columns, positions, tuple(slots), tables, hidden_states=states)
+
+
+def _sampled_indices(columns: StepRows) -> NDArray[np.intp]:
+    """Of each row of a step its index among those that sample, or -1."""
+    sampling = columns.samples & (columns.num_tokens > 0)
+    return np.where(sampling, np.cumsum(sampling) - 1, -1)
 
 
 def _tokens_of(columns: StepRows, counts: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -8,7 +8,6 @@ from enum import Enum
 
 from realizar.errors import UnsupportedModelError
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.parts import BlockInputs
 from realizar.models.spec import AnyFeedForward, Attention, Experts, FeedForward, Layer, Mixer, ModelSpec
 
 _NAMES: dict[type[Mixer | AnyFeedForward], str] = {
@@ -42,7 +41,6 @@ class Feature(Enum):
     WIDE_DELTA_NET = "a gated delta net whose heads have more than 128 features"
     INPUT_GATE = "inputs of their own"
     OUTPUT_SCALE = "factors of their outputs"
-    DRAFT_BLOCKS = "drafts of several tokens at once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +72,6 @@ class Supported:
             for feature in _features(layer):
                 if feature not in self.features:
                     unknown.setdefault(f"{feature.value}, which {self.backend} does not run", []).append(index)
-        if isinstance(spec.next_token, BlockInputs) and Feature.DRAFT_BLOCKS not in self.features:
-            raise UnsupportedModelError(f"{spec.architecture}: {self.backend} makes no {Feature.DRAFT_BLOCKS.value}")
         for reason, layers in unknown.items():
             raise UnsupportedModelError(f"{spec.architecture}: {_listed(layers)} {reason}")
         if not spec.attentions():

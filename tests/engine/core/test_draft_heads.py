@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from backend_runs import LOGITS_AT_ONCE
-from backends.block_reads import BlockReads, Reads, ReadStep
+from backends.block_reads import BlockReads, Reads, ReadStep, StepReads
 from backends.draft_models import dflash_head, eagle3_head, next_token_block
 from engine.core.core_runs import run, tokens
 from random_models import Recipe, random_model, random_tokens
@@ -57,10 +56,11 @@ def drafter_of(backend: CPUBackend) -> CPUBackend:
 
 
 def reader_of(drafter: CPUBackend) -> ReadStep:
-    def read(step: ForwardInput) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def read(step: ForwardInput) -> StepReads:
         tokens = range(len(step.positions))
         parts = [tokens[first : first + LOGITS_AT_ONCE] for first in tokens[::LOGITS_AT_ONCE]]
-        return step.columns.token_ids, np.concatenate([drafter.logits(list(part)).copy() for part in parts])
+        logits = np.concatenate([drafter.logits(list(part)).copy() for part in parts])
+        return StepReads(step.columns.token_ids, step.positions, logits)
 
     return read
 

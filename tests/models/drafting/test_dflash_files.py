@@ -15,7 +15,6 @@ from handmade_checkpoint import stored
 from models.drafting.dflash_files import BLOCK_SIZE, LAYERS, MASK_ID, DFlashFile, write_dflash
 from models.drafting.opened_files import opened_beside
 from models.drafting.test_next_token_files import OPTIONS, answers
-from realizar.backends.select import refusal
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -92,12 +91,6 @@ def test_what_is_not_known_is_refused_by_name(changed: dict[str, Any], message: 
     config = json.loads((file.path / "config.json").read_text())
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
         opened(file, metadata={"config": {**config, **changed}})
-
-
-def test_a_gpu_refuses_it_by_name(tmp_path: Path) -> None:
-    _, spec, _ = opened(write_dflash(tmp_path, "gguf"))
-    assert refusal(spec, "cpu") is None
-    assert refusal(spec, "cuda") == "dflash: the CUDA backend makes no drafts of several tokens at once"
 
 
 @pytest.mark.parametrize("form", FORMS)

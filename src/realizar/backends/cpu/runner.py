@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import NO_OTHERS, Capacity, ForwardInput, OtherModels, SampledAhead, States
+from realizar.backends.base import NO_OTHERS, BlocksAhead, Capacity, ForwardInput, OtherModels, SampledAhead, States
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.attention_record import (
     SEGMENT,
@@ -249,7 +249,7 @@ class CPUBackend:
         ids[unknown[proposed]] = np.minimum(drafts, self.spec.vocab_size - 1)
         return replace(columns, token_ids=ids)
 
-    def draft(self, step: ForwardInput, ahead: SampledAhead | None = None) -> NDArray[np.int32]:
+    def draft(self, step: ForwardInput, ahead: SampledAhead | BlocksAhead | None = None) -> NDArray[np.int32]:
         assert ahead is None  # as a step is done before drafts follow it
         return self.submit(step).result().sampled[step.columns.samples, 0]
 

@@ -93,12 +93,28 @@ class Binder:
     def bind_fusion(self, fusion: Fusion) -> list[Launch]:
         """Launches that make states of `Workspace.streams`, which are not a step's, and leave them in `hidden`."""
         linear = self._merger.merge((fusion.linear,))
-        return [
+        launches = [
             Launch("fusion", self._norms.bind_apart(self._space.streams, fusion.norm, linear)),
             Launch("fusion", self._dense.project(linear, self._space.activations.normed), linear.weight_bytes),
             Launch("fusion", self._clear),
             Launch("fusion", self._norms.bind_last(Branch(linear, Join(fusion.linear, None, 1.0)))),
         ]
+        after = fusion.output_norm
+        return launches if after is None else [*launches, Launch("fusion", self._norms.bind_in_place(after))]
+
+    def bind_injection(self, program: Program) -> list[Launch]:
+        """Launches that write the keys and values of `Workspace.states`, in every layer; queries are lost."""
+        launches = []
+        for block in program.blocks:
+            if isinstance(block, AttentionBlock):
+                linear = self._merger.merge(block.inputs.linears)
+                project = self._dense.project(linear, self._space.activations.normed)
+                launches += [
+                    Launch("injection", self._norms.bind_apart(self._space.states, None, linear)),
+                    Launch("injection", project, linear.weight_bytes),
+                    self._attention.bind_keys(block, linear),
+                ]
+        return launches
 
     def _next_token_inputs(self, inputs: NextTokenInputs) -> Iterator[Launch]:
         """The stream becomes the token's part, from its embedding; the state's is added by the first block's norm."""

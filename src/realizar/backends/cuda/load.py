@@ -61,6 +61,7 @@ from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CaptureLostError, DeviceLostError, KernelError
+from realizar.models.parts import BlockInputs
 from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
 
@@ -83,6 +84,7 @@ class LoadedModel:
         experts_read: counts of the experts that steps read.
         ropes: tables of the rope, of whose rows a step fills some.
         fusion: launches that make a drafter's states of its model's streams; none where it reads none.
+        injection: launches that write keys and values of such states; none where the drafter's layers write theirs.
     """
 
     spec: ModelSpec
@@ -100,6 +102,7 @@ class LoadedModel:
     experts_read: ExpertsRead
     ropes: RopeTables
     fusion: list[Launch]
+    injection: list[Launch]
     load_s: float
 
     @property
@@ -219,20 +222,22 @@ def load_model(
         tail = binder.bind_tail(parts.program.tail, gives_states=gives_states)
         graphs = GraphRunner(binder.bind_body(parts.program), tail, space, device)
         fusion = [] if parts.program.fusion is None else binder.bind_fusion(parts.program.fusion)
+        injection = binder.bind_injection(parts.program) if isinstance(spec.next_token, BlockInputs) else []
         decodes = _decode_kinds(space, attention, config.context_length)
         recurrences.prepare()
         attention.prepare([*decodes, *mixed_kinds(sizes)])
         finisher = StepFinisher(space, graphs, binder.bind_final_norm(parts.program.tail), parts.sampler)
         _log_decisions(device, space, kv, matmuls)
         if device.is_gpu:
-            _warm_up(lane, attention, graphs, finisher, fusion, parts, config, progress)
+            _warm_up(lane, attention, graphs, finisher, parts, config, progress)
+            _warm_states(fusion, injection, space.arrays.sizes)
         aside = None if of_aside is None else _bind_aside(spec, config, parts, of_aside, kv, recurrences)
     if device.is_gpu:
         _capture(space, graphs, parts.sampler, decodes, config.graphs, progress)
         aside = None if aside is None else _prepared(aside)
     return LoadedModel(
         spec, config, weights, space, kv, states, recurring, parts.sampler, attention, graphs, aside,
-        finisher, parts.experts.experts_read, parts.ropes, fusion, load_s=time.perf_counter() - start_s,
+        finisher, parts.experts.experts_read, parts.ropes, fusion, injection, load_s=time.perf_counter() - start_s,
     )  # fmt: skip
 
 
@@ -388,8 +393,8 @@ def _log_decisions(device: DeviceProfile, space: Workspace, kv: KVMemory, matmul
 
 
 def _warm_up(
-    lane: _Lane, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher, fusion: Sequence[Launch],
-    parts: _Parts, config: ResolvedConfig, progress: LoadProgress,
+    lane: _Lane, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher, parts: _Parts,
+    config: ResolvedConfig, progress: LoadProgress,
 ) -> None:  # fmt: skip
     space = lane.space
     if config.kv_blocks is not None:  # it drafts
@@ -399,15 +404,16 @@ def _warm_up(
     for rows in row_counts(space.arrays.sizes.selected):
         graphs.run_eagerly(StepKind(0), rows)
     finisher.warm()
-    _warm_fusion(fusion, space.arrays.sizes)
 
 
-def _warm_fusion(fusion: Sequence[Launch], sizes: StepSizes) -> None:
-    """Compile what makes states of streams, for every number of them."""
+def _warm_states(fusion: Sequence[Launch], injection: Sequence[Launch], sizes: StepSizes) -> None:
+    """Compile what makes states of streams, and keys of these, for every number of them."""
     counts = {fused_tokens(count, sizes) for count in range(1, min(sizes.tokens, FUSED_AT_ONCE) + 1)}
-    for tokens in sorted(counts):
-        for launch in fusion:
-            launch.run(StepKind(tokens))
+    kinds = {*row_counts(sizes.rows), *token_counts(sizes.tokens)}
+    for launches, numbers in ((fusion, counts), (injection, kinds)):
+        for tokens in sorted(numbers):
+            for launch in launches:
+                launch.run(StepKind(tokens))
 
 
 def _capture(

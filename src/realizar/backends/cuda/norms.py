@@ -92,6 +92,10 @@ class NormBinder:
         """Norm float32 [tokens, features] that are not the stream, for the consumer."""
         return self._whole(None, norm, consumer, source=source)
 
+    def bind_in_place(self, norm: Norm) -> Run:
+        """Norm the stream where it lies."""
+        return self._whole(None, norm, None, plain=self._space.hidden)
+
     def bind_pair(self, pair: PairedInputs) -> list[Run]:
         """Norm embeddings, which are in the stream, and states into `Workspace.pair`; the stream is then the states'.
 

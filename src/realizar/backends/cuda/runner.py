@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import (
     NO_OTHERS,
+    BlocksAhead,
     Capacity,
     DeviceMemory,
     ForwardInput,
@@ -187,14 +188,16 @@ class CUDABackend:
             self._pending.start_sampling()  # the device goes on to it by itself
         return self._pending
 
-    def _start(self, forward_input: ForwardInput, ahead: SampledAhead | None = None) -> WantedTokens:
+    def _start(self, forward_input: ForwardInput, ahead: SampledAhead | BlocksAhead | None = None) -> WantedTokens:
         """Start all launches of a step but its sampling."""
         wanted = wanted_tokens(forward_input)
         kind = self._kind(forward_input)
         self.model.states.begin(forward_input.state_moves)
         self._send(forward_input, kind, wanted)
         self.model.ropes.place(self.model.space.arrays.spread)
-        if ahead is not None:
+        if isinstance(ahead, BlocksAhead):
+            self.model.space.arrays.begin_blocks(ahead, self.model.config.block_size)
+        elif ahead is not None:
             assert self._beside is not None
             self.model.space.arrays.take_sampled(ahead, self._beside.space.arrays["ids"])
         if forward_input.hidden_states is not None:
@@ -206,7 +209,7 @@ class CUDABackend:
         self._last = forward_input.columns, wanted
         return wanted
 
-    def draft(self, step: ForwardInput, ahead: SampledAhead | None = None) -> torch.Tensor:
+    def draft(self, step: ForwardInput, ahead: SampledAhead | BlocksAhead | None = None) -> torch.Tensor:
         with step_errors(self.device.torch_device):
             return self.model.space.sampled[: self._start(step, ahead).num_sampled]
 
@@ -338,6 +341,15 @@ class CUDABackend:
         for launch in self.model.fusion:
             launch.run(kind)
         return space.hidden[:count]
+
+    def inject(self, states: ForwardInput) -> None:
+        assert states.hidden_states is not None
+        with step_errors(self.device.torch_device):
+            kind = self._kind(states)
+            self.model.space.arrays.send(states, kind, (), ())
+            self.model.space.place_states(states.hidden_states)
+            for launch in self.model.injection:
+                launch.run(kind)
 
     def new_states(self, count: int) -> States:
         return torch.zeros((count, self.model.spec.hidden_size), device=self.device.torch_device)

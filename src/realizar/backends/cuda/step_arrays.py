@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.base import ForwardInput, SampledAhead
+from realizar.backends.base import BlocksAhead, ForwardInput, SampledAhead
 from realizar.backends.cuda.capture import GraphRecorder
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernels.fetch import fetch, find_ids, go_on, take_sampled
+from realizar.backends.cuda.kernels.fetch import begin_blocks, fetch, find_ids, go_on, take_sampled
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.row_axes import RowAxes
 from realizar.batch import PROPOSED, OpenedRow
@@ -165,16 +165,32 @@ class StepArrays:
 
         `read_ids`, int32, are those of the step that sampled.
         """
-        lines = torch.empty(ahead.lines.shape, dtype=torch.int32, pin_memory=self._device.is_gpu)
-        lines.numpy()[:] = ahead.lines
+        lines = self._sent(ahead.lines)
         take_sampled[(len(lines),)](
-            self["ids"], self["selected"], self._lags, lines.to(self._device.torch_device, non_blocking=True),
-            read_ids, ahead.tokens, ahead.tokens.shape[1], ahead.largest, BLOCK=_SAMPLED,
+            self["ids"], self["selected"], self._lags, lines, read_ids, ahead.tokens, ahead.tokens.shape[1],
+            ahead.largest, BLOCK=_SAMPLED,
         )  # fmt: skip
+
+    def begin_blocks(self, ahead: BlocksAhead, block_size: int) -> None:
+        """Move the blocks of a step that was sent to where only the device knows that they begin."""
+        lines, sizes = self._sent(ahead.lines), self.sizes
+        begin_blocks[(len(lines),)](
+            self["header"], self["ids"], self["positions"], self["slots"], sizes.tokens, self["contexts"],
+            self["decodes"], self["tables"], sizes.rows, lines, ahead.tokens, ahead.tokens.shape[1], ahead.largest,
+            GROUPS=sizes.groups, BLOCK_SIZE=block_size, BLOCK=_SAMPLED,
+        )  # fmt: skip
+
+    def _sent(self, lines: NDArray[np.int32]) -> torch.Tensor:
+        """On their way to the device."""
+        pinned = torch.empty(lines.shape, dtype=torch.int32, pin_memory=self._device.is_gpu)
+        pinned.numpy()[:] = lines
+        return pinned.to(self._device.torch_device, non_blocking=True)
 
     def warm_drafts(self, block_size: int) -> None:
         """Compile what steps of drafts launch beside their graphs, of no row."""
         where = self._device.torch_device
+        sampled = torch.zeros((1, 1), dtype=torch.int32, device=where)
+        self.begin_blocks(BlocksAhead(sampled, np.array([[0, 1, 1]], np.int32), 0), block_size)
         nobody = np.array([[-1, 1, 0, -1, -1]], np.int32)
         self.take_sampled(SampledAhead(torch.zeros((0, 1), dtype=torch.int32, device=where), nobody, 0), self["ids"])
         self.go_on(torch.zeros(0, dtype=torch.int64, device=where), StepKind(0), block_size)

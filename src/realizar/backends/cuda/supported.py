@@ -10,5 +10,5 @@ SUPPORTED = Supported(
     "the CUDA backend",
     frozenset({Attention, SharedAttention, GatedDeltaNet, ShortConvolution}),
     frozenset({FeedForward, Experts}),
-    frozenset(Feature) - {Feature.UNGATED_EXPERTS, Feature.WIDE_DELTA_NET, Feature.DRAFT_BLOCKS},
+    frozenset(Feature) - {Feature.UNGATED_EXPERTS, Feature.WIDE_DELTA_NET},
 )

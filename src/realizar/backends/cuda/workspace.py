@@ -14,6 +14,7 @@ from realizar.backends.cuda.native.chunks.source import ALONE_WARPS, MOST_WARPS
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
 from realizar.batch import head_id_table
 from realizar.models.mixers import GatedDeltaNet
+from realizar.models.parts import PairedInputs
 from realizar.models.spec import ModelSpec
 
 _DEPENDENT_TOKENS = 256
@@ -48,8 +49,8 @@ class Workspace:
         self.features = torch.zeros((min(sizes.tokens, _FEATURES) if sizes.width else 0, sizes.width), device=where)
         self.kept = torch.zeros((sizes.kept, sizes.tokens, spec.hidden_size), device=where)
         self.states = torch.zeros((0 if spec.next_token is None else sizes.tokens, spec.hidden_size), device=where)
-        fusion = spec.fusion
-        self.pair = torch.zeros((0 if fusion is None else sizes.tokens, 2 * spec.hidden_size), device=where)
+        fusion, reads_pairs = spec.fusion, isinstance(spec.next_token, PairedInputs)
+        self.pair = torch.zeros((sizes.tokens if reads_pairs else 0, 2 * spec.hidden_size), device=where)
         features = 0 if fusion is None else fusion.linear.in_features
         self.streams = torch.zeros((min(sizes.tokens, FUSED_AT_ONCE), features), device=where)
         self.head_ids = None if spec.head_ids is None else torch.from_numpy(head_id_table(spec.head_ids)).to(where)

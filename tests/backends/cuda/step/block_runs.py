@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from backend_runs import LOGITS_AT_ONCE
-from backends.block_reads import Reads
+from backends.block_reads import BlockReads, Reads, StepReads
 from backends.cuda.cuda_runs import new_backend
 from engine.core.core_runs import run, tokens
 from random_models import Recipe, random_model
@@ -17,6 +16,7 @@ from realizar.backends.base import NO_OTHERS, ForwardInput, ModelSource
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
+from realizar.models.parts import BlockInputs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
@@ -58,24 +58,31 @@ def texts_of(of: Run, monkeypatch: pytest.MonkeyPatch | None = None) -> Found:
     core.close()
     found = Found([tokens(outputs[str(index)]) for index in range(len(of.prompts))], core.scheduler.counts)
     if reads is not None and of.drafter is not None:
-        for prompt, text in zip(of.prompts, found.texts, strict=True):
-            found.errors += reads.errors(of.recipe, of.drafter, [*prompt, *text], len(prompt))
+        texts = [[*prompt, *text] for prompt, text in zip(of.prompts, found.texts, strict=True)]
+        for index, text in enumerate(texts):
+            if isinstance(reads, BlockReads):
+                sequences = sorted({block[0] for block in reads.blocks})
+                found.errors += reads.errors(of.recipe, of.drafter, text, sequences[index])
+            else:
+                found.errors += reads.errors(of.recipe, of.drafter, text, len(of.prompts[index]))
     return found
 
 
-def _reads(backend: CUDABackend, monkeypatch: pytest.MonkeyPatch) -> Reads:
+def _reads(backend: CUDABackend, monkeypatch: pytest.MonkeyPatch) -> Reads | BlockReads:
     assert backend._drafter is not None
     drafter = backend._drafter.backend
     assert isinstance(drafter, CUDABackend)
 
     space = drafter.model.space
 
-    def read(step: ForwardInput) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def read(step: ForwardInput) -> StepReads:
         tokens, num_sampled = len(step.positions), int(step.columns.samples.sum())
         selected = space.arrays["selected"][:num_sampled].tolist()
         parts = [range(first, min(first + LOGITS_AT_ONCE, tokens)) for first in range(0, tokens, LOGITS_AT_ONCE)]
         logits = np.concatenate([drafter.logits(list(part)).cpu().numpy().copy() for part in parts])
         drafter.states(selected)  # the next draft follows from them
-        return space.arrays["ids"][:tokens].cpu().numpy(), logits
+        ids, positions = (space.arrays[name][:tokens].cpu().numpy() for name in ("ids", "positions"))
+        return StepReads(ids, positions, logits)
 
-    return Reads(drafter, read, monkeypatch)
+    drafts_blocks = isinstance(drafter.model.spec.next_token, BlockInputs)
+    return (BlockReads if drafts_blocks else Reads)(drafter, read, monkeypatch)

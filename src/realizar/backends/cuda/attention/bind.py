@@ -81,7 +81,7 @@ class AttentionBinder:
         attention = block.attention
         if isinstance(attention, Attention) and attention.qk_norm_axis == "token":
             yield Launch("qk norm", self._norm_tokens(attention, linear))
-        yield Launch("rope", self._rotate(block, linear))
+        yield self.bind_keys(block, linear)
         start_decodes = self._decodes.bind(BoundDecode(block, linear, consumer))
         start_tiles = self._chunks.bind(block, consumer)
 
@@ -96,6 +96,10 @@ class AttentionBinder:
             yield Launch("attention output", self._gate(attention, linear, consumer))
         else:
             yield Launch("attention output", self._convert(attention, consumer))
+
+    def bind_keys(self, block: AttentionBlock | SharedAttentionBlock, linear: MergedLinear) -> Launch:
+        """The launch that rotates what `linear` computed, and writes keys and values into the cache."""
+        return Launch("rope", self._rotate(block, linear))
 
     def _norm_tokens(self, attention: Attention, linear: MergedLinear) -> Callable[[StepKind], None]:
         """Sum queries, keys and values into the first split; queries and keys normed over all heads of a token."""

@@ -63,6 +63,37 @@ def take_sampled(ids, selected, lags, lines, read_ids, tokens, width, largest, B
     tl.store(lags + row, tl.where(chosen >= 0, room - 1 - last, 0))
 
 
+@triton.jit(do_not_specialize=["width", "largest"])
+def begin_blocks(
+    header, ids, positions, slots, slots_stride, contexts, decodes, tables, table_rows, lines, tokens, width, largest,
+    GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Blocks begin behind the sampled tokens that stand, [rows that sampled, width], with the last of these.
+
+    `lines` are those of `BlocksAhead`. Each row of the step is a token of a block. Grid: rows.
+    """
+    row = tl.program_id(0)
+    index, most = tl.load(lines + 3 * row), tl.load(lines + 3 * row + 1)
+    within, stand = tl.load(lines + 3 * row + 2), 0
+    for begin in tl.range(0, most, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        token = tl.load(tokens + index * width + place, mask=place < most, other=-1)
+        stand += tl.sum((token >= 0).to(tl.int32), axis=0)
+    stand = tl.maximum(stand, 1)
+    lag = most - stand
+    last = tl.load(tokens + index * width + stand - 1)
+    tl.store(ids + row, tl.maximum(tl.minimum(last, largest), 0), mask=within == 0)
+    position, context = tl.load(positions + row) - lag, tl.load(contexts + row) - lag
+    tl.store(positions + row, position)
+    tl.store(contexts + row, context)
+    tl.store(decodes + 4 * row + 2, context)
+    tl.store(decodes + 4 * row + 3, position)
+    stride = tl.load(header)
+    for group in tl.static_range(GROUPS):
+        block = tl.load(tables + (group * table_rows + row) * stride + position // BLOCK_SIZE)
+        tl.store(slots + group * slots_stride + row, block * BLOCK_SIZE + position % BLOCK_SIZE)
+
+
 @triton.jit(do_not_specialize=["rows", "padded"])
 def go_on(
     header, ids, token_rows, positions, angles, shifts, slots, slots_stride, starts, counts, contexts, lags, decodes,
