@@ -241,13 +241,10 @@ def test_embeddings_that_do_not_fit_are_refused(given: tuple[PromptEmbeddings, .
     core.close()
 
 
-def test_positions_of_axes_need_a_backend_that_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_of_axes_fit_their_prompt() -> None:
     request = Request("a", (1,) * 10, SamplingParams(), 1, rope_positions=bytes(4 * 3 * 9))
     core = make_core("plain", rows=1)
     with pytest.raises(InvalidRequestError, match="positions of the rope's axes do not fit the prompt"):
-        core.add(request)
-    monkeypatch.setattr(core, "capacity", replace(core.capacity, takes_axes=False))
-    with pytest.raises(InvalidRequestError, match="images of this model are read on the CPU alone"):
         core.add(request)
     core.close()
 

@@ -75,7 +75,7 @@ class LoadedModel:
     def capacity(self) -> Capacity:
         return loaded_capacity(
             self.config, self.kv, self.weights.size_bytes, self.load_s, token_bytes=self.weights.token_bytes,
-            takes_axes=True, sees_images_whole=True,
+            sees_images_whole=True,
         )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ class LoadedModel:
     def capacity(self) -> Capacity:
         capacity = loaded_capacity(
             self.config, self.kv, self.weights.size_bytes, self.load_s, self.weights.token_bytes,
-            tuple(token_counts(self.space.arrays.sizes.tokens)), takes_axes=True,
+            tuple(token_counts(self.space.arrays.sizes.tokens)),
         )  # fmt: skip
         return replace(capacity, aside_tokens=0 if self.aside is None else self.aside.tokens)
 

@@ -353,12 +353,11 @@ class EngineCore:
 
 def _check_embeddings(request: Request, spec: ModelSpec, capacity: Capacity) -> None:
     end, hidden_size = 0, spec.hidden_size
-    takes_axes, is_whole = capacity.takes_axes, bool(request.longest_whole_run)
-    if (request.rope_positions and not takes_axes) or (is_whole and not capacity.sees_images_whole):
+    if request.longest_whole_run and not capacity.sees_images_whole:
         raise InvalidRequestError("images of this model are read on the CPU alone, and it runs on a GPU", "prompt")
     if request.rope_positions and len(request.rope_positions) != 4 * 3 * request.num_prompt_tokens:
         raise InvalidRequestError("positions of the rope's axes do not fit the prompt", "prompt")
-    widths = {hidden_size, hidden_size * (1 + spec.deepstack) if takes_axes else hidden_size}
+    widths = {hidden_size, hidden_size * (1 + spec.deepstack)}
     for run in request.embeddings:
         if not run.num_tokens or len(run.values) not in [4 * width * run.num_tokens for width in widths]:
             raise InvalidRequestError(

@@ -207,15 +207,10 @@ def render_prompt(
 
 
 def _check_images(rendered: RenderedPrompt, api: Api, kept: int | None) -> None:
-    """Refuse a prompt that is too long before its images are decoded, one whose images would be cut, and one whose
-    positions the engine does not take.
-    """
+    """Refuse a prompt that is too long before its images are decoded, and one whose images would be cut."""
     count, max_tokens = len(rendered.token_ids), api.max_tokens
     if kept is not None:
         raise unsupported("truncate_prompt_tokens", "can't be combined with images")
-    if rendered.rope_positions and not api.engine.info.capacity.takes_axes:
-        message = "images of this model are read on the CPU alone, and it runs on a GPU"
-        raise refused(message, "messages", "unsupported_content")
     if count > max_tokens:
         raise ContextLengthError(
             f"messages with their images have {count} tokens, so the prompt is too long: this model's maximum"
