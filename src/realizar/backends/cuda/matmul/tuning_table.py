@@ -41,6 +41,7 @@ _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, 
 _MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
 _MOST_UNROLLED = 9  # blocks of two warps for one token, each of which has registers for one chunk more
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a matmul that can't be split
+_LEAST_WHOLE = 0.7  # of those, by a mat-vec that is not split: a norm's launch costs more than processors left idle
 _STAYING_STAGES = 6  # at most, of tiles whose blocks stay in long steps
 _WHOLE = 1, 2, 3, 2, 1  # strips, groups, stages, step and blocks of a tile of more tokens than MANY_TOKENS
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
@@ -190,14 +191,15 @@ class DeviceTuning:
                 else MatvecTiles(tokens, 4, 1, unroll, warps // 4)
             )
             return Tiling(strips, 1)
-        splits = max(1, min(math.ceil(self.processors * _LEAST_FILLED / tiles), chunks // 2))
+        filling = 1 if self.keeps_columns(out_features) else math.ceil(self.processors * _LEAST_FILLED / tiles)
+        splits = max(1, min(filling, chunks // 2))
         at_once = -(-tiles * splits // self.processors)
         parts = max(1, min(warps // at_once, _MOST_WARPS, chunks // (2 * splits)))
         return Tiling(MatvecTiles(tokens, 1, parts, unroll, max(1, warps // parts)), splits)
 
     def keeps_columns(self, out_features: int) -> bool:
-        """True if the mat-vec's tiles fill the device without splits, which the residual-add epilogue needs."""
-        return -(-out_features // TILE) >= self.processors * _LEAST_FILLED
+        """True if the mat-vec's tiles fill enough of the device without splits, for the residual-add epilogue."""
+        return -(-out_features // TILE) >= self.processors * _LEAST_FILLED * _LEAST_WHOLE
 
     def many_tokens(
         self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat, sum_bytes: int = 4
