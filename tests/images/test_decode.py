@@ -158,6 +158,20 @@ def test_what_is_no_image_is_refused_by_name(data: bytes, message: str) -> None:
     assert caught.value.param == "image 3"
 
 
+@pytest.mark.parametrize("kind", decode.FORMATS)
+def test_bytes_are_of_the_type_that_is_said(kind: str) -> None:
+    """A JPEG file of several pictures, which Pillow calls MPO, is one too."""
+    image, name = corner("RGB", RED), f"image/{kind.lower()}"
+    files = [encoded(image, kind)]
+    if kind == "JPEG":
+        files.append(encoded(image, "MPO", save_all=True, append_images=[image]))
+    for data in files:
+        assert GivenImage("image 3", data, media_type=name).open().width == 8
+        for other in {*decode.MEDIA_TYPES} - {name}:
+            with pytest.raises(InvalidRequestError, match=f"image 3 is said to be {other}, and its bytes are {name}"):
+                GivenImage("image 3", data, media_type=other).open()
+
+
 def test_threads_that_look_at_headers_leave_warnings_as_they_were() -> None:
     before, interval_s = list(warnings.filters), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

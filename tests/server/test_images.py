@@ -341,6 +341,14 @@ def test_results_of_tools_may_be_images(seeing: RunningServer) -> None:
     [
         ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [ANTHROPIC_IMAGE | {
             "source": {"type": "url", "url": "http://169.254.169.254/"}}]}]}, "messages.0.content.0.source"),
+        *(("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [ANTHROPIC_IMAGE | {
+            "source": {"type": "base64", "media_type": said, "data": DATA}}]}]}, f"messages.0.content.0.source{what}")
+            for said, what in (
+                ("image/jpeg", " is said to be image/jpeg, and its bytes are image/png"),
+                ("image/jpg", ".media_type must be one of image/png, image/jpeg, image/webp, image/gif"),
+                (None, ".media_type must be one of"),
+                ([], ".media_type must be one of"),
+            )),
         ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [{
             "type": "document", "source": {}}]}]}, "messages.0.content.0.type"),
         ("/v1/responses", {"input": [{"role": "user", "content": [INPUT_IMAGE | {

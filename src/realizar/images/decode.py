@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+MEDIA_TYPES = tuple(f"image/{name.lower()}" for name in FORMATS)
 MAX_BYTES = 32 << 20
 MAX_PIXELS = 64 << 20
 MAX_EDGE = 65_535  # as of JPEG and GIF; Pillow's resizing takes 48 bytes for each pixel of an edge
@@ -48,13 +49,14 @@ class EncodedImage:
 class GivenImage:
     """An image as a request brings it, not looked at: its bytes, or text: a `data:` URI or base64, also in lines.
 
-    `where` names it in errors.
+    `where` names it in errors. A `media_type` of `MEDIA_TYPES` is that of its bytes, or it is refused.
     """
 
     where: str
     data: bytes = field(default=b"", repr=False)
     url: str | None = field(default=None, repr=False)
     base64: str | None = field(default=None, repr=False)
+    media_type: str | None = None
 
     def open(self) -> EncodedImage:
         """Read its header. InvalidRequestError as `open_image`, for what is no base64, and for other URLs: nothing is
@@ -68,7 +70,7 @@ class GivenImage:
             kind, found, text = rest.partition(",")
             if not found or not kind.lower().endswith(";base64"):
                 raise InvalidRequestError(f"{self.where} must be of the form data:image/png;base64,...", self.where)
-        return open_image(self.data if text is None else self._decoded(text), self.where)
+        return open_image(self.data if text is None else self._decoded(text), self.where, self.media_type)
 
     def _decoded(self, text: str) -> bytes:
         if len(text) > MAX_BYTES * 4 // 3 + 4:
@@ -79,14 +81,19 @@ class GivenImage:
             raise InvalidRequestError(f"{self.where} is not valid base64: {error}", self.where) from None
 
 
-def open_image(data: bytes, where: str) -> EncodedImage:
+def open_image(data: bytes, where: str, media_type: str | None = None) -> EncodedImage:
     """Read an image's header; no pixel is decoded.
 
-    Raises InvalidRequestError, naming `where`, for what is no image of a known format, and beyond the bounds.
+    Raises InvalidRequestError, naming `where`, for what is no image of a known format or of another one than the
+    `media_type`, if that is given, and beyond the bounds.
     """
     if len(data) > MAX_BYTES:
         raise InvalidRequestError(f"{where} has {len(data)} bytes; an image may have {MAX_BYTES}", where)
     with _opened(data, where) as image:
+        is_jpeg = data.startswith(b"\xff\xd8")  # also where Pillow calls it MPO, as it has several pictures
+        found = "image/jpeg" if is_jpeg else f"image/{image.format}".lower()
+        if media_type not in (None, found):
+            raise InvalidRequestError(f"{where} is said to be {media_type}, and its bytes are {found}", where)
         width, height = image.size
         if width * height > MAX_PIXELS:
             size = f"{width} x {height} pixels"
@@ -96,7 +103,7 @@ def open_image(data: bytes, where: str) -> EncodedImage:
         if max(width, height) > MAX_EDGE:
             size = f"{width} x {height} pixels"
             raise InvalidRequestError(f"{where} has {size}; an edge of an image may have {MAX_EDGE}", where)
-        if data.startswith(b"\xff\xd8") and (scans := data.count(_START_OF_SCAN)) * width * height > _MAX_SCANNED:
+        if is_jpeg and (scans := data.count(_START_OF_SCAN)) * width * height > _MAX_SCANNED:
             raise InvalidRequestError(f"{where} has too many scans, {scans}, for so many pixels", where)
         if _orientation(image) in _ROTATED:
             width, height = height, width

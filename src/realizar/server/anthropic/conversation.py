@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from realizar.images.decode import GivenImage
+from realizar.images.decode import MEDIA_TYPES, GivenImage
 from realizar.sampling_params import StructuredOutput
 from realizar.server.anthropic.records import CountTokensRequest, MessagesRequest, ToolChoice
 from realizar.server.errors import ApiError, refused, unsupported
@@ -269,7 +269,10 @@ def _image(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
     if kind != "base64":
         raise refused(f"{path}.type must be base64 or url", f"{path}.type")
     known_only(path, source, ("type", "media_type", "data"))
-    return image_part(GivenImage(path, base64=text_in(path, source, "data")))
+    media_type = source.get("media_type")
+    if media_type not in MEDIA_TYPES:
+        raise refused(f"{path}.media_type must be one of {', '.join(MEDIA_TYPES)}", f"{path}.media_type")
+    return image_part(GivenImage(path, base64=text_in(path, source, "data"), media_type=media_type))
 
 
 def _of_assistant(path: str, kinds: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
