@@ -17,11 +17,13 @@ from realizar.errors import CheckpointError, UnsupportedModelError
 def test_reads_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "rope_theta": 1e6}')
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {}}')
     (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": true, "chat_template": "old"}')
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}\r\nnäh\n", newline="")
     assert read_folder_metadata(tmp_path) == {
         "config": {"model_type": "llama", "rope_theta": 1e6},
         "generation_config": {"eos_token_id": [1, 2]},
+        "hf_quant_config": {"quantization": {}},
         "tokenizer_config": {"add_bos_token": True, "chat_template": "old"},
         "chat_templates": {"default": "{{ bos_token }}\r\nnäh\n"},
     }

@@ -133,11 +133,12 @@ def test_safetensors_are_preferred_and_come_with_their_json_files() -> None:
         "pytorch_model.bin",
         "model.safetensors",
         "config.json",
+        "hf_quant_config.json",
         "tokenizer.json",
         "modeling_x.py",
         "a-Q4_K_M.gguf",
     )
-    assert chosen(names, None) == ("config.json", "model.safetensors", "tokenizer.json")
+    assert chosen(names, None) == ("config.json", "model.safetensors", "hf_quant_config.json", "tokenizer.json")
 
 
 def test_shards_are_taken_and_other_exports_left() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hub.fake_hub import Content, Endpoint, Sparse, fake_hub
-from quantization.stored_checkpoints import Stored, write_model
+from quantization.stored_checkpoints import Stored, write_model, write_model_opt_file
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, gguf_header
 from realizar.cli.main import app, run_app
@@ -185,13 +185,15 @@ def test_a_drafter_is_not_fetched_either(
     assert "more than 30.0 MB of it would have to be read" in result.stderr, "for the vocabulary, which is compared"
 
 
-@pytest.mark.parametrize("stored", [Stored("gptq"), Stored("awq"), Stored("packed")], ids=str)
+@pytest.mark.parametrize("stored", [Stored("gptq"), Stored("awq"), Stored("packed"), Stored("modelopt")], ids=str)
 def test_values_that_a_plan_depends_on_are_read(
     stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The order of a GPTQ model's columns, for one; small reads leave holes in a small file."""
+    """The order of a GPTQ model's columns, or ModelOpt's own file; small reads leave holes in a small file."""
     write_model(tmp_path, stored)
-    names = ("config.json", "model.safetensors")
+    if stored.method == "modelopt":
+        write_model_opt_file(tmp_path, "NVFP4")
+    names = sorted(path.name for path in tmp_path.iterdir())
     listing = Listing(None, tuple(RemoteFile(name, (tmp_path / name).stat().st_size, 1, None) for name in names))
 
     def request(self: StandIn, file: str, start: int, stop: int) -> tuple[int, int]:

@@ -239,3 +239,14 @@ def write_checkpoint(
     data = b"".join(array.tobytes() for array in tensors.values())
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": method}), encoding="utf-8")
+
+
+def write_model_opt_file(folder: Path, algorithm: str | None, *, alone: bool = True) -> None:
+    """ModelOpt's own file, beside the `quantization_config` that the folder has or `alone`, without that."""
+    details = {"kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": ["lm_head"]}
+    whole = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm, **details}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(whole), encoding="utf-8")
+    if alone:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        del config["quantization_config"]
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quantization.stored_checkpoints import Stored, random_matrix, write_checkpoint, write_model
+from quantization.stored_checkpoints import (
+    Stored,
+    random_matrix,
+    write_checkpoint,
+    write_model,
+    write_model_opt_file,
+)
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
@@ -129,7 +135,7 @@ def test_tensors_that_do_not_fit_together_are_refused(
 ) -> None:
     tensors, _ = random_matrix(stored, 64, 256, np.random.default_rng(1))
     with pytest.raises(CheckpointError, match=message):
-        tensor_source(opened(tmp_path, stored, {**tensors, suffix: array}), f"{NAME}.weight")
+        tensor_source(opened(tmp_path, stored, {**tensors, suffix: array}), f"{NAME}.weight").dequantize()
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -247,6 +253,45 @@ def test_parameters_are_refused_by_name(stored: Stored, changes: dict[str, Any],
     named = {f"{NAME}{suffix}": array for suffix, array in tensors.items()}
     write_checkpoint(tmp_path, named, {**stored.config, **changes})
     with pytest.raises((UnsupportedModelError, CheckpointError), match=message):
+        build_spec(open_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("stored", [Stored("modelopt"), Stored("modelopt", bits=8, group=0, rows=0)], ids=str)
+def test_a_file_of_modelopt_names_the_method(stored: Stored, alone: bool, tmp_path: Path) -> None:
+    weights = write_model(tmp_path, stored)
+    write_model_opt_file(tmp_path, stored.config["quant_algo"], alone=alone)
+    checkpoint, name = open_checkpoint(tmp_path), f"{NAME}.weight"
+    check_tensors(build_spec(checkpoint), checkpoint)
+    found = tensor_source(checkpoint, name).dequantize()
+    np.testing.assert_allclose(found, weights[name].astype(np.float32), rtol=2**-11)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "alone", "message"),
+    [
+        ("W4A16_AWQ", True, r"hf_quant_config\.json: key 'quantization\.quant_algo': unsupported value 'W4A16_AWQ'$"),
+        (None, True, r"hf_quant_config\.json: key 'quantization\.quant_algo': unsupported value None$"),
+        (
+            "FP8",
+            False,
+            r"config\.json: key 'quantization_config': names 'modelopt' 'NVFP4', and hf_quant_config\.json .* 'FP8'$",
+        ),
+    ],
+)
+def test_a_file_of_modelopt_that_does_not_fit_is_refused(
+    algorithm: str | None, alone: bool, message: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path, Stored("modelopt"))
+    write_model_opt_file(tmp_path, algorithm, alone=alone)
+    with pytest.raises((UnsupportedModelError, CheckpointError), match=message):
+        build_spec(open_checkpoint(tmp_path))
+
+
+def test_a_file_of_modelopt_without_its_object_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, Stored("modelopt"))
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": ["NVFP4"]}')
+    with pytest.raises(CheckpointError, match=r"hf_quant_config\.json: key 'quantization': missing, or not an object"):
         build_spec(open_checkpoint(tmp_path))
 
 

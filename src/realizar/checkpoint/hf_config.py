@@ -12,7 +12,7 @@ from realizar.errors import CheckpointError, UnsupportedModelError
 
 MAX_JSON_BYTES = 16 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
-_STEMS = ("config", "generation_config", "tokenizer_config")
+_STEMS = ("config", "generation_config", "hf_quant_config", "tokenizer_config")
 _TEMPLATE_FILE = "chat_template.jinja"
 _TEMPLATE_FOLDER = "additional_chat_templates"
 _PROCESSOR_FILE = "chat_template.json"
@@ -24,9 +24,10 @@ def read_folder_metadata(folder: Path) -> dict[str, Any]:
     """Read the metadata files of a folder, by stem; a missing file has no entry.
 
     Returns:
-        `config`, `generation_config`, `tokenizer_config` and `preprocessor_config` (dicts), and `chat_templates` (dict
-        of texts by name; `default` is for plain chat). As in transformers, templates in files of their own replace
-        those of `tokenizer_config.json`. Where neither has any, a processor's `chat_template.json` counts.
+        `config`, `generation_config`, `hf_quant_config`, `tokenizer_config` and `preprocessor_config` (dicts), and
+        `chat_templates` (dict of texts by name; `default` is for plain chat). As in transformers, templates in files of
+        their own replace those of `tokenizer_config.json`. Where neither has any, a processor's `chat_template.json`
+        counts.
 
     Raises:
         CheckpointError: a file is too large, not UTF-8, or not strict JSON.

@@ -22,7 +22,7 @@ MOST_BYTES = 30_000_000
 _FIRST_BYTES = 128 << 10  # the header of a shard, as a rule
 _LARGEST_STEP = 6 << 20  # a vocabulary takes several MB
 _CONNECTIONS = 8
-_READ_WHOLE = ("config.json", "model.safetensors.index.json")
+_READ_WHOLE = ("config.json", "hf_quant_config.json", "model.safetensors.index.json")
 _VOCABULARY = ("tokenizer.json", "tokenizer_config.json")
 _WEIGHTS = (".gguf", ".safetensors")
 

@@ -106,23 +106,27 @@ def nvfp4_source(name: str, parts: Parts) -> MatrixSource:
     whole = parts["divisor" if "divisor" in parts else "factor"]
     if math.prod(whole.shape) != 1 or whole.dtype != "F32":
         raise wrong(whole, f"is of type {whole.type_name} and shape {whole.shape}, and not one number of F32")
-    factor = float(array_of(whole, "<f4").reshape(()))
-    if not math.isfinite(factor) or factor <= 0:
-        raise wrong(whole, f"is {factor}, and not a finite number above 0")
-    return _Nvfp4Source((out_features, 2 * halved), name, parts, 1 / factor if "divisor" in parts else factor)
+    return _Nvfp4Source(_NVFP4, out_features, 2 * halved, name, parts)
 
 
 class _Nvfp4Source(PartsSource):
-    def __init__(self, shape: tuple[int, int], name: str, parts: Parts, factor: float) -> None:
-        super().__init__(_NVFP4, *shape, name, parts)
-        self._factor = np.float32(factor)
-
     def planes(self, start: int, stop: int) -> Planes:
+        """Raises CheckpointError where the scale of the matrix is no finite number above 0."""
         codes = array_of(self.parts["codes"], np.uint8)[start:stop]
-        scales = e4m3()[array_of(self.parts["scales"], np.uint8)[start:stop]] * (self._factor / 2)  # codes are doubled
+        scales = e4m3()[array_of(self.parts["scales"], np.uint8)[start:stop]] * (
+            self._factor() / 2
+        )  # codes are doubled
         with np.errstate(over="ignore"):  # what becomes infinite is refused
             halves = scales.astype(np.float16).astype(np.float32)
         return Planes(self.layout, bit_fields(codes, 4, 1), halves)
+
+    def _factor(self) -> np.float32:
+        divides = "divisor" in self.parts
+        whole = self.parts["divisor" if divides else "factor"]
+        value = float(array_of(whole, "<f4").reshape(()))
+        if not math.isfinite(value) or value <= 0:
+            raise wrong(whole, f"is {value}, and not a finite number above 0")
+        return np.float32(1 / value if divides else value)
 
 
 class Fp8Tensors(PartsFormat):
@@ -160,8 +164,8 @@ class ModelOptTensors(PartsFormat):
         "producer", "quant_algo",
     })  # fmt: skip
 
-    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
-        super().__init__(config, path)
+    def __init__(self, config: Mapping[str, Any], path: Path, key: str = "quantization_config") -> None:
+        super().__init__(config, path, key)
         if config.get("quant_algo") not in ("FP8", "NVFP4"):
             raise self.unsupported("quant_algo")
 

@@ -15,15 +15,15 @@ from realizar.quantization.source import MatrixSource
 
 
 class MatrixFormat(ABC):
-    """One method, with the parameters of a model's `quantization_config`; `path` is `config.json`, for errors.
+    """One method, with its parameters; `path` and `key` are the file and the key that have them, for errors.
 
     Raises:
         UnsupportedModelError: a parameter has a value that the format does not express.
         CheckpointError: a parameter is missing or malformed.
     """
 
-    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
-        self.config, self.path = config, path
+    def __init__(self, config: Mapping[str, Any], path: Path, key: str = "quantization_config") -> None:
+        self.config, self.path, self.key = config, path, key
 
     @abstractmethod
     def tensors(self, checkpoint: Checkpoint, name: str) -> Sequence[str]:

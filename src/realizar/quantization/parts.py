@@ -44,8 +44,8 @@ class PartsFormat(MatrixFormat):
 
     known: frozenset[str]
 
-    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
-        super().__init__(config, path)
+    def __init__(self, config: Mapping[str, Any], path: Path, key: str = "quantization_config") -> None:
+        super().__init__(config, path, key)
         unknown = sorted(set(config) - self.known - {"quant_method"})
         if unknown:
             raise self.unsupported(unknown[0])
@@ -73,7 +73,7 @@ class PartsFormat(MatrixFormat):
     def unsupported(self, key: str, why: str = "") -> UnsupportedModelError:
         value = self.config.get(key)
         reason = why or (f"unsupported value {value!r:.40}" if key in self.known else "unknown")
-        return UnsupportedModelError(f"{self.path}: key 'quantization_config.{key}': {reason}")
+        return UnsupportedModelError(f"{self.path}: key '{self.key}.{key}': {reason}")
 
 
 def _cache_scales(base: str) -> Iterator[str]:

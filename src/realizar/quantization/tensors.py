@@ -1,12 +1,14 @@
 """A checkpoint's tensors by name, as sources: plain ones, and matrices that a format makes of several. numpy only.
 
 `quantization_config` of `config.json` names a method of the latter by `quant_method`: a `MatrixFormat` with a line in
-`MATRIX_FORMATS`. A model whose method has no line is refused by name.
+`MATRIX_FORMATS`. A model whose method has no line is refused by name. ModelOpt writes `hf_quant_config.json` beside it,
+and older releases of it that alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from realizar.quantization.mxfp4_tensors import Mxfp4Tensors
 from realizar.quantization.source import MatrixSource
 
 _KEY = "quantization_config"
+_MODEL_OPT = "hf_quant_config"
 
 
 def stored_names(checkpoint: Checkpoint, name: str) -> Sequence[str]:
@@ -154,15 +157,15 @@ MATRIX_FORMATS: dict[str, type[MatrixFormat]] = {
 
 
 def matrix_format(checkpoint: Checkpoint) -> MatrixFormat | None:
-    """The format that a checkpoint's `quantization_config` names; None where its tensors are plain.
+    """The format that a checkpoint's configuration names; None where its tensors are plain.
 
     Raises:
         UnsupportedModelError: no format reads the method, or it refuses a parameter.
-        CheckpointError: the configuration is malformed.
+        CheckpointError: the configuration is malformed, or two files name two.
     """
-    config = _quantization_config(checkpoint)
+    config, beside = _quantization_config(checkpoint), _model_opt_config(checkpoint)
     if not config:
-        return None
+        return ModelOptTensors(beside, _model_opt_path(checkpoint), "quantization") if beside else None
     path = checkpoint.path / "config.json"
     if not isinstance(config, Mapping):
         raise CheckpointError(path, f"key '{_KEY}'", "is not an object")
@@ -175,6 +178,8 @@ def matrix_format(checkpoint: Checkpoint) -> MatrixFormat | None:
             f"{path}: key '{_KEY}.quant_method': weights quantised by {shown(method)} are not supported"
             f" (supported in safetensors: {known}; quantised models run from GGUF files)"
         )
+    if beside and (named := _algorithm(config)) != (other := _algorithm(beside)):
+        raise CheckpointError(path, f"key '{_KEY}'", f"names {named}, and {_MODEL_OPT}.json {other}")
     return MATRIX_FORMATS[method](config, path)
 
 
@@ -184,3 +189,22 @@ def _quantization_config(checkpoint: Checkpoint) -> Any:
         return None
     text = whole.get("text_config")
     return (text.get(_KEY) if isinstance(text, Mapping) else None) or whole.get(_KEY)
+
+
+def _model_opt_config(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+    """What ModelOpt's own file says, under the keys of a `quantization_config`; None without the file."""
+    whole = checkpoint.metadata.get(_MODEL_OPT) if checkpoint.format == "safetensors" else None
+    if whole is None:
+        return None
+    config = whole.get("quantization")
+    if not isinstance(config, Mapping):
+        raise CheckpointError(_model_opt_path(checkpoint), "key 'quantization'", "missing, or not an object")
+    return {**config, "quant_method": "modelopt"}
+
+
+def _model_opt_path(checkpoint: Checkpoint) -> Path:
+    return checkpoint.path / f"{_MODEL_OPT}.json"
+
+
+def _algorithm(config: Mapping[str, Any]) -> str:
+    return " ".join(shown(str(config[key])) for key in ("quant_method", "quant_algo") if key in config)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantization.stored_checkpoints import Stored, write_model
+from quantization.stored_checkpoints import Stored, write_model, write_model_opt_file
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 
@@ -47,6 +47,11 @@ def test_quantised_safetensors_say_their_method(realizar: Callable[..., Any], tm
     assert "quantised     by fp8: matrices 14 of E4M3 by 128, 1 of F16\n" in realizar("inspect", tmp_path).stdout
     record = inspected(realizar, tmp_path)
     assert (record["quantised_by"], record["layouts"]) == ("fp8", {"E4M3 by 128": 14, "F16": 1})
+    write_model(tmp_path, Stored("modelopt"))
+    write_model_opt_file(tmp_path, "NVFP4")
+    assert (
+        "quantised     by modelopt: matrices 14 of NVFP4 by float16, 1 of F16\n" in realizar("inspect", tmp_path).stdout
+    )
 
 
 def test_a_vocabulary_alone_will_not_run(realizar: Callable[..., Any], vocabulary_only: Path) -> None:
