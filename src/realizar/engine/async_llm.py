@@ -134,7 +134,8 @@ class AsyncLLM:
         use_tqdm: bool | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
-        found = await asyncio.to_thread(self._model_now().reader.chats, messages, tools, variables)
+        reader, most = self._model_now().reader, self.max_request_tokens
+        found = await asyncio.to_thread(reader.chats, messages, tools, variables, most)
         return await self._model_now().run_all(found, sampling_params, wanted_progress(progress, use_tqdm))
 
     async def chat_stream(
@@ -146,7 +147,8 @@ class AsyncLLM:
         **variables: Any,
     ) -> AsyncStream:
         """Answer one conversation as a stream; see `stream`."""
-        found = await asyncio.to_thread(self._model_now().reader.chat, messages, tools, variables)
+        reader, most = self._model_now().reader, self.max_request_tokens
+        found = await asyncio.to_thread(reader.chat, messages, tools, variables, most)
         return await self._model_now().stream(found, sampling_params)
 
     async def embed(

@@ -18,7 +18,7 @@ from realizar.backends.select import make_tower
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.engine.given_embeddings import prompt_embeddings
-from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
+from realizar.errors import CheckpointError, ContextLengthError, InvalidRequestError, UnsupportedModelError
 from realizar.images.decode import EncodedImage, GivenImage, decode
 from realizar.images.prepare import Layout, layout_of, mark_of, patches_of, pictures_of
 from realizar.models.check_tensors import check_tensors
@@ -169,6 +169,16 @@ class ImageReader:
             self._kept.move_to_end(key)
             while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
                 self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
+
+
+def check_room(num_tokens: int, max_tokens: int) -> None:
+    """ContextLengthError: a prompt with its images, before any of them is decoded, is longer than the context."""
+    if num_tokens > max_tokens:
+        raise ContextLengthError(
+            f"messages with their images have {num_tokens} tokens, so the prompt is too long: this model's maximum"
+            f" context length is {max_tokens} tokens",
+            "messages",
+        )
 
 
 def open_images(checkpoint: Checkpoint, tokenizer: Tokenizer, threads: int | None) -> ImageReader | None:

@@ -149,7 +149,7 @@ class LLM:
                 answered.
             EngineDeadError: the engine stopped.
         """
-        prompts = self._reader.chats(messages, tools, variables)
+        prompts = self._reader.chats(messages, tools, variables, self.max_request_tokens)
         return self._run_all(prompts, sampling_params, wanted_progress(progress, use_tqdm))
 
     def chat_stream(
@@ -161,11 +161,15 @@ class LLM:
         **variables: Any,
     ) -> RequestStream:
         """Answer one conversation as a stream: iterate the deltas, then read `result`. Errors are those of `chat`."""
-        return self._stream(self._reader.chat(messages, tools, variables), sampling_params)
+        prompt = self._reader.chat(messages, tools, variables, self.max_request_tokens)
+        return self._stream(prompt, sampling_params)
 
     def chat_tokens(self, messages: Conversation, *, tools: Tools = None, **variables: Any) -> list[int]:
-        """Token ids of the prompt that `chat` builds from a conversation; it raises what `chat` does."""
-        return self._reader.chat(messages, tools, variables).token_ids
+        """Token ids of the prompt that `chat` builds from a conversation, of any length; no image is decoded.
+
+        ChatTemplateError, InvalidRequestError: as of `chat`.
+        """
+        return self._reader.plan_chat(messages, tools, variables).token_ids
 
     @property
     def answer_format(self) -> AnswerFormat:

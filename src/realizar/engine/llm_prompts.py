@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.engine.given_embeddings import prompt_embeddings
-from realizar.engine.images import given_images, open_images, take_images
+from realizar.engine.images import PlacedImage, check_room, given_images, open_images, take_images
 from realizar.engine.llm_options import template_variables
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.models.pooling import default_pooling
@@ -40,13 +40,14 @@ Tools: TypeAlias = "Sequence[Mapping[str, Any]] | None"
 class PromptTokens(NamedTuple):
     """A prompt's text, or None where something else was given, its token ids, and embeddings in place of theirs.
 
-    `rope_positions` are those of `Request`.
+    `rope_positions` are those of `Request`, and `images` those whose embeddings are still to be made.
     """
 
     text: str | None
     token_ids: list[int]
     embeddings: tuple[PromptEmbeddings, ...] = ()
     rope_positions: bytes = b""
+    images: tuple[PlacedImage, ...] = ()
 
 
 _WANTED = "a prompt must be text, token ids or {'prompt_embeds': ...}"
@@ -86,8 +87,8 @@ class PromptReader:
         one = bool(items) and not isinstance(items[0], str | Sequence | Mapping)
         return [self.prompt(items)] if one else [self.prompt(item) for item in items]
 
-    def chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any]) -> PromptTokens:
-        """Render a conversation as the tokens of its prompt.
+    def plan_chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any]) -> PromptTokens:
+        """Render a conversation as the tokens of its prompt; of its images no more than the headers are read.
 
         ChatTemplateError: no template, or it refuses or fails. InvalidRequestError: a message or variable is malformed,
         or an image.
@@ -100,16 +101,37 @@ class PromptReader:
             return PromptTokens(None, token_ids)
         images = [each.open() for each in given]
         token_ids, starts, positions = self._images.expand(token_ids, images)
-        placed = [self._images.prepare(*each) for each in zip(images, starts, strict=True)]
-        return PromptTokens(None, token_ids, self._images.embeddings(placed), positions)
+        placed = tuple(self._images.prepare(*each) for each in zip(images, starts, strict=True))
+        return PromptTokens(None, token_ids, rope_positions=positions, images=placed)
+
+    def chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any], max_tokens: int) -> PromptTokens:
+        """The prompt of a conversation with the embeddings of its images, which takes as long as the tower does.
+
+        Raises as `plan_chat` and `ImageReader.embeddings`. ContextLengthError: it has images, and more than
+        `max_tokens`.
+        """
+        return self._encoded([self.plan_chat(messages, tools, variables)], max_tokens)[0]
 
     def chats(
-        self, messages: Conversation | Sequence[Conversation], tools: Tools, variables: Mapping[str, Any]
+        self,
+        messages: Conversation | Sequence[Conversation],
+        tools: Tools,
+        variables: Mapping[str, Any],
+        max_tokens: int,
     ) -> list[PromptTokens]:
+        """The prompts of one conversation or several, as `chat` makes them; no image is encoded if one is too long."""
         conversations: list[Any] = list(messages)
         if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
-        return [self.chat(each, tools, variables) for each in conversations]
+        return self._encoded([self.plan_chat(each, tools, variables) for each in conversations], max_tokens)
+
+    def _encoded(self, planned: list[PromptTokens], max_tokens: int) -> list[PromptTokens]:
+        if self._images is None:
+            return planned
+        for prompt in planned:
+            if prompt.images:
+                check_room(len(prompt.token_ids), max_tokens)
+        return [each._replace(embeddings=self._images.embeddings(each.images), images=()) for each in planned]
 
     def samplings(self, given: Samplings, count: int) -> list[SamplingParams]:
         """The parameters of each of `count` prompts: one for all, one for each, or the model's default for None.

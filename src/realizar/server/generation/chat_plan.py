@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from realizar.engine.images import ImageReader, PlacedImage, take_images
+from realizar.engine.images import ImageReader, PlacedImage, check_room, take_images
 from realizar.errors import ContextLengthError
 from realizar.images.decode import EncodedImage
 from realizar.sampling_params import SamplingParams, StructuredOutput
@@ -208,15 +208,9 @@ def render_prompt(
 
 def _check_images(rendered: RenderedPrompt, api: Api, kept: int | None) -> None:
     """Refuse a prompt that is too long before its images are decoded, and one whose images would be cut."""
-    count, max_tokens = len(rendered.token_ids), api.max_tokens
     if kept is not None:
         raise unsupported("truncate_prompt_tokens", "can't be combined with images")
-    if count > max_tokens:
-        raise ContextLengthError(
-            f"messages with their images have {count} tokens, so the prompt is too long: this model's maximum"
-            f" context length is {max_tokens} tokens",
-            "messages",
-        )
+    check_room(len(rendered.token_ids), api.max_tokens)
 
 
 def _rows(api: Api, top_n: int | None, *, as_ids: bool = False) -> LogprobRows | None:

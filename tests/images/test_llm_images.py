@@ -1,0 +1,54 @@
+"""`LLM` and `AsyncLLM` plan conversations by the headers of their images, and encode what fits."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from images.vision_models import IMAGE, image_of, write_vision_files
+from realizar import LLM, AsyncLLM, SamplingParams
+from realizar.errors import ContextLengthError
+from waits import HANG_S
+
+Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+OPTIONS: dict[str, Any] = {"context_length": 320, "threads": 1}
+
+
+def showing(count: int) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": Image.fromarray(image_of((28, 28)))}] * count
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_vision_files(tmp_path)
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_an_image_is_decoded(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its own nor those of prompts beside it."""
+
+    async def twin() -> None:
+        async with asyncio.timeout(HANG_S), AsyncLLM(path, **OPTIONS) as model:
+            with pytest.raises(ContextLengthError, match="maximum context length is 320 tokens"):
+                await model.chat([showing(1), showing(2)], GREEDY)
+            with pytest.raises(ContextLengthError, match="images have"):
+                await model.chat_stream(showing(2), GREEDY)
+
+    with LLM(path, **OPTIONS) as model:
+        with monkeypatch.context() as blind:
+            blind.setattr("realizar.engine.images.decode", None)
+            one, two = (model.chat_tokens(showing(count)) for count in (1, 2))
+            assert two.count(IMAGE) == 2 * one.count(IMAGE) > 0
+            with pytest.raises(ContextLengthError, match=f"images have {len(two)} tokens, so the prompt is too long"):
+                model.chat([showing(1), showing(2)], GREEDY)
+            with pytest.raises(ContextLengthError, match="images have"):
+                model.chat_stream(showing(2), GREEDY)
+            asyncio.run(twin())
+        assert model.chat(showing(1), GREEDY)[0].prompt_token_ids == tuple(one)
