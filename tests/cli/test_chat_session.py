@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from realizar.cli.commands.chat import ChatSession, ContextWindow, Message
 from realizar.errors import ContextLengthError, InvalidRequestError
 from realizar.sampling_params import SamplingParams
+
+Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
 
 
 class Model:
@@ -24,7 +27,8 @@ class Model:
     def __call__(self, messages: list[Message], params: SamplingParams) -> Iterator[str]:
         self.asked.append([dict(message) for message in messages])
         self.params.append(params)
-        for number, word in enumerate(messages[-1]["content"].split()):
+        content = messages[-1]["content"]
+        for number, word in enumerate((content if isinstance(content, str) else content[-1]["text"]).split()):
             if number == self.fails_after:
                 raise ContextLengthError("too long")
             yield f"{word}. "
@@ -196,6 +200,13 @@ def test_a_loaded_question_is_answered_by_retry(session: ChatSession, tmp_path: 
         ('[{"role": ["user"], "content": "x"}]', "message 1 of .* has no role"),
         ('[{"role": "user"}]', "message 1 of .* has no content that is text"),
         ('[{"role": "user", "content": [{"type": "image_url"}]}]', "has no content that is text"),
+        ('[{"role": "user", "content": [7]}]', "message 1 of .* has no content that is text, or parts"),
+        ('[{"role": "user", "content": [{"type": "text", "text": "\\ud800"}]}]', "message 1 of .* is not UTF-8"),
+        (
+            '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:a/b;base64,PHN2Zz4="}}]}]',
+            "an image of message 1 of .* is no image of a known format",
+        ),
+        ('[{"role": "system", "content": [{"type": "text", "text": "a"}]}]', "message 1 of .* has no content that is"),
         ('[{"role": "user", "content": "\\ud800"}]', "message 1 of .* is not UTF-8 at character 0"),
         (
             '[{"role": "system", "content": "a"}, {"role": "user", "content": ""}, {"role": "system", "content": ""}]',
@@ -217,6 +228,94 @@ def test_files_that_can_not_be_read_are_named(session: ChatSession, tmp_path: Pa
     for name in (tmp_path, tmp_path / "nonesuch", "~nobody-of-that-name/chat", "nul\0", "/dev/zero"):
         with pytest.raises(InvalidRequestError, match=r"can't read|too large"):
             say(session, f"/load {name}")
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """A WebP file, whatever its name says."""
+    path = tmp_path / "a picture.png"
+    Image.new("RGB", (3, 2)).save(path, "WEBP", lossless=True)
+    return path
+
+
+def test_images_are_shown_by_the_next_message(session: ChatSession, model: Model, picture: Path) -> None:
+    assert say(session, f"/image {picture}") == "(the next message shows it)"
+    assert say(session, f"/image {picture}") == "(the next message shows 2 images)"
+    assert say(session, "What?\nWhere?") == "What?. Where?. "
+    *images, text = model.asked[-1][-1]["content"]
+    assert text == {"type": "text", "text": "What?\nWhere?"}
+    for part in images:
+        kind, _, data = part["image_url"]["url"].partition(";base64,")
+        assert (part["type"], kind, base64.b64decode(data)) == ("image_url", "data:image/webp", picture.read_bytes())
+    assert len(images) == 2
+    say(session, "And now?")
+    assert model.asked[-1][-1]["content"] == "And now?"
+    assert say(session, "/undo") == "(taken back: And now?)"
+    assert say(session, "/undo") == "(taken back: What?)"
+
+
+@pytest.mark.parametrize("line", ["/image", "/clear", "/system Be brief."])
+def test_images_that_wait_are_dropped(session: ChatSession, model: Model, picture: Path, line: str) -> None:
+    say(session, f"/image {picture}")
+    say(session, line)
+    say(session, "What?")
+    assert model.asked[-1][-1]["content"] == "What?"
+
+
+def test_images_go_with_their_question(session: ChatSession, model: Model, picture: Path) -> None:
+    """So an image that the engine refuses does not stand before every message."""
+    model.fails_after = 0
+    say(session, f"/image {picture}")
+    with pytest.raises(ContextLengthError):
+        say(session, "What?")
+    model.fails_after = None
+    say(session, "And now?")
+    assert contents(session.messages) == ["user: And now?", "assistant: And. now?. "]
+
+
+def test_saved_conversations_have_their_images(
+    session: ChatSession, model: Model, picture: Path, tmp_path: Path
+) -> None:
+    say(session, f"/image {picture}")
+    say(session, "What?")
+    before = session.messages
+    say(session, f"/save {tmp_path / 'chat.json'}")
+    picture.unlink()
+    say(session, "/clear")
+    say(session, f"/load {tmp_path / 'chat.json'}")
+    assert session.messages == before
+    assert say(session, "/retry") == "What?. "
+    assert model.asked[-1] == before[:1]
+
+
+def test_no_conversation_is_saved_that_could_not_be_loaded(
+    session: ChatSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "chat.json"
+    say(session, "Ünïcode")
+    say(session, f"/save {path}")
+    saved = path.read_bytes()
+    monkeypatch.setattr("realizar.cli.commands.chat._MOST_BYTES", len(saved))
+    say(session, f"/save {path}")
+    say(session, "more")
+    with pytest.raises(InvalidRequestError, match=f"a file may have {len(saved)}"):
+        say(session, f"/save {path}")
+    assert path.read_bytes() == saved
+
+
+def test_what_is_no_image_waits_for_no_message(session: ChatSession, model: Model, tmp_path: Path) -> None:
+    text = tmp_path / "a.png"
+    text.write_text("<svg/>")
+    for name, reason in (
+        (text, "is no image of a known format"),
+        (tmp_path / "none.png", "/image can't read .*: No such file"),
+        (tmp_path, "Is a directory"),
+        ("/dev/zero", "/dev/zero has 33554433 bytes"),
+    ):
+        with pytest.raises(InvalidRequestError, match=reason):
+            say(session, f"/image {name}")
+    say(session, "What?")
+    assert model.asked[-1][-1]["content"] == "What?"
 
 
 def test_a_refused_question_is_taken_back(session: ChatSession, model: Model) -> None:
@@ -258,7 +357,7 @@ def test_wrong_commands_are_refused(session: ChatSession, line: str) -> None:
 
 def test_help_names_every_command_and_quit_ends(session: ChatSession) -> None:
     text = say(session, "/help")
-    for command in ("/help", "/system", "/clear", "/retry", "/undo", "/params", "/save", "/load", "/quit"):
+    for command in ("/help", "/system", "/clear", "/retry", "/undo", "/image", "/params", "/save", "/load", "/quit"):
         assert command in text
     assert say(session, "  ") == ""
     say(session, "/quit")

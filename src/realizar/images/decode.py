@@ -1,6 +1,6 @@
 """`open_image` looks at a file's header, and `decode` makes pixels of it, within bounds. Pillow decodes.
 
-Pillow is imported with the first image.
+Pillow is imported with the first image, numpy with the first one of 16 bits.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import threading
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from realizar.errors import InvalidRequestError
 
@@ -37,9 +35,13 @@ _FILTERS = threading.Lock()  # of warnings, which all threads share
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """An image's bytes, with its size in pixels once it is rotated as EXIF says; `where` names it in errors."""
+    """An image's bytes, with their type of `MEDIA_TYPES`, and its size in pixels once it is rotated as EXIF says.
+
+    `where` names it in errors.
+    """
 
     where: str
+    media_type: str
     data: bytes = field(repr=False)
     width: int
     height: int
@@ -70,7 +72,11 @@ class GivenImage:
             kind, found, text = rest.partition(",")
             if not found or not kind.lower().endswith(";base64"):
                 raise InvalidRequestError(f"{self.where} must be of the form data:image/png;base64,...", self.where)
-        return open_image(self.data if text is None else self._decoded(text), self.where, self.media_type)
+        image = open_image(self.data if text is None else self._decoded(text), self.where)
+        if self.media_type not in (None, image.media_type):
+            found = f"its bytes are {image.media_type}"
+            raise InvalidRequestError(f"{self.where} is said to be {self.media_type}, and {found}", self.where)
+        return image
 
     def _decoded(self, text: str) -> bytes:
         if len(text) > MAX_BYTES * 4 // 3 + 4:
@@ -81,19 +87,16 @@ class GivenImage:
             raise InvalidRequestError(f"{self.where} is not valid base64: {error}", self.where) from None
 
 
-def open_image(data: bytes, where: str, media_type: str | None = None) -> EncodedImage:
+def open_image(data: bytes, where: str) -> EncodedImage:
     """Read an image's header; no pixel is decoded.
 
-    Raises InvalidRequestError, naming `where`, for what is no image of a known format or of another one than the
-    `media_type`, if that is given, and beyond the bounds.
+    Raises InvalidRequestError, naming `where`, for what is no image of a known format, and beyond the bounds.
     """
     if len(data) > MAX_BYTES:
         raise InvalidRequestError(f"{where} has {len(data)} bytes; an image may have {MAX_BYTES}", where)
     with _opened(data, where) as image:
         is_jpeg = data.startswith(b"\xff\xd8")  # also where Pillow calls it MPO, as it has several pictures
-        found = "image/jpeg" if is_jpeg else f"image/{image.format}".lower()
-        if media_type not in (None, found):
-            raise InvalidRequestError(f"{where} is said to be {media_type}, and its bytes are {found}", where)
+        media_type = "image/jpeg" if is_jpeg else f"image/{image.format}".lower()
         width, height = image.size
         if width * height > MAX_PIXELS:
             size = f"{width} x {height} pixels"
@@ -107,7 +110,7 @@ def open_image(data: bytes, where: str, media_type: str | None = None) -> Encode
             raise InvalidRequestError(f"{where} has too many scans, {scans}, for so many pixels", where)
         if _orientation(image) in _ROTATED:
             width, height = height, width
-    return EncodedImage(where, data, width, height)
+    return EncodedImage(where, media_type, data, width, height)
 
 
 def decode(image: EncodedImage) -> Image:
@@ -136,6 +139,8 @@ def _on_white(image: Image) -> Image:
     from PIL import Image
 
     if image.mode.startswith("I"):  # of 16 bits, which Pillow's own conversion clips at 255
+        import numpy as np
+
         values = np.asarray(image)
         shades = np.where(values == image.info.get("transparency"), 255, values >> 8)
         return Image.fromarray(shades.astype(np.uint8)).convert("RGB")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from images.vision_models import image_of, write_vision_files
 from realizar.cli.commands.chat import ChatSession, ContextWindow, Message, _handle
 from realizar.cli.commands.run import show
 from realizar.cli.terminal.markdown_stream import show_markdown
@@ -54,3 +59,27 @@ def test_a_wrong_line_is_one_message(capsys: pytest.CaptureFixture[str], line: s
     _handle(chat, line, show)
     captured = capsys.readouterr()
     assert (captured.out, captured.err.count("\n"), chat.messages) == ("", 1, [])
+
+
+def test_an_image_of_the_chat_is_what_run_shows(
+    realizar: Callable[..., Any], tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that reads text alone says so, and the conversation goes on."""
+    pillow = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
+    pillow.fromarray(image_of((28, 28))).save(tmp_path / "a.png")
+    model, options = write_vision_files(tmp_path), ("--max-tokens", "2", "--threads", "1", "--temperature", "0")
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"/image {tmp_path}/none.png\n/image {tmp_path}/a.png\nWhat?\n"))
+    result = realizar("chat", model, *options)
+    assert result.status == 0, result.stderr
+    assert "none.png: No such file" in result.error_lines[0]
+    assert len(result.error_lines) == 1
+    ran = realizar("run", model, "What?", "--image", tmp_path / "a.png", *options)
+    assert result.stdout == f"(the next message shows it)\n{ran.stdout}"
+    chatted, asked = (re.findall(r"prompt: (\d+) tokens", each.stderr) for each in (result, ran))
+    assert len(chatted) == 1
+    assert chatted == asked
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"/image {tmp_path}/a.png\nHello\n"))
+    result = realizar("chat", smollm2_path, *options)
+    assert (result.status, len(result.error_lines)) == (0, 1)
+    assert re.search("/image can't show .*a.png: .*the model reads text only", result.error_lines[0])
+    assert result.stdout.strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from realizar.cli.channel_text import ChannelText
-from realizar.cli.commands.run import show, statistics
+from realizar.cli.commands.run import show, statistics, user_message
 from realizar.cli.options.arguments import Model, Verbose, checked_text
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.options.engine import DraftOptions, EngineOptions
@@ -25,6 +26,7 @@ from realizar.cli.options.sampling import SamplingOptions, describe, parse_assig
 from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import error_line
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
+from realizar.images.decode import MAX_BYTES, GivenImage
 from realizar.sampling_params import SamplingParams
 from realizar.strict_json import StrictJSONError, is_too_large, parse_strictly
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from realizar.engine.frontend.outputs import RequestOutput
     from realizar.engine.llm import LLM
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 def chat_command(
@@ -190,6 +192,7 @@ HELP = """\
 /clear           start the conversation over
 /retry           answer the last message again
 /undo            take back the last message and its answer
+/image [FILE]    show an image with the next message; without FILE, drop those that wait for it
 /params [N=V]    show the sampling parameters, or set some: /params temperature=0.5 top_k=40
 /save FILE       write the conversation as JSON
 /load FILE       go on with a conversation that /save wrote
@@ -224,6 +227,7 @@ class ChatSession:
     finished: bool = False
     remembered: Callable[[], str] | None = None
     _messages: list[Message] = field(default_factory=list)
+    _images: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def messages(self) -> list[Message]:
@@ -249,8 +253,9 @@ class ChatSession:
     def handle(self, line: str) -> Iterator[str]:
         """Handle a line, and iterate the text to show: deltas of an answer, or a command's result.
 
-        If an answer is interrupted or fails before its first delta, its question is removed. Otherwise its beginning
-        stays in the conversation. An invalid command raises InvalidRequestError; the conversation stays as it was.
+        If an answer is interrupted or fails before its first delta, its question is removed, with its images.
+        Otherwise its beginning stays in the conversation. An invalid command raises InvalidRequestError; the
+        conversation stays as it was.
         """
         command = _command_of(line)
         if command is not None:
@@ -261,7 +266,8 @@ class ChatSession:
             yield from run(rest)
         elif line.strip():
             before = list(self._messages)
-            self._messages.append({"role": "user", "content": line.strip()})
+            self._messages.append(user_message(line.strip(), self._images))
+            self._images.clear()
             yield from self._answer(before)
 
     def _answer(self, before: list[Message]) -> Iterator[str]:
@@ -284,6 +290,7 @@ class ChatSession:
 
     def _start_over(self) -> None:
         self._messages.clear()
+        self._images.clear()
         self.window.clear()
 
     def _command_help(self, _rest: str) -> Iterator[str]:
@@ -307,6 +314,20 @@ class ChatSession:
             raise InvalidRequestError("/retry needs a question first")
         yield from self._answer(before)
 
+    def _command_image(self, rest: str) -> Iterator[str]:
+        if not rest:
+            self._images.clear()
+            yield "(the next message shows no image)"
+            return
+        part = _image_part(rest)
+        try:
+            self.window.count([user_message("", [part])])  # raises where the model reads text only
+        except RealizarError as error:
+            raise InvalidRequestError(f"/image can't show {rest}: {error}") from None
+        self._images.append(part)
+        count = f"{len(self._images)} images" if self._images[1:] else "it"
+        yield f"(the next message shows {count})"
+
     def _command_params(self, rest: str) -> Iterator[str]:
         if rest:
             self.params = parse_assignments(rest, self.params)
@@ -316,7 +337,7 @@ class ChatSession:
         asked = [place for place, message in enumerate(self._messages) if message["role"] == "user"]
         if not asked:
             raise InvalidRequestError("/undo needs a message first")
-        taken = self._messages[asked[-1]]["content"].split("\n", 1)[0]
+        taken = _text_of(self._messages[asked[-1]]).split("\n", 1)[0]
         del self._messages[asked[-1] :]
         yield f"(taken back: {taken[:_SHOWN_CHARACTERS]})"
 
@@ -347,9 +368,24 @@ def _command_of(line: str) -> tuple[str, str] | None:
     return None if found is None else (found[1], (found[2] or "").strip())
 
 
+def _text_of(message: Message) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
+
+
+def _image_part(name: str) -> dict[str, Any]:
+    """The part of a message that shows a file, with its bytes: files of conversations have them too.
+
+    It raises InvalidRequestError if it can't be read, or is no image of a known format within the bounds.
+    """
+    image = GivenImage(name, _read_bytes("/image", name, MAX_BYTES)).open()
+    url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 # Conversations in files, as `/save` writes them and `/load` reads them.
 
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 256 << 20
 _MOST_VALUES = 1 << 20
 _ROLES = ("system", "user", "assistant")
 
@@ -357,12 +393,15 @@ _ROLES = ("system", "user", "assistant")
 def _write_chat(name: str, messages: Sequence[Message]) -> None:
     """Write messages as a JSON object with the key `messages`, over a file that is a conversation if there is one.
 
-    It raises InvalidRequestError if the file can't be written, or is something else.
+    It raises InvalidRequestError if the file can't be written, is something else, or could not be read again.
     """
     _check_replaceable(name)
     text = json.dumps({"messages": list(messages)}, ensure_ascii=False, indent=1)
+    data = f"{text}\n".encode(errors="replace")
+    if len(data) > _MOST_BYTES:
+        raise InvalidRequestError(f"the conversation takes {len(data)} bytes; a file may have {_MOST_BYTES}")
     try:
-        Path(name).expanduser().write_text(text + "\n", encoding="utf-8", errors="replace")
+        Path(name).expanduser().write_bytes(data)
     except (OSError, RuntimeError, ValueError) as error:
         raise InvalidRequestError(f"/save can't write {name}: {_reason(error)}") from error
 
@@ -382,13 +421,9 @@ def _check_replaceable(name: str) -> None:
 def _read_chat(name: str) -> tuple[str | None, list[Message]]:
     """Read the system message, or None, and the other messages of a file: that of `/save`, or a list of messages.
 
-    It raises InvalidRequestError if the file can't be read, or holds something other than messages of text.
+    It raises InvalidRequestError if the file can't be read, or holds something other than messages of text and images.
     """
-    try:
-        with Path(name).expanduser().open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise InvalidRequestError(f"/load can't read {name}: {_reason(error)}") from error
+    data = _read_bytes("/load", name, _MOST_BYTES)
     if len(data) > _MOST_BYTES or is_too_large(data, _MOST_VALUES, _MOST_VALUES):
         raise InvalidRequestError(f"{name} is too large for a conversation")
     try:
@@ -415,9 +450,31 @@ def _message(item: Any, place: str) -> Message:
     if role not in _ROLES:
         raise InvalidRequestError(f"{place} has no role of {', '.join(_ROLES)}")
     content = item.get("content")
+    if role == "user" and isinstance(content, list):
+        return {"role": role, "content": [_part(part, place) for part in content]}
     if not isinstance(content, str):
         raise InvalidRequestError(f"{place} has no content that is text")
     return {"role": role, "content": checked_text(content, place)}
+
+
+def _part(item: Any, place: str) -> dict[str, Any]:
+    """A checked part of a user's content: text, or an image as `/image` makes it."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    if kind == "text" and isinstance(item.get("text"), str):
+        return {"type": kind, "text": checked_text(item["text"], place)}
+    if kind == "image_url" and isinstance(item.get(kind), dict) and isinstance(url := item[kind].get("url"), str):
+        GivenImage(f"an image of {place}", url=url).open()
+        return {"type": kind, kind: {"url": url}}
+    raise InvalidRequestError(f"{place} has no content that is text, or parts of text and images")
+
+
+def _read_bytes(command: str, name: str, most: int) -> bytes:
+    """A file's bytes, one more than the most if it has more. InvalidRequestError names the command."""
+    try:
+        with Path(name).expanduser().open("rb") as file:
+            return file.read(most + 1)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InvalidRequestError(f"{command} can't read {name}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -445,7 +502,7 @@ class ContextWindow:
         self, context_length: int, count: Callable[[list[Message]], int], notice: Callable[[str], None]
     ) -> None:
         self.context_length = context_length
-        self._count, self._notice = count, notice
+        self.count, self._notice = count, notice
         self._first = 0
 
     def clear(self) -> None:
@@ -456,7 +513,7 @@ class ContextWindow:
         if not messages:
             return 0
         try:
-            return self._count([*system, *messages[self._first if self._first < len(messages) else 0 :]])
+            return self.count([*system, *messages[self._first if self._first < len(messages) else 0 :]])
         except RealizarError:
             return None
 
@@ -471,7 +528,7 @@ class ContextWindow:
             self._first = 0
         room = min(params.max_tokens or self.context_length, self.context_length // _ROOM)
         shown = [*system, *messages[self._first :]]
-        tokens = self._count(shown)
+        tokens = self.count(shown)
         if tokens + room > self.context_length:
             shown, tokens = self._shortened(system, messages, tokens)
         left = self.context_length - tokens
@@ -486,7 +543,7 @@ class ContextWindow:
         for first in range(before + 1, len(messages)):
             if messages[first]["role"] == "user":  # templates want a question first
                 self._first = first
-                tokens = self._count([*system, *messages[first:]])
+                tokens = self.count([*system, *messages[first:]])
                 if tokens <= self.context_length // _KEPT:
                     break
         if self._first > before:

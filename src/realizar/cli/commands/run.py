@@ -99,12 +99,13 @@ def _refuse_with_raw(given: Sequence[str]) -> None:
 
 
 def _messages(system: str | None, prompt: str, images: Sequence[Path]) -> list[dict[str, Any]]:
-    """Images come before the prompt."""
     start = [] if system is None else [{"role": "system", "content": system}]
-    if not images:
-        return [*start, {"role": "user", "content": prompt}]
-    parts = [{"type": "image", "image": path} for path in images]
-    return [*start, {"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}]
+    return [*start, user_message(prompt, [{"type": "image", "image": path} for path in images])]
+
+
+def user_message(text: str, images: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Images, which are parts of a message's content, come before the text."""
+    return {"role": "user", "content": [*images, {"type": "text", "text": text}] if images else text}
 
 
 def show(deltas: Iterator[str], *, wrap: bool = True) -> None:
