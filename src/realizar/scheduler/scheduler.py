@@ -397,7 +397,7 @@ class Scheduler:
 
     def _take_chunk(self, sequence: Sequence, plan: Plan) -> None:
         """Schedule up to half of what there is for a prompt, so that no other waits long."""
-        room = self._cache.max_step_tokens - plan.num_tokens
+        room = max(self._limit.tokens, sequence.num_image_tokens) - plan.num_tokens
         wanted = sequence.chunk(min(sequence.num_chunk_tokens, -(-plan.room_for(sequence) // 2)), room)
         if wanted and (count := self._allocate(sequence.own_row, wanted, plan, lambda own: sequence.chunk(own, own))):
             plan.add(sequence, count)

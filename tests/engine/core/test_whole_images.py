@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.runner import CPUBackend
+from realizar.batch import ScheduledBatch
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
@@ -184,4 +185,28 @@ def test_a_step_that_lacks_memory_for_an_image_ends_its_request(
     (output,) = run(core, seeing.request)["r"]
     assert output.error is not None
     assert "no memory today" in output.error.message
+    core.close()
+
+
+def test_steps_that_memory_bounds_hold_images_within_the_bound(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger one would fail again, and end requests; an image beyond the bound is tried, alone."""
+    sampling, sizes = replace(seeing.request.sampling, prompt_logprobs=None), list[list[int]]()
+    plain = replace(seeing.request, sampling=sampling)
+    others = [replace(plain, request_id=f"{place}", cache_salt=f"{place}") for place in range(4)]
+    core = make_core(seeing.path, step_tokens=512)
+    schedule, limit = core.scheduler.schedule, core.scheduler._limit
+
+    def schedule_noted() -> ScheduledBatch:
+        sizes.append((batch := schedule()).columns.num_tokens.tolist())
+        return batch
+
+    monkeypatch.setattr(core.scheduler, "schedule", schedule_noted)
+    for most in (60, 36):
+        monkeypatch.setattr(limit, "tokens", most)
+        found = run(core, *others)
+        core.clear_cache()
+        assert len({repr(text_of(outputs)) for outputs in found.values()}) == 1
+        assert all(sum(size) <= most or (size == [40] and most < 40) for size in sizes)
+        assert [40] in sizes or most > 40
+        sizes.clear()
     core.close()
