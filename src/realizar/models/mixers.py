@@ -24,7 +24,6 @@ class SharedAttention:
     window: int | None = None
     soft_cap: float | None = None
     q_norm: Norm | None = None
-    sees_images_whole: bool = False
 
     # What `Attention` may have, and this has not.
     k_norm: ClassVar[None] = None
@@ -33,6 +32,7 @@ class SharedAttention:
     query_growth: ClassVar[None] = None
     v_norm_eps: ClassVar[None] = None
     gate: ClassVar[None] = None
+    sees_images_whole: ClassVar[Literal[False]] = False
 
     def linears(self) -> tuple[Linear, ...]:
         return self.q, self.o
