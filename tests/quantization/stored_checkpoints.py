@@ -112,7 +112,8 @@ def random_matrix(
     bits, middle = stored.bits, 1 << stored.bits - 1
     group = stored.group or in_features
     codes = rng.integers(0, 1 << bits, (out_features, in_features))
-    zeros = rng.integers(1, 1 << bits, (out_features, in_features // group))
+    less = 1 if stored.method == "gptq" else 0  # a zero is stored less one
+    zeros = rng.integers(less, less + (1 << bits), (out_features, in_features // group))
     if stored.symmetric:
         zeros[:] = middle
     scales = rng.uniform(0.5, 1.5, zeros.shape) / (middle * in_features**0.5)

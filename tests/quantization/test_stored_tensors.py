@@ -30,6 +30,7 @@ FORMS = [
     Stored("gptq_v2", group=64), Stored("gptq_v2", bits=8, symmetric=True, group=0),
     Stored("packed", group=32), Stored("packed", symmetric=True, scale="bfloat16"),
     Stored("packed", bits=8, group=0, symmetric=True),
+    Stored("gptq", bits=8, group=32), Stored("gptq_v2", bits=8), Stored("packed", bits=8), Stored("unpacked", bits=8),
     Stored("unpacked", bits=8, symmetric=True, group=0), Stored("unpacked", bits=8, group=64, symmetric=True),
     Stored("fp8", scale="float32"), Stored("fp8", scale="bfloat16"), Stored("fp8", group=0, rows=0),
     Stored("float", group=0, rows=1, scale="bfloat16"), Stored("float", group=0, rows=0, scale="float32"),
@@ -177,13 +178,6 @@ def test_columns_in_an_order_of_their_own_are_refused(tmp_path: Path) -> None:
     order = np.random.default_rng(2).permutation(tensors[".g_idx"])
     with pytest.raises(UnsupportedModelError, match=rf"tensor '{NAME}\.g_idx' orders columns by their activations"):
         tensor_source(opened(tmp_path, stored, {**tensors, ".g_idx": order}), f"{NAME}.weight")
-
-
-@pytest.mark.parametrize("method", ["gptq", "packed", "unpacked"])
-def test_zeros_of_eight_bits_are_refused(method: str, tmp_path: Path) -> None:
-    tensors, _ = random_matrix(Stored(method, bits=8), 64, 256, np.random.default_rng(1))
-    with pytest.raises(UnsupportedModelError, match="has zeros of its own for codes of 8 bits, which is not read"):
-        tensor_source(opened(tmp_path, Stored(method, bits=8), tensors), f"{NAME}.weight")
 
 
 def test_groups_of_few_columns_are_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.quantization.float_tensors import BLOCK, float_source, nvfp4_source
-from realizar.quantization.layout import WeightLayout
+from realizar.quantization.layout import ScaleType, WeightLayout
 from realizar.quantization.parts import (
     GROUPS,
     Parts,
@@ -46,6 +46,8 @@ from realizar.quantization.planes import Planes
 from realizar.quantization.source import MatrixSource
 
 _WORD_BITS = 32
+_SMALL: Mapping[int, ScaleType] = {4: "u8", 8: "i8"}
+"""The type of zeros, by the bits of codes."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized")
 _WEIGHTS = (
@@ -72,14 +74,11 @@ class _IntegerSource(PartsSource):
         if symmetric:
             size = wide * bits // 8 + 2
             layout = WeightLayout(f"INT{bits} by {wide}", wide, size, bits=bits, offset=1 << bits - 1, group_size=wide)
-        elif bits > 4:
-            reason = f"has zeros of its own for codes of {bits} bits, which is not read"
-            raise UnsupportedModelError(f"{scales.path}: tensor {shown(parts['zeros'].name)} {reason}")
-        else:  # a zero is a small minimum, whose factor is minus the scale
-            size = wide * bits // 8 + 4
+        else:  # a zero is a small minimum, whose factor is minus the scale; the CPU multiplies eight bits less 128
+            size, small, offset = wide * bits // 8 + 4, _SMALL[bits], 128 if bits == 8 else 0
             layout = WeightLayout(
-                f"INT{bits} by {wide} with zeros", wide, size, bits=bits, group_size=wide, scale="u8", minimum=True,
-                super_group_size=wide,
+                f"INT{bits} by {wide} with zeros", wide, size, bits=bits, offset=offset, group_size=wide, scale=small,
+                minimum=True, super_group_size=wide,
             )  # fmt: skip
         super().__init__(layout, *shape, name, parts)
         self._repeats, self._symmetric = group // wide, symmetric
@@ -88,8 +87,11 @@ class _IntegerSource(PartsSource):
         codes, scales = self.codes(start, stop), self._spread(self._halves(start, stop))
         if self._symmetric:
             return Planes(self.layout, codes, scales)
-        zeros = self._spread(self.zeros(start, stop).astype(np.int16))
-        return Planes(self.layout, codes, np.ones_like(zeros), zeros, super_scales=scales, super_minima=-scales)
+        zeros = self._spread(self.zeros(start, stop).astype(np.int16)) - np.int16(self.layout.offset)
+        signs = np.where(zeros > 127, np.int16(-1), np.int16(1))  # 128 is no signed byte, and -128 is
+        return Planes(
+            self.layout, codes, np.ones_like(zeros), zeros * signs, super_scales=scales, super_minima=-scales * signs
+        )
 
     @abstractmethod
     def codes(self, start: int, stop: int) -> NDArray[np.uint8]:
@@ -164,8 +166,10 @@ class _CompressedSource(_IntegerSource):
         return _unpacked(words, self.layout.bits)
 
     def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
-        """Packed as the codes are; none of `int8` comes here, as they are of eight bits."""
         stored, bits = self.parts["zeros"], self.layout.bits
+        if stored.dtype == "I8":
+            signed: NDArray[np.int32] = array_of(stored, np.int8)[start:stop].astype(np.int32)
+            return signed + 128
         each = _WORD_BITS // bits
         first, last = start // each, -(-stop // each)
         words = np.ascontiguousarray(array_of(stored, "<u4")[first:last].T)

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from backends.grouped_source import grouped_source
+from backends.grouped_source import grouped_layout, grouped_source
 from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format, pack_fragments
 from realizar.backends.cuda.weights.pack import PackedMatrix, codebook_table, strip_places
 from realizar.backends.cuda.weights.pack_raw import memory_bytes, pack_by_threads
@@ -20,10 +20,11 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
 from realizar.quantization.block_source import BlockSource, block_source
 from realizar.quantization.convert import QUANTIZED_TYPES
-from realizar.quantization.ggml_layouts import GGML_LAYOUTS, IQ2_XS, Q4_0, Q4_1, Q6_K, Q8_0
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS, IQ2_XS, Q2_K, Q4_0, Q4_1, Q6_K, Q8_0
 from realizar.quantization.layout import Codebook, WeightLayout
 from realizar.quantization.random_blocks import random_blocks
 from realizar.quantization.source import MatrixSource
+from realizar.quantization.source import random_source as source_of_layout
 
 
 def random_source(ggml_type: GGMLType, rows: int, cols: int, seed: int = 0) -> BlockSource:
@@ -151,6 +152,12 @@ def test_a_layout_of_no_ggml_type(group: int) -> None:
         check_packed([source], pack_by_threads([source], "cpu"))
 
 
+def test_minima_take_the_offset_of_codes() -> None:
+    layout = replace(grouped_layout(64), bits=8, block_bytes=68, offset=128)
+    assert fragment_format(layout).offset == 0
+    check_weights(source_of_layout(layout, 84, 320, np.random.default_rng(4), 0.02))
+
+
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.IQ2_XS])
 def test_padding_weighs_nothing(ggml_type: GGMLType) -> None:
     cols = max(96, ggml_type.block_size)
@@ -266,7 +273,7 @@ _REFUSED: dict[str, tuple[WeightLayout, str]] = {
     "bits": (replace(Q4_0, bits=7), "codes have 7 bits"),
     "one bit": (replace(Q4_1, bits=1), "codes have 1 bits"),
     "offset": (replace(Q4_0, offset=7), "codes have the offset 7"),
-    "offset and minimum": (replace(Q4_1, offset=8), "codes have the offset 8"),
+    "offset and minimum": (replace(Q2_K, offset=2), "codes have the offset 2"),
     "scale": (replace(Q6_K, scale="u8"), "scales are of type u8"),
     "codebook": (replace(Q4_0, codebook=Codebook("many", 64, 1, lambda: np.zeros(64, np.int8))), "has 64 entries"),
     "vectors": (replace(IQ2_XS, bits=11), "no kernel reads its codebook of vectors with indices of 11 bits"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -237,7 +238,13 @@ def test_four_bits_compile_for_newer_architectures(capability: tuple[int, int]) 
 
 @pytest.mark.parametrize(("arch", "tiles"), wider(KERNELS, KERNELS[1]), ids=lambda value: getattr(value, "kind", value))
 def test_layouts_of_no_ggml_type_compile(arch: str, tiles: Tiles) -> None:
-    layouts = [grouped_layout(64), grouped_layout(16), *([] if tiles.kind == "matvec" else [e4m3_layout(128)])]
+    bytes_with_minima = replace(grouped_layout(64), bits=8, offset=128)
+    layouts = [
+        grouped_layout(64),
+        grouped_layout(16),
+        bytes_with_minima,
+        *([] if tiles.kind == "matvec" else [e4m3_layout(128)]),
+    ]
     check([matmul_source((fragment_format(layout),), tiles) for layout in layouts], arch)
 
 

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
     "stored",
     [
         Stored("awq"), Stored("packed", symmetric=True), Stored("fp8", scale="float32"),
-        Stored("float", group=0, rows=1), Stored("nvfp4"),
+        Stored("float", group=0, rows=1), Stored("nvfp4"), Stored("gptq", bits=8),
     ],
     ids=str,
 )  # fmt: skip

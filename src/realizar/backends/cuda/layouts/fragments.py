@@ -195,7 +195,7 @@ def fragment_format(layout: WeightLayout) -> FragmentFormat:
         return FragmentFormat(4, 0 if e2m1 else 128, sets, small, codebook=True, e2m1=e2m1)
     if layout.centred:
         return FragmentFormat(1, 0.5, sets, "f16")
-    offset = float(layout.offset)
+    offset = 0.0 if layout.minimum else float(layout.offset)  # minima have it
     if two_level and layout.bits < 4 and layout.scale in _SMALL_OF:
         return FragmentFormat(layout.bits, offset, sets, _SMALL_OF[layout.scale], layout.minimum)
     if layout.group_size == SUPER and not layout.minimum:
@@ -225,9 +225,11 @@ def _refusal(layout: WeightLayout) -> str | None:
         return None if known else f"its codebook has {layout.codebook.entries} entries, not {size[0]} without minima"
     if layout.bits not in PLANES or (layout.bits == 1) != layout.centred:
         return f"codes have {layout.bits} bits"
-    if layout.offset & (layout.offset - 1) or (layout.minimum and layout.offset):
+    kept = two_level and layout.bits < 4
+    if layout.offset & (layout.offset - 1) or (kept and layout.minimum and layout.offset):
         return f"codes have the offset {layout.offset}"
-    if two_level and (layout.scale == "odd4" or (layout.scale in ("u4", "u8")) != layout.minimum):
+    signed = layout.scale == "i8" and not (kept and layout.minimum)
+    if two_level and not signed and not (layout.scale in ("u4", "u8") and layout.minimum):
         return f"scales are of type {layout.scale}"
     return None
 
@@ -260,10 +262,16 @@ def _exponents(planes: Planes, weight_format: FragmentFormat, strips: int) -> ND
         return np.where(strip_tops > 0, np.frexp(strip_tops)[1], -200).astype(np.int32)
 
     exponents = 15 - 24 + weight_format.positions[0] - largest(planes.group_scales())
-    minima = planes.group_minima() if weight_format.minima else None
+    minima = _minima(planes) if weight_format.minima else None
     if minima is not None:
         exponents = np.minimum(exponents, 15 - largest(minima))
     return np.clip(exponents, -100, 100).astype(np.int32)
+
+
+def _minima(planes: Planes) -> NDArray[np.float32] | None:
+    """One-level minima with the offset of the codes, of which kernels subtract none where they add minima."""
+    minima, offset = planes.group_minima(), planes.layout.offset
+    return minima if minima is None or not offset else minima - np.float32(offset) * planes.group_scales()
 
 
 def _tiled(values: NDArray[Any], strips: int, chunks: int, per_chunk: int) -> NDArray[Any]:
@@ -357,7 +365,7 @@ def _small_scales(
     order = (0, 4, 1, 5, 3, 2)  # to strip, chunk, tile, set, g, half
     if not weight_format.two_level:
         scales = _placed(tiled(planes.group_scales()), weight_format, exponents).transpose(order)
-        minima = planes.group_minima() if weight_format.minima else None
+        minima = _minima(planes) if weight_format.minima else None
         if minima is not None:
             scales = np.stack([scales, _lowered(tiled(minima), exponents).transpose(order)], axis=-1)
         stored = np.ascontiguousarray(scales)
