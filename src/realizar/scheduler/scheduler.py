@@ -172,8 +172,7 @@ class Scheduler:
         """Replace all steps in flight, one of which did not fit into memory, by smaller ones.
 
         Their sequences start again in new rows: the backend's state of the old ones is not certain. A sequence that was
-        alone in a step which can't be smaller ends with the error, and so does one with an image that has to fit into
-        one, and does not into smaller ones.
+        alone in a step which can't be smaller ends with the error: also one with an image that has to fit into one.
         """
         largest = max(steps, key=lambda step: step.num_tokens, default=None)
         if largest is None or not self._limit.failed(len(steps), largest.num_rows, largest.num_tokens):
@@ -184,7 +183,7 @@ class Scheduler:
                 sequence = self._open.get(number)
                 if sequence is None:
                     continue
-                if sequence.request.longest_whole_run > self._limit.tokens:
+                if largest.num_rows == 1 and sequence.request.longest_whole_run > self._limit.tokens:
                     self.fail(number, error)
                     continue
                 if queries := columns.logprob_queries.get(index):  # later steps ask for them again

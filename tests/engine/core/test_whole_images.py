@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.batch import ScheduledBatch
@@ -185,6 +186,26 @@ def test_a_step_that_lacks_memory_for_an_image_ends_its_request(
     (output,) = run(core, seeing.request)["r"]
     assert output.error is not None
     assert "no memory today" in output.error.message
+    core.close()
+
+
+def test_a_step_of_several_that_lacks_memory_ends_none_for_its_image(
+    seeing: Seeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is tried alone."""
+    walk, begun = CPUBackend.walk, list[int]()
+
+    def fail_once(self: CPUBackend, program: BoundProgram) -> None:
+        begun.append(int(self.model.workspace.step[STEP_ROWS]))
+        if len(begun) == 1:
+            raise CapacityError("no memory today")
+        walk(self, program)
+
+    core = make_core(seeing.path, step_tokens=60)
+    monkeypatch.setattr(CPUBackend, "walk", fail_once)
+    found = run(core, *(replace(seeing.request, request_id=f"{place}", cache_salt=f"{place}") for place in range(2)))
+    assert begun[0] == 2
+    assert text_of(found["0"]) == text_of(found["1"])
     core.close()
 
 
