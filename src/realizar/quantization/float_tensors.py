@@ -113,9 +113,8 @@ class _Nvfp4Source(PartsSource):
     def planes(self, start: int, stop: int) -> Planes:
         """Raises CheckpointError where the scale of the matrix is no finite number above 0."""
         codes = array_of(self.parts["codes"], np.uint8)[start:stop]
-        scales = e4m3()[array_of(self.parts["scales"], np.uint8)[start:stop]] * (
-            self._factor() / 2
-        )  # codes are doubled
+        factor = self._factor() / 2  # codes are doubled
+        scales = e4m3()[array_of(self.parts["scales"], np.uint8)[start:stop]] * factor
         with np.errstate(over="ignore"):  # what becomes infinite is refused
             halves = scales.astype(np.float16).astype(np.float32)
         return Planes(self.layout, bit_fields(codes, 4, 1), halves)
