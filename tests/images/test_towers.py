@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.engine.llm import LLM
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
-from realizar.images.prepare import patches_of, pictures_of
+from realizar.images.prepare import largest_image, layout_of, patches_of, pictures_of
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec, build_tower
 from realizar.models.tower import Tower
@@ -70,6 +71,17 @@ def test_pixels_are_those_of_the_processor(vision: VisionModel, size: tuple[int,
         return
     wanted = found["pixel_values"].flatten(0, -4).numpy()
     np.testing.assert_array_equal([as_pixels(tower, each) for each in pictures], wanted)
+
+
+@pytest.mark.parametrize("size", [(333, 777), (3000, 2000)])
+def test_an_image_that_a_client_reduced_is_read_alike(vision: VisionModel, size: tuple[int, int]) -> None:
+    """To the largest that is not reduced here: it has as many tokens then."""
+    tower = tower_of(open_checkpoint(vision.path))
+    edge, pixels = largest_image(tower)
+    shares = [1.0, (edge or max(size)) / max(size), math.sqrt((pixels or math.prod(size)) / math.prod(size))]
+    width, height = (round(length * min(shares)) for length in size)
+    assert max(width, height) < max(size)
+    assert layout_of(tower, width, height) == layout_of(tower, *size)
 
 
 @pytest.mark.parametrize("form", ["safetensors", "gguf", "gguf with older names"])

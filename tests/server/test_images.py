@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from images.vision_models import IMAGE, image_of, write_vision_files
+from images.vision_models import EDGE, IMAGE, image_of, write_vision_files
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.images import Kept, PlacedImage, open_images
@@ -164,6 +164,14 @@ def test_prompts_of_too_many_images_are_refused(eyes: openai.OpenAI, monkeypatch
     monkeypatch.setattr("realizar.engine.images.decode", None)
     with pytest.raises(openai.BadRequestError, match=r"maximum context length is \d+ tokens"):
         asked(eyes, [shown(url_of((96, 95)))] * 14)
+
+
+def test_lists_of_models_say_what_they_read(eyes: openai.OpenAI, seeing: RunningServer) -> None:
+    (card,) = (each.to_dict() for each in eyes.models.list().data if each.id == NAME)
+    assert card["largest_image"] == {"edge": EDGE, "pixels": None}
+    shown = httpx.post(f"{seeing.url}/api/show", json={"model": NAME}).json()
+    assert shown["capabilities"] == card["capabilities"] == ["completion", "vision"]
+    assert shown["details"]["families"] == ["llama", "clip"]
 
 
 def test_images_are_of_users_and_tools(eyes: openai.OpenAI) -> None:

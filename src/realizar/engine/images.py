@@ -20,7 +20,7 @@ from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.errors import CheckpointError, ContextLengthError, InvalidRequestError, UnsupportedModelError
 from realizar.images.decode import EncodedImage, GivenImage, decode
-from realizar.images.prepare import Layout, layout_of, mark_of, patches_of, pictures_of
+from realizar.images.prepare import LargestImage, Layout, largest_image, layout_of, mark_of, patches_of, pictures_of
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_tower
 from realizar.models.tower import Tower
@@ -74,6 +74,10 @@ class ImageReader:
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()
         self._kept_bytes = 0
         self._lock, self._loading = threading.Lock(), threading.Lock()
+
+    @property
+    def largest(self) -> LargestImage:
+        return largest_image(self._tower)
 
     def expand(
         self, token_ids: Sequence[int], images: Sequence[EncodedImage]

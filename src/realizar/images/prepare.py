@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,21 @@ class Layout:
     text: str
     run: int
     grid: tuple[int, int] | None = None
+
+
+class LargestImage(NamedTuple):
+    """What an image may have and is not reduced, in pixels: `edge` is its longer edge; None is any number."""
+
+    edge: int | None
+    pixels: int | None
+
+
+def largest_image(tower: Tower) -> LargestImage:
+    preparation = tower.preparation
+    if isinstance(preparation, Fitted):
+        return LargestImage(None, preparation.most)
+    edge = min(preparation.edge, _MOST) if isinstance(preparation, Tiles) else preparation.edge
+    return LargestImage(edge, None)
 
 
 def mark_of(tower: Tower) -> str:

@@ -11,6 +11,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.engine.images import find_tower
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.hub.selection import quantization_of
+from realizar.images.prepare import LargestImage, largest_image
 from realizar.models.parameters import count_parameters
 from realizar.models.pooling import default_pooling
 from realizar.models.ranking import ranking_tensors
@@ -35,7 +36,7 @@ class ModelFacts:
         digest: SHA-256 in hexadecimal of names, sizes and times of the files: another value after any change.
         license: as the file's metadata name it; empty where they do not.
         template: the chat template, or None. tools, reasoning: it has them.
-        sees: it reads images.
+        largest_image: of the images that it reads; None where it reads none.
         fills_in: its vocabulary has marks of a text with a hole; False where it was not read.
         ranks: it is a reranker.
         pooling: the pooling of a model that was made for embeddings, else None.
@@ -54,7 +55,7 @@ class ModelFacts:
     template: str | None = None
     tools: bool = False
     reasoning: bool = False
-    sees: bool = False
+    largest_image: LargestImage | None = None
     fills_in: bool = False
     ranks: bool = False
     pooling: Pooling | None = None
@@ -88,17 +89,32 @@ def read_facts(checkpoint: Checkpoint, chat_template: str | None = None, compile
         template=template,
         tools=tools,
         reasoning=reasoning,
-        sees=_sees(checkpoint),
+        largest_image=_largest_image(checkpoint),
         ranks=bool(ranking_tensors(checkpoint)),
         pooling=default_pooling(checkpoint),
     )
 
 
-def _sees(checkpoint: Checkpoint) -> bool:
+def capabilities(facts: ModelFacts, embeddings: Pooling | None) -> list[str]:
+    """What a model does, in Ollama's words; `embeddings` is the pooling that the operator set for all models."""
+    generates = facts.pooling is None and not facts.ranks
+    there = {
+        "completion": generates,
+        "tools": generates and facts.tools,
+        "vision": generates and facts.largest_image is not None,
+        "thinking": generates and facts.reasoning,
+        "insert": generates and facts.fills_in,
+        "embedding": facts.pooling is not None or embeddings is not None,
+    }
+    return [name for name, holds in there.items() if holds]
+
+
+def _largest_image(checkpoint: Checkpoint) -> LargestImage | None:
     try:
-        return find_tower(checkpoint) is not None
+        found = find_tower(checkpoint)
     except (CheckpointError, UnsupportedModelError):
-        return False
+        return None
+    return None if found is None else largest_image(found[1])
 
 
 def _dimensions(checkpoint: Checkpoint) -> tuple[int, int, int]:

@@ -88,6 +88,7 @@ def make_served_model(
         CheckpointError: a file is malformed.
     """
     tokenizer = load_tokenizer(checkpoint)
+    images = open_images(checkpoint, tokenizer, threads)
     head = ranking_head(checkpoint)
     template: ChatTemplate | None = None
     try:
@@ -101,7 +102,11 @@ def make_served_model(
         sampling or default_sampling(checkpoint),
         context_length,
         int(time.time()) if created_s is None else created_s,
-        replace(read_facts(checkpoint, chat_template, compiler), fills_in=tokenizer.fill_in is not None),
+        replace(
+            read_facts(checkpoint, chat_template, compiler),
+            fills_in=tokenizer.fill_in is not None,
+            largest_image=None if images is None else images.largest,
+        ),
         None if head is None else Ranker(head, tokenizer),
-        open_images(checkpoint, tokenizer, threads),
+        images,
     )

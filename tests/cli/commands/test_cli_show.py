@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from images.vision_models import write_vision_files
 from realizar.checkpoint.gguf_writer import write_gguf
 
 
@@ -27,7 +28,22 @@ def test_a_model_is_described(realizar: Callable[..., Any], smollm2_path: Path) 
     text = realizar("show", smollm2_path).stdout
     assert "8,192 tokens" in text
     assert "apache-2.0" in text
-    assert len(text.splitlines()) == 11
+    assert len(text.splitlines()) == 12
+    assert record["images"] == {"encoder": None, "file": None, "reason": None}
+
+
+def test_models_that_see_say_by_what(realizar: Callable[..., Any], tmp_path: Path) -> None:
+    """In the same words as `inspect`; an encoder that does not run says why."""
+    path = write_vision_files(tmp_path)
+    tower = tmp_path / "mmproj-tiny.gguf"
+    assert shown(realizar, path)["images"] == {"encoder": "idefics3", "file": str(tower), "reason": None}
+    said = f"yes, encoded by idefics3 of {tower}"
+    assert f"images        {said}\n" in realizar("inspect", path).stdout
+    assert f"images        {said}\n" in realizar("show", path).stdout
+    tower.write_bytes(tower.read_bytes()[:100])
+    refused = shown(realizar, path)["images"]
+    assert (refused["encoder"], "mmproj-tiny.gguf" in refused["reason"]) == (None, True)
+    assert "images        no: " in realizar("show", path).stdout
 
 
 def test_the_template_alone(realizar: Callable[..., Any], tiny_path: Path, weights_only: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from realizar.images.prepare import LargestImage
+from realizar.request import Pooling
 from realizar.server.app import create_app_of
 from realizar.server.errors import ApiError
-from realizar.server.model_facts import ModelFacts
-from realizar.server.ollama.listing import capabilities
+from realizar.server.model_facts import ModelFacts, capabilities
 from realizar.server.ollama.times import read_keep_alive
 from realizar.server.settings import ServerSettings
 from server.models.shelf_case import Case, run
@@ -104,17 +105,18 @@ def test_a_client_has_no_say_in_how_long_a_model_stays_unless_the_operator_allow
 
 
 @pytest.mark.parametrize(
-    ("facts", "settings", "wanted"),
+    ("facts", "embeddings", "wanted"),
     [
-        ({}, {}, ["completion"]),
-        ({"tools": True, "reasoning": True, "fills_in": True}, {}, ["completion", "tools", "thinking", "insert"]),
-        ({"tools": True}, {"embeddings": "last"}, ["completion", "tools", "embedding"]),
-        ({"tools": True, "pooling": "mean"}, {}, ["embedding"]),
-        ({"tools": True, "ranks": True}, {}, []),
+        ({}, None, ["completion"]),
+        ({"tools": True, "reasoning": True, "fills_in": True}, None, ["completion", "tools", "thinking", "insert"]),
+        ({"tools": True}, "last", ["completion", "tools", "embedding"]),
+        ({"tools": True, "pooling": "mean"}, None, ["embedding"]),
+        ({"tools": True, "ranks": True}, None, []),
+        ({"largest_image": LargestImage(96, None)}, None, ["completion", "vision"]),
     ],
 )
-def test_capabilities(facts: dict[str, Any], settings: dict[str, Any], wanted: list[str]) -> None:
-    assert capabilities(ModelFacts(**facts), ServerSettings(**settings)) == wanted
+def test_capabilities(facts: dict[str, Any], embeddings: Pooling | None, wanted: list[str]) -> None:
+    assert capabilities(ModelFacts(**facts), embeddings) == wanted
 
 
 @pytest.mark.parametrize(

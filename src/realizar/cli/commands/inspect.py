@@ -129,6 +129,38 @@ def has_block(checkpoint: Checkpoint) -> bool:
     return block is not None and refusal(block, "cpu") is None
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Whether a model reads images: `encoder` is llama.cpp's name of what encodes them, and `file` has it.
+
+    Both are None where it reads none; `reason` says why an encoder that is there does not run, else it is None.
+    """
+
+    encoder: str | None = None
+    file: str | None = None
+    reason: str | None = None
+
+    def text(self) -> str:
+        if self.encoder is not None:
+            return f"yes, encoded by {self.encoder} of {printable(self.file)}"
+        return "no" if self.reason is None else f"no: {printable(self.reason)}"
+
+
+def sight_of(checkpoint: Checkpoint) -> Sight:
+    from realizar.engine.images import find_tower
+    from realizar.errors import CheckpointError, UnsupportedModelError
+    from realizar.models.check_tensors import check_tensors
+
+    try:
+        if (found := find_tower(checkpoint)) is None:
+            return Sight()
+        holder, tower = found
+        check_tensors(tower, holder)
+    except (CheckpointError, UnsupportedModelError) as error:
+        return Sight(reason=str(error))
+    return Sight(tower.architecture, str(holder.path))
+
+
 def parameters_text(counts: ParameterCounts) -> str:
     """The number of parameters, and beside it that of those that a token goes through."""
     if counts.active == counts.total:
@@ -182,6 +214,7 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
         "quantised_by": None if weights is None else weights.method,
         "layouts": None if weights is None else weights.layouts,
         "next_token_block": has_block(checkpoint),
+        "images": asdict(sight_of(checkpoint)),
         "types": element_types(checkpoint),
         "metadata": _jsonable(dict(checkpoint.metadata)),
         "tensors": tensors,
@@ -228,6 +261,7 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
         f"will run      {runs_text(reason, weights)}",
         *(["drafts        by a next-token block, with --drafter auto"] if has_block(checkpoint) else []),
         f"chat          {'yes, with the template below' if template else NO_CHAT}",
+        f"images        {sight_of(checkpoint).text()}",
         "",
         "metadata",
     ]
@@ -274,7 +308,7 @@ def show_command(
     template: Annotated[bool, Parameter(negative=(), help="Write the chat template alone.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a model is and can do: size, context, chat, tools, reasoning, embeddings, sampling, license."""
+    """Show what a model is and can do: size, context, chat, tools, reasoning, images, embeddings, sampling, license."""
     if template and as_json:
         raise InvalidRequestError("--template can't be combined with --json", "template")
 
@@ -286,8 +320,9 @@ def show_command(
         print(shown_answer(text))
         return
     weights = known_weights(checkpoint)
-    facts = _facts(model, checkpoint, weights)
-    print(json_line(facts) if as_json else "\n".join(_described(facts, weights)))
+    sight = sight_of(checkpoint)
+    facts = _facts(model, checkpoint, weights) | {"images": asdict(sight)}
+    print(json_line(facts) if as_json else "\n".join(_described(facts, weights, sight)))
 
 
 def _facts(name: str, checkpoint: Checkpoint, weights: KnownWeights | None) -> dict[str, Any]:
@@ -324,7 +359,7 @@ def _facts(name: str, checkpoint: Checkpoint, weights: KnownWeights | None) -> d
     }
 
 
-def _described(facts: dict[str, Any], weights: KnownWeights | None) -> list[str]:
+def _described(facts: dict[str, Any], weights: KnownWeights | None, sight: Sight) -> list[str]:
     """Facts for people."""
     types = ", ".join(facts["types"][:_MANY_TYPES]) + (", ..." if len(facts["types"]) > _MANY_TYPES else "")
     size = format_bytes(facts["size_bytes"])
@@ -343,6 +378,7 @@ def _described(facts: dict[str, Any], weights: KnownWeights | None) -> list[str]
         "context": "unknown" if context is None else f"{context:,} tokens",
         "runs": runs_text(facts["reason"], weights),
         "chat": chat,
+        "images": sight.text(),
         "embeddings": "not made for them" if pooling is None else f"yes, by the pooling {pooling}",
         "sampling": f"{values} ({origin})",
         "license": facts["license"] or "not stated in the files",

@@ -12,12 +12,11 @@ from realizar.sampling_params import SamplingParams
 from realizar.server.errors import refused
 from realizar.server.http.body import read_record
 from realizar.server.http.request import json_response, settings_of
-from realizar.server.model_facts import ModelFacts
+from realizar.server.model_facts import ModelFacts, capabilities
 from realizar.server.models.models import ModelStatus, models_of
 from realizar.server.ollama.names import find_model, shown_name
 from realizar.server.ollama.records import ShowRequest
 from realizar.server.ollama.times import at
-from realizar.server.settings import ServerSettings
 
 OLLAMA_VERSION = "0.12.11"
 """The version of Ollama whose API this is: clients refuse older ones."""
@@ -65,7 +64,7 @@ async def show(request: Request) -> Response:
                 f"{family}.embedding_length": facts.hidden_size,
                 f"{family}.block_count": facts.num_layers,
             },
-            "capabilities": capabilities(facts, settings_of(request)),
+            "capabilities": capabilities(facts, settings_of(request).embeddings),
             "modified_at": at(facts.modified_s or status.created_s),
         }
     )
@@ -79,19 +78,6 @@ async def version(request: Request) -> Response:
 async def probe(request: Request) -> Response:
     """Answer at `/`, where there is no page, with the text by which some clients find Ollama."""
     return Response("Ollama is running", media_type="text/plain")
-
-
-def capabilities(facts: ModelFacts, settings: ServerSettings) -> list[str]:
-    generates = facts.pooling is None and not facts.ranks
-    there = {
-        "completion": generates,
-        "tools": generates and facts.tools,
-        "vision": generates and facts.sees,
-        "thinking": generates and facts.reasoning,
-        "insert": generates and facts.fills_in,
-        "embedding": facts.pooling is not None or settings.embeddings is not None,
-    }
-    return [name for name, holds in there.items() if holds]
 
 
 def _card(name: str, status: ModelStatus) -> dict[str, Any]:
@@ -124,7 +110,7 @@ def _details(facts: ModelFacts) -> dict[str, Any]:
         "parent_model": "",
         "format": facts.format,
         "family": facts.architecture,
-        "families": [facts.architecture],
+        "families": [facts.architecture, *(["clip"] if facts.largest_image is not None else [])],
         "parameter_size": _short_count(facts.num_parameters),
         "quantization_level": facts.quantization,
     }

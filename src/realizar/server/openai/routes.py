@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.errors import ContextLengthError
+from realizar.request import Pooling
 from realizar.sampling_params import SAMPLERS
 from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import PLAIN_SCHEMA, about, plain_body, refused, unsupported
@@ -25,9 +26,10 @@ from realizar.server.generation.prompts import MAX_TOKENS, check_fits, tokenize_
 from realizar.server.generation.tools import shown_tools
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
-from realizar.server.http.request import compute, json_response
+from realizar.server.http.request import compute, json_response, settings_of
 from realizar.server.http.sse import encode_event
 from realizar.server.http.work import Stop
+from realizar.server.model_facts import capabilities
 from realizar.server.models.models import ModelStatus, model_of, models_of
 from realizar.server.models.needs import embeds, no_ranker, ranks
 from realizar.server.openai.chat import chat_completions
@@ -125,19 +127,20 @@ _SHOWN = (*(each.name for each in SAMPLERS), "max_tokens", "seed")
 
 
 async def _list_models(request: Request) -> Response:
-    listed = models_of(request).listed()
-    answer = {"object": "list", "data": [_card(model, name) for model in listed for name in model.names]}
+    listed, pooling = models_of(request).listed(), settings_of(request).embeddings
+    answer = {"object": "list", "data": [_card(model, name, pooling) for model in listed for name in model.names]}
     return json_response(answer)
 
 
 async def _show_model(request: Request) -> Response:
     """Show one of the names, which may contain slashes."""
     name = request.path_params["name"]
-    card = _card(models_of(request).find(name), name)
+    card = _card(models_of(request).find(name), name, settings_of(request).embeddings)
     return json_response(card)
 
 
-def _card(model: ModelStatus, name: str) -> dict[str, Any]:
+def _card(model: ModelStatus, name: str, pooling: Pooling | None) -> dict[str, Any]:
+    facts = model.facts
     card = {
         "id": name,
         "object": "model",
@@ -150,6 +153,8 @@ def _card(model: ModelStatus, name: str) -> dict[str, Any]:
         "state": model.state,
     }
     optional = {
+        "capabilities": capabilities(facts, pooling) if facts.are_known else None,
+        "largest_image": None if facts.largest_image is None else facts.largest_image._asdict(),
         "reason": model.reason,
         "device": model.device_label,
         "memory_bytes": model.num_bytes,
