@@ -140,7 +140,7 @@ async def _show_model(request: Request) -> Response:
 
 
 def _card(model: ModelStatus, name: str, pooling: Pooling | None) -> dict[str, Any]:
-    facts = model.facts
+    facts, largest = model.facts, model.facts.largest_image
     card = {
         "id": name,
         "object": "model",
@@ -154,7 +154,7 @@ def _card(model: ModelStatus, name: str, pooling: Pooling | None) -> dict[str, A
     }
     optional = {
         "capabilities": capabilities(facts, pooling) if facts.are_known else None,
-        "largest_image": None if facts.largest_image is None else facts.largest_image._asdict(),
+        "largest_image": None if largest is None else {"edge": largest.edge, "pixels": largest.pixels},
         "reason": model.reason,
         "device": model.device_label,
         "memory_bytes": model.num_bytes,
