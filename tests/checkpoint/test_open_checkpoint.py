@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from realizar.checkpoint.gguf_writer import write_gguf
-from realizar.checkpoint.open import open_checkpoint
+from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.errors import CheckpointError
 
 PICKLE = "convert the model to safetensors or GGUF"
@@ -44,6 +44,23 @@ def test_folder_with_a_split_gguf_model(tmp_path: Path) -> None:
         metadata = {"split.no": np.uint16(index), "split.count": np.uint16(2), "general.architecture": "llama"}
         write_gguf(tmp_path / f"m-{index + 1:05}-of-00002.gguf", metadata)
     assert open_checkpoint(tmp_path).path.name == "m-00001-of-00002.gguf"
+
+
+def test_folder_with_a_gguf_model_and_what_lies_beside_it(tmp_path: Path) -> None:
+    path = _gguf(tmp_path / "some-Q4_K_M.gguf")
+    for name in ("mmproj-F16.gguf", "mtp-some.gguf", "some-EAGLE3-F16.gguf"):
+        _gguf(tmp_path / name)
+    assert open_checkpoint(tmp_path).path == path
+
+
+def test_a_tower_lies_beside_a_model_or_above_its_quantisations_folder(tmp_path: Path) -> None:
+    tower, lesser = _gguf(tmp_path / "mmproj-F16.gguf"), _gguf(tmp_path / "mmproj-F32.gguf")
+    for folder, found in ((".", tower), ("Q8_0", tower), ("models", None)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        assert find_tower_file(open_checkpoint(_gguf(tmp_path / folder / "m.gguf"))) == found
+    tower.unlink()
+    assert find_tower_file(open_checkpoint(tmp_path / "m.gguf")) == lesser
+    assert find_tower_file(open_checkpoint(lesser)) is None
 
 
 def test_folder_with_two_gguf_models(tmp_path: Path) -> None:

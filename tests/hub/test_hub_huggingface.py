@@ -26,6 +26,13 @@ REPOSITORIES: dict[str, dict[str, bytes]] = {
     },
     "user/pickles": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
     "user/private": {"m-Q4_0.gguf": b"GGUF private"},
+    "user/family": {
+        "m-Q4_K_M.gguf": b"GGUF four bits",
+        "m-Q8_0.gguf": b"GGUF eight bits",
+        "mmproj-F16.gguf": b"GGUF tower",
+        "mmproj-F32.gguf": b"GGUF another tower",
+        "mtp-m-Q8_0.gguf": b"GGUF drafter",
+    },
 }
 
 
@@ -77,6 +84,27 @@ def test_parts_of_a_split_file_lie_side_by_side(tmp_path: Path, endpoint: Endpoi
     assert path.name == "m-Q8_0-00001-of-00002.gguf"
     assert path.read_bytes() == b"GGUF first part"
     assert path.with_name("m-Q8_0-00002-of-00002.gguf").read_bytes() == b"GGUF second part"
+
+
+def test_a_tower_and_a_drafter_come_and_go_with_the_models_they_lie_beside(tmp_path: Path, endpoint: Endpoint) -> None:
+    files = REPOSITORIES["user/family"]
+    path = pulled_path(endpoint.run(tmp_path, "pull", "user/family:Q4_K_M"))
+    assert path.name == "m-Q4_K_M.gguf"
+    assert {each.name for each in path.parent.iterdir()} == files.keys() - {"m-Q8_0.gguf", "mmproj-F32.gguf"}
+    assert path.with_name("mmproj-F16.gguf").read_bytes() == files["mmproj-F16.gguf"]
+    pulled_path(endpoint.run(tmp_path, "pull", "user/family:Q8_0"))
+    beside = len(files["mmproj-F16.gguf"]) + len(files["mtp-m-Q8_0.gguf"])
+    listed = json.loads(endpoint.run(tmp_path, "list", "--json").stdout)["models"]
+    sizes = {model["name"]: model["size_bytes"] for model in listed}
+    assert sizes["user/family:Q8_0"] == len(files["m-Q8_0.gguf"]) + beside
+    removed = endpoint.run(tmp_path, "rm", "user/family:Q8_0", "--yes")
+    assert removed.returncode == 0
+    assert {each.name for each in path.parent.iterdir()} == {"m-Q4_K_M.gguf", "mmproj-F16.gguf", "mtp-m-Q8_0.gguf"}
+    path.with_name("mmproj-F16.gguf").unlink()
+    endpoint.run(tmp_path, "inspect", "user/family:Q4_K_M")  # resolves, then refuses the file
+    assert path.with_name("mmproj-F16.gguf").exists(), "it is fetched again"
+    endpoint.run(tmp_path, "rm", "user/family:Q4_K_M", "--yes")
+    assert not (tmp_path / "hf" / "hub" / "models--user--family").exists()
 
 
 def test_safetensors_come_as_a_folder_without_pickles(tmp_path: Path, endpoint: Endpoint) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 from realizar.errors import HubError
+from realizar.gguf_names import quantization_of
 from realizar.hub.names import parse_name
-from realizar.hub.selection import quantization_of, select_files
+from realizar.hub.selection import select_files
 
 GGUFS = (
     "README.md",
@@ -44,7 +45,7 @@ def chosen(names: Iterable[str], wanted: str | None) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("wanted", ["Q4_K_M", "q4_k_m", "model-Q4_K_M.gguf"])
 def test_a_quantization_or_a_file_name_picks_one(wanted: str) -> None:
-    assert chosen(GGUFS, wanted) == ("model-Q4_K_M.gguf",)
+    assert chosen(GGUFS, wanted)[0] == "model-Q4_K_M.gguf"
 
 
 def test_q4_k_m_is_not_confused_with_longer_names() -> None:
@@ -53,7 +54,61 @@ def test_q4_k_m_is_not_confused_with_longer_names() -> None:
 
 
 def test_projector_and_importance_files_are_no_models() -> None:
-    assert chosen(GGUFS, "F16") == ("model-f16.gguf",)
+    assert chosen(GGUFS, "F16") == ("model-f16.gguf", "mmproj-model-f16.gguf")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "beside", "others"),
+    [
+        # in F16 where there is one; other towers and drafters of other kinds stay
+        ("Q4_K_M", ["mmproj-F16.gguf"], ["mmproj-BF16.gguf", "mmproj-F32.gguf", "mmproj-Q8_0.gguf"]),
+        ("Q4_K_M", ["mmproj-BF16.gguf"], ["mmproj-Q8_0.gguf", "mmproj-Q4_K_M.gguf"]),
+        ("Q4_K_M", ["tiny-7b-mmproj.gguf"], []),
+        # of the model's quantisation, then in Q8_0
+        ("Q4_K_M", ["mtp-tiny-7b-Q4_K_M.gguf"], ["mtp-tiny-7b-Q8_0.gguf", "mtp-tiny-7b-BF16.gguf"]),
+        ("Q4_K_M", ["mtp-tiny-7b-Q8_0.gguf"], ["mtp-tiny-7b-BF16.gguf", "tiny-7b-eagle3-Q4_K_M.gguf"]),
+        ("Q4_K_M", ["tiny-7b-assistant-BF16.gguf"], ["tiny-7b-DFlash-Q8_0.gguf"]),
+        ("Q4_K_M", ["Tiny_7B_EAGLE-3.gguf"], []),
+        ("Q4_K_M", ["dflash-tiny-7b.gguf"], []),
+        # both, and the parts of one in several files
+        (
+            "Q4_K_M",
+            ["mmproj-F16.gguf", "mtp-tiny-7b-00001-of-00002.gguf", "mtp-tiny-7b-00002-of-00002.gguf"],
+            [],
+        ),
+        # in the model's folder, or above it
+        ("Q8_0", ["Q8_0/mmproj-BF16.gguf", "mtp-tiny-7b.gguf"], ["mmproj-F16.gguf", "other/mtp-tiny-7b-Q8_0.gguf"]),
+        # the one that names the model, and none that names two others
+        ("Q4_K_M", ["mmproj-tiny-7b-Q8_0.gguf"], ["mmproj-F16.gguf", "mmproj-tiny-9b-F16.gguf"]),
+        ("Q4_K_M", [], ["mmproj-tiny-2b-F16.gguf", "mmproj-tiny-9b-F16.gguf", "mtp-tiny-2b.gguf", "mtp-tiny-9b.gguf"]),
+        ("Q4_K_M", ["mmproj-TinySevenB-F16.gguf"], []),
+    ],
+)
+def test_a_tower_and_a_drafter_that_lie_beside_a_model_come_with_it(
+    wanted: str, beside: list[str], others: list[str]
+) -> None:
+    models = ["tiny-7b-Q4_K_M.gguf", "Q8_0/tiny-7b-Q8_0-00001-of-00001.gguf"]
+    model = models[wanted == "Q8_0"]
+    assert chosen([*models, *others, *beside], wanted) == (model, *beside)
+    assert chosen(reversed([*models, *others, *beside]), wanted) == (model, *beside)
+
+
+def test_what_lies_beside_a_model_comes_alone_where_it_is_named() -> None:
+    names = ("m-Q4_K_M.gguf", "mmproj-F16.gguf", "mtp-m-Q4_K_M.gguf")
+    for name in names[1:]:
+        assert chosen(names, name) == (name,)
+
+
+def test_a_repository_of_drafters_has_models_to_choose_from() -> None:
+    names = ("m-eagle3-Q4_K_M.gguf", "m-eagle3-Q8_0.gguf")
+    assert chosen(names, None) == names[:1]
+    assert chosen(names, "Q8_0") == names[1:]
+    assistants = ("an-assistant-Q4_K_M.gguf", "an-assistant-Q8_0.gguf", "mmproj-F16.gguf")
+    assert chosen(assistants, "Q8_0") == assistants[1:], "which name their model so"
+
+
+def test_a_name_that_ends_in_mtp_is_a_models_with_its_block() -> None:
+    assert chosen(("m-Q4_K_M-mtp.gguf", "m-mtp-Q8_0.gguf"), "Q8_0") == ("m-mtp-Q8_0.gguf",)
 
 
 def test_all_parts_of_a_split_file_come_in_order() -> None:
@@ -67,7 +122,7 @@ def test_a_missing_part_is_refused() -> None:
 
 
 def test_without_a_quantization_q4_k_m_comes_first_then_q8_0() -> None:
-    assert chosen(GGUFS, None) == ("model-Q4_K_M.gguf",)
+    assert chosen(GGUFS, None)[0] == "model-Q4_K_M.gguf"
     assert chosen(("m-Q8_0.gguf", "m-Q2_K.gguf"), None) == ("m-Q8_0.gguf",)
     assert chosen(("only.gguf",), None) == ("only.gguf",)
 
@@ -151,6 +206,11 @@ def test_shards_are_taken_and_other_exports_left() -> None:
         "onnx/model.safetensors",
     )
     assert chosen(names, None) == ("config.json", *shards, "model.safetensors.index.json")
+
+
+def test_a_next_token_block_in_a_shard_of_its_own_comes() -> None:
+    names = ("config.json", "model-00001-of-00001.safetensors", "mtp.safetensors", "model.safetensors.index.json")
+    assert chosen(names, None) == names
 
 
 def test_all_chat_templates_come() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -11,14 +10,13 @@ from realizar.checkpoint.gguf import MAGIC, check_gguf_header, read_gguf
 from realizar.checkpoint.mapped_file import CutShortError, MappedFile
 from realizar.checkpoint.safetensors import INDEX_NAME, SINGLE_NAME, check_safetensors_header, read_safetensors
 from realizar.errors import CheckpointError
+from realizar.gguf_names import is_later_part, models_of, quantization_of, towers_of
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _OLD_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 _LFS_START = b"version https://git-lfs."
 _PICKLE_REASON = "pickle weights can run code when loaded and are refused; convert the model to safetensors or GGUF"
-_TOWER_FILE = "mmproj"  # in the names of GGUF files that hold an encoder of images
-_LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -70,8 +68,7 @@ def _open_folder(folder: Path) -> Checkpoint:
     names = _names(folder)
     if SINGLE_NAME in names or INDEX_NAME in names or any(name.endswith(".safetensors") for name in names):
         return read_safetensors(folder)
-    files = [name for name in names if name.endswith(".gguf") and not _LATER_PART.search(name)]
-    models = [name for name in files if _TOWER_FILE not in name.lower()] or files
+    models = [name for name in models_of(names) if not is_later_part(name)]
     if len(models) == 1:
         return read_gguf(folder / models[0])
     if models:
@@ -87,12 +84,23 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 
 def find_tower_file(checkpoint: Checkpoint) -> Path | None:
-    """The GGUF file of an encoder of images (`mmproj`) beside that of a text model; the first by name of several."""
+    """The GGUF file of an encoder of images (`mmproj`) beside that of a text model: the first of `towers_of`."""
     if checkpoint.format != "gguf":
         return None
-    folder = checkpoint.path.parent
-    found = [name for name in _names(folder) if name.endswith(".gguf") and _TOWER_FILE in name.lower()]
-    return folder / found[0] if found and checkpoint.path.name not in found else None
+    place, model, names = _around(checkpoint.path)
+    return next((place / name for name in towers_of(model, names)), None)
+
+
+def _around(model: Path) -> tuple[Path, str, list[str]]:
+    """A folder, the name of a model's file below it, and those of all files there.
+
+    Repositories have folders that are named after a quantisation, and above these what all of them share.
+    """
+    folder = model.parent
+    if quantization_of(folder.name) != folder.name.upper():
+        return folder, model.name, _names(folder)
+    own = [f"{folder.name}/{name}" for name in _names(folder)]
+    return folder.parent, f"{folder.name}/{model.name}", own + _names(folder.parent)
 
 
 def _names(folder: Path) -> list[str]:

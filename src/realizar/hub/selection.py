@@ -9,6 +9,15 @@ from pathlib import PurePosixPath
 from typing import TypeAlias
 
 from realizar.errors import UnknownModelError
+from realizar.gguf_names import (
+    PART,
+    drafters_of,
+    kind_of,
+    models_of,
+    quantization_of,
+    towers_of,
+    without_quantization,
+)
 from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -16,15 +25,9 @@ _LOG = logging.getLogger(__name__)
 Room: TypeAlias = Callable[[], int]
 """Asks for the bytes that are free for a model. It is called where a choice depends on them."""
 
-_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
-_QUANT = re.compile(
-    r"(?:^|[-._/])((?:UD-)?(?:I?Q\d_[A-Z0-9_]+|I?Q\d|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|BF16|F16|FP16|F32|FP32))(?=[-./]|$)",
-    re.IGNORECASE,
-)
 _PREFERRED_QUANTS = ("Q4_K_M", "UD-Q4_K_XL", "Q4_K_S", "Q4_0", "Q8_0")
 _BESIDE_WEIGHTS, _BESIDE_BYTES = 1.1, 500_000_000
 """What a model takes: its files with a tenth more, and that many bytes, for workspace and a short KV cache."""
-_NOT_A_MODEL = ("mmproj", "imatrix")
 _CONFIG_FILES = frozenset(
     {
         "config.json",
@@ -49,10 +52,13 @@ def select_files(
 ) -> tuple[str, ...]:
     """Choose the files to download, with the file to open first: all parts of a GGUF, or safetensors with JSON files.
 
+    Behind a GGUF model come an encoder of images and a drafter that lie beside it, the first of `towers_of` and
+    `drafters_of`.
+
     Args:
         sizes: bytes of every file of the repository by its name, with `/` between folders; None where not known.
-        wanted: a quantisation (`Q4_K_M`) or a GGUF file's name; None takes safetensors, else the repository's only
-            GGUF, else its Q4_K_M or one like it.
+        wanted: a model's quantisation (`Q4_K_M`) or a GGUF file's name; None takes safetensors, else the only GGUF
+            model, else that of Q4_K_M or one like it.
         room: with it that is the first of these that fits, else the largest file that does; a log line says which.
 
     Raises:
@@ -60,9 +66,10 @@ def select_files(
             weights.
     """
     names = list(sizes)
-    models = _gguf_models(names)
+    ggufs = _in_parts(name for name in names if kind_of(name) is not None)
+    models = {key: ggufs[key] for key in models_of(ggufs)}
     if wanted is not None:
-        return _checked(repo, _named(repo, models, wanted))
+        return _with_siblings(repo, _named(repo, ggufs, models, wanted), ggufs, models)
     safetensors = _safetensors(names)
     if safetensors:
         if "config.json" not in names:
@@ -71,7 +78,7 @@ def select_files(
         others = (_CONFIG_FILES - {"config.json"}).intersection(names)
         return ("config.json", *safetensors, *sorted(others.union(templates)))
     if models:
-        return _checked(repo, _default(repo, models, sizes, room))
+        return _with_siblings(repo, _default(repo, models, sizes, room), ggufs, models)
     if any(name.lower().endswith(_PICKLES) for name in names):
         raise UnknownModelError(
             f"{repo} has only pickled weights, which are refused because they can run code when they are opened"
@@ -79,23 +86,24 @@ def select_files(
     raise UnknownModelError(f"{repo} has neither GGUF nor safetensors files")
 
 
-def _gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
-    models: dict[str, list[str]] = {}
+def _in_parts(names: Iterable[str]) -> dict[str, list[str]]:
+    """The parts of each file, by its name without a part's number."""
+    found: dict[str, list[str]] = {}
     for name in sorted(names):
-        base = PurePosixPath(name).name.lower()
-        if base.endswith(".gguf") and not any(word in base for word in _NOT_A_MODEL):
-            models.setdefault(_SPLIT.sub(".gguf", name), []).append(name)
-    return models
+        found.setdefault(PART.sub(".gguf", name), []).append(name)
+    return found
 
 
-def quantization_of(name: str) -> str | None:
-    """The quantisation in a GGUF file's name, in upper case, or None."""
-    found = _QUANT.findall(re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE))
-    return str(found[-1]).upper() if found else None
+def _with_siblings(
+    repo: str, files: list[str], ggufs: Mapping[str, list[str]], models: Mapping[str, list[str]]
+) -> tuple[str, ...]:
+    own = PART.sub(".gguf", files[0])
+    beside = [*towers_of(own, ggufs)[:1], *drafters_of(own, ggufs)[:1]] if own in models else []
+    return tuple(file for key in (own, *beside) for file in _checked(repo, ggufs[key]))
 
 
-def _named(repo: str, models: dict[str, list[str]], wanted: str) -> list[str]:
-    for key, files in models.items():
+def _named(repo: str, ggufs: Mapping[str, list[str]], models: Mapping[str, list[str]], wanted: str) -> list[str]:
+    for key, files in ggufs.items():
         if wanted in (key, PurePosixPath(key).name, *files):
             return files
     matches = [files for key, files in models.items() if quantization_of(key) == wanted.upper()]
@@ -107,7 +115,9 @@ def _named(repo: str, models: dict[str, list[str]], wanted: str) -> list[str]:
     raise UnknownModelError(f"{repo} has no file of {wanted}; it has: {_choices(models)}")
 
 
-def _default(repo: str, models: dict[str, list[str]], sizes: Mapping[str, int | None], room: Room | None) -> list[str]:
+def _default(
+    repo: str, models: Mapping[str, list[str]], sizes: Mapping[str, int | None], room: Room | None
+) -> list[str]:
     if len(models) == 1:
         return next(iter(models.values()))
     keys: dict[str, list[str]] = {}
@@ -115,7 +125,7 @@ def _default(repo: str, models: dict[str, list[str]], sizes: Mapping[str, int | 
         keys.setdefault(quantization_of(key) or "", []).append(key)
     single = {quant: models[matches[0]] for quant, matches in keys.items() if quant and len(matches) == 1}
     preferred = [quant for quant in _PREFERRED_QUANTS if quant in single]
-    is_one_model = len({_without_quantization(key) for key in models}) == 1
+    is_one_model = len({without_quantization(key) for key in models}) == 1
     if not preferred and (room is None or not is_one_model):
         raise UnknownModelError(f"{repo} has several models; add `:` and one of: {_choices(models)}")
     if room is None:
@@ -140,32 +150,33 @@ def _default(repo: str, models: dict[str, list[str]], sizes: Mapping[str, int | 
     return single[quant]
 
 
-def _without_quantization(key: str) -> str:
-    return _QUANT.sub("", PurePosixPath(key).name.lower())
-
-
-def _choices(models: dict[str, list[str]]) -> str:
+def _choices(models: Mapping[str, list[str]]) -> str:
     return ", ".join(quantization_of(key) or PurePosixPath(key).name for key in models) or "no GGUF files at all"
 
 
-def _checked(repo: str, files: list[str]) -> tuple[str, ...]:
-    match = _SPLIT.search(files[0])
+def _checked(repo: str, files: list[str]) -> list[str]:
+    match = PART.search(files[0])
     if match is not None and [_part(name) for name in files] != list(range(1, int(match.group(2)) + 1)):
         raise UnknownModelError(
             f"{repo}: {files[0]} is of {int(match.group(2))} parts, but the repository has {len(files)}"
         )
-    return tuple(files)
+    return files
 
 
 def _part(name: str) -> int:
-    match = _SPLIT.search(name)
+    match = PART.search(name)
     return int(match.group(1)) if match else 0
 
 
 def _safetensors(names: Sequence[str]) -> list[str]:
-    """The weights at the root: one file, or the shards of one index, without other exports."""
+    """The weights at the root: one file, or the shards of one index, without other exports.
+
+    A next-token block may have a shard of its own, which is named after it.
+    """
     root = sorted(name for name in names if "/" not in name and name.endswith(".safetensors"))
     if "model.safetensors" in root:
         return ["model.safetensors"]
     shards = [name for name in root if name.startswith("model-")]
-    return shards or [name for name in root if not name.startswith(("adapter", "consolidated"))]
+    if shards:
+        return [*shards, *(name for name in root if name.startswith("mtp"))]
+    return [name for name in root if not name.startswith(("adapter", "consolidated"))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.engine.images import find_tower
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.hub.selection import quantization_of
+from realizar.gguf_names import quantization_of
 from realizar.images.prepare import LargestImage, largest_image
 from realizar.models.parameters import count_parameters
 from realizar.models.pooling import default_pooling

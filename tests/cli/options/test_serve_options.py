@@ -15,6 +15,7 @@ from realizar.cli.options.chat_template import read_chat_template
 from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions, read_keys
+from realizar.cli.options.several_models import SeveralModelsOptions
 from realizar.config import EngineConfig
 from realizar.engine.process.messages import EngineInfo
 from realizar.errors import InvalidRequestError, RealizarError
@@ -165,6 +166,16 @@ def test_what_was_chosen_is_said(known: EngineInfo, config: EngineConfig, line: 
         "weights: 96.4 MB in memory, loaded in 0.5 s",
         "threads: 3",
     ]
+
+
+def test_a_folders_models_are_no_parts_and_nothing_that_lies_beside_them(tmp_path: Path) -> None:
+    parts = [f"a-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for name in (*parts, "b.gguf", "mmproj-F16.gguf", "mtp-b.gguf", "notes.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "config.json").touch()
+    found = SeveralModelsOptions(model_folder=tmp_path).in_folder()
+    assert [path.name for path in found] == [parts[0], "b.gguf", "c"]
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 99999])

@@ -58,9 +58,9 @@ def plan_command(
     check_replicas(replicas)
     config = (batching or BatchingOptions()).config((engine or EngineOptions()).config())
     config = (drafts or DraftOptions()).config(config)
-    drafter = config.draft_model
+    drafter, is_auto = config.draft_model, config.drafter == "auto"
     with ExitStack() as opened:
-        planned = opened.enter_context(planned_model(model, vocabulary=drafter is not None))
+        planned = opened.enter_context(planned_model(model, vocabulary=drafter is not None, drafter=is_auto))
         if drafter is not None:
             beside = opened.enter_context(planned_model(drafter, vocabulary=True))
             config = replace(config, drafter=str(beside.checkpoint.path.absolute()))

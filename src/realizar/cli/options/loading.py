@@ -13,6 +13,7 @@ from realizar.cli.options.chat_template import check_checkpoint_for_chat, check_
 from realizar.cli.options.engine import DraftOptions, EngineOptions
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.progress import download_progress
+from realizar.gguf_names import kind_of
 
 if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
@@ -57,7 +58,7 @@ class PlannedModel:
     """A checkpoint to plan with.
 
     Attributes:
-        remote_bytes: of all files of a model that is not fetched; None if it is here.
+        remote_bytes: of all files of a model that is not fetched, without what lies beside it; None if it is here.
         read_bytes: of those, what was read: headers, and the few tensors whose values a plan depends on. The values of
             all others are zeros.
     """
@@ -68,8 +69,10 @@ class PlannedModel:
 
 
 @contextmanager
-def planned_model(model: str, *, vocabulary: bool = False) -> Iterator[PlannedModel]:
+def planned_model(model: str, *, vocabulary: bool = False, drafter: bool = False) -> Iterator[PlannedModel]:
     """Open a model by its name to plan for it; of one on a hub no more than headers, and the vocabulary, are fetched.
+
+    With `drafter` the header of one that lies beside it is read too.
 
     Raises as `fetch_model`, and HubError where the hub does not give parts of files.
     """
@@ -83,11 +86,13 @@ def planned_model(model: str, *, vocabulary: bool = False) -> Iterator[PlannedMo
     from realizar.hub.stand_in import StandIn
 
     name, listing = found
+    files = [file for file in listing.files if drafter or kind_of(file.label) != "drafter" or file == listing.files[0]]
+    own = [file for file in files if kind_of(file.label) == kind_of(files[0].label)]
     with tempfile.TemporaryDirectory(prefix="realizar-plan-") as folder:
-        stand_in = StandIn(name, listing.commit, listing.files, Path(folder))
+        stand_in = StandIn(name, listing.commit, files, Path(folder))
         checkpoint = open_checkpoint(stand_in.read_headers(holds_header, vocabulary=vocabulary))
         stand_in.read([part for tensor in checkpoint.tensors.values() for part in _read_by_plans(tensor)])
-        size = sum(file.size_bytes or 0 for file in listing.files)
+        size = sum(file.size_bytes or 0 for file in own)
         yield PlannedModel(checkpoint, size, stand_in.read_bytes)
 
 

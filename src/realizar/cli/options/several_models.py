@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from cyclopts import Parameter
 from realizar.cli.options.arguments import MaybeSize, refuse_given
 from realizar.cli.options.serve import ServerOptions
 from realizar.errors import InvalidRequestError
+from realizar.gguf_names import is_later_part, models_of
 
-_LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 _LONGEST_KEEP_ALIVE_S = 1_000_000_000  # some 30 years: lists of models tell the time of its end
 
 
@@ -59,7 +58,7 @@ class SeveralModelsOptions:
         return True
 
     def in_folder(self) -> list[Path]:
-        """The models of the folder, by name; later parts of a GGUF model in several files are left out.
+        """The models of the folder, by name, without later parts of a GGUF model and what lies beside one.
 
         It raises InvalidRequestError if it can't be read, or has none.
         """
@@ -70,10 +69,11 @@ class SeveralModelsOptions:
         except (OSError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise InvalidRequestError(f"{self.model_folder} can't be read: {reason}", "model_folder") from error
+        files = models_of(each.name for each in entries)
         found = [
             each
             for each in entries
-            if (each / "config.json").is_file() or (each.suffix == ".gguf" and not _LATER_PART.search(each.name))
+            if (each / "config.json").is_file() or (each.name in files and not is_later_part(each.name))
         ]
         if not found:
             raise InvalidRequestError(f"{self.model_folder} has no model", "model_folder")
