@@ -116,7 +116,7 @@ class MadeUpLink:
             await asyncio.sleep(0.005 if idle else 0)
             await asyncio.sleep(0)  # readers are a turn of the loop behind
 
-    def step(self) -> bytes:
+    def step(self) -> bytearray:
         now = time.monotonic()
         numbers, token_ids = array("q"), array("i")
         starts: list[ChoiceStart] = []

@@ -1,24 +1,28 @@
-"""Files of images are decoded as they are meant, or refused by name, before pixels beyond the bounds are made."""
+"""Files of images are decoded as they are meant, or refused by name, before pixels beyond the bounds are made.
+
+What opens and decodes them may die of a file, which costs its sender alone.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
+import resource
 import struct
 import sys
-import warnings
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from realizar.errors import InvalidRequestError
-from realizar.images import decode
-from realizar.images.decode import GivenImage
-from realizar.images.prepare import Pixels
+from realizar.errors import EngineUnavailableError, InvalidRequestError
+from realizar.images import decode, given
+from realizar.images.decode import Cut, Made
+from realizar.images.given import GivenImage, Pixels, pictures_of
+from realizar.ipc.apart import Processes
+from waits import HANG_S
 
 Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
 ImageOps = pytest.importorskip("PIL.ImageOps")
@@ -33,7 +37,9 @@ def encoded(image: Any, kind: str, **options: Any) -> bytes:
 
 
 def pixels_of(data: bytes) -> Pixels:
-    return np.asarray(decode.decode(GivenImage("image 3", data).open()))
+    image = GivenImage("image 3", data).open()
+    (pixels,) = pictures_of(image, Cut(((image.width, image.height),)))
+    return pixels
 
 
 def corner(mode: str, colour: Any, size: tuple[int, int] = (8, 4)) -> Any:
@@ -107,7 +113,7 @@ def test_headers_are_read_without_pixels(monkeypatch: pytest.MonkeyPatch) -> Non
     """Also where Pillow would look for EXIF behind the pixels."""
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
     for kind in ("PNG", "JPEG", "WEBP"):
-        opened = GivenImage("image 3", rotated(kind)).open()
+        opened = decode.look(rotated(kind))
         assert (opened.width, opened.height) == (4, 8)
 
 
@@ -144,12 +150,12 @@ JPEG = encoded(Image.effect_noise((64, 64), 90).convert("RGB"), "JPEG")
         (PNG[: len(PNG) - 30], "is malformed"),
         (JPEG[: len(JPEG) // 2], "is malformed: image file is truncated"),
         (png_of(60_000, 60_000), "has more pixels than the 67108864"),
-        (png_of(70_000, 1_000), "70000 x 1000 pixels, more pixels than the 67108864"),
+        (png_of(70_000, 1_000), "70000 x 1000 pixels, more than the 67108864"),
         (png_of(65_536, 1), "65536 x 1 pixels; an edge of an image may have 65535"),
         (png_of(3_000, 3_000), "is malformed"),
         (PNG.replace(b"IDAT", b"IDAX", 1), "no image of a known format"),
         (SCANS[: SCANS.rindex(b"\xff\xda")] + SCANS[SCANS.rindex(b"\xff\xda") : -2] * 99, "too many scans, 104"),
-        (bytes(decode.MAX_BYTES + 1), "33554433 bytes; an image may have 33554432"),
+        (bytes(given.MAX_BYTES + 1), "33554433 bytes; an image may have 33554432"),
     ],
 )
 def test_what_is_no_image_is_refused_by_name(data: bytes, message: str) -> None:
@@ -160,26 +166,20 @@ def test_what_is_no_image_is_refused_by_name(data: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("kind", decode.FORMATS)
 def test_bytes_are_of_the_type_that_is_said(kind: str) -> None:
-    """A JPEG file of several pictures, which Pillow calls MPO, is one too."""
+    """By a URI too. A JPEG file of several pictures, which Pillow calls MPO, is one as well."""
     image, name = corner("RGB", RED), f"image/{kind.lower()}"
     files = [encoded(image, kind)]
     if kind == "JPEG":
         files.append(encoded(image, "MPO", save_all=True, append_images=[image]))
     for data in files:
+        text = base64.b64encode(data).decode()
+        for said in (name, name.replace("jpeg", "jpg"), name.upper(), f"{name};charset=x", ""):
+            assert GivenImage("image 3", url=f"data:{said};base64,{text}").open().media_type == name
         assert GivenImage("image 3", data, media_type=name).open().width == 8
-        for other in {*decode.MEDIA_TYPES} - {name}:
-            with pytest.raises(InvalidRequestError, match=f"image 3 is said to be {other}, and its bytes are {name}"):
-                GivenImage("image 3", data, media_type=other).open()
-
-
-def test_threads_that_look_at_headers_leave_warnings_as_they_were() -> None:
-    before, interval_s = list(warnings.filters), sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    with ThreadPoolExecutor(8) as pool:
-        sizes = set(pool.map(lambda _: GivenImage("image", PNG).open().width, range(2000)))
-    sys.setswitchinterval(interval_s)
-    assert sizes == {64}
-    assert list(warnings.filters) == before
+        for other in {*given.MEDIA_TYPES, "text/plain"} - {name}:
+            for said in (GivenImage("a", data, media_type=other), GivenImage("a", url=f"data:{other};base64,{text}")):
+                with pytest.raises(InvalidRequestError, match=f"a is said to be {other}, and its bytes are {name}"):
+                    said.open()
 
 
 def test_a_row_of_many_pixels_is_an_image() -> None:
@@ -205,5 +205,65 @@ def test_only_data_uris_are_read(url: str, message: str) -> None:
         GivenImage("image 3", url=url).open()
     text = base64.b64encode(PNG).decode()
     lines = base64.encodebytes(PNG).decode().replace("\n", "\r\n")
-    for given in (GivenImage("a", url=f"DATA:image/jpeg;base64,{text}"), GivenImage("a", base64=lines)):
-        assert (given.open().width, given.open().height) == (64, 64)
+    for image in (GivenImage("a", url=f"DATA:image/png;base64,{text}"), GivenImage("a", base64=lines)):
+        opened = image.open()
+        assert (opened.width, opened.height) == (64, 64)
+
+
+NOISE = encoded(Image.effect_noise((1000, 1000), 90), "PNG")
+
+
+def test_decoding_may_not_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as short:
+        short.setattr(given, "_DECODE_CPU_S", 1e-3)
+        with pytest.raises(InvalidRequestError, match=r"^image 3 takes too long to decode$"):
+            pixels_of(NOISE)
+    assert pixels_of(NOISE).shape == (1000, 1000, 3)
+
+
+def test_looking_at_a_header_may_not_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one has 80,000 chunks before its pixels."""
+    monkeypatch.setattr(given, "_LOOK_CPU_S", 1e-3)
+    chunk = b"\0\0\0\0prVt" + struct.pack(">I", zlib.crc32(b"prVt"))
+    with pytest.raises(InvalidRequestError, match=r"^image 3 takes too long to decode$"):
+        GivenImage("image 3", PNG[:33] + chunk * 80_000 + PNG[33:]).open()
+
+
+def process_that(does: str) -> Processes[Made]:
+    """Where images are opened instead, once it is asked: `theirs` is its end of the socket."""
+    code = f"import os, socket, sys; theirs = socket.socket(fileno=int(sys.argv[-1])); theirs.recv(1); {does}"
+    return Processes((sys.executable, "-c", code), Made, "images", most_idle=1, answer_s=HANG_S)
+
+
+@pytest.mark.parametrize(
+    "does", ["theirs.recv(1); os.kill(os.getpid(), 11)", "theirs.recv(1); theirs.send(b'1234567')"]
+)
+def test_a_file_that_breaks_the_decoder_costs_its_sender_alone(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(given, "_PROCESSES", process_that(does))
+        with pytest.raises(InvalidRequestError, match=r"^image 3 ended the process that decoded it$") as caught:
+            pixels_of(PNG)
+    assert caught.value.param == "image 3"
+    assert pixels_of(PNG).shape == (64, 64, 3)
+
+
+def test_where_no_process_starts_no_image_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in (("/no/such/program",), (sys.executable, "-c", "")):
+        monkeypatch.setattr(given, "_PROCESSES", Processes(command, Made, "images", most_idle=1, answer_s=HANG_S))
+        with pytest.raises(EngineUnavailableError, match="images"):
+            pixels_of(NOISE * 8)  # more than the socket holds, so that it is not asked before it ends
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system has this limit")
+def test_memory_is_bounded() -> None:
+    """A process goes on after a file that wants more."""
+    pixels_of(PNG)
+    process = given._PROCESSES._idle.queue[-1]._process
+    most, _ = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+    assert most < 2 << 30
+    resource.prlimit(process.pid, resource.RLIMIT_DATA, (100 << 20, most))
+    with pytest.raises(InvalidRequestError, match=r"^image 3 takes more memory than an image may$"):
+        pixels_of(encoded(Image.new("RGB", (8000, 4000)), "PNG", compress_level=1))
+    assert pixels_of(PNG).shape == (64, 64, 3)
+    assert given._PROCESSES._idle.queue[-1]._process is process
+    process.kill()

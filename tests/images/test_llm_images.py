@@ -43,7 +43,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_an_image_is_decoded(
 
     with LLM(path, **OPTIONS) as model:
         with monkeypatch.context() as blind:
-            blind.setattr("realizar.engine.images.decode", None)
+            blind.setattr("realizar.engine.images.pictures_of", None)
             one, two = (model.chat_tokens(showing(count)) for count in (1, 2))
             assert two.count(IMAGE) == 2 * one.count(IMAGE) > 0
             with pytest.raises(ContextLengthError, match=f"images have {len(two)} tokens, so the prompt is too long"):

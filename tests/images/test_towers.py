@@ -30,7 +30,8 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.engine.llm import LLM
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
-from realizar.images.prepare import largest_image, layout_of, patches_of, pictures_of
+from realizar.images.decode import cut_up
+from realizar.images.prepare import cut_of, largest_image, layout_of, patches_of
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec, build_tower
 from realizar.models.tower import Tower
@@ -52,6 +53,13 @@ def tower_of(checkpoint: Checkpoint) -> Tower:
     return tower
 
 
+def patches(tower: Tower, size: tuple[int, int]) -> list[NDArray[np.float32]]:
+    """The patches of each picture of an image."""
+    return [
+        patches_of(tower, np.asarray(each)) for each in cut_up(Image.fromarray(image_of(size)), cut_of(tower, *size))
+    ]
+
+
 def as_pixels(tower: Tower, patches: NDArray[np.float32]) -> NDArray[np.float32]:
     """Patches [rows, columns, ...] as transformers' pixel values [3, height, width]."""
     rows, columns, _ = patches.shape
@@ -63,7 +71,7 @@ def as_pixels(tower: Tower, patches: NDArray[np.float32]) -> NDArray[np.float32]
 @pytest.mark.parametrize("size", SIZES)
 def test_pixels_are_those_of_the_processor(vision: VisionModel, size: tuple[int, int]) -> None:
     tower, found = tower_of(open_checkpoint(vision.path)), vision.prepared([Image.fromarray(image_of(size))])
-    pictures = [patches_of(tower, each) for each in pictures_of(tower, Image.fromarray(image_of(size)))]
+    pictures = patches(tower, size)
     if vision.kind == "qwen":  # its processor gives patches, square by square
         (only,) = pictures
         squares = only.reshape(only.shape[0] // MERGE, MERGE, only.shape[1] // MERGE, MERGE, -1).swapaxes(1, 2)
@@ -94,8 +102,7 @@ def test_features_agree_with_transformers(vision: VisionModel, form: str, tmp_pa
         checkpoint = open_checkpoint(tmp_path / "mmproj.gguf")
     encoder = CPUTower(tower := tower_of(checkpoint), checkpoint, threads=2)
     for size in SIZES if form == "safetensors" else SIZES[2:3]:
-        pictures = [patches_of(tower, each) for each in pictures_of(tower, Image.fromarray(image_of(size)))]
-        features = np.concatenate([encoder.encode(each) for each in pictures])
+        features = np.concatenate([encoder.encode(each) for each in patches(tower, size)])
         assert np.ptp(features) > 5
         wanted = vision.features(vision.prepared([Image.fromarray(image_of(size))]))
         np.testing.assert_allclose(features, wanted, atol=1e-4)
@@ -111,8 +118,7 @@ def test_other_formats_of_weights_are_near(kind: GGMLType, most: float, tmp_path
         write_vision_files(folder, each)
         checkpoint = open_checkpoint(folder / "mmproj-tiny.gguf")
         tower = tower_of(checkpoint)
-        (picture,) = pictures_of(tower, Image.fromarray(image_of((TILE, TILE))))[-1:]
-        found.append(CPUTower(tower, checkpoint, threads=1).encode(patches_of(tower, picture)))
+        found.append(CPUTower(tower, checkpoint, threads=1).encode(patches(tower, (TILE, TILE))[-1]))
     assert 0 < np.linalg.norm(found[1] - found[0]) / np.linalg.norm(found[0]) < most
 
 

@@ -18,7 +18,8 @@ from images.vision_models import EDGE, IMAGE, image_of, write_vision_files
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.images import Kept, PlacedImage, open_images
-from realizar.images.decode import EncodedImage, GivenImage, decode
+from realizar.images.decode import Cut
+from realizar.images.given import EncodedImage, GivenImage, pictures_of
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.load import load_tokenizer
 from server_thread import NAME, RunningServer, ServerThread
@@ -120,11 +121,11 @@ def test_prompts_that_wait_with_one_image_decode_it_once(tmp_path: Path, monkeyp
     reader, decoded = open_images(checkpoint, load_tokenizer(checkpoint), 1), []
     assert reader is not None
 
-    def noted(image: EncodedImage) -> Any:
+    def noted(image: EncodedImage, cut: Cut) -> Any:
         decoded.append(image.where)
-        return decode(image)
+        return pictures_of(image, cut)
 
-    monkeypatch.setattr("realizar.engine.images.decode", noted)
+    monkeypatch.setattr("realizar.engine.images.pictures_of", noted)
     images = [GivenImage(where, url=url_of((70, 90))).open() for where in ("first", "second")]
     _, (starts,), _ = reader.expand([IMAGE], images[:1])
     waiting = [reader.prepare(image, starts) for image in images]
@@ -161,7 +162,7 @@ def test_errors_name_the_image(seeing: RunningServer, field: str, message: str, 
 
 def test_prompts_of_too_many_images_are_refused(eyes: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any of them is decoded."""
-    monkeypatch.setattr("realizar.engine.images.decode", None)
+    monkeypatch.setattr("realizar.engine.images.pictures_of", None)
     with pytest.raises(openai.BadRequestError, match=r"maximum context length is \d+ tokens"):
         asked(eyes, [shown(url_of((96, 95)))] * 14)
 

@@ -17,6 +17,7 @@ from realizar.engine.loading import find_checkpoint
 from realizar.engine.planned_load import PlannedLoad
 from realizar.engine.process.planning import PlanAnswer
 from realizar.errors import ChatTemplateError
+from realizar.ipc import apart
 from realizar.sampling_params import SamplingParams
 from realizar.server import request_templates
 from realizar.server.models.lives import EngineLoader
@@ -40,13 +41,13 @@ ENDLESS = {
 def statuses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Exit statuses of the processes that are ended from now on."""
     found: list[int] = []
-    close = request_templates._Process.close
+    close = apart._Process.close
 
     def noting(process: Any) -> int:
         found.append(close(process))
         return found[-1]
 
-    monkeypatch.setattr(request_templates._Process, "close", noting)
+    monkeypatch.setattr(apart._Process, "close", noting)
     return found
 
 
@@ -125,7 +126,7 @@ def test_one_that_ends_before_it_is_asked_costs_its_request_nothing(monkeypatch:
     for process in request_templates._PROCESSES._idle.queue:
         process._process.kill()
         process._process.wait()
-    monkeypatch.setattr(request_templates._Process, "alive", True)  # it was alive a moment ago
+    monkeypatch.setattr(apart._Process, "alive", True)  # it was alive a moment ago
     assert RequestCompiler()("a")[0]({}) == "a"
 
 

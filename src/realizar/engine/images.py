@@ -19,8 +19,8 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.errors import CheckpointError, ContextLengthError, InvalidRequestError, UnsupportedModelError
-from realizar.images.decode import EncodedImage, GivenImage, decode
-from realizar.images.prepare import LargestImage, Layout, largest_image, layout_of, mark_of, patches_of, pictures_of
+from realizar.images.given import EncodedImage, GivenImage, pictures_of
+from realizar.images.prepare import LargestImage, Layout, cut_of, largest_image, layout_of, mark_of, patches_of
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_tower
 from realizar.models.tower import Tower
@@ -139,7 +139,8 @@ class ImageReader:
         """The embeddings of a prompt's images, ascending. This takes as long as the tower does, seconds at times.
 
         `check` is called before each picture, and ends the work by an exception. Raises InvalidRequestError for a
-        malformed image, CheckpointError for a weight that is not finite, UnsupportedModelError, and StepError.
+        malformed image, CheckpointError for a weight that is not finite, UnsupportedModelError, StepError, and
+        EngineUnavailableError as `pictures_of`.
         """
         runs = []
         for image in images:
@@ -150,7 +151,7 @@ class ImageReader:
 
     def _made(self, image: PlacedImage, check: Callable[[], None]) -> Kept:
         check()
-        pictures = pictures_of(self._tower, decode(image.image))
+        pictures = pictures_of(image.image, cut_of(self._tower, image.image.width, image.image.height))
         with self._loading:
             if self._loaded is None:
                 self._loaded = make_tower(self._tower, self._checkpoint, self._threads)

@@ -1,6 +1,6 @@
 """Images as pictures, as a tower's preparation describes it, and as text for a tokenizer.
 
-Pixels are those of transformers' processors that use Pillow.
+Pictures, made by Pillow, have the pixels of transformers' processors that use it.
 """
 
 from __future__ import annotations
@@ -8,19 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.errors import InvalidRequestError
+from realizar.images.decode import Cut
+from realizar.images.given import Pixels
 from realizar.models.tower import Fitted, Tiles, Tower, Whole
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-Pixels = NDArray[np.uint8]
-"""[height, width, 3]: red, green, blue."""
 
 _MOST = 4096  # pixels of the longer edge, whatever a configuration of tiles says
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
@@ -65,7 +61,7 @@ def layout_of(tower: Tower, width: int, height: int) -> Layout:
     """The layout of an image of so many pixels."""
     mark, preparation = mark_of(tower), tower.preparation
     if isinstance(preparation, Tiles):
-        rows, columns = tile_grid(preparation, width, height)
+        rows, columns = _tile_grid(preparation, width, height)
         return Layout(
             "".join(_of_tiles(mark, rows, columns)), (preparation.tile // tower.patch_size // tower.merge) ** 2
         )
@@ -88,28 +84,15 @@ def _of_tiles(mark: str, rows: int, columns: int) -> Iterator[str]:
     yield f"{_AROUND}{_WHOLE}{mark}{_AROUND}"
 
 
-def pictures_of(tower: Tower, image: Image) -> list[Pixels]:
-    """The pictures of an image in RGB: tiles by row, and the whole last, or the whole alone."""
-    from PIL.Image import Resampling
-
+def cut_of(tower: Tower, width: int, height: int) -> Cut:
+    """How an image of so many pixels becomes pictures."""
     preparation = tower.preparation
-    if not isinstance(preparation, Tiles):
-        square = tower.patch_size * tower.merge
-        if isinstance(preparation, Whole):
-            size = _whole_size(preparation, square, image.width, image.height)
-        else:
-            size = _fitted_size(preparation, square, image.width, image.height)
-        return [np.asarray(image.resize(size, Resampling.BICUBIC))]
-    first, whole = _sizes(preparation, image.width, image.height)
-    for size in (first, whole):
-        image = image.resize(size, Resampling.LANCZOS)
-    edge, cut = preparation.tile, np.asarray(image)
-    found = []
-    if whole != (edge, edge):
-        corners = ((row, column) for row in range(0, whole[1], edge) for column in range(0, whole[0], edge))
-        found = [cut[row : row + edge, column : column + edge] for row, column in corners]
-        image = image.resize((edge, edge), Resampling.LANCZOS)
-    return [*found, np.asarray(image)]
+    if isinstance(preparation, Tiles):
+        return Cut(_sizes(preparation, width, height), preparation.tile)
+    square = tower.patch_size * tower.merge
+    if isinstance(preparation, Whole):
+        return Cut((_whole_size(preparation, square, width, height),))
+    return Cut((_fitted_size(preparation, square, width, height),))
 
 
 def patches_of(tower: Tower, picture: Pixels) -> NDArray[np.float32]:
@@ -123,7 +106,7 @@ def patches_of(tower: Tower, picture: Pixels) -> NDArray[np.float32]:
     return np.repeat(grid.reshape(rows, columns, 3, size**2), frames, axis=2).reshape(rows, columns, -1)
 
 
-def tile_grid(tiles: Tiles, width: int, height: int) -> tuple[int, int]:
+def _tile_grid(tiles: Tiles, width: int, height: int) -> tuple[int, int]:
     """Rows and columns of an image's tiles; zeros for an image that is one picture."""
     _, (whole_width, whole_height) = _sizes(tiles, width, height)
     if (whole_width, whole_height) == (tiles.tile, tiles.tile):

@@ -33,17 +33,18 @@ class FrameError(ChannelError):
     """Received bytes are not a frame, or a record is too large for one."""
 
 
-def encode_frame(record: Any, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
+def encode_frame(record: Any, max_bytes: int = MAX_FRAME_BYTES) -> bytearray:
     """It raises FrameError if the record takes more than `max_bytes`, or msgpack can't express it."""
+    frame = bytearray(_LENGTH.size)
     try:
-        body = _ENCODER.encode(record)
+        _ENCODER.encode_into(record, frame, _LENGTH.size)
     except (TypeError, ValueError, OverflowError) as error:
         raise FrameError(f"a {type(record).__name__} can't be sent: {error}") from error
-    if len(body) > max_bytes:
-        raise FrameError(
-            f"a {type(record).__name__} of {len(body)} bytes exceeds the limit of {max_bytes} bytes of a frame"
-        )
-    return _LENGTH.pack(len(body)) + body
+    size = len(frame) - _LENGTH.size
+    if size > max_bytes:
+        raise FrameError(f"a {type(record).__name__} of {size} bytes exceeds the limit of {max_bytes} bytes of a frame")
+    _LENGTH.pack_into(frame, 0, size)
+    return frame
 
 
 class FrameReader(Generic[_Record]):
@@ -70,7 +71,7 @@ class FrameReader(Generic[_Record]):
             raise FrameError(f"a frame of {size} bytes exceeds the limit of {self._max_bytes} bytes")
         return _LENGTH.size + int(size) - len(self._buffer)
 
-    def feed(self, data: bytes) -> list[_Record]:
+    def feed(self, data: bytes | bytearray) -> list[_Record]:
         """Decode the records that these bytes complete.
 
         FrameError: a frame is too long, or a record is not valid or of the type; the reader is unusable after that.
@@ -81,7 +82,7 @@ class FrameReader(Generic[_Record]):
             records.append(record)
         return records
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes | bytearray) -> None:
         self._buffer += data
 
     def take(self) -> _Record | None:
@@ -125,7 +126,11 @@ class Channel(Generic[_Record]):
 
     def post(self, record: Any) -> None:
         """Send a record without waiting; what the other end has no room for is sent by `flush`. Raises ChannelError."""
-        self._unsent += encode_frame(record)
+        frame = encode_frame(record)
+        if self._unsent:
+            self._unsent += frame
+        else:
+            self._unsent = frame
         self.flush()
 
     def flush(self) -> bool:

@@ -1,26 +1,64 @@
-"""Compilers of strangers' chat templates, which run in processes that can be ended: a request's, a pulled model's."""
+"""Compilers of strangers' chat templates, a request's and a pulled model's; and the process in which they render:
+`python -m realizar.server.request_templates SOCKET`.
+"""
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
-import signal
+import sys
+import time
 from collections.abc import Mapping
-from contextlib import suppress
-from queue import Empty, Full, LifoQueue
 from typing import Any
 
-from realizar.errors import EngineUnavailableError
-from realizar.ipc.frames import Channel, ChannelError, ChannelTimeoutError
-from realizar.server.render_process import COMMAND, Ask, Made, as_bytes, as_text
-from realizar.structured.workers.process_limits import start_process
+import msgspec
+
+from realizar.errors import ChatTemplateError
+from realizar.ipc.apart import Processes, WorkEndedError, answer_asks, processor_time
+from realizar.tokenizer.templates.budget import seconds_for_size
 from realizar.tokenizer.templates.chat_messages import TemplateBoundsError, TemplateFailedError
-from realizar.tokenizer.templates.chat_template import Render
+from realizar.tokenizer.templates.chat_template import Render, compile_template
 
 _REQUEST_CPU_S = 1.0  # of all renderings of a request, about ten of which find out what its template takes
-_ANSWER_S = 30.0  # in case a process hangs, or the machine swaps
-_MOST_IDLE = 3  # as many as there are threads that plan requests
+_MOST_CPU_S = 0.6  # of a rendering by itself; a budget has a half of it, and compiling a large template takes 0.2 s
+_LEAST_CPU_S = 0.01  # the timer takes a time of 0 for none
+_MEMORY_BYTES = 512 << 20
+
+
+class _Ask(msgspec.Struct, frozen=True):
+    """Compile a template, and render it if `variables` (JSON) are there. Texts are as `_as_bytes` makes them.
+
+    `cpu_s`: processor seconds that are left to the request, beyond what the size of the variables adds.
+    """
+
+    source: bytes
+    cpu_s: float
+    variables: bytes | None = None
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """The answer. `used_s` is to be subtracted from the request's `cpu_s`."""
+
+    text: bytes
+    names_tools: bool
+    used_s: float
+    error: bytes | None = None
+    exceeds_bounds: bool = False
+
+
+def _as_bytes(text: str) -> bytes:
+    """UTF-8, in which lone surrogates pass."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _as_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+_PROCESSES = Processes(
+    (sys.executable, "-m", "realizar.server.request_templates"), _Made, "chat templates",
+    most_idle=3, answer_s=30.0,  # as many as there are threads that plan requests
+)  # fmt: skip
 
 
 class RequestCompiler:
@@ -36,22 +74,20 @@ class RequestCompiler:
 
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """See `Render`; of a template's source."""
-        return as_text(self._made(source, json.dumps(variables).encode()).text)
+        return _as_text(self._made(source, json.dumps(variables).encode()).text)
 
-    def _made(self, source: str, variables: bytes | None) -> Made:
+    def _made(self, source: str, variables: bytes | None) -> _Made:
         if self._left_s <= 0:
             raise TemplateBoundsError("the chat template takes too long")
-        ask = Ask(as_bytes(source), self._left_s, variables)
         try:
-            made = _PROCESSES.ask(ask) or _PROCESSES.ask(ask)
-        except TemplateBoundsError:
+            made = _PROCESSES.ask(_Ask(_as_bytes(source), self._left_s, variables))
+        except WorkEndedError as error:
             self._left_s = 0.0
-            raise
-        if made is None:
-            raise EngineUnavailableError("the processes for chat templates end before they are asked", 1.0)
+            fault = "takes too long" if error.too_long else "ended the process that rendered it"
+            raise TemplateBoundsError(f"the chat template {fault}") from None
         self._left_s -= made.used_s
         if made.error is not None:
-            raise (TemplateBoundsError if made.exceeds_bounds else TemplateFailedError)(as_text(made.error))
+            raise (TemplateBoundsError if made.exceeds_bounds else TemplateFailedError)(_as_text(made.error))
         return made
 
 
@@ -64,79 +100,24 @@ def compile_apart(source: str) -> tuple[Render, bool]:
     return render, RequestCompiler()(source)[1]
 
 
-class _Process:
-    """A process that renders. Raises EngineUnavailableError: it can't be started."""
+_compiled = functools.lru_cache(maxsize=16)(compile_template)
 
-    def __init__(self) -> None:
+
+def _answer(ask: _Ask) -> _Made:
+    variables = None if ask.variables is None else json.loads(ask.variables)
+    extra_s = 0.0 if variables is None else seconds_for_size(variables)
+    text, names_tools, error, exceeds_bounds = "", False, None, False
+    with processor_time(max(min(ask.cpu_s, _MOST_CPU_S), _LEAST_CPU_S) + extra_s):
+        started_s = time.process_time()
         try:
-            self._process, ours = start_process(COMMAND)
-        except OSError as error:
-            reason = f"no process can be started for the chat template: {error.strerror}"
-            raise EngineUnavailableError(reason, 1.0) from error
-        self._channel: Channel[Made] = Channel(ours, Made)
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def ask(self, ask: Ask) -> Made | None:
-        """Ask and wait; None from a process that had ended before. TemplateBoundsError: it gives none, and is ended."""
-        asked = False
-        try:
-            self._channel.send(ask, _ANSWER_S)
-            asked = True
-            return self._channel.receive(_ANSWER_S)
-        except ChannelError as error:
-            status = self.close()
-            if not asked and not isinstance(error, ChannelTimeoutError):
-                return None
-            if isinstance(error, ChannelTimeoutError) or status == -signal.SIGPROF:
-                raise TemplateBoundsError("the chat template takes too long") from None
-            raise TemplateBoundsError("the chat template ended the process that rendered it") from None
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> int:
-        """End the process; returns its exit status."""
-        self._channel.close()
-        self._process.kill()
-        return self._process.wait()
+            render, names_tools = _compiled(_as_text(ask.source))
+            text = "" if variables is None else render(variables)
+        except ChatTemplateError as failure:
+            error = _as_bytes(str(failure))
+            exceeds_bounds = isinstance(failure, TemplateBoundsError)
+    used_s = max(0.0, time.process_time() - started_s - extra_s)
+    return _Made(_as_bytes(text), names_tools, used_s, error, exceeds_bounds)
 
 
-class _Processes:
-    """Processes without work, for the next templates. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._idle: LifoQueue[_Process] = LifoQueue(_MOST_IDLE)
-
-    def ask(self, ask: Ask) -> Made | None:
-        """Ask a process, which is started if none is idle; raises as `_Process.ask` does.
-
-        Raises EngineUnavailableError where none can be started.
-        """
-        process = self._take()
-        made = process.ask(ask)
-        if made is not None:
-            try:
-                self._idle.put_nowait(process)
-            except Full:
-                process.close()
-        return made
-
-    def _take(self) -> _Process:
-        try:
-            while not (process := self._idle.get_nowait()).alive:
-                process.close()
-        except Empty:
-            return _Process()
-        return process
-
-    def close(self) -> None:
-        with suppress(Empty):
-            while True:
-                self._idle.get_nowait().close()
-
-
-_PROCESSES = _Processes()
-atexit.register(_PROCESSES.close)
+if __name__ == "__main__":
+    sys.exit(answer_asks(_Ask, _answer, _MEMORY_BYTES))

@@ -26,7 +26,7 @@ from realizar.cli.options.sampling import SamplingOptions, describe, parse_assig
 from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import error_line
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
-from realizar.images.decode import MAX_BYTES, GivenImage
+from realizar.images.given import MAX_BYTES, GivenImage
 from realizar.sampling_params import SamplingParams
 from realizar.strict_json import StrictJSONError, is_too_large, parse_strictly
 

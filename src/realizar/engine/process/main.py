@@ -120,9 +120,9 @@ class EngineProcess:
         except OSError:
             os._exit(1)
 
-    def _frames_apart(self, deltas: StepDeltas) -> list[bytes]:
+    def _frames_apart(self, deltas: StepDeltas) -> list[bytearray]:
         """A frame for each choice of a step whose deltas don't fit one. One too large alone ends its request."""
-        frames: list[bytes] = []
+        frames: list[bytearray] = []
         for number in named_numbers(deltas):
             part = share_of(deltas, {number})
             try:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from realizar.images.decode import MEDIA_TYPES, GivenImage
+from realizar.images.given import MEDIA_TYPES, GivenImage
 from realizar.sampling_params import StructuredOutput
 from realizar.server.anthropic.records import CountTokensRequest, MessagesRequest, ToolChoice
 from realizar.server.errors import ApiError, refused, unsupported

@@ -13,7 +13,7 @@ from typing import Any
 
 from realizar.engine.images import ImageReader, PlacedImage, check_room, take_images
 from realizar.errors import ContextLengthError
-from realizar.images.decode import EncodedImage
+from realizar.images.given import EncodedImage
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import about, refused, renaming, unsupported

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from realizar.images.decode import GivenImage
+from realizar.images.given import GivenImage
 from realizar.server.errors import refused
 from realizar.server.generation.sampling import SamplingWishes
 from realizar.server.generation.tools import ToolPlan

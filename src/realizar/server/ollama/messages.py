@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from realizar.images.decode import GivenImage
+from realizar.images.given import GivenImage
 from realizar.server.errors import refused
 from realizar.server.generation.conversation import check_num_messages, image_part, parts_of, turn
 from realizar.server.generation.objects import checked, optional, text_in

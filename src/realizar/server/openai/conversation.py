@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from realizar.images.decode import GivenImage
+from realizar.images.given import GivenImage
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from realizar.images.decode import GivenImage
+from realizar.images.given import GivenImage
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.conversation import Conversation, check_num_messages, image_part, text_part, turn

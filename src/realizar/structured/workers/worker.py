@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realizar.ipc.frames import Channel, ChannelError, ChannelTimeoutError
+from realizar.ipc.process_limits import start_process
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
@@ -30,7 +31,6 @@ from realizar.structured.workers.messages import (
     Refused,
     Vocabulary,
 )
-from realizar.structured.workers.process_limits import start_process
 
 SERVER_COMMAND = (sys.executable, "-m", "realizar.structured.workers.fork_server")
 _START_LIMIT_S = 120.0  # for reading the vocabulary, which takes 2 s for 256,000 tokens on an idle machine

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from realizar.errors import RealizarError
 from realizar.ipc.frames import Channel, ChannelError
+from realizar.ipc.process_limits import limit_process, within
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher, only_id
 from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_masks import MOST_STATES
@@ -41,7 +42,6 @@ from realizar.structured.workers.messages import (
     ToWorker,
     WantLines,
 )
-from realizar.structured.workers.process_limits import limit_process, within
 
 _FEW_ANSWERS = 200  # before all states of a grammar are looked for, which takes as long as some hundred answers
 _HEAVY_S, _HEAVY_ANSWERS = 5e-3, 16  # so many answers of a grammar that take the processor for longer delay others

@@ -1,7 +1,7 @@
 """`Budget` bounds the cost of rendering one chat template. Of jinja2 it imports only namespaces.
 
 It is looked at between operations, so a single one may take longer: a search from a text's end, or a set of numbers of
-one hash. Templates of requests therefore run where they can be ended (`server/render_process.py`).
+one hash. Templates of requests therefore run where they can be ended (`server/request_templates.py`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,109 @@
+"""Images as requests bring them, which a process of their own opens and decodes (`decode.py`)."""
+
+from __future__ import annotations
+
+import binascii
+import sys
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.errors import InvalidRequestError
+from realizar.images.decode import FORMATS, Ask, Cut, Made
+from realizar.ipc.apart import Processes, WorkEndedError
+
+Pixels = NDArray[np.uint8]
+"""[height, width, 3]: red, green, blue."""
+
+MEDIA_TYPES = tuple(f"image/{name.lower()}" for name in FORMATS)
+MAX_BYTES = 32 << 20
+_LOOK_CPU_S = 2.0
+_DECODE_CPU_S = 20.0
+_PROCESSES = Processes(
+    (sys.executable, "-m", "realizar.images.decode"), Made, "images", most_idle=4, answer_s=120.0
+)  # a server looks at headers on three threads, and decodes on one
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An image's bytes, with their type of `MEDIA_TYPES`, and its size in pixels once it is rotated as EXIF says.
+
+    `where` names it in errors.
+    """
+
+    where: str
+    media_type: str
+    data: bytes = field(repr=False)
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenImage:
+    """An image as a request brings it, not looked at: its bytes, or text: a `data:` URI or base64, also in lines.
+
+    `where` names it in errors. A `media_type` of `MEDIA_TYPES`, or of the URI, is that of its bytes, or it is refused.
+    """
+
+    where: str
+    data: bytes = field(default=b"", repr=False)
+    url: str | None = field(default=None, repr=False)
+    base64: str | None = field(default=None, repr=False)
+    media_type: str | None = None
+
+    def open(self) -> EncodedImage:
+        """Have its header looked at; no pixel is decoded.
+
+        Raises InvalidRequestError, naming it, for what is no base64, for other URLs (nothing is fetched), for what is
+        no image of a known format, and beyond the bounds; EngineUnavailableError as `Processes.ask`.
+        """
+        text, said = self.base64, self.media_type
+        if self.url is not None:
+            scheme, _, rest = self.url.partition(":")
+            if scheme.lower() != "data":
+                raise InvalidRequestError(f"{self.where} must be a data URI; no URL is fetched", self.where)
+            kind, found, text = rest.partition(",")
+            if not found or not kind.lower().endswith(";base64"):
+                raise InvalidRequestError(f"{self.where} must be of the form data:image/png;base64,...", self.where)
+            said = kind.partition(";")[0].lower() or None
+        data = self.data if text is None else self._decoded(text)
+        if len(data) > MAX_BYTES:
+            raise InvalidRequestError(f"{self.where} has {len(data)} bytes; an image may have {MAX_BYTES}", self.where)
+        made = _asked(self.where, Ask(memoryview(data), _LOOK_CPU_S))
+        if said not in (None, made.media_type, made.media_type.replace("jpeg", "jpg")):  # as many call it
+            known = ascii(said[:80])[1:-1]
+            message = f"{self.where} is said to be {known}, and its bytes are {made.media_type}"
+            raise InvalidRequestError(message, self.where)
+        return EncodedImage(self.where, made.media_type, data, made.width, made.height)
+
+    def _decoded(self, text: str) -> bytes:
+        if len(text) > MAX_BYTES * 4 // 3 + 4:
+            raise InvalidRequestError(f"{self.where} is too long; an image may have {MAX_BYTES} bytes", self.where)
+        try:
+            return binascii.a2b_base64(text.replace("\r", "").replace("\n", ""), strict_mode=True)
+        except ValueError as error:
+            raise InvalidRequestError(f"{self.where} is not valid base64: {error}", self.where) from None
+
+
+def pictures_of(image: EncodedImage, cut: Cut) -> list[Pixels]:
+    """Decode an image: its first frame in RGB, rotated as the EXIF before its pixels says, over white where it is
+    transparent; and make pictures of it.
+
+    InvalidRequestError, naming it: the file is cut short or malformed, or takes too long or too much memory.
+    EngineUnavailableError as `Processes.ask`.
+    """
+    made = _asked(image.where, Ask(memoryview(image.data), _DECODE_CPU_S, cut))
+    width, height = cut.sizes[-1] if cut.tile is None else (cut.tile, cut.tile)
+    return [np.frombuffer(each, np.uint8).reshape(height, width, 3) for each in made.pictures]
+
+
+def _asked(where: str, ask: Ask) -> Made:
+    try:
+        made = _PROCESSES.ask(ask)
+    except WorkEndedError as error:
+        fault = "takes too long to decode" if error.too_long else "ended the process that decoded it"
+        raise InvalidRequestError(f"{where} {fault}", where) from None
+    if made.error is not None:
+        raise InvalidRequestError(f"{where} {made.error}", where)
+    return made
