@@ -76,6 +76,24 @@ def walk(
     return ids, b"".join(tokens[index] for index in ids[:-1])
 
 
+def walk_beside(
+    factory: GrammarFactory, rows: tuple[GrammarMatcher, GrammarMatcher], rng: np.random.Generator, most: int
+) -> list[int]:
+    """Random ids that two matchers of one language take in, `most` or up to the end, with equal masks; how many ids
+    each mask allows.
+    """
+    counts: list[int] = []
+    while not rows[0].ended and len(counts) < most:
+        (mask,), (expected,) = (masks_of(factory, [(row, ())])[0] for row in rows)
+        assert np.array_equal(mask, expected)
+        allowed = allowed_ids(mask)
+        counts.append(len(allowed))
+        chosen = int(rng.choice(allowed))
+        for row in rows:
+            row.advance([chosen])
+    return counts
+
+
 def _haste(index: int, token: bytes) -> tuple[int, int]:
     """The end first, then what closes, then short tokens; separators last."""
     if index == END:

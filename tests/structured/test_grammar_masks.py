@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,9 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realizar.sampling_params import StructuredOutput
+from realizar.structured import grammar as grammars
 from realizar.structured.grammar import Grammar, GrammarFactory
 from realizar.structured.grammar_tokens import GrammarTokens
-from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids, masks_of, next_ids, small_factory, walk
+from realizar.structured.json_schema import FreeString, free_strings
+from structured.grammar_walks import (
+    CONTROL,
+    END,
+    TOKENS,
+    allowed_ids,
+    masks_of,
+    next_ids,
+    small_factory,
+    walk,
+    walk_beside,
+)
 
 FACTORY = small_factory()
 LANGUAGES = {
@@ -227,3 +241,126 @@ def test_rows_together_are_as_alone(seeds: list[int]) -> None:
             alone = masks_of(FACTORY, [(GRAMMARS[seed % len(GRAMMARS)].start(ids[:step]), ())])[0]
             np.testing.assert_array_equal(mask, alone)
             row.advance(ids[step : step + 1])
+
+
+# Masks within strings of schemas, which are made of the string's first one.
+
+TEXT, SHORT, ANY = ({"type": "string", "maxLength": 20}, {"type": "string", "maxLength": 3}, {"type": "string"})
+
+
+def closed(properties: dict[str, Any], **others: Any) -> dict[str, Any]:
+    names = list(properties)
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": names[: len(names) // 2 + 1],
+        "additionalProperties": False,
+        **others,
+    }
+
+
+PLAIN = closed({"name": TEXT, "n": {"type": "integer"}, "any": ANY, "one": {"enum": ["a", "name", ":"]}, "key": SHORT})
+NESTED = closed(
+    {
+        "name": SHORT,
+        "items": {"type": "array", "items": closed({"name": SHORT, "key": {**TEXT, "title": "a key"}})},
+        "texts": {"type": "array", "items": TEXT},
+        "inner": closed({"value": ANY, "last": {"type": "string", "maxLength": 1}}),
+    }
+)
+DEFINED = closed(
+    {"a": {"$ref": "#/$defs/A"}, "b": {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}]}},
+    **{
+        "$defs": {
+            "A": closed(
+                {
+                    "name": TEXT,
+                    "few": {"type": "string", "pattern": "^a[b-z]{2,5}$"},
+                    "least": {"type": "string", "minLength": 2, "maxLength": 4},
+                }
+            )
+        }
+    },
+)
+
+
+@pytest.mark.parametrize("schema", [PLAIN, NESTED, DEFINED], ids=["plain", "nested", "defined"])
+def test_masks_are_those_of_llguidance(schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the same grammar of which no string is known to be free."""
+    grammar = compiled("json_schema", json.dumps(schema))
+    with monkeypatch.context() as patched:
+        patched.setattr(grammars, "free_strings", lambda _schema: {})
+        twin = compiled("json_schema", json.dumps(schema))
+    rng = np.random.default_rng(3)
+    counts = [count for _ in range(12) for count in walk_beside(FACTORY, (grammar.start(), twin.start()), rng, 80)]
+    assert sum(count > 100 for count in counts) > 100
+
+
+def test_a_string_is_looked_at_once() -> None:
+    """And then by no row of the same grammar, where the same may follow it whatever was before."""
+    grammar, letter = compiled("json_schema", json.dumps(PLAIN)), TOKENS.index(b"ab", 258)
+    begin = [TOKENS.index(bytes((byte,)), 2) for byte in b'{"name":"']
+    for number in range(2):
+        matcher = grammar.start(begin)
+        matcher._matcher = asked = Mock(wraps=matcher._matcher)
+        for _ in range(4):
+            assert letter in next_ids(FACTORY, matcher)
+            matcher.advance([letter])
+        assert asked.unsafe_compute_mask_ptr.call_count == (0 if number else 1)
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    letter, quote = TOKENS.index(b"a", 2), TOKENS.index(b'"', 2)
+    matcher = compiled("json_schema", json.dumps(NESTED)).start(
+        [TOKENS.index(bytes((byte,)), 2) for byte in b'{"name":"']
+    )
+    copied = matcher.copy()
+    for _ in range(3):
+        assert letter in next_ids(FACTORY, matcher)
+        matcher.advance([letter])
+    assert letter not in next_ids(FACTORY, matcher)
+    assert {letter, quote} <= set(next_ids(FACTORY, copied))
+
+
+def test_names_of_free_strings() -> None:
+    assert free_strings(PLAIN) == {
+        b"name": FreeString(20, is_one=True),
+        b"any": FreeString(None, is_one=True),
+        b"key": FreeString(3, is_one=True),
+    }
+    assert free_strings(NESTED) == {
+        b"name": FreeString(3, is_one=False),
+        b"key": FreeString(20, is_one=False),
+        b"value": FreeString(None, is_one=True),
+        b"last": FreeString(1, is_one=True),
+    }
+    assert free_strings(DEFINED) == {b"name": FreeString(20, is_one=False)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"type": "object"},
+        {"type": "object", "properties": {"name": TEXT}},
+        {**closed({}), "additionalProperties": TEXT},
+        {**closed({}), "patternProperties": {"^n": SHORT}},
+        {"type": ["object", "null"]},
+        {"type": "array"},
+        {"const": {"name": "x"}},
+        {"enum": [["x"]]},
+        {"allOf": [TEXT, SHORT]},
+        {"$ref": "#/properties/name/default"},
+        {"$ref": "#"},
+        True,
+    ],
+    ids=str,
+)
+def test_none_is_free_beside_names_that_are_not_listed(value: Any) -> None:
+    assert free_strings(closed({"name": TEXT})) == {b"name": FreeString(20, is_one=True)}
+    assert free_strings(closed({"name": TEXT, "value": value})) == {}
+
+
+@pytest.mark.parametrize("other", [SHORT, {"type": "integer"}, {**TEXT, "pattern": "a"}, {"enum": ["a"]}], ids=str)
+def test_a_name_of_unlike_values_is_not_free(other: dict[str, Any]) -> None:
+    assert free_strings(closed({"name": TEXT, "inner": closed({"name": other})})) == {}

@@ -15,7 +15,7 @@ from realizar.structured.grammar import GrammarFactory
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.tokenizer.load import load_tokenizer, plain_encoder
 from realizar.tokenizer.tokenizer import Tokenizer
-from structured.grammar_walks import allowed_ids, masks_of
+from structured.grammar_walks import allowed_ids, masks_of, walk_beside
 
 TEXTS = ["Grüße aus 日本 😀!", "caf\u00e9\n\ttab", "ﷺ and \U0001f9d1\u200d\U0001f680", "the answer is 42"]
 
@@ -107,3 +107,16 @@ def test_lengths_of_strings_change_no_mask(smollm2_path: Path, monkeypatch: pyte
             chosen = int(rng.choice(allowed_ids(mask)))
             row.advance([chosen])
             other.advance([chosen])
+
+
+def test_masks_within_strings(model: tuple[Tokenizer, GrammarFactory], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a string of bounded length all masks are made of the first one; they are what llguidance finds."""
+    _, factory = model
+    properties = {name: {"type": "string", "maxLength": most} for name, most in (("a", 40), ("b", 7))}
+    schema = {"type": "object", "properties": properties, "required": ["a", "b"], "additionalProperties": False}
+    structured = StructuredOutput("json_schema", json.dumps(schema))
+    grammar = factory.compile(structured)
+    monkeypatch.setattr(grammars, "free_strings", lambda _schema: {})
+    twin, rng = factory.compile(structured), np.random.default_rng(1)
+    counts = [count for _ in range(6) for count in walk_beside(factory, (grammar.start(), twin.start()), rng, 100)]
+    assert sum(count > 1000 for count in counts) > 20

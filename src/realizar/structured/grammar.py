@@ -5,11 +5,13 @@ A row whose grammar can't go on is in error and gives no mask. No token is gener
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import NESTED_GRAMMAR, StructuredOutput
 from realizar.structured.ascii_classes import ascii_classes
 from realizar.structured.grammar_tokens import GrammarTokens, refusal
-from realizar.structured.json_schema import read_schema
+from realizar.structured.json_schema import FreeString, free_strings, read_schema
 from realizar.structured.lark_schemas import prepare_lark_schemas, schema_error
 from realizar.structured.regex_masks import RegexMasks, regex_masks
 
@@ -40,15 +42,19 @@ class GrammarMatcher:
         error: the reason why the row can't go on.
     """
 
-    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: RegexMasks | None = None) -> None:
-        self._matcher, self._end_ids, self._shared = matcher, end_ids, shared
+    def __init__(
+        self, matcher: LLMatcher, end_ids: frozenset[int], shared: RegexMasks | None = None,
+        strings: StringPlace | None = None,
+    ) -> None:  # fmt: skip
+        self._matcher, self._end_ids, self._shared, self._strings = matcher, end_ids, shared, strings
         self.state = None if shared is None else shared.start
         self.ended = False
         self.error: str | None = None
 
     def copy(self) -> GrammarMatcher:
         """Another row in the same state, which goes on by itself."""
-        made = GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self._shared)
+        strings = None if self._strings is None else copy.copy(self._strings)
+        made = GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self._shared, strings)
         made.state, made.ended, made.error = self.state, self.ended, self.error
         return made
 
@@ -63,15 +69,20 @@ class GrammarMatcher:
                 self.error = _reason(self._matcher.get_error())
             elif self._shared is not None:
                 self.state = self._shared.after(self.state, token_id)
+            elif self._strings is not None:
+                self._strings.follow(token_id)
 
     def fill(self, drafts: Sequence[int], out: NDArray[np.uint32]) -> None:
         """Compute the mask after what was consumed, and after each draft: uint32 [drafts + 1, words], written.
 
         Masks after a draft that is not allowed, or with which the grammar stops, are empty.
         """
+        strings = None if drafts else self._strings
         known = None if self._shared is None or drafts else self._shared.find(self.state)
         if known is not None:
             out[0] = known
+            return
+        if strings is not None and strings.write(out[0]):
             return
         matcher, (address, size) = self._matcher, (out.ctypes.data, out.strides[0])
         matcher.unsafe_compute_mask_ptr(address, size)
@@ -86,6 +97,8 @@ class GrammarMatcher:
         out[num_consumed + 1 :] = 0
         if self._shared is not None and not matcher.is_error():
             self._shared.keep(self.state, out[0])
+        if strings is not None and not matcher.is_error():
+            strings.keep(out[0])
 
     def check(self) -> None:
         """Check whether the grammar is stuck; llguidance itself would then allow only the end."""
@@ -122,6 +135,7 @@ class GrammarFactory:
         self._vocabulary = GrammarVocabulary(tokens)
         self.num_words = tokens.num_words
         self.token_columns = TokenColumns(self._vocabulary.tokens)
+        self._string_tokens = StringTokens(self._vocabulary.tokens, self.num_words)
         self.end_mask = np.zeros(self.num_words, np.uint32)
         for index in self.end_ids:
             self.end_mask[index // 32] |= np.uint32(1 << (index % 32))
@@ -155,7 +169,9 @@ class GrammarFactory:
             _LOG.info("a grammar's warning: %s", _reason(str(warning)))
         is_regex = structured.kind == "regex"
         shared = regex_masks(structured.value, self._vocabulary.tokens) if is_regex else None
-        first = GrammarMatcher(matcher, self.end_ids, shared)
+        names = free_strings(read_schema(structured.value)) if structured.kind == "json_schema" else {}
+        strings = StringPlace(names, self._string_tokens) if names else None
+        first = GrammarMatcher(matcher, self.end_ids, shared, strings)
         mask = matcher.compute_bitmask()
         first.check()
         if first.error is not None or not any(mask):
@@ -276,6 +292,136 @@ class GrammarVocabulary:
         if ids and self.tokens[ids[0]] == b" " and not wanted.startswith(b" "):
             del ids[0]
         return ids if b"".join(self.tokens[index] for index in ids) == wanted else None
+
+
+# Masks within strings of a JSON schema that bounds their length alone. In such a string a token may follow if it might
+# follow earlier in it, and has no more characters than are left; so all its masks are made of its first one.
+
+_QUOTE, _COLON = b'"', b":"
+_SPACES = b" \t\r\n"
+_UNTIL_END = re.compile(rb'[^"\\]*')
+_ESCAPES = re.compile(rb"\\(u[0-9a-fA-F]{0,4}|.)?", re.DOTALL)
+_INNER_BYTES = bytes(range(0x80, 0xC0))  # those of a character that are not its first
+_ESCAPED = b"\\"  # in place of a name with an escape, which none of those that are looked for has
+_MOST_FIRST_MASKS = 64  # of one grammar
+
+
+class StringTokens:
+    """The bytes of all tokens, and which of them have at most so many characters within a string that they are in."""
+
+    def __init__(self, tokens: Sequence[bytes], num_words: int) -> None:
+        self.tokens, self._num_words = tokens, num_words
+        counts = (_num_characters(token) for token in tokens)
+        self._lengths = np.fromiter(counts, np.uint16, len(tokens))
+        self.longest = int(self._lengths.max(initial=0))
+        self._fitting: dict[int, NDArray[np.uint32]] = {}
+
+    def fitting(self, most: int) -> NDArray[np.uint32]:
+        """uint32 [words], the tokens with at most so many characters before their first quotation mark."""
+        if (found := self._fitting.get(most)) is None:
+            bits = np.zeros(32 * self._num_words, np.bool_)
+            bits[: len(self._lengths)] = self._lengths <= most
+            found = self._fitting[most] = np.packbits(bits, bitorder="little").view(np.uint32)
+        return found
+
+
+def _num_characters(token: bytes) -> int:
+    if b"\\" in token:
+        token = _ESCAPES.sub(b"_", token)
+    return len(token.partition(_QUOTE)[0].translate(None, _INNER_BYTES))
+
+
+@dataclass(slots=True)
+class StringPlace:
+    """Where the output of a row stands in the strings of its JSON, all of which its grammar has allowed.
+
+    Attributes:
+        names: the strings that are free, by their names.
+        first_masks: of those that are at one place of the text, with the characters that were written before.
+        name: what the string says that was written last. mark: the last byte outside of strings that is no space.
+        text: of the string that is being written, as far as it may be a name; None outside of strings.
+        is_escape: a backslash was written of an escape.
+        free: of the string that is being written, which has no escape yet. count: its characters. rest: bytes of a
+            character that has more. first_mask: as of `first_masks`.
+    """
+
+    names: Mapping[bytes, FreeString]
+    tokens: StringTokens
+    first_masks: dict[bytes, tuple[int, NDArray[np.uint32]]] = field(default_factory=dict)
+    name: bytes = b""
+    mark: bytes = b""
+    text: bytes | None = None
+    is_escape: bool = False
+    free: FreeString | None = None
+    count: int = 0
+    rest: bytes = b""
+    first_mask: tuple[int, NDArray[np.uint32]] | None = None
+
+    def follow(self, token_id: int) -> None:
+        written = self.tokens.tokens[token_id]
+        while written:
+            written = self._begin(written) if self.text is None else self._go_on(written)
+
+    def write(self, out: NDArray[np.uint32]) -> bool:
+        """Write the mask, uint32 [words], if it is known."""
+        if not self._makes_masks() or self.first_mask is None or self.first_mask[0] > self.count:
+            return False
+        np.bitwise_and(self.first_mask[1], self.tokens.fitting(self._num_left()), out=out)
+        return True
+
+    def keep(self, mask: NDArray[np.uint32]) -> None:
+        """Keep a mask that was computed, uint32 [words], if others are made of it."""
+        if self.free is None or not self._makes_masks():
+            return
+        self.first_mask = self.count, mask.copy()
+        if self.free.is_one and (self.name in self.first_masks or len(self.first_masks) < _MOST_FIRST_MASKS):
+            self.first_masks[self.name] = self.first_mask
+
+    def _makes_masks(self) -> bool:
+        """False also in a string that has to end: llguidance allows the end alone as the tokenizer writes it."""
+        return self.free is not None and not self.rest and self._num_left() > 0
+
+    def _num_left(self) -> int:
+        """Characters that may follow in the string, or as many as a token has at the most."""
+        longest, most = self.tokens.longest, None if self.free is None else self.free.most
+        return longest if most is None else min(most - self.count, longest)
+
+    def _begin(self, written: bytes) -> bytes:
+        """Follow what is outside of strings, up to the quotation mark of the next; the bytes after it."""
+        before, quote, after = written.partition(_QUOTE)
+        self.mark = before.rstrip(_SPACES)[-1:] or self.mark
+        if quote:
+            self.text, self.free = b"", self.names.get(self.name) if self.mark == _COLON else None
+            self.mark, self.count, self.rest = quote, 0, b""
+            self.first_mask = None if self.free is None else self.first_masks.get(self.name)
+        return after
+
+    def _go_on(self, written: bytes) -> bytes:
+        """Follow a string up to its end; the bytes after it."""
+        if self.is_escape:
+            self.is_escape, written = False, written[1:]
+        found = _UNTIL_END.match(written)
+        assert found is not None
+        assert self.text is not None
+        part, after = found[0], written[found.end() :]
+        if self.free is not None:
+            self._count(part)
+        elif self.text != _ESCAPED:
+            self.text += part
+        if after[:1] == _QUOTE:
+            self.name, self.text, self.free = self.text, None, None
+        elif after:
+            self.text, self.free, self.is_escape = _ESCAPED, None, True
+        return after[1:]
+
+    def _count(self, part: bytes) -> None:
+        text = self.rest + part
+        try:
+            self.count += len(text.decode())
+            self.rest = b""
+        except UnicodeDecodeError as error:
+            self.count += len(text[: error.start].decode())
+            self.rest = text[error.start :]
 
 
 # `TokenColumns`: the bytes of all tokens by their place, so that all tokens are followed at once.

@@ -12,6 +12,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NoReturn
 
@@ -460,3 +461,77 @@ def _listed(schema: Mapping[str, Any], keyword: str) -> list[Any]:
 def _must_be(schema: Mapping[str, Any], kind: str) -> bool:
     named = schema.get("type")
     return named == kind or named == [kind]
+
+
+# `free_strings` finds values of a JSON schema that are strings of any characters, by the names that they have in their
+# objects. Standard library only.
+
+_NOTES = frozenset({"title", "description", "default", "examples", "$schema", "$comment"})
+_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_READ = frozenset(
+    {"type", "enum", "const", "format", "pattern", "minLength", "maxLength", "properties", "required", "items"}
+    | {"additionalProperties", "minItems", "maxItems", "$ref", "$defs", "definitions", "anyOf"}
+)
+_DEFINED = re.compile(r"#/(\$defs|definitions)/[^/]+")
+_VALUES_OF_NO_NAME = {"string", "integer", "number", "boolean", "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class FreeString:
+    """Strings of at most so many characters, or any number of them. `is_one`: they stand at one place of a text, after
+    which the same may follow whatever was before.
+    """
+
+    most: int | None
+    is_one: bool
+
+
+def free_strings(root: Mapping[str, Any]) -> dict[bytes, FreeString]:
+    """The free strings of a prepared schema, by their names: each value of such a name, anywhere, is one.
+
+    None are found where a value may have names that the schema does not list.
+    """
+    schemas = list(schemas_in(root))
+    if not all(map(_lists_its_names, schemas)):
+        return {}
+    values = defaultdict[str, list[Any]](list)
+    for each in schemas:
+        for name, value in each.get("properties", {}).items():
+            values[name].append(value)
+    plain = set[str]()  # names of objects that are in no list, alternative or definition
+    objects: list[Any] = [root]
+    for each in objects:  # which grows
+        properties = each.get("properties", {})
+        plain |= properties.keys()
+        objects += [value for value in properties.values() if isinstance(value, dict) and "$ref" not in value]
+    return {
+        name.encode(): FreeString(several[0].get("maxLength"), name in plain and len(several) == 1)
+        for name, several in values.items()
+        if all(map(_is_free, several))
+        and len({each.get("maxLength") for each in several}) == 1
+        and name.isascii() and name.isprintable() and not set(name) & set('"\\')
+    }  # fmt: skip
+
+
+def _is_free(value: Any) -> bool:
+    most = value.get("maxLength", 0) if isinstance(value, dict) else None
+    return type(most) is int and value.get("type") == "string" and value.keys() <= _NOTES | {"type", "maxLength"}
+
+
+def _lists_its_names(schema: Mapping[str, Any]) -> bool:
+    """True if an object that a schema itself describes has names of its `properties` alone."""
+    kind, reference, ways = schema.get("type"), schema.get("$ref"), schema.get("anyOf")
+    kinds = set(kind) if isinstance(kind, list) else {kind}
+    constants = [*_listed(schema, "enum"), schema.get("const")]
+    if not schema.keys() <= _READ | _NOTES | _NUMBERS or any(isinstance(each, dict | list) for each in constants):
+        return False
+    if not all(isinstance(each, dict) or each is False for _, each in subschemas(schema)):
+        return False
+    if reference is not None or ways is not None:
+        is_known = reference is None or bool(_DEFINED.fullmatch(str(reference)))
+        return is_known and schema.keys() <= _NOTES | {"$ref", "anyOf", "$defs", "definitions"}
+    if kinds == {"object"}:
+        return schema.get("additionalProperties") is False and isinstance(schema.get("properties", {}), dict)
+    if kinds == {"array"}:
+        return isinstance(schema.get("items"), dict)
+    return kinds <= _VALUES_OF_NO_NAME or (kind is None and ("enum" in schema or "const" in schema))
