@@ -72,6 +72,9 @@ class EngineConfig:
             `MODEL_DRAFTS` where a model or a block drafts, else 0.
         prompt_lookup_max, prompt_lookup_min: number of last tokens that must occur earlier in the text; the tokens
             after that occurrence are drafted. The longest match is taken.
+        mmproj: who encodes images: `auto`, the tower of the model's own files or an `mmproj` file beside a GGUF file,
+            and nobody where that does not suit the model; `none`, nobody; else the path of such a file, which has to
+            suit it.
         max_queued: maximum of requests that wait beyond those that run; None is no limit.
         prefix_cache: start requests from KV blocks that others computed for the same prefix. The output is the same,
             except for ties on a GPU, as above.
@@ -93,6 +96,7 @@ class EngineConfig:
     speculative_tokens: int | None = number(None, 0, 16)
     prompt_lookup_max: int = number(4, 1)
     prompt_lookup_min: int = number(2, 1)
+    mmproj: str = "auto"
     max_queued: int | None = number(None, 1)
     prefix_cache: bool = True
     device: str = "auto"
@@ -124,6 +128,8 @@ class EngineConfig:
             raise InvalidRequestError(f"device must be auto, cpu, cuda or cuda:N, not {self.device}", "device")
         if not self.drafter:
             raise InvalidRequestError("drafter must be off, lookup, auto, or a model, not an empty text", "drafter")
+        if not self.mmproj:
+            raise InvalidRequestError("mmproj must be auto, none, or a file, not an empty text", "mmproj")
 
     @property
     def draft_model(self) -> str | None:

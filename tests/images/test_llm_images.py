@@ -10,7 +10,7 @@ import pytest
 
 from images.vision_models import IMAGE, image_of, write_vision_files
 from realizar import LLM, AsyncLLM, SamplingParams
-from realizar.errors import ContextLengthError
+from realizar.errors import CheckpointError, ContextLengthError, InvalidRequestError, UnsupportedModelError
 from waits import HANG_S
 
 Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
@@ -52,3 +52,31 @@ def test_a_prompt_that_is_too_long_is_refused_before_an_image_is_decoded(
                 model.chat_stream(showing(2), GREEDY)
             asyncio.run(twin())
         assert model.chat(showing(1), GREEDY)[0].prompt_token_ids == tuple(one)
+
+
+def test_an_encoder_is_named_or_none_is_wanted(path: Path, tmp_path: Path) -> None:
+    """One that was named runs, or the model does not: one of no use that lies beside it costs images alone."""
+    tower = path.with_name("mmproj-tiny.gguf")
+    elsewhere = tower.rename(tmp_path / "elsewhere.bin")
+    with LLM(path, **OPTIONS, mmproj=str(elsewhere)) as model:
+        seen = model.chat(showing(1), GREEDY)[0].outputs[0].token_ids
+    elsewhere.rename(tower)
+    with LLM(path, **OPTIONS) as model:
+        assert model.chat(showing(1), GREEDY)[0].outputs[0].token_ids == seen
+    blind = path.with_name("mmproj-torn.gguf")
+    blind.write_bytes(tower.read_bytes()[:5000])
+    for mmproj, error, message in (
+        (str(path), UnsupportedModelError, r"tiny\.gguf: no encoder of images, but of architecture 'llama'"),
+        (str(blind), CheckpointError, r"mmproj-torn\.gguf"),
+        (str(tmp_path / "none.gguf"), CheckpointError, r"none\.gguf"),
+        ("", InvalidRequestError, "mmproj must be auto, none, or a file"),
+    ):
+        with pytest.raises(error, match=message):
+            LLM(path, **OPTIONS, mmproj=mmproj)
+    blind.rename(tower)
+    for options in ({"mmproj": "none"}, {}):
+        with (
+            LLM(path, **OPTIONS, **options) as model,
+            pytest.raises(InvalidRequestError, match="the model reads text only"),
+        ):
+            model.chat(showing(1), GREEDY)

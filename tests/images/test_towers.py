@@ -28,6 +28,8 @@ from realizar.backends.cpu.tower import CPUTower
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
+from realizar.engine.images import open_images
 from realizar.engine.llm import LLM
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.images.decode import cut_up
@@ -36,6 +38,7 @@ from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec, build_tower
 from realizar.models.tower import Tower
 from realizar.sampling_params import SamplingParams
+from realizar.tokenizer.load import load_tokenizer
 
 torch = pytest.importorskip("torch", reason="parity is against transformers, which needs torch")
 pytest.importorskip("transformers", reason="parity is against transformers")
@@ -106,6 +109,28 @@ def test_features_agree_with_transformers(vision: VisionModel, form: str, tmp_pa
         assert np.ptp(features) > 5
         wanted = vision.features(vision.prepared([Image.fromarray(image_of(size))]))
         np.testing.assert_allclose(features, wanted, atol=1e-4)
+
+
+def test_a_tower_that_is_named_has_to_be_the_models(tmp_path: Path) -> None:
+    """The models' embeddings have one width, so that it is what else they take that tells."""
+    checkpoints = {}
+    for kind in ("smolvlm", "mistral3", "qwen3_vl", "qwen3_5"):
+        checkpoints[kind] = open_checkpoint(build_vision_model(kind, tmp_path / kind).path)
+        write_tower_file(checkpoints[kind], tmp_path / f"{kind}.gguf")
+
+    def opened(model: str, tower: str) -> bool:
+        config = EngineConfig(mmproj=str(tmp_path / f"{tower}.gguf"))
+        return open_images(checkpoints[model], load_tokenizer(checkpoints[model]), config) is not None
+
+    assert all(opened(kind, kind) for kind in checkpoints)
+    for model, tower, message in (
+        ("smolvlm", "mistral3", r"mistral3\.gguf: the vocabulary has no token \[IMG\]"),
+        ("qwen3_5", "qwen3_vl", r"qwen3_vl\.gguf: features that 2 layers add are not of qwen3_5, of which 0 do"),
+        ("qwen3_vl", "qwen3_5", r"qwen3_5\.gguf: features that 0 layers add are not of qwen3_vl, of which 2 do"),
+        ("mistral3", "qwen3_5", r"qwen3_5\.gguf: positions on three axes are not of mistral3"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=message):
+            opened(model, tower)
 
 
 @pytest.mark.parametrize(("kind", "most"), [(GGMLType.F16, 1e-3), (GGMLType.BF16, 1e-2), (GGMLType.Q8_0, 2e-2)])

@@ -118,7 +118,7 @@ def test_an_image_that_is_shown_twice_is_encoded_once(
 def test_prompts_that_wait_with_one_image_decode_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is decoded for a prompt before its turn, and by then the embeddings of the first are kept."""
     checkpoint = open_checkpoint(write_vision_files(tmp_path))
-    reader, decoded = open_images(checkpoint, load_tokenizer(checkpoint), 1), []
+    reader, decoded = open_images(checkpoint, load_tokenizer(checkpoint), EngineConfig(threads=1)), []
     assert reader is not None
 
     def noted(image: EncodedImage, cut: Cut) -> Any:
@@ -185,9 +185,9 @@ def test_a_file_beside_a_model_may_be_of_another(tmp_path: Path, caplog: pytest.
     """Which is logged, and the model reads text alone."""
     checkpoint = open_checkpoint(write_vision_files(tmp_path))
     tokenizer = load_tokenizer(checkpoint)
-    assert open_images(checkpoint, tokenizer, 1) is not None
+    assert open_images(checkpoint, tokenizer, EngineConfig(threads=1)) is not None
     other = replace(checkpoint, metadata={**checkpoint.metadata, f"{checkpoint.architecture}.embedding_length": 96})
-    assert open_images(other, tokenizer, 1) is None
+    assert open_images(other, tokenizer, EngineConfig(threads=1)) is None
     assert "are not of tiny.gguf, whose embeddings have 96" in caplog.text
 
 

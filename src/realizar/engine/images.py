@@ -17,12 +17,13 @@ import numpy as np
 from realizar.backends.select import make_tower
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import find_tower_file, open_checkpoint
+from realizar.config import EngineConfig
 from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.errors import CheckpointError, ContextLengthError, InvalidRequestError, UnsupportedModelError
 from realizar.images.given import EncodedImage, GivenImage, pictures_of
 from realizar.images.prepare import LargestImage, Layout, cut_of, largest_image, layout_of, mark_of, patches_of
 from realizar.models.check_tensors import check_tensors
-from realizar.models.registry import build_tower
+from realizar.models.registry import build_spec, build_tower
 from realizar.models.tower import Tower
 from realizar.request import PromptEmbeddings
 from realizar.sizes import format_bytes
@@ -186,35 +187,52 @@ def check_room(num_tokens: int, max_tokens: int) -> None:
         )
 
 
-def open_images(checkpoint: Checkpoint, tokenizer: Tokenizer, threads: int | None) -> ImageReader | None:
-    """What reads the images of a model: by its own checkpoint, or the `mmproj` file beside a GGUF file. None where
-    there is neither, or it does not run here, which is logged: the text model runs without.
+def open_images(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConfig) -> ImageReader | None:
+    """What reads the images of a model, as `EngineConfig.mmproj` says. None where nothing does: a tower that was not
+    named and does not run is logged, and the text model runs without.
+
+    UnsupportedModelError, CheckpointError: a tower that was named does not run, or is of another model.
     """
     try:
-        found = find_tower(checkpoint)
-        return None if found is None else ImageReader(*found, tokenizer, threads)
+        found = find_tower(checkpoint, config.mmproj)
+        return None if found is None else ImageReader(*found, tokenizer, config.threads)
     except (CheckpointError, UnsupportedModelError) as error:
+        if config.mmproj != "auto":
+            raise
         _LOG.warning("the model reads no images: %s", error)
         return None
 
 
-def find_tower(checkpoint: Checkpoint) -> tuple[Checkpoint, Tower] | None:
-    """A model's tower and the checkpoint that has it; None without one.
+def find_tower(checkpoint: Checkpoint, mmproj: str = "auto") -> tuple[Checkpoint, Tower] | None:
+    """A model's tower and the checkpoint that has it, by `EngineConfig.mmproj`; None without one.
 
-    Raises as `build_tower`, and UnsupportedModelError where the file beside a model is of another one.
+    Raises as `build_tower`, and UnsupportedModelError where a file has none, or that of another model.
     """
-    path = find_tower_file(checkpoint)
+    if mmproj == "none":
+        return None
+    path = find_tower_file(checkpoint) if mmproj == "auto" else Path(mmproj)
     holder = checkpoint if path is None else open_checkpoint(path)
     tower = build_tower(holder)
+    if path is None:
+        return None if tower is None else (holder, tower)
     if tower is None:
-        return None
-    width = checkpoint.metadata.get(f"{checkpoint.architecture}.embedding_length", tower.projector.num_features)
-    if width != tower.projector.num_features:
-        raise UnsupportedModelError(
-            f"{holder.path}: features of {tower.projector.num_features} numbers are not of {checkpoint.path.name},"
-            f" whose embeddings have {width}"
-        )
+        raise UnsupportedModelError(f"{path}: no encoder of images, but of architecture '{holder.architecture}'")
+    _check_of_model(tower, holder, checkpoint)
     return holder, tower
+
+
+def _check_of_model(tower: Tower, holder: Checkpoint, checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedModelError where a text model can't take a tower's features."""
+    spec = build_spec(checkpoint)
+    of_model = f"are not of {checkpoint.path.name}"
+    if tower.projector.num_features != spec.hidden_size:
+        features = f"features of {tower.projector.num_features} numbers"
+        raise UnsupportedModelError(f"{holder.path}: {features} {of_model}, whose embeddings have {spec.hidden_size}")
+    if len(tower.deepstack) != spec.deepstack:
+        added = f"features that {len(tower.deepstack)} layers add"
+        raise UnsupportedModelError(f"{holder.path}: {added} {of_model}, of which {spec.deepstack} do")
+    if tower.spreads and not any(each.rope is not None and each.rope.axes for _, each in spec.attentions()):
+        raise UnsupportedModelError(f"{holder.path}: positions on three axes {of_model}")
 
 
 def given_images(messages: Sequence[Any]) -> list[Any]:

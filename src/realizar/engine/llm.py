@@ -76,7 +76,7 @@ class LLM:
     ) -> None:
         wanted = with_options(config, options, ("config", "chat_template", "fetch_progress", "load_progress"))
         self.checkpoint = model if isinstance(model, Checkpoint) else find_checkpoint(model, fetch_progress)
-        self._reader = PromptReader(self.checkpoint, chat_template, wanted.threads)
+        self._reader = PromptReader(self.checkpoint, chat_template, wanted)
         self.tokenizer: Tokenizer = self._reader.tokenizer
         self.default_sampling: SamplingParams = self._reader.default_sampling
         policy = Policy(stretch=math.inf)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
 from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.engine.images import PlacedImage, check_room, given_images, open_images, take_images
 from realizar.engine.llm_options import template_variables
@@ -57,15 +58,16 @@ _PLACEHOLDER = 0  # under an embedding; in vocabularies of models whose layers h
 class PromptReader:
     """Reads what callers give, by a model's tokenizer, defaults, and chat template or `chat_template` in its place.
 
-    Its encoder of images runs on so many threads, as of `EngineConfig`.
+    A configuration has the encoder of its images and the threads of that.
 
     UnsupportedModelError, TokenizerError: the vocabulary can't be used. CheckpointError: advised sampling is malformed.
+    Both of these as of `open_images` too.
     """
 
-    def __init__(self, checkpoint: Checkpoint, chat_template: str | None, threads: int | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, chat_template: str | None, config: EngineConfig) -> None:
         self._checkpoint, self._chat_template = checkpoint, chat_template
         self.tokenizer = load_tokenizer(checkpoint)
-        self._images = open_images(checkpoint, self.tokenizer, threads)
+        self._images = open_images(checkpoint, self.tokenizer, config)
         self.default_sampling = default_sampling(checkpoint)
 
     def prompt(self, prompt: Prompt) -> PromptTokens:

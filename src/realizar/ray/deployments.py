@@ -180,7 +180,7 @@ def make_application(model: PlannedModel, options: RayOptions) -> Application:
         max_queued=options.max_queued,
         pooling=default_pooling(model.checkpoint),
         log_level=options.log_level,
-        threads=model.load.config.threads,
+        config=model.load.config,
     )
     engines = _engines(model.load, model.placement, options).bind(
         model.place, model.load.config, max_queued=options.max_queued, log_level=options.log_level

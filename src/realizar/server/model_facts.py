@@ -66,8 +66,10 @@ class ModelFacts:
         return self.format != _UNKNOWN
 
 
-def read_facts(checkpoint: Checkpoint, chat_template: str | None = None, compiler: Compile | None = None) -> ModelFacts:
-    """Read the facts of a checkpoint; for the other arguments see `ChatTemplate`.
+def read_facts(
+    checkpoint: Checkpoint, chat_template: str | None = None, compiler: Compile | None = None, mmproj: str = "auto"
+) -> ModelFacts:
+    """Read the facts of a checkpoint; for the other arguments see `ChatTemplate` and `EngineConfig.mmproj`.
 
     Raises CheckpointError where a file is malformed.
     """
@@ -89,7 +91,7 @@ def read_facts(checkpoint: Checkpoint, chat_template: str | None = None, compile
         template=template,
         tools=tools,
         reasoning=reasoning,
-        largest_image=_largest_image(checkpoint),
+        largest_image=_largest_image(checkpoint, mmproj),
         ranks=bool(ranking_tensors(checkpoint)),
         pooling=default_pooling(checkpoint),
     )
@@ -109,9 +111,9 @@ def capabilities(facts: ModelFacts, embeddings: Pooling | None) -> list[str]:
     return [name for name, holds in there.items() if holds]
 
 
-def _largest_image(checkpoint: Checkpoint) -> LargestImage | None:
+def _largest_image(checkpoint: Checkpoint, mmproj: str) -> LargestImage | None:
     try:
-        found = find_tower(checkpoint)
+        found = find_tower(checkpoint, mmproj)
     except (CheckpointError, UnsupportedModelError):
         return None
     return None if found is None else largest_image(found[1])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
 from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.frontend.async_link import EngineLink
 from realizar.engine.images import ImageReader, open_images
@@ -72,7 +73,7 @@ def make_served_model(
     chat_template: str | None = None,
     created_s: int | None = None,
     compiler: Compile | None = None,
-    threads: int | None = None,
+    config: EngineConfig | None = None,
 ) -> ServedModel:
     """Make the served model from a checkpoint. This reads the vocabulary, and of the weights a reranker's head.
 
@@ -81,14 +82,15 @@ def make_served_model(
         chat_template: text of a template that replaces the model's own.
         created_s: Unix time; None takes the present.
         compiler: as of `ChatTemplate`.
-        threads: of the encoder of images, as of `EngineConfig`.
+        config: has the encoder of images and its threads; None is the default.
 
     Raises:
         TokenizerError: the vocabulary is missing, or can't be reproduced exactly.
         CheckpointError: a file is malformed.
+        UnsupportedModelError: an encoder of images that was named does not run, or is of another model.
     """
     tokenizer = load_tokenizer(checkpoint)
-    images = open_images(checkpoint, tokenizer, threads)
+    images = open_images(checkpoint, tokenizer, config or EngineConfig())
     head = ranking_head(checkpoint)
     template: ChatTemplate | None = None
     try:

@@ -241,6 +241,8 @@ def test_images_come_before_the_prompt(realizar: Callable[..., Any], tmp_path: P
     assert json.loads(result.stdout)["prompt_tokens"].count(IMAGE) == 16 * (9 + 1 + 6 + 1)
     for model, more, message in (
         (smollm2_path, (), "is an image, and the model reads text only"),
+        (tmp_path / "tiny.gguf", ("--mmproj", "none"), "is an image, and the model reads text only"),
+        (smollm2_path, ("--mmproj", tmp_path / "mmproj-tiny.gguf"), "whose embeddings have 576"),
         (smollm2_path, ("--raw",), "--image needs a chat template"),
         (tmp_path / "tiny.gguf", ("--image", tmp_path / "none.png"), "can't be read: No such file"),
     ):

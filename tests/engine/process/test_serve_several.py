@@ -113,6 +113,7 @@ def test_a_server_that_ends_while_it_loads_leaves_no_process(folder: Path, tmp_p
             ("--model", "{one}", "--model", "{two}", "--keep-alive", "inf"),
             "--keep-alive must be between 0 and 10+, not",
         ),
+        (("--model", "{one}", "--model", "{two}", "--mmproj", "x"), "--mmproj names an encoder of a single model's"),
         (("--model", "{one}", "--memory", "1G"), "--memory is for several models"),
         (("--model", "{one}", "--sleep-memory", "1G"), "--sleep-memory is for several models"),
         (("--model", "{one}", "--model", "{two}", "--sleep-memory", "1G"), "--sleep-memory is for models on a GPU"),

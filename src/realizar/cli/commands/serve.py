@@ -76,6 +76,8 @@ def serve_command(
     config = (drafts or DraftOptions()).config(batching.config((engine or EngineOptions()).config()))
     if several and config.draft_model is not None:
         raise InvalidRequestError("--drafter names a model that drafts for a single one", "drafter")
+    if several and config.mmproj not in ("auto", "none"):
+        raise InvalidRequestError("--mmproj names an encoder of a single model's images", "mmproj")
     sampling.checked()
     settings = server.settings()
     serving = _Serving(server, config, batching.max_queued, sampling, read_chat_template(server.chat_template))
@@ -188,7 +190,7 @@ class _Serving:
             self.config.context_length or build_spec(checkpoint).context_length,
             self.sampling_of(checkpoint),
             self.template,
-            threads=self.config.threads,
+            config=self.config,
         )
         level = self.server.log_level.upper()
         load = Load(str(checkpoint.path), with_drafter(self.config), fit_context=True, log_level=level)
@@ -218,7 +220,7 @@ class _Serving:
                 sampling=served.default_sampling,
                 chat_template=self.template,
                 created_s=served.created_s,
-                threads=self.config.threads,
+                config=self.config,
                 settings=share,
                 max_queued=self.max_queued,
                 pooling=pooling,

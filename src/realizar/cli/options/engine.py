@@ -67,11 +67,13 @@ class EngineOptions(BackendOptions):
 
     Attributes:
         context_length: maximum of prompt and answer tokens together; default the model's.
+        mmproj: GGUF file of an encoder of images; none reads no images; auto takes what lies beside the model.
     """
 
     context_length: Annotated[
         MaybeInteger, Parameter(name=("--context-length", "--ctx-size", "--max-model-len", "-c"))
     ] = None
+    mmproj: Annotated[str, Parameter(name=("--mmproj", "-mm"))] = _DEFAULTS.mmproj
 
 
 @Parameter(name="*", group="Drafts", negative=())

@@ -77,7 +77,7 @@ class EngineLoader:
             known.default_sampling,
             created_s=known.created_s,
             compiler=compile_apart if known.by_client else None,
-            threads=known.load.config.threads,
+            config=known.load.config,
         )
 
 

@@ -59,7 +59,7 @@ def receive_start(messages: socket.socket) -> tuple[Start, FrameReader[ToProcess
 def model_of_start(start: Start) -> ServedModel:
     return make_served_model(
         find_checkpoint(start.model), start.names, start.context_length, start.sampling, start.chat_template,
-        created_s=start.created_s, threads=start.threads,
+        created_s=start.created_s, config=start.config,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from realizar.config import EngineConfig
 from realizar.engine.frontend.shared_engine import OwnedEvent, StateEvent
 from realizar.engine.process.messages import Abort, Add, Ask, Ping, Pong, Reply
 from realizar.request import Pooling
@@ -23,7 +24,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """The first message to an API process: the model that it serves, and its share of the limits.
 
     Attributes:
-        names, context_length, sampling, chat_template, threads: as in `make_served_model`.
+        names, context_length, sampling, chat_template, config: as in `make_served_model`.
         created_s: Unix time, the same for all processes.
         settings: with the process's own share of connections and of memory.
         max_queued, pooling: as in `AsyncEngine`.
@@ -40,7 +41,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     pooling: Pooling | None
     log_level: str
     log_format: Literal["text", "json"] = "text"
-    threads: int | None = None
+    config: EngineConfig | None = None
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
