@@ -73,6 +73,7 @@ class ScriptedApi:
         owner: of the model, by which bench-serve knows a server's program.
         routes: served besides the API.
         more: names and states of further models.
+        largest_image: of the first model, as `/v1/models` has it; None where it reads text only.
         left: requests whose client went away before the end.
         spans: times of each answer, in the order of their beginnings.
     """
@@ -82,6 +83,7 @@ class ScriptedApi:
     owner: str = "realizar"
     routes: Sequence[BaseRoute] = ()
     more: Sequence[tuple[str, str]] = ()
+    largest_image: dict[str, int | None] | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     left: int = 0
@@ -120,7 +122,8 @@ class ScriptedApi:
         record = {"id": "scripted-1b", "object": "model", "max_model_len": 4096, "default_sampling": sampling}
         record["owned_by"] = self.owner
         others = [{**record, "id": name, "state": state, "max_model_len": 100} for name, state in self.more]
-        return self._refusal(request) or JSONResponse({"object": "list", "data": [record, *others]})
+        first = record if self.largest_image is None else {**record, "largest_image": self.largest_image}
+        return self._refusal(request) or JSONResponse({"object": "list", "data": [first, *others]})
 
     async def _ready(self, request: Request) -> Response:
         return JSONResponse({"status": "ready"})

@@ -113,7 +113,7 @@ def test_axe_finds_nothing_in_calls_and_files(api: ScriptedApi, browser: Any, sc
     ask(page, "Hi")
     finished(page)
     page.set_input_files("#attach-file", {**text, "buffer": b"\0"})
-    page.wait_for_selector("#notices:has-text('no text')")
+    page.wait_for_selector("#notices:has-text('neither text')")
     page.click(".call summary")
     page.click(".file summary")
     assert violations(page) == [], "a call, and a form for its result"

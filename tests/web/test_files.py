@@ -54,8 +54,8 @@ def test_files_are_sent_with_a_message(echo: ScriptedApi, page: Any, tmp_path: P
 def test_files_that_are_not_taken(echo: ScriptedApi, page: Any, tmp_path: Path) -> None:
     page.goto(echo.url)
     for name, data, reason in (
-        ("a.bin", b"\xff\xfe", "is no text in UTF-8"),
-        ("b.bin", b"a\0b", "is no text in UTF-8"),
+        ("a.bin", b"\xff\xfe", "is neither text in UTF-8 nor an image"),
+        ("b.bin", b"a\0b", "is neither text in UTF-8 nor an image"),
         ("c.txt", b"x" * ((1 << 20) + 1), "is larger than 1 MiB"),
     ):
         (tmp_path / name).write_bytes(data)

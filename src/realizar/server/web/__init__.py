@@ -28,7 +28,7 @@ _POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self'",
+        "img-src 'self' data:",  # images of messages
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",

@@ -2,13 +2,13 @@
 
 import { streamChat } from "./api.js";
 import { takeCalls, turnsWithCalls } from "./calls.js";
-import { withFiles } from "./files.js";
+import { contentOf } from "./files.js";
 import { askForKey } from "./settings.js";
 import { loadKey } from "./store.js";
 
 /** The messages of a branch that are sent. A question that got no word is left out: many templates refuse two questions in a row. */
 export function turnsOf(path, system) {
-  const said = turnsWithCalls(path.map((message) => ({ ...message, content: withFiles(message) })));
+  const said = turnsWithCalls(path.map((message) => ({ ...message, content: contentOf(message) })));
   const turns = said.filter(({ role }, index) => role !== "user" || said[index + 1]?.role !== "user");
   return system ? [{ role: "system", content: system }, ...turns] : turns;
 }

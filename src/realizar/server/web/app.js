@@ -163,15 +163,17 @@ function grow() {
 
 function send(text) {
   const content = text.trim();
-  if ((!content && !attachments.files.length) || chats.answer) {
+  if ((!content && attachments.isEmpty) || chats.answer) {
     return;
   }
-  const files = attachments.take();
   prompt.value = "";
   saveDraft("");
   fitPrompt();
   following = true;
-  opening = opening.then(() => { // a chat that is being opened is the one that is meant
+  opening = opening.then(() => attachments.take()).then((files) => { // a chat that is being opened is the one that is meant
+    if (!content && !files.length) {
+      return; // no file could be read
+    }
     if (chats.answer) {
       prompt.value = content;
       attachments.files = files;
@@ -381,6 +383,7 @@ setUpTheme();
 setUpPicker();
 onModelShown((model) => {
   setContextLength(model.max_model_len);
+  attachments.showKinds(Boolean(model.largest_image));
   showUse();
   shown.update(chats.answer?.message); // messages name their models or do not
 });

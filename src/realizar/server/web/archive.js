@@ -9,7 +9,7 @@ const CHATS = "conversations";
 const MESSAGES = "messages";
 const LAST_WORDS = "realizar.unsaved.";
 const PATIENCE_MS = 10_000; // with a browser that does not even say no
-const READ_AT_ONCE = 1000; // messages
+const READ_AT_ONCE = 100; // messages, which may have images
 const KEPT_AFTER_DELETION_MS = 30 * 24 * 3600 * 1000;
 
 function result(request) {

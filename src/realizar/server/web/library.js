@@ -25,7 +25,7 @@ export async function search(archive, wanted) {
     }
   }
   await archive.eachMessage((message) => {
-    const written = [message.content, ...(message.files ?? []).map(({ name, text }) => `${name} ${text}`)].join(" ");
+    const written = [message.content, ...(message.files ?? []).map(({ name, text = "" }) => `${name} ${text}`)].join(" ");
     const at = written.toLowerCase().indexOf(needle);
     const before = found.get(message.conversation);
     if (at >= 0 && !(before?.created > message.created)) {

@@ -15,8 +15,9 @@ function read(storage, name, fallback) {
 function write(storage, name, value) {
   try {
     storage().setItem(PREFIX + name, JSON.stringify(value));
+    return true;
   } catch {
-    // Full or turned off: the page goes on without a memory.
+    return false; // Full or turned off: the page goes on without a memory.
   }
 }
 
@@ -44,7 +45,8 @@ export const loadChosenModel = () => String(read(local, "model", ""));
 export const saveChosenModel = (name) => write(local, "model", name);
 
 export const loadDraftFiles = () => [read(session, "files", [])].flat();
-export const saveDraftFiles = (files) => write(session, "files", files);
+/** Without images where there is no room for them. */
+export const saveDraftFiles = (files) => write(session, "files", files) || write(session, "files", files.filter(({ text }) => text !== undefined));
 
 export function saveTheme(theme) {
   try {

@@ -2,12 +2,13 @@
 // read whole or refused, and only fields that are known by name are copied from it.
 
 import { areCalls } from "./calls.js";
-import { areFiles } from "./files.js";
+import { areFiles, knownFile } from "./files.js";
 import { isConversation, isMessage, newId } from "./tree.js";
 
 const FORMAT = "realizar chats";
 const VERSION = 1;
 const MAX_BYTES = 64 << 20;
+const HEAD_BYTES = 1000; // at most, of what a file has beside its chats
 const MAX_MESSAGES = 50_000; // of a file
 const MAX_CHATS = 10_000;
 const MAX_TITLE = 200;
@@ -19,27 +20,25 @@ const TYPES = {
 /** A reason why a file is not taken in, as a sentence. */
 export class ImportError extends Error {}
 
-/** Texts of the files that hold some conversations, `[{chat, messages}]`: one, but for more messages than one may have. */
+/** Texts of the files that hold some conversations, `[{chat, messages}]`: one, but for more than one may have. */
 export function exportTexts(chats) {
   const parts = [[]];
-  let count = 0;
-  for (const each of chats) {
-    count += each.messages.length;
-    if (count > MAX_MESSAGES && parts.at(-1).length) {
-      parts.push([]);
-      count = each.messages.length;
-    }
-    parts.at(-1).push(each);
-  }
-  return parts.map((part) => JSON.stringify({
-    format: FORMAT,
-    version: VERSION,
-    exported: new Date().toISOString(),
-    chats: part.map(({ chat, messages }) => ({
+  let [count, size] = [0, HEAD_BYTES];
+  for (const { chat, messages } of chats) {
+    const text = JSON.stringify({
       id: chat.id, title: chat.title, updated: chat.updated, leaf: chat.leaf,
       messages: messages.map((message) => ({ ...known(message), parent: message.parent })),
-    })),
-  }));
+    });
+    const bytes = new Blob([text]).size + 1;
+    [count, size] = [count + messages.length, size + bytes];
+    if ((count > MAX_MESSAGES || size > MAX_BYTES) && parts.at(-1).length) {
+      parts.push([]);
+      [count, size] = [messages.length, HEAD_BYTES + bytes];
+    }
+    parts.at(-1).push(text);
+  }
+  const head = JSON.stringify({ format: FORMAT, version: VERSION, exported: new Date().toISOString() }).slice(0, -1);
+  return parts.map((part) => `${head},"chats":[${part.join(",")}]}`);
 }
 
 /** Hands a text to the browser as a file to keep. */
@@ -111,7 +110,7 @@ function known(message) {
   const names = Object.keys(TYPES).filter((name) => Object.hasOwn(message, name) && typeof message[name] === TYPES[name]);
   const found = Object.fromEntries(names.map((name) => [name, message[name]]));
   if (Object.hasOwn(message, "files") && areFiles(message.files)) {
-    found.files = message.files.map(({ name, text }) => ({ name, text }));
+    found.files = message.files.map(knownFile);
   }
   if (Object.hasOwn(message, "calls") && areCalls(message.calls)) {
     found.calls = message.calls.map(({ id, name, arguments: given }) => ({ id, name, arguments: given }));

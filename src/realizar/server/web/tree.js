@@ -34,7 +34,7 @@ export function titleOf(text) {
 /**
  * Messages by id, and the branch that is shown: the path from a first message to `leaf`.
  *
- * A message: `{id, conversation, parent, role, content, created}`; of a user, `files`; of an answer, `reasoning`,
+ * A message: `{id, conversation, parent, role, content, created}`; of a user, `files`, text or images; of an answer, `reasoning`,
  * `calls`, `error`, `stopped`, `cut`, `stats`, `model`, `used`, and `open` while it comes; of a tool, `call` and `name`.
  * `parent` is the message before, or null.
  */
