@@ -22,6 +22,8 @@ MARKS = (
     *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)),
 )  # fmt: skip
 QWEN_MARKS = ("<end_of_utterance>", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
+GEMMA3_MARKS = ("<end_of_utterance>", "<image_soft_token>", "<start_of_image>", "<end_of_image>", "\n\n\n")
+"""The last is no control token: it takes in the end of the text before an image."""
 MISTRAL_MARKS = ("<end_of_utterance>", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:"
@@ -52,13 +54,23 @@ class VisionModel(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`smolvlm`, `mistral3`, or `qwen` for Qwen's models."""
+        """`smolvlm`, `mistral3`, `gemma3`, or `qwen` for Qwen's models."""
         return str(self.model.config.model_type).partition("3_")[0]
 
     @property
     def template(self) -> str:
         """The chat template."""
-        return TEMPLATE.replace("<image>", _SHOWN.get(self.kind, "<image>"))
+        return TEMPLATE.replace("<image>", self.shown)
+
+    @property
+    def shown(self) -> str:
+        """What the chat template writes for an image."""
+        return _SHOWN.get(self.kind, "<image>")
+
+    @property
+    def least_step(self) -> int:
+        """Tokens of a step that reads prompts with images in as many chunks as it can."""
+        return _SEEN_WHOLE.get(self.kind, 7)
 
     def prepared(self, images: Sequence[Any]) -> Any:
         """The tensors of Pillow images that the model takes."""
@@ -72,6 +84,9 @@ class VisionModel(NamedTuple):
             sizes = [(height // PATCH // MERGE, width // PATCH // MERGE) for height, width in prepared["image_sizes"]]
             mark, rows = "[IMG]", [["[IMG]" * columns] * rows for rows, columns in sizes]
             expanded = ["[IMG_BREAK]".join(each) + "[IMG_END]" for each in rows]
+        elif self.kind == "gemma3":
+            mark, features = "<start_of_image>", "<image_soft_token>" * (TILE // PATCH // MERGE) ** 2
+            expanded = [f"\n\n<start_of_image>{features}<end_of_image>\n\n"] * len(prepared["pixel_values"])
         elif self.kind == "qwen":
             mark = "<|image_pad|>"
             expanded = [mark * int(grid.prod() // MERGE**2) for grid in prepared["image_grid_thw"]]
@@ -98,18 +113,25 @@ class VisionModel(NamedTuple):
                 found = model.visual(pixels, grid_thw=prepared["image_grid_thw"])
                 more = getattr(found, "deepstack_features", None) or []
                 return torch.cat([found.pooler_output, *more], 1).numpy()
-            found = model.get_image_features(pixels, prepared["pixel_attention_mask"]).pooler_output
+            masks = [prepared["pixel_attention_mask"]] if self.kind == "smolvlm" else []
+            found = model.get_image_features(pixels, *masks).pooler_output
             return torch.cat([*found]).reshape(-1, _TEXT["hidden_size"]).numpy()
 
     def inputs(self, ids: Any, prepared: Any) -> dict[str, Any]:
         """What the model takes, of the ids of one prompt [1, tokens] and its images."""
-        tensors = {name: prepared[name] for name in prepared if name not in ("rows", "cols")}
-        more = {"mm_token_type_ids": (ids == IMAGE).int()} if self.kind == "qwen" else {}
+        tensors = {name: prepared[name] for name in prepared if name not in ("rows", "cols", "num_crops")}
+        kinds = {"qwen": "mm_token_type_ids", "gemma3": "token_type_ids"}
+        more = {kinds[self.kind]: (ids == IMAGE).int()} if self.kind in kinds else {}
         return {"input_ids": ids, **tensors, **more}
 
 
-_SHOWN = {"mistral3": "[IMG]", "qwen": "<|vision_start|><|image_pad|><|vision_end|>"}
-_MADE_MARKS = {"smolvlm": MARKS, "mistral3": MISTRAL_MARKS, "qwen": QWEN_MARKS}
+_SHOWN = {
+    "mistral3": "[IMG]", "qwen": "<|vision_start|><|image_pad|><|vision_end|>",
+    "gemma3": "{{ '\n' }}<start_of_image>",
+}  # fmt: skip
+_MADE_MARKS = {"smolvlm": MARKS, "mistral3": MISTRAL_MARKS, "qwen": QWEN_MARKS, "gemma3": GEMMA3_MARKS}
+_SEEN_WHOLE = {"gemma3": (TILE // PATCH // MERGE) ** 2}
+"""Most tokens of an image that see each other."""
 
 
 def image_of(size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -163,6 +185,22 @@ def _mistral3() -> tuple[Any, Any, dict[str, Any]]:
     return Mistral3ForConditionalGeneration(config).float().eval(), processor, {"size": {"longest_edge": TILE}}
 
 
+def _gemma3() -> tuple[Any, Any, dict[str, Any]]:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    text = {"vocab_size": 256 + len(GEMMA3_MARKS), **_TEXT, "pad_token_id": 0, "sliding_window": 24}
+    text |= {"layer_types": ["sliding_attention", "full_attention"]}
+    count = (TILE // PATCH // MERGE) ** 2
+    config = Gemma3Config(
+        text_config=text, vision_config=_VISION | {"vision_use_head": False}, mm_tokens_per_image=count,
+        image_token_index=IMAGE,
+    )  # fmt: skip
+    prepared = {"size": {"height": TILE, "width": TILE}, "image_seq_length": count, "do_pan_and_scan": None}
+    processor = Gemma3ImageProcessorPil(size=prepared["size"])
+    return Gemma3ForConditionalGeneration(config).float().eval(), processor, prepared | {"resample": 2}
+
+
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _DELTA = {
@@ -195,6 +233,7 @@ _TAKEN = {"deepstack_visual_indexes": [0, 1]}
 KINDS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
     "smolvlm": _smolvlm,
     "mistral3": _mistral3,
+    "gemma3": _gemma3,
     "qwen3_vl": lambda: _qwen("Qwen3VL", {}, _TAKEN),
     "qwen3_vl_moe": lambda: _qwen("Qwen3VLMoe", _EXPERTS, _TAKEN),
     "qwen3_5": lambda: _qwen("Qwen3_5", _DELTA, {}),
@@ -204,7 +243,7 @@ KINDS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
 def _write_tokenizer(path: Path, kind: str) -> None:
     symbols, marks = byte_symbols(), _MADE_MARKS[kind]
     added = [
-        {"id": 256 + place, "content": text, "special": True, "normalized": False}
+        {"id": 256 + place, "content": text, "special": bool(text.strip()), "normalized": False}
         | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
         for place, text in enumerate(marks)
     ]
@@ -319,6 +358,12 @@ _GGUF_NAMES = (
     (".linear_fc", ".fc"),
     ("vision_tower.patch_conv", "v.patch_embd"),
     ("vision_tower.ln_pre", "v.pre_ln"),
+    ("vision_tower.encoder.layers.", "v.blk."),
+    ("vision_tower.embeddings.patch_embedding", "v.patch_embd"),
+    ("vision_tower.embeddings.position_embedding", "v.position_embd"),
+    ("vision_tower.post_layernorm", "v.post_ln"),
+    ("multi_modal_projector.mm_input_projection_weight", "mm.input_projection.weight"),
+    ("multi_modal_projector.mm_soft_emb_norm", "mm.soft_emb_norm"),
     ("multi_modal_projector.norm", "mm.input_norm"),
     ("multi_modal_projector.patch_merger.merging_layer", "mm.patch_merger"),
     ("multi_modal_projector.linear_", "mm."),
@@ -337,6 +382,8 @@ def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = Fals
             data = np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
         for old, new in _GGUF_NAMES:
             name = name.replace(old, new)
+        if name == "mm.soft_emb_norm.weight":
+            data = (data.view(np.float32) + 1).view(np.uint8)
         if swapped and "ffn_" in name:
             name = name.replace("ffn_up", "x").replace("ffn_down", "ffn_up").replace("x", "ffn_down")
         if name == "v.patch_embd.weight" and len(tensor.shape) == 5:
@@ -353,6 +400,9 @@ def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = Fals
         taken = "vl" in checkpoint.architecture
         metadata |= {"clip.vision.is_deepstack_layers": np.array([taken, taken])}
         metadata |= {"clip.vision.image_min_pixels": 256, "clip.vision.image_max_pixels": 2048}
+    if checkpoint.architecture == "gemma3":
+        del metadata["clip.vision.preproc_image_size"]
+        metadata |= {"clip.projector_type": "gemma3"}
     if checkpoint.architecture == "mistral3":
         metadata = {name: value for name, value in metadata.items() if name not in _OF_TILES}
         metadata |= {"clip.projector_type": "pixtral", "clip.vision.spatial_merge_size": MERGE}

@@ -18,7 +18,7 @@ from realizar.models.spec import ExpertLinear, LayerStack
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.source import MatrixSource
-from realizar.quantization.tensors import expert_source, stack_layout, tensor_source
+from realizar.quantization.tensors import expert_source, stack_layout, tensor_source, transposed_source
 
 
 class WeightTensors:
@@ -45,8 +45,10 @@ class WeightTensors:
         return all(self.layout(matrix.weight).float_type == "f32" for matrix in matrices)
 
     def matrix(self, name: TensorName) -> MatrixSource:
-        """Raises UnsupportedModelError where weights can't have its type."""
+        """Raises UnsupportedModelError where weights can't have its type, or not lie transposed."""
         place = self._spec.tensors[name]
+        if place.transposed:
+            return transposed_source(self._checkpoint.tensors[place.name])
         columns = None if place.stored_shape is None else place.shape[-1]
         return _part(tensor_source(self._checkpoint, place.name, columns), place)
 

@@ -10,6 +10,11 @@ from numpy.typing import ArrayLike
 from realizar.errors import InvalidRequestError
 from realizar.request import PromptEmbeddings
 
+PLACEHOLDER = 0
+"""The id under an embedding that no token stands for; in vocabularies of models whose layers have inputs of their own,
+padding.
+"""
+
 
 def prompt_embeddings(
     values: ArrayLike, start: int = 0, about: bytes = b"", *, is_seen_whole: bool = False

@@ -18,10 +18,20 @@ from realizar.backends.select import make_tower
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.given_embeddings import prompt_embeddings
+from realizar.engine.given_embeddings import PLACEHOLDER, prompt_embeddings
 from realizar.errors import CheckpointError, ContextLengthError, InvalidRequestError, UnsupportedModelError
 from realizar.images.given import EncodedImage, GivenImage, pictures_of
-from realizar.images.prepare import LargestImage, Layout, cut_of, largest_image, layout_of, mark_of, patches_of
+from realizar.images.prepare import (
+    LargestImage,
+    Layout,
+    cut_of,
+    feature_of,
+    largest_image,
+    layout_of,
+    mark_of,
+    patches_of,
+    template_texts,
+)
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec, build_tower
 from realizar.models.tower import Tower
@@ -67,10 +77,11 @@ class ImageReader:
     def __init__(self, checkpoint: Checkpoint, tower: Tower, tokenizer: Tokenizer, threads: int | None) -> None:
         check_tensors(tower, checkpoint)
         self._checkpoint, self._tower, self._tokenizer, self._threads = checkpoint, tower, tokenizer, threads
-        marks = tokenizer.encode(mark_of(tower), add_special=False)
+        marks, features = (tokenizer.encode(text, add_special=False) for text in (mark_of(tower), feature_of(tower)))
         if len(marks) != 1:
             raise UnsupportedModelError(f"{checkpoint.path}: the vocabulary has no token {mark_of(tower)}")
         self._mark = marks[0]
+        self._feature = features[0] if len(features) == 1 else PLACEHOLDER  # which vocabularies of GGUF files may lack
         self._loaded: CPUTower | None = None
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()
         self._kept_bytes = 0
@@ -79,6 +90,11 @@ class ImageReader:
     @property
     def largest(self) -> LargestImage:
         return largest_image(self._tower)
+
+    @property
+    def template_texts(self) -> Mapping[str, str]:
+        """Of `ChatTemplate`, for the model's prompts."""
+        return template_texts(self._tower)
 
     def expand(
         self, token_ids: Sequence[int], images: Sequence[EncodedImage]
@@ -101,12 +117,13 @@ class ImageReader:
                 continue
             image = next(waiting)
             layout, places = self._layout(image), []
-            for own in self._tokenizer.encode(layout.text, add_special=False):
-                if own == self._mark:
-                    places.append(len(expanded))
-                    if layout.grid is not None:
-                        grids[len(expanded)] = layout.grid
-                expanded += [own] * (layout.run if own == self._mark else 1)
+            before, *others = layout.text.split(feature_of(self._tower))
+            expanded += self._tokenizer.encode(before, add_special=False)
+            for text in others:
+                places.append(len(expanded))
+                if layout.grid is not None:
+                    grids[len(expanded)] = layout.grid
+                expanded += [self._feature] * layout.run + self._tokenizer.encode(text, add_special=False)
             starts.append(tuple(places))
         if (size := self.embedded_bytes(expanded)) > _MOST_BYTES:
             taken, most = format_bytes(size), format_bytes(_MOST_BYTES)
@@ -123,7 +140,7 @@ class ImageReader:
     def embedded_bytes(self, token_ids: Sequence[int]) -> int:
         """Bytes of the embeddings of a prompt's images, whose tokens are in their places."""
         width = sum(each.num_features for each in self._tower.projectors)
-        return 4 * width * token_ids.count(self._mark)
+        return 4 * width * token_ids.count(self._feature)
 
     def prepare(self, image: EncodedImage, starts: tuple[int, ...]) -> PlacedImage:
         """Find an image's embeddings, if they are kept; nothing is decoded."""
@@ -163,7 +180,8 @@ class ImageReader:
             patches = patches_of(self._tower, picture)
             features = np.split(self._loaded.encode(patches), len(image.starts) // len(pictures))
             about = f"{patches.shape[:2]}".encode() if self._tower.spreads else b""  # positions follow from it
-            made += [prompt_embeddings(each, about=about) for each in features]
+            whole = self._tower.seen_whole
+            made += [prompt_embeddings(each, about=about, is_seen_whole=whole) for each in features]
         return tuple(made)
 
     def _keep(self, key: bytes, made: Kept) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.given_embeddings import prompt_embeddings
+from realizar.engine.given_embeddings import PLACEHOLDER, prompt_embeddings
 from realizar.engine.images import PlacedImage, check_room, given_images, open_images, take_images
 from realizar.engine.llm_options import template_variables
 from realizar.errors import InvalidRequestError, RealizarError
@@ -52,7 +52,6 @@ class PromptTokens(NamedTuple):
 
 
 _WANTED = "a prompt must be text, token ids or {'prompt_embeds': ...}"
-_PLACEHOLDER = 0  # under an embedding; in vocabularies of models whose layers have inputs of their own, padding
 
 
 class PromptReader:
@@ -76,7 +75,7 @@ class PromptReader:
             return PromptTokens(prompt, self.tokenizer.encode(prompt))
         if isinstance(prompt, Mapping) and prompt.keys() == {"prompt_embeds"}:
             given = prompt_embeddings(prompt["prompt_embeds"])
-            return PromptTokens(None, [_PLACEHOLDER] * given.num_tokens, (given,))
+            return PromptTokens(None, [PLACEHOLDER] * given.num_tokens, (given,))
         _check_sequence(prompt)
         return PromptTokens(None, [_token_id(token_id) for token_id in prompt])
 
@@ -183,7 +182,8 @@ class PromptReader:
 
     @functools.cached_property
     def _template(self) -> ChatTemplate:
-        return ChatTemplate(self.tokenizer, self._chat_template)
+        texts = {} if self._images is None else self._images.template_texts
+        return ChatTemplate(self.tokenizer, self._chat_template, replaced=texts)
 
 
 def _check_sequence(value: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -32,13 +32,14 @@ _ROTATED = (5, 6, 7, 8)  # those that change width and height
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """How an image becomes pictures. It is resized to each of `sizes`, widths and heights, in turn.
+    """How an image becomes pictures. It is resized to each of `sizes`, widths and heights, in turn, by a `filter`.
 
     With a `tile`, the edge of one in pixels, it is then cut into tiles, by row, and the last picture is the whole image
     in the size of one, unless it has that already.
     """
 
     sizes: tuple[tuple[int, int], ...]
+    filter: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
     tile: int | None = None
 
 
@@ -110,14 +111,14 @@ def cut_up(image: Image, cut: Cut) -> list[Image]:
     """The pictures of an image in RGB."""
     from PIL.Image import Resampling
 
-    tile = cut.tile
+    tile, resampling = cut.tile, Resampling[cut.filter.upper()]
     for size in cut.sizes:
-        image = image.resize(size, Resampling.BICUBIC if tile is None else Resampling.LANCZOS)
+        image = image.resize(size, resampling)
     if tile is None or image.size == (tile, tile):
         return [image]
     corners = ((left, top) for top in range(0, image.height, tile) for left in range(0, image.width, tile))
     tiles = [image.crop((left, top, left + tile, top + tile)) for left, top in corners]
-    return [*tiles, image.resize((tile, tile), Resampling.LANCZOS)]
+    return [*tiles, image.resize((tile, tile), resampling)]
 
 
 def _on_white(image: Image) -> Image:

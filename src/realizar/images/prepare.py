@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 from realizar.errors import InvalidRequestError
 from realizar.images.decode import Cut
 from realizar.images.given import Pixels
-from realizar.models.tower import Fitted, Tiles, Tower, Whole
+from realizar.models.tower import Fitted, Stretched, Tiles, Tower, Whole
 
 _MOST = 4096  # pixels of the longer edge, whatever a configuration of tiles says
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _END_OF_ROW, _END = "[IMG_BREAK]", "[IMG_END]"
-_MARKS = {Tiles: "<image>", Whole: "[IMG]", Fitted: "<|image_pad|>"}
+_STRETCHED, _END_OF_STRETCHED, _FEATURE_OF_STRETCHED = "<start_of_image>", "<end_of_image>", "<image_soft_token>"
+_MARKS = {Tiles: "<image>", Whole: "[IMG]", Fitted: "<|image_pad|>", Stretched: _STRETCHED}
 _STEEPEST = 200  # of edges, the longer over the shorter one, that are fitted
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An image of a prompt as text, with a mark for each run of its features, and how many a run has.
+    """An image of a prompt as text, with `feature_of` for each run of its features, and how many a run has.
 
     `grid` are the rows and columns of features whose positions spread over axes; None where they follow each other.
     """
@@ -48,18 +49,34 @@ def largest_image(tower: Tower) -> LargestImage:
     preparation = tower.preparation
     if isinstance(preparation, Fitted):
         return LargestImage(None, preparation.most)
+    if isinstance(preparation, Stretched):
+        return LargestImage(None, None)  # a client keeps the ratio, and would reduce an edge that is enlarged here
     edge = min(preparation.edge, _MOST) if isinstance(preparation, Tiles) else preparation.edge
     return LargestImage(edge, None)
 
 
 def mark_of(tower: Tower) -> str:
-    """The control token that stands for an image, or a run of its features."""
+    """The control token that chat templates write for an image."""
     return _MARKS[type(tower.preparation)]
+
+
+def feature_of(tower: Tower) -> str:
+    """The control token that stands for a feature."""
+    return _FEATURE_OF_STRETCHED if isinstance(tower.preparation, Stretched) else mark_of(tower)
+
+
+def template_texts(tower: Tower) -> dict[str, str]:
+    """What a prompt has in place of texts of its chat template, before it becomes tokens."""
+    if isinstance(tower.preparation, Stretched):
+        return {_STRETCHED: f"\n\n{_STRETCHED}{_END_OF_STRETCHED}\n\n"}
+    return {}
 
 
 def layout_of(tower: Tower, width: int, height: int) -> Layout:
     """The layout of an image of so many pixels."""
     mark, preparation = mark_of(tower), tower.preparation
+    if isinstance(preparation, Stretched):
+        return Layout(mark + feature_of(tower), (preparation.edge // tower.patch_size // tower.merge) ** 2)
     if isinstance(preparation, Tiles):
         rows, columns = _tile_grid(preparation, width, height)
         return Layout(
@@ -88,7 +105,9 @@ def cut_of(tower: Tower, width: int, height: int) -> Cut:
     """How an image of so many pixels becomes pictures."""
     preparation = tower.preparation
     if isinstance(preparation, Tiles):
-        return Cut(_sizes(preparation, width, height), preparation.tile)
+        return Cut(_sizes(preparation, width, height), "lanczos", preparation.tile)
+    if isinstance(preparation, Stretched):
+        return Cut(((preparation.edge, preparation.edge),), "bilinear")
     square = tower.patch_size * tower.merge
     if isinstance(preparation, Whole):
         return Cut((_whole_size(preparation, square, width, height),))

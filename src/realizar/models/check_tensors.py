@@ -82,7 +82,7 @@ def _stored_shape(parts: Sequence[TensorSource]) -> tuple[int, ...]:
         return first.stored_shape
     axis = first.out_feature_axis
     shape = (*first.shape[:axis], max(part.last_out_feature for part in parts), *first.shape[axis + 1 :])
-    return (shape[0], shape[2], shape[1]) if first.transposed else shape
+    return (*shape[:-2], shape[-1], shape[-2]) if first.transposed else shape
 
 
 def _list(names: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ from realizar.models.ranking import is_classifier, ranking_tensors
 from realizar.models.spec import ModelSpec
 from realizar.models.tensor_names import is_unneeded
 from realizar.models.tower import Tower
-from realizar.models.towers import idefics3, pixtral, qwen3vl
+from realizar.models.towers import pixtral, qwen3vl, siglip
 from realizar.quantization.tensors import matrix_format
 
 BuildSpec = Callable[[HyperParameters], ModelSpec]
@@ -86,7 +86,8 @@ _ARCHITECTURES: tuple[tuple[BuildSpec, str | None, tuple[str, ...]], ...] = (
 )
 """What builds a model, its name in GGUF files, and the values of `model_type` in `config.json`."""
 _TOWERS: tuple[tuple[Callable[[Checkpoint], Tower], str, tuple[str, ...]], ...] = (
-    (idefics3.build, "idefics3", ("idefics3", "smolvlm")),
+    (siglip.build_idefics3, "idefics3", ("idefics3", "smolvlm")),
+    (siglip.build_gemma3, "gemma3", ("gemma3",)),
     (pixtral.build, "pixtral", ("mistral3",)),
     (qwen3vl.build, "qwen3vl_merger", ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")),
 )

@@ -27,7 +27,7 @@ class TensorSource:
         stored_shape: shape in the checkpoint where that has dimensions of one beside `shape`; else None.
         step: out_features from the start of one run to that of the next: 2 where gate's and up's alternate.
         run: out_features that lie one after another: a head's, where those of queries and gates alternate by head.
-        transposed: the checkpoint holds a stack as [experts, in_features, out_features].
+        transposed: the checkpoint holds a matrix, or each of a stack, as [in_features, out_features].
         per_expert: a vector for each expert, [experts, out_features].
         whole: the tensor that this one is a part of, where ranks share it; other fields but `shape` are the same.
         rows, columns: its out_features and columns that these are; None takes all.

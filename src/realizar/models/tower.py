@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from realizar.models.parts import Activation, Linear, Norm
 from realizar.models.spec import Layer, LayerStack, vectors_of
@@ -54,11 +55,21 @@ class Fitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretched:
+    """How an image becomes one picture: it is stretched to a square whose edges have `edge` pixels."""
+
+    edge: int
+    mean: Colour
+    deviation: Colour
+
+
+@dataclass(frozen=True, slots=True)
 class Projector:
     """What makes features for a text model of squares of patches: second(activation(first(reduction(norm(x))))).
 
-    x are the patches of a square side by side, row by row; `by_channel` has each of their features of all patches
-    instead, one feature after another. What is None is left out; without `second` there is no activation.
+    x are the patches of a square side by side, row by row; or, where it `reads` channels, each of their features of all
+    patches, one feature after another; or the mean of the patches. What is None is left out; without `second` there is
+    no activation.
     """
 
     first: Linear
@@ -66,7 +77,7 @@ class Projector:
     second: Linear | None = None
     reduction: Linear | None = None
     norm: Norm | None = None
-    by_channel: bool = False
+    reads: Literal["patches", "channels", "mean"] = "patches"
 
     @property
     def num_features(self) -> int:
@@ -100,6 +111,7 @@ class Tower(LayerStack):
         spreads: the text model's rope gives features positions of three axes: all have that of the first on one, and
             their rows and columns beyond it on the others. The text after them goes on beyond the largest.
         preparation: how an image becomes pictures.
+        seen_whole: the text model's tokens of an image see each other (`PromptEmbeddings.is_seen_whole`).
     """
 
     architecture: str
@@ -112,12 +124,13 @@ class Tower(LayerStack):
     layers: tuple[Layer, ...]
     final_norm: Norm
     projector: Projector
-    preparation: Tiles | Whole | Fitted
+    preparation: Tiles | Whole | Fitted | Stretched
     input_norm: Norm | None = None
     side: int = 0
     stretches: bool = False
     deepstack: tuple[tuple[int, Projector], ...] = ()
     spreads: bool = False
+    seen_whole: bool = False
     tensors: Mapping[TensorName, TensorSource] = field(default_factory=dict)
     ignored_tensors: frozenset[str] = frozenset()
 

@@ -110,7 +110,7 @@ def expert_source(checkpoint: Checkpoint, name: str, expert: int, *, transposed:
     if not 0 <= expert < shape[0]:
         raise ValueError(f"tensor '{name}' has {shape[0]} experts, and not number {expert}")
     if transposed:
-        return _transposed_source(checkpoint.tensors[name], expert)
+        return transposed_source(checkpoint.tensors[name], expert)
     return tensor_source(checkpoint, name).slice_out_features(expert * shape[1], (expert + 1) * shape[1])
 
 
@@ -128,17 +128,17 @@ def _plain_layout(stored: StoredTensor) -> WeightLayout:
     return layout
 
 
-# Float matrices that a checkpoint stores as [in_features, out_features], such as gpt-oss's experts.
+def transposed_source(stored: StoredTensor, index: int = 0) -> CopiedSource:
+    """A matrix that a checkpoint stores as [in_features, out_features], or one of a stack of them.
 
-
-def _transposed_source(stored: StoredTensor, index: int) -> CopiedSource:
-    """Raises UnsupportedModelError where its numbers are not plain, so that columns can't be told apart."""
+    Raises UnsupportedModelError where its numbers are not plain, so that columns can't be told apart.
+    """
     layout = _plain_layout(stored)
     if stored.ggml_type is None or not layout.is_float:
         raise UnsupportedModelError(
             f"{stored.path}: tensor '{stored.name}': weights of type {stored.type_name} can't lie transposed"
         )
-    _, rows, columns = stored.shape
+    *_, rows, columns = stored.shape
     size = rows * columns * layout.block_bytes
     part = stored.part(index * size, (index + 1) * size)
     numbers = part.data.view(f"<u{layout.block_bytes}").reshape(rows, columns)

@@ -94,7 +94,7 @@ def make_served_model(
     head = ranking_head(checkpoint)
     template: ChatTemplate | None = None
     try:
-        template = ChatTemplate(tokenizer, chat_template, compiler)
+        template = ChatTemplate(tokenizer, chat_template, compiler, {} if images is None else images.template_texts)
     except ChatTemplateError:
         template = None  # a chat request then gets an error
     return ServedModel(

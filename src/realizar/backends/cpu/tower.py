@@ -28,7 +28,7 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
-from realizar.models.tower import Tower
+from realizar.models.tower import Projector, Tower
 
 
 class CPUTower:
@@ -86,7 +86,7 @@ class CPUTower:
             found = []
             for source, projector, program in zip(sources, tower.projectors, self._projectors, strict=True):
                 encoded = self._buffer(source, count, tower.hidden_size)
-                squares = _squares(encoded.reshape(rows, columns, -1), tower.merge, by_channel=projector.by_channel)
+                squares = _squares(encoded.reshape(rows, columns, -1), tower.merge, projector)
                 self._buffer("squares", *squares.shape)[:] = squares
                 self._walk(program, len(squares))
                 found.append(self._buffer("features", len(squares), projector.num_features).copy())
@@ -126,11 +126,13 @@ def _config(tower: Tower, threads: int, kv_dtype: str) -> ResolvedConfig:
     )  # fmt: skip
 
 
-def _squares(patches: NDArray[np.float32], merge: int, *, by_channel: bool) -> NDArray[np.float32]:
-    """Patches of a picture [rows, columns, width] as squares [squares, merge ** 2 * width]; see `Projector`."""
+def _squares(patches: NDArray[np.float32], merge: int, projector: Projector) -> NDArray[np.float32]:
+    """Patches of a picture [rows, columns, width] as squares, of merge ** 2 each: what a projector reads of them."""
     rows, columns, width = patches.shape
     grid = patches.reshape(rows // merge, merge, columns // merge, merge, width)
-    ordered = grid.transpose(0, 2, 4, 1, 3) if by_channel else grid.transpose(0, 2, 1, 3, 4)
+    if projector.reads == "mean":
+        return grid.mean(axis=(1, 3)).reshape(-1, width)
+    ordered = grid.transpose(0, 2, 4, 1, 3) if projector.reads == "channels" else grid.transpose(0, 2, 1, 3, 4)
     return ordered.reshape(-1, merge**2 * width)
 
 

@@ -100,7 +100,7 @@ def build(checkpoint: Checkpoint) -> Tower:
             "gelu",
             builder.linear("projector.second", text, text, bias=biases),
             builder.linear("projector.reduction", sizes.hidden_size, sizes.hidden_size * merge**2, bias=False),
-            by_channel=True,
+            reads="channels",
         ),
         preparation=preparation,
         input_norm=builder.norm("input_norm"),

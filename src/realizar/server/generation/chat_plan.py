@@ -309,7 +309,8 @@ def _template(api: Api, conversation: Conversation) -> ChatTemplate:
     if conversation.template is not None:
         if not api.settings.allow_request_templates:
             raise unsupported("chat_template", "is not accepted: this server does not allow templates in requests")
-        return ChatTemplate(api.model.tokenizer, conversation.template, RequestCompiler())
+        texts = {} if api.model.images is None else api.model.images.template_texts
+        return ChatTemplate(api.model.tokenizer, conversation.template, RequestCompiler(), texts)
     if api.model.template is None:
         raise no_template()
     return api.model.template

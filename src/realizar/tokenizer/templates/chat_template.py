@@ -55,12 +55,18 @@ class ChatTemplate:
     """Renders conversations to prompts; control tokens are kept out of users' texts.
 
     `source` replaces the model's template, or names one of the model's; `compiler` compiles templates, which run in
-    this process by default. Raises ChatTemplateError where the model has no template; a malformed or too large one
-    raises at its first use.
+    this process by default. Texts that the template writes are `replaced` before they become tokens. Raises
+    ChatTemplateError where the model has no template; a malformed or too large one raises at its first use.
     """
 
-    def __init__(self, tokenizer: Tokenizer, source: str | None = None, compiler: Compile | None = None) -> None:
-        self._tokenizer, self._compiler = tokenizer, compiler or compile_template
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        source: str | None = None,
+        compiler: Compile | None = None,
+        replaced: Mapping[str, str] | None = None,
+    ) -> None:
+        self._tokenizer, self._compiler, self._replaced = tokenizer, compiler or compile_template, replaced or {}
         stored = tokenizer.chat_templates
         self._sources = dict(stored) if source is None else {"default": stored.get(source, source)}
         if not self._sources:
@@ -109,6 +115,8 @@ class ChatTemplate:
         hidden = self._hider.hide((_with_answers(messages), tools, variables))
         given, safe_tools, safe_variables = (messages, tools, variables) if hidden is None else hidden.value
         text = compiled.render(given, safe_tools, add_generation_prompt, safe_variables)
+        for old, new in self._replaced.items():
+            text = text.replace(old, new)
         return text, None if hidden is None else hidden.restore
 
     def encode_unfinished(self, messages: Messages, tools: Tools | None = None, **variables: Any) -> list[int]:

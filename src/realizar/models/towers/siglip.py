@@ -1,0 +1,200 @@
+"""Towers that are SigLIP: those of Idefics 3 and SmolVLM, over tiles, and of Gemma 3. numpy only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.models.dimensions import Dimensions
+from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.parts import Linear, Norm
+from realizar.models.tensor_source import TensorSource
+from realizar.models.tower import Projector, Stretched, Tiles, Tower
+from realizar.models.towers.builder import (
+    MAX_EDGE,
+    TowerBuilder,
+    part_of,
+    processor_parameters,
+    read_colour,
+    read_edge,
+    read_text_size,
+    read_tower_sizes,
+    tower_parameters,
+    whole_parameters,
+)
+
+_LAYER_NAMES = {
+    "self_attn.o_proj": "self_attn.out_proj",
+    "input_layernorm": "layer_norm1",
+    "post_attention_layernorm": "layer_norm2",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
+_NAMES = {
+    "model.norm": "post_layernorm",
+    "patches": "embeddings.patch_embedding",
+    "positions": "embeddings.position_embedding",
+}
+_IDEFICS3_STARTS = ("model.vision_model.", "model.connector.")
+_GEMMA3_STARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_GEMMA3_PREFIXES = ("vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower.")
+_GGUF_STARTS = ("v.", "mm.")
+# Of SmolVLM2's configurations, which leave out what is transformers' default; and what published ones repeat there.
+_IDEFICS3_DEFAULTS = {
+    "hidden_size": 1152,
+    "num_attention_heads": 16,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "image_size": 224,
+    "patch_size": 32,
+}
+_REPEATED = ("max_image_size", "size", "tie_word_embeddings", "use_base_siglip")
+_GEMMA3_DEFAULTS = {
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "image_size": 224,
+    "patch_size": 16,
+}
+_LANCZOS, _BILINEAR = 1, 2  # Pillow's numbers
+
+
+def build_idefics3(checkpoint: Checkpoint) -> Tower:
+    hparams = tower_parameters(checkpoint, "idefics3")
+    sizes, patch_size = read_tower_sizes(hparams, _IDEFICS3_DEFAULTS, 1e-6)
+    side = math.isqrt(sizes.vocab_size)
+    whole = whole_parameters(hparams)
+    merge = whole.integer("vision.projector.scale_factor", "scale_factor", high=side, default=2)
+    if side % merge:
+        raise whole.malformed("vision.projector.scale_factor", "scale_factor", f"{merge} does not divide {side}")
+    builder = _start(
+        hparams,
+        sizes,
+        "model.vision_model.",
+        {"projector": "model.connector.modality_projection.proj"},
+        {"projector": "mm.model.fc"},
+    )
+    first = builder.linear("projector", read_text_size(whole), sizes.hidden_size * merge**2, bias=False)
+    preparation = _tiles(hparams, side * patch_size)
+    for key in _REPEATED:
+        hparams.raw(None, key)
+    return _tower(builder, "idefics3", patch_size, merge, Projector(first), preparation, _IDEFICS3_STARTS)
+
+
+def build_gemma3(checkpoint: Checkpoint) -> Tower:
+    """Squares are averaged, and their norm is RMS; the matrix that follows lies transposed."""
+    hparams = tower_parameters(checkpoint, "gemma3")
+    sizes, patch_size = read_tower_sizes(hparams, _GEMMA3_DEFAULTS, 1e-6)
+    side = math.isqrt(sizes.vocab_size)
+    whole = whole_parameters(hparams)
+    found = (each for each in _GEMMA3_PREFIXES if f"{each}post_layernorm.weight" in checkpoint.tensors)
+    prefix = next(found, "vision_tower.")
+    start = "mm." if hparams.is_gguf else f"{prefix.partition('vision_tower.')[0]}multi_modal_projector.mm_"
+    builder = _start(hparams, sizes, prefix, {}, {})
+    text, hidden = read_text_size(whole), sizes.hidden_size
+    stored = f"{start}input_projection{'.' if hparams.is_gguf else '_'}weight"
+    first = builder.note("projector.weight", TensorSource(stored, (text, hidden), transposed=True))
+    norm = builder.note("projector.norm.weight", TensorSource(f"{start}soft_emb_norm.weight", (hidden,)))
+    projector = Projector(
+        Linear(first, text, hidden),
+        norm=Norm("rms", sizes.norm_eps, norm, weight_offset=0.0 if hparams.is_gguf else 1.0),
+        reads="mean",
+    )
+    preparation, merge = _stretched(hparams, side * patch_size), _gemma3_merge(whole, side)
+    return _tower(builder, "gemma3", patch_size, merge, projector, preparation, _GEMMA3_STARTS, seen_whole=True)
+
+
+def _start(
+    hparams: HyperParameters,
+    sizes: Dimensions,
+    prefix: str,
+    names: Mapping[str, str],
+    gguf_names: Mapping[str, str],
+) -> TowerBuilder:
+    own = {name: prefix + stored for name, stored in _NAMES.items()}
+    return TowerBuilder(
+        hparams, sizes, names=_LAYER_NAMES | own | dict(names), layers=f"{prefix}encoder.layers", gguf_names=gguf_names
+    )
+
+
+def _tower(
+    builder: TowerBuilder,
+    architecture: str,
+    patch_size: int,
+    merge: int,
+    projector: Projector,
+    preparation: Tiles | Stretched,
+    starts: tuple[str, ...],
+    *,
+    seen_whole: bool = False,
+) -> Tower:
+    """A tower with a projector that was built. All tensors that begin with `starts` have to be known: a GGUF file has
+    no others.
+    """
+    sizes, hparams = builder.sizes, builder.hparams
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=None, biases=(True, True)),
+        lambda index: builder.feed_forward(index, ("c_fc", "c_proj"), bias=True),
+    )
+    own = starts + _GGUF_STARTS
+    tower = Tower(
+        architecture=architecture,
+        patch_size=patch_size,
+        max_patches=sizes.vocab_size,
+        side=math.isqrt(sizes.vocab_size),
+        merge=merge,
+        hidden_size=sizes.hidden_size,
+        patches=(builder.patches("patches", patch_size),),
+        positions=builder.table("positions", sizes.vocab_size),
+        layers=tuple(layers),
+        final_norm=builder.norm("model.norm"),
+        projector=projector,
+        preparation=preparation,
+        seen_whole=seen_whole,
+        tensors=builder.tensors,
+        ignored_tensors=frozenset(name for name in hparams.checkpoint.tensors if not name.startswith(own)),
+    )
+    hparams.only("use_gelu", None, True)
+    hparams.refuse_unread()
+    return tower
+
+
+def _gemma3_merge(whole: HyperParameters, side: int) -> int:
+    """Patches of the edge of a square, by which converters name it, and configurations the number of squares."""
+    if whole.is_gguf:
+        merge = whole.integer("vision.projector.scale_factor", None, high=side, default=4)
+        if side % merge:
+            raise whole.malformed("vision.projector.scale_factor", None, f"{merge} does not divide {side}")
+        return merge
+    count = whole.integer(None, "mm_tokens_per_image", high=side * side, default=256)
+    squares = math.isqrt(count)
+    if squares * squares != count or side % squares:
+        raise whole.malformed(None, "mm_tokens_per_image", f"{count} are no squares of {side} x {side} patches")
+    return side // squares
+
+
+def _tiles(hparams: HyperParameters, tile: int) -> Tiles:
+    own = processor_parameters(hparams, _LANCZOS)
+    if own.is_gguf:
+        edge = own.integer("vision.preproc_image_size", None, high=MAX_EDGE, default=4 * tile)
+    else:
+        own.only(None, "do_image_splitting", True)
+        edge = read_edge(own, "size")
+        if read_edge(own, "max_image_size") != tile:
+            raise own.malformed(None, "max_image_size", f"expected {tile} pixels, the size of the tower's pictures")
+    mean = read_colour(own, "vision.image_mean", "image_mean")
+    return Tiles(edge, tile, mean, read_colour(own, "vision.image_std", "image_std"))
+
+
+def _stretched(hparams: HyperParameters, edge: int) -> Stretched:
+    own = processor_parameters(hparams, _BILINEAR)
+    if not own.is_gguf:
+        own.only(None, "do_pan_and_scan", False)
+        size = part_of(own, "size")
+        for key in ("height", "width"):
+            if size.integer(None, key, high=MAX_EDGE) != edge:
+                raise own.malformed(None, "size", f"expected {edge} pixels, the size of the tower's pictures")
+    mean = read_colour(own, "vision.image_mean", "image_mean")
+    return Stretched(edge, mean, read_colour(own, "vision.image_std", "image_std"))
