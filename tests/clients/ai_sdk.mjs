@@ -1,16 +1,17 @@
-// Runs one helper of the AI SDK: node ai_sdk.mjs BASE_URL PROVIDER CASE PROMPT; prints what it gives as JSON.
+// Runs one helper of the AI SDK: node ai_sdk.mjs BASE_URL PROVIDER CASE PROMPT [MODEL] [IMAGE]; prints what it gives as
+// JSON. The image is a PNG file in base64; it may be empty, which is none.
 import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { Output, generateObject, generateText, stepCountIs, streamObject, streamText, tool } from 'ai';
 import { z } from 'zod';
 
-const [baseURL, provider, wanted, prompt] = process.argv.slice(2);
+const [baseURL, provider, wanted, prompt, name = 'other', image = ''] = process.argv.slice(2);
 const openai = createOpenAI({ baseURL, apiKey: 'none' });
 const models = {
   compatible: () =>
-    createOpenAICompatible({ name: 'server', baseURL, apiKey: 'none', supportsStructuredOutputs: true })('other'),
-  chat: () => openai.chat('other'),
-  responses: () => openai.responses('other'),
+    createOpenAICompatible({ name: 'server', baseURL, apiKey: 'none', supportsStructuredOutputs: true })(name),
+  chat: () => openai.chat(name),
+  responses: () => openai.responses(name),
 };
 const schema = z.object({ city: z.string(), celsius: z.number().int() });
 const tools = {
@@ -43,7 +44,25 @@ async function streamed(result) {
   return { kinds: [...kinds], text: await result.text, steps: (await result.steps).length };
 }
 
+async function shown(messages) {
+  const { text, usage } = await generateText({ model: options.model, maxRetries: 0, maxOutputTokens: 8, messages });
+  return { text, tokens: usage.inputTokens };
+}
+
 const cases = {
+  image: async () => {
+    const parts = image ? [{ type: 'image', image, mediaType: 'image/png' }] : [];
+    return shown([{ role: 'user', content: [{ type: 'text', text: prompt }, ...parts] }]);
+  },
+  imageOfTool: async () => {
+    const call = { toolCallId: 'call00001', toolName: 'look' };
+    const value = image ? [{ type: 'image-data', data: image, mediaType: 'image/png' }] : [];
+    return shown([
+      { role: 'user', content: prompt },
+      { role: 'assistant', content: [{ type: 'tool-call', ...call, input: {} }] },
+      { role: 'tool', content: [{ type: 'tool-result', ...call, output: { type: 'content', value } }] },
+    ]);
+  },
   generateText: async () => {
     const { text, steps } = await generateText(looped);
     return { text, steps: steps.length };

@@ -1,14 +1,18 @@
-"""The server that the tests of this folder share: the real one, with a model that answers by script."""
+"""The servers that the tests of this folder share: real ones, with a model that answers by script, or one that sees."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from clients.played_model import PlayedBackend, played_server
-from server_thread import RunningServer
+from images.vision_models import image_of, write_vision_files
+from realizar.config import EngineConfig
+from realizar.server.settings import ServerSettings
+from server_thread import RunningServer, ServerThread
 
 BACKEND = PlayedBackend()
 
@@ -32,3 +36,21 @@ def played(shared_server: RunningServer) -> Iterator[RunningServer]:
     BACKEND.forbidden.clear()
     yield shared_server
     assert BACKEND.forbidden == []
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Of a tiny model that sees, with random weights."""
+    path = write_vision_files(tmp_path_factory.mktemp("vision"))
+    thread = ServerThread(path, ServerSettings(), EngineConfig(threads=1))
+    yield thread.start()
+    thread.stop()
+
+
+@pytest.fixture(scope="session")
+def png() -> bytes:
+    """An image of which that model makes three rows of three tiles, and the whole: 160 tokens and marks."""
+    pillow = pytest.importorskip("PIL.Image", reason="images are made by Pillow")
+    buffer = io.BytesIO()
+    pillow.fromarray(image_of((90, 96))).save(buffer, "PNG")
+    return buffer.getvalue()

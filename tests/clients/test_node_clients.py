@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from clients.played_model import Turn, play
-from server_thread import RunningServer
+from server_thread import NAME, RunningServer
 from waits import HANG_S
 
 FOLDER = Path(__file__).parents[2] / ".venv-clients"
@@ -39,8 +40,12 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ai_sdk(server: RunningServer, script: Path, provider: str, case: str, *turns: Turn) -> Any:
+    return ran(server, script, provider, case, play(*turns))
+
+
+def ran(server: RunningServer, script: Path, *arguments: str) -> Any:
     assert NODE is not None
-    command = [NODE, script, f"{server.url}/v1", provider, case, play(*turns)]
+    command = [NODE, script, f"{server.url}/v1", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -79,6 +84,15 @@ def test_objects(played: RunningServer, script: Path, provider: str) -> None:
 def test_reasoning(played: RunningServer, script: Path) -> None:
     given = ai_sdk(played, script, "compatible", "reasoning", Turn("Yes.", think="Hm."))
     assert given == {"reasoning": "Hm.", "text": "Yes."}
+
+
+@pytest.mark.parametrize(("provider", "case"), [*((each, "image") for each in PROVIDERS), ("responses", "imageOfTool")])
+def test_an_image_is_shown(seeing: RunningServer, script: Path, png: bytes, provider: str, case: str) -> None:
+    """In a message, or as a tool's result, which the other providers write as text."""
+    asked = (seeing, script, provider, case, "What is this?", NAME)
+    given, blind = ran(*asked, base64.b64encode(png).decode()), ran(*asked, "")
+    assert given["text"]
+    assert given["tokens"] - blind["tokens"] > 16 * 10
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
