@@ -149,15 +149,19 @@ class StepRows:
         decodes: NDArray[np.bool_] = self.samples & (self.num_tokens - self.num_drafts == 1)
         return decodes
 
+    def are_among(self, numbers: Collection[int]) -> NDArray[np.bool_]:
+        """bool [rows], true for the rows of these numbers."""
+        return np.array([number in numbers for number in self.numbers.tolist()], np.bool_)
+
     def without_sampling(self, numbers: Collection[int]) -> StepRows:
         """The same tokens with nothing sampled of some rows; what else is wanted of them stays."""
-        kept = ~np.isin(self.numbers, list(numbers))
+        kept = ~self.are_among(numbers)
         num_drafts = np.where(kept, self.num_drafts, np.int32(0))
         return replace(self, samples=self.samples & kept, num_drafts=num_drafts, only_decodes=False)
 
     def without_results(self, numbers: Collection[int]) -> StepRows:
         """The same tokens with no result wanted of some rows, which can't give one."""
-        kept = ~np.isin(self.numbers, list(numbers))
+        kept = ~self.are_among(numbers)
         return replace(
             self.without_sampling(numbers),
             logprob_queries={index: queries for index, queries in self.logprob_queries.items() if kept[index]},

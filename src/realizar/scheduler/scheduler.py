@@ -200,7 +200,7 @@ class Scheduler:
         sequences have ended pass.
         """
         table, columns = self._table, step.columns
-        deferred = np.isin(columns.numbers, list(rows)) & table.are_open(columns)
+        deferred = columns.are_among(rows) & table.are_open(columns)
         numbers = columns.numbers[deferred]
         table.num_pending[numbers] -= 1
         table.num_drafts[numbers] = 0
@@ -208,8 +208,7 @@ class Scheduler:
 
     def computed_again(self, step: ScheduledBatch, rows: Collection[int]) -> ScheduledBatch:
         """A step that was scheduled before rows were deferred, in which they compute their last token again."""
-        numbers = step.columns.numbers
-        again = np.isin(numbers, list(rows)) & self._table.is_running[numbers]
+        again = step.columns.are_among(rows) & self._table.is_running[step.columns.numbers]
         return replace(step, columns=self._table.computed_again(step.columns, again)) if again.any() else step
 
     def take_closed_rows(self) -> list[int]:

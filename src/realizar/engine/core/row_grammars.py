@@ -207,12 +207,16 @@ class RowGrammars:
         started_s, late = time.monotonic(), np.zeros(len(asking.slots), np.bool_)
         try:
             masks.wait(0)
-            while (late := ~masks.are_done(asking.slots)).any():
-                num_late, waited_s = int(np.count_nonzero(late)), time.monotonic() - started_s
-                left_s = self._patience.left_s(waited_s, num_late, len(asking.step)) if waits else 0.0
+            awaited = (late := ~masks.are_done(asking.slots)).nonzero()[0]
+            while len(awaited):
+                waited_s = time.monotonic() - started_s
+                left_s = self._patience.left_s(waited_s, len(awaited), len(asking.step)) if waits else 0.0
                 if left_s <= 0:
                     break
                 masks.wait(left_s)
+                are_done = masks.are_done(asking.slots[awaited])
+                late[awaited[are_done]] = False
+                awaited = awaited[~are_done]
         except Exception as error:  # noqa: BLE001 - the rows with grammars end, and nobody else
             self._fail(asking.numbers.tolist(), error)
             late[:] = False
