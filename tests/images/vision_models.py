@@ -175,7 +175,7 @@ def _mistral3() -> tuple[Any, Any, dict[str, Any]]:
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
     text = {"model_type": "mistral", "vocab_size": 256 + len(MISTRAL_MARKS), "sliding_window": None, **_TEXT}
-    vision = {"model_type": "pixtral", "head_dim": 16, **_VISION}
+    vision = {"model_type": "pixtral", "head_dim": 16, **_VISION, "intermediate_size": 24}
     config = Mistral3Config(
         text_config=text, vision_config=vision, spatial_merge_size=MERGE, image_token_index=IMAGE,
         tie_word_embeddings=False,
@@ -408,6 +408,7 @@ def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = Fals
         metadata |= {"clip.projector_type": "pixtral", "clip.vision.spatial_merge_size": MERGE}
         metadata |= {"clip.vision.image_mean": _COLOURS[0], "clip.vision.image_std": _COLOURS[1]}
         metadata |= {"clip.use_gelu": True, "clip.vision.attention.layer_norm_epsilon": 1e-5}
+        metadata |= {"clip.vision.feed_forward_length": 24}
         row = np.ones(64, np.float32)
         tensors.append(NewTensor("v.token_embd.img_break", GGMLType.F32, row.shape, row.view(np.uint8)))
     write_gguf(path, metadata, tensors)

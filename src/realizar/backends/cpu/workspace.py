@@ -98,7 +98,9 @@ def buffer_widths(spec: LayerStack, num_kept: int) -> dict[str, int]:
     widths = _layer_widths(spec)
     if isinstance(spec, Tower):
         linears = [linear for each in spec.projectors for linear in each.linears()]
-        inner = dict.fromkeys(("up", "activated"), max(widths["up"], *(each.out_features for each in linears)))
+        inner = dict.fromkeys(  # one stride for all three
+            ("gate", "up", "activated"), max(widths["up"], *(each.out_features for each in linears))
+        )
         widths |= {"patches": spec.patches[0].in_features, "squares": linears[0].in_features, **inner}
         widths |= {"reduced": spec.projector.first.in_features, "features": spec.projector.num_features}
     if isinstance(spec, ModelSpec):
