@@ -240,6 +240,16 @@ def test_marks_in_texts_stay_texts(vision: VisionModel) -> None:
             llm.chat_tokens([{"role": "user", "content": [{"type": "image", "image": "a\0b"}]}])
 
 
+BENT = {
+    "qwen3_vl": [({"deepstack_visual_indexes": ["a"]}, "expected whole numbers")],
+    "qwen2_5_vl": [
+        ({"fullatt_block_indexes": 3}, "expected a list of layers"),
+        ({"window_size": 7}, "7 pixels are less than a square of 2 x 2 patches"),
+    ],
+}
+"""Changes of a `vision_config` that one kind of towers refuses, and what the errors say."""
+
+
 def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
     """One that is missing, left over or of another shape is named; so are keys that change the result."""
     checkpoint = open_checkpoint(vision.path)
@@ -247,7 +257,7 @@ def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
     last = next(
         name
         for name in checkpoint.tensors
-        if name.startswith(("model.vision_model.", "vision_tower.", "model.visual."))
+        if name.startswith(("model.vision_model.", "vision_tower.", "model.visual.", "visual."))
     )
     other = last.rsplit(".", 2)[0] + ".other.weight"
     without = {name: each for name, each in checkpoint.tensors.items() if name != last}
@@ -262,7 +272,7 @@ def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
         ({"wide_layers": 3}, "'wide_layers': unsupported value 3"),
         ({"num_heads" if vision.kind == "qwen" else "num_attention_heads": 5}, "5 heads do not divide"),
         ({"patch_size": 5}, "patch"),
-        *([({"deepstack_visual_indexes": ["a"]}, "expected whole numbers")] if vision.kind == "qwen" else []),
+        *BENT.get(checkpoint.architecture, []),
     ):
         vision_config = {**config["vision_config"], **changes}
         bent = replace(

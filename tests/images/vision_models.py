@@ -55,7 +55,7 @@ class VisionModel(NamedTuple):
     @property
     def kind(self) -> str:
         """`smolvlm`, `mistral3`, `gemma3`, or `qwen` for Qwen's models."""
-        return str(self.model.config.model_type).partition("3_")[0]
+        return _kind_of(str(self.model.config.model_type))
 
     @property
     def template(self) -> str:
@@ -125,6 +125,10 @@ class VisionModel(NamedTuple):
         return {"input_ids": ids, **tensors, **more}
 
 
+def _kind_of(model_type: str) -> str:
+    return "qwen" if model_type.startswith("qwen") else model_type
+
+
 _SHOWN = {
     "mistral3": "[IMG]", "qwen": "<|vision_start|><|image_pad|><|vision_end|>",
     "gemma3": "{{ '\n' }}<start_of_image>",
@@ -151,11 +155,11 @@ def build_vision_model(kind: str, path: Path) -> VisionModel:
     with torch.no_grad():
         for name, values in model.named_parameters():
             spread = 0.15 if values.dim() > 1 else 0.3
-            is_norm = ("norm" in name or "ln_pre" in name) and "bias" not in name
+            is_norm = any(each in name for each in ("norm", "ln_pre", "ln_q")) and "bias" not in name
             values.copy_(torch.randn(values.shape, generator=generator) * spread + is_norm)
     model.save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(prepared))
-    _write_tokenizer(path, kind.partition("3_")[0])
+    _write_tokenizer(path, _kind_of(kind))
     return VisionModel(model, processor, PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json")), path)
 
 
@@ -217,26 +221,37 @@ def _qwen(family: str, text: dict[str, Any], vision: dict[str, Any]) -> tuple[An
     text = {"vocab_size": 256 + len(QWEN_MARKS), "rope_parameters": _ROPE, **_TEXT, **text}
     vision = {
         "hidden_size": 48, "intermediate_size": 80, "depth": 2, "num_heads": 3, "patch_size": PATCH,
-        "num_position_embeddings": (TILE // PATCH) ** 2, "out_hidden_size": _TEXT["hidden_size"], **vision,
+        "out_hidden_size": _TEXT["hidden_size"], **vision,
     }  # fmt: skip
     config = getattr(transformers, f"{family}Config")(
         text_config=text, vision_config=vision, image_token_id=IMAGE, tie_word_embeddings=False
     )
-    size = {"shortest_edge": 256, "longest_edge": 2048}
-    prepared = {"size": size, "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": MERGE}
-    processor = Qwen2VLImageProcessorPil(image_mean=[0.5] * 3, image_std=[0.5] * 3, **prepared)
+    prepared = {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": MERGE}
+    if "3" in family:
+        prepared |= {
+            "size": {"shortest_edge": 256, "longest_edge": 2048},
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        }
+    else:
+        prepared |= {"min_pixels": 256, "max_pixels": 2048}
+    processor = Qwen2VLImageProcessorPil(**prepared)
     model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
     return model.float().eval(), processor, prepared
 
 
-_TAKEN = {"deepstack_visual_indexes": [0, 1]}
+_LEARNED = {"num_position_embeddings": (TILE // PATCH) ** 2}
+_TAKEN = _LEARNED | {"deepstack_visual_indexes": [0, 1]}
+_WINDOWS = {"window_size": 24, "fullatt_block_indexes": [1]}  # of 6 x 6 patches
+_IN_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 KINDS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
     "smolvlm": _smolvlm,
     "mistral3": _mistral3,
     "gemma3": _gemma3,
     "qwen3_vl": lambda: _qwen("Qwen3VL", {}, _TAKEN),
     "qwen3_vl_moe": lambda: _qwen("Qwen3VLMoe", _EXPERTS, _TAKEN),
-    "qwen3_5": lambda: _qwen("Qwen3_5", _DELTA, {}),
+    "qwen3_5": lambda: _qwen("Qwen3_5", _DELTA, _LEARNED),
+    "qwen2_5_vl": lambda: _qwen("Qwen2_5_VL", {"rope_parameters": _IN_SECTIONS}, _WINDOWS),
 }
 
 
@@ -352,6 +367,9 @@ _GGUF_NAMES = (
     ("model.visual.patch_embed.proj", "v.patch_embd"),
     ("model.visual.pos_embed", "v.position_embd"),
     ("model.visual.merger.norm", "v.post_ln"),
+    ("model.visual.merger.ln_q", "v.post_ln"),
+    ("model.visual.merger.mlp", "mm"),
+    *((f"mlp.{name}_proj", f"ffn_{name}") for name in ("gate", "up", "down")),
     ("model.visual.merger.linear_fc1", "mm.0"),
     ("model.visual.merger.linear_fc2", "mm.2"),
     ("model.visual.deepstack_merger_list.", "v.deepstack."),
@@ -380,12 +398,18 @@ def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = Fals
         if ".attention.q_proj" in name or ".attention.k_proj" in name:  # pairs of Mistral's become neighbours
             rows = data.reshape(heads, 2, tensor.shape[0] // heads // 2, -1)
             data = np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
+        name = f"model.{name}" if name.startswith("visual.") else name
         for old, new in _GGUF_NAMES:
             name = name.replace(old, new)
         if name == "mm.soft_emb_norm.weight":
             data = (data.view(np.float32) + 1).view(np.uint8)
         if swapped and "ffn_" in name:
             name = name.replace("ffn_up", "x").replace("ffn_down", "ffn_up").replace("x", "ffn_down")
+        if "attn_qkv" in name and checkpoint.architecture == "qwen2_5_vl":
+            shape = (tensor.shape[0] // 3, *tensor.shape[1:])
+            for each, part in zip(np.split(data, 3), "qkv", strict=True):
+                tensors.append(NewTensor(name.replace("qkv", part), GGMLType.F32, shape, each))
+            continue
         if name == "v.patch_embd.weight" and len(tensor.shape) == 5:
             frames = data.view(np.float32).reshape(tensor.shape).transpose(2, 0, 1, 3, 4)
             for each, suffix in zip(frames, ("", ".1"), strict=True):
@@ -397,9 +421,14 @@ def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = Fals
     if checkpoint.architecture.startswith("qwen"):
         metadata = {name: value for name, value in metadata.items() if name not in _OF_TILES}
         metadata |= {"clip.projector_type": "qwen3vl_merger", "clip.vision.spatial_merge_size": MERGE}
-        taken = "vl" in checkpoint.architecture
-        metadata |= {"clip.vision.is_deepstack_layers": np.array([taken, taken])}
         metadata |= {"clip.vision.image_min_pixels": 256, "clip.vision.image_max_pixels": 2048}
+        if checkpoint.architecture == "qwen2_5_vl":
+            metadata |= {"clip.projector_type": "qwen2.5vl_merger", "clip.use_gelu": False, "clip.use_silu": True}
+            metadata |= {"clip.vision.n_wa_pattern": 2, "clip.vision.window_size": 24}
+            metadata |= {"clip.vision.image_mean": _COLOURS[0], "clip.vision.image_std": _COLOURS[1]}
+        else:
+            taken = "vl" in checkpoint.architecture
+            metadata |= {"clip.vision.is_deepstack_layers": np.array([taken, taken])}
     if checkpoint.architecture == "gemma3":
         del metadata["clip.vision.preproc_image_size"]
         metadata |= {"clip.projector_type": "gemma3"}
@@ -415,7 +444,7 @@ def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = Fals
 
 
 _GGUF_STARTS = (
-    *("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.", "model.visual."),
+    *("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.", "model.visual.", "visual."),
 )
 _OF_TILES = ("clip.vision.projector.scale_factor", "clip.vision.preproc_image_size")
 _COLOURS = np.array([[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]], np.float32)

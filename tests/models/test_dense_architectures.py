@@ -138,7 +138,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "image_token_id": 151655,
             "max_window_layers": 28,
-            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            "rope_scaling": {"type": "mrope", "mrope_section": [0, 1, 1]},
             "rope_theta": 1000000.0,
             "sliding_window": 32768,
             "use_sliding_window": False,
@@ -154,7 +154,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "image_token_id": 151655,
             "max_window_layers": 28,
-            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            "rope_scaling": {"type": "mrope", "mrope_section": [0, 1, 1]},
             "rope_theta": 1000000.0,
             "sliding_window": 32768,
             "use_sliding_window": False,
@@ -386,14 +386,16 @@ def test_tensors_of_vision_are_known_and_not_needed(model_type: str, before: str
 
 
 def test_the_rope_of_three_axes_is_plain_for_text() -> None:
-    axes = {"mrope_section": [16, 24, 24]}
-    spec = _config("qwen2_vl", rope_scaling={"type": "mrope", **axes}, rope_theta=10000.0)
-    assert _ropes(spec) == _ropes(_config("qwen2"))
-    assert _ropes(_gguf("qwen2vl", rope__dimension_sections=[16, 24, 24, 0])) == _ropes(_gguf("qwen2"))
+    axes = {"mrope_section": [0, 1, 1]}
     deep = _gguf("qwen3vl", rope__dimension_sections=[24, 20, 20, 0], n_deepstack_layers=3)
-    ropes = [dataclasses.replace(rope, axes=()) for rope in _ropes(deep) if rope is not None]
-    assert ropes == _ropes(_gguf("qwen3"))
-    assert {rope.axes for rope in _ropes(deep) if rope is not None} == {(0, 1)}
+    for spec, plain, expected in (
+        (_config("qwen2_vl", rope_scaling={"type": "mrope", **axes}, rope_theta=10000.0), _config("qwen2"), (1, 2)),
+        (_gguf("qwen2vl", rope__dimension_sections=[0, 1, 1, 0]), _gguf("qwen2"), (1, 2)),
+        (deep, _gguf("qwen3"), (0, 1)),
+    ):
+        ropes = [rope for rope in _ropes(spec) if rope is not None]
+        assert {rope.axes for rope in ropes} == {expected}
+        assert [dataclasses.replace(rope, axes=()) for rope in ropes] == _ropes(plain)
     assert deep.deepstack == 3
     with pytest.raises(UnsupportedModelError, match=r"rope_type.*'mrope'"):
         _config("qwen2", rope_scaling={"type": "mrope"})
@@ -401,5 +403,9 @@ def test_the_rope_of_three_axes_is_plain_for_text() -> None:
         _config("qwen2", rope_scaling={"type": "default", **axes})
     with pytest.raises(CheckpointError, match=r"mrope_section.*expected a list"):
         _config("qwen2_vl", rope_scaling={"type": "mrope", "mrope_section": 3})
+    with pytest.raises(CheckpointError, match=r"mrope_section.*\[16, 24, 24\] are not sections of 2 frequencies"):
+        _config("qwen2_vl", rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]})
+    with pytest.raises(UnsupportedModelError, match=r"mrope_interleaved.*False"):
+        _config("qwen3_vl", rope_scaling={"type": "mrope", "mrope_interleaved": False})
     with pytest.raises(CheckpointError, match=r"dimension_sections.*expected three whole numbers"):
         _gguf("qwen3vl", rope__dimension_sections=[24, 20], n_deepstack_layers=3)

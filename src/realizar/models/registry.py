@@ -43,7 +43,7 @@ from realizar.models.ranking import is_classifier, ranking_tensors
 from realizar.models.spec import ModelSpec
 from realizar.models.tensor_names import is_unneeded
 from realizar.models.tower import Tower
-from realizar.models.towers import pixtral, qwen3vl, siglip
+from realizar.models.towers import pixtral, qwen_vl, siglip
 from realizar.quantization.tensors import matrix_format
 
 BuildSpec = Callable[[HyperParameters], ModelSpec]
@@ -89,7 +89,8 @@ _TOWERS: tuple[tuple[Callable[[Checkpoint], Tower], str, tuple[str, ...]], ...] 
     (siglip.build_idefics3, "idefics3", ("idefics3", "smolvlm")),
     (siglip.build_gemma3, "gemma3", ("gemma3",)),
     (pixtral.build, "pixtral", ("mistral3",)),
-    (qwen3vl.build, "qwen3vl_merger", ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")),
+    (qwen_vl.build_qwen25, "qwen2.5vl_merger", ("qwen2_5_vl",)),
+    (qwen_vl.build_qwen3, "qwen3vl_merger", ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")),
 )
 """What builds a tower, the name of its projector in GGUF files, and the values of `model_type` in `config.json`."""
 _BY_GGUF_ARCHITECTURE = {name: build for build, name, _ in _ARCHITECTURES if name is not None}

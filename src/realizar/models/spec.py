@@ -39,7 +39,7 @@ class Attention:
     Attributes:
         scale: multiplies q.k.
         rope: None for a layer without positions.
-        window: a token sees itself and `window - 1` before it; None sees all.
+        window: a token sees itself and `window - 1` before it; None sees all. For the patches of a picture see `Tower`.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
         q_norm, k_norm: applied before rope; over each head, or over all heads of a token, those of other ranks among
             them (`qk_norm_axis`).

@@ -96,6 +96,9 @@ class Tower(LayerStack):
     x = input_norm(patches(colours) + positions), through the layers, in which all patches of a picture see each other
     features = projector(squares of final_norm(x)), row by row, and of the stream after some layers by others
 
+    Where attention has a window, the picture is cut into windows of so many rows and columns of patches, from the first
+    on, and the patches of each see each other.
+
     Attributes:
         architecture: llama.cpp's name of the projector.
         patch_size: pixels of a patch's edge.

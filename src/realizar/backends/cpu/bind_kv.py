@@ -28,8 +28,8 @@ from realizar.models.spec import Attention, LayerStack
 class AttentionBinder:
     """Binds attention from the buffers `query`, `key`, `value` and `attention gate` to `attended`.
 
-    `scratch` is uint8 [threads, bytes]; `partial` float32, for segments of split attention. With `whole` all tokens of
-    a row see each other.
+    `scratch` is uint8 [threads, bytes]; `partial` float32, for segments of split attention. In a tower all
+    tokens of a row see each other, and `windows` are the step and the rows of layers with windows.
     """
 
     kernels: KernelLibrary
@@ -39,7 +39,7 @@ class AttentionBinder:
     ropes: RopeTables
     scratch: NDArray[np.uint8]
     partial: NDArray[np.float32]
-    whole: bool = False
+    windows: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def two_terms(self, attention: Attention) -> bool:
         """True if V multiplies activations of two terms, about 15 bits: int8, and int8 of its rounding error.
@@ -89,19 +89,23 @@ class AttentionBinder:
         return BoundOperation("rope", self.kernels.rotate(self.kv.dtype), ROTATE.pack({**fields, **of_keys}))
 
     def _attend_record(self, attention: Attention | SharedAttention, layer: int) -> NDArray[np.int64]:
-        buffers, tables = self.workspace.buffers, self.workspace.block_tables[self.kv.group_of(layer)]
+        space, kv, window = self.workspace, self.kv, attention.window or 0
+        step, rows, whole = space.step, space.rows, self.windows is not None
+        if self.windows is not None and window:
+            (step, rows), window = self.windows, 0
+        buffers, tables = space.buffers, space.block_tables[kv.group_of(layer)]
         gates = {"gate": 0, "gate_stride": 0} if attention.gate is None else buffers["attention gate"].fields("gate")
         attended = buffers["attended"]
         return self.workspace.record(
-            ATTEND, **buffers["query"].fields("query"), num_heads=attention.num_heads,
+            ATTEND, **buffers["query"].fields("query"), num_heads=attention.num_heads, step=address(step),
             num_kv_heads=attention.num_kv_heads, head_size=attention.head_size, scale=float(attention.scale),
-            window=attention.window or 0, soft_cap=float(attention.soft_cap or 0.0),
-            sinks=self.weights.vector_at(attention.sinks), cache=self.kv.address_of(layer),
-            **self.kv.layouts[layer].fields(), rows=address(self.workspace.rows), block_table=address(tables),
+            window=window, soft_cap=float(attention.soft_cap or 0.0),
+            sinks=self.weights.vector_at(attention.sinks), cache=kv.address_of(layer),
+            **kv.layouts[layer].fields(), rows=address(rows), block_table=address(tables),
             table_stride=int(tables.strides[0]),
             scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), **attended.fields("out"),
-            partial=address(self.partial), whole=self.whole,
-            seen=address(self.workspace.seen) if attention.sees_images_whole else 0, **gates,
+            partial=address(self.partial), whole=whole,
+            seen=address(space.seen) if attention.sees_images_whole else 0, **gates,
             **written_records(attended.records if self.weights.is_packed(attention.o) else None),
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS, STEP_TERMS, STEP_TOKENS
 from realizar.backends.cpu.kernels.attention_segment import scratch_bytes
-from realizar.backends.cpu.kv.pictures import PictureKeys
+from realizar.backends.cpu.kv.pictures import PictureKeys, most_windows
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.state.memory import StateMemory
@@ -52,8 +52,9 @@ class CPUTower:
         self._scratch = aligned_zeros((threads, -(-scratch_bytes(padded) // 64) * 64), np.uint8)
         self._partial = aligned_zeros(0, np.float32)  # no row is split
         kernels = KernelLibrary(instructions, lambda _: None)
+        self._windows = aligned_zeros(8, np.int64), aligned_zeros(self._space.rows.shape, np.int64)
         attention = AttentionBinder(
-            kernels, self._weights, self._space, self._keys, self._ropes, self._scratch, self._partial, whole=True
+            kernels, self._weights, self._space, self._keys, self._ropes, self._scratch, self._partial, self._windows
         )
         states = StateMemory(state_sizes(tower, 0), 1, 0, 0)
         state_binder = StateBinder(instructions, kernels, self._weights, self._space, states)
@@ -61,9 +62,6 @@ class CPUTower:
         self._body, self._projectors = binder.bind_tower(tower)
         self._team, self._lock = ThreadTeam(threads), threading.Lock()
         weakref.finalize(self, self._team.close)
-        blocks = self._space.block_tables[0]
-        blocks[0] = np.arange(blocks.shape[1])
-        self._space.slots[0][:] = np.arange(tower.max_patches)
 
     @property
     def size_bytes(self) -> int:
@@ -78,37 +76,46 @@ class CPUTower:
         tower, (rows, columns, width) = self.tower, patches.shape
         count = rows * columns
         with self._lock:
-            self._buffer("patches", count, width)[:] = patches.reshape(count, width)
-            self._place(rows, columns, self._buffer("hidden", count, tower.hidden_size))
-            self._ropes.fill(np.indices((rows, columns), np.int32).reshape(2, count))
+            windows = self._keys.place(rows, columns, self._space.slots, self._space.block_tables)
+            order = np.concatenate(windows)
+            self._buffer("patches", count, width)[:] = patches.reshape(count, width)[order]
+            self._place(rows, columns, self._buffer("hidden", count, tower.hidden_size), order)
+            self._ropes.fill(np.indices((rows, columns), np.int32).reshape(2, count)[:, order])
+            self._window_rows([len(window) for window in windows])
             self._walk(self._body, count)
             sources = ["normed", *(kept_stream(place) for place in range(len(tower.deepstack)))]
             found = []
             for source, projector, program in zip(sources, tower.projectors, self._projectors, strict=True):
-                encoded = self._buffer(source, count, tower.hidden_size)
+                encoded = np.empty((count, tower.hidden_size), np.float32)
+                encoded[order] = self._buffer(source, count, tower.hidden_size)
                 squares = _squares(encoded.reshape(rows, columns, -1), tower.merge, projector)
                 self._buffer("squares", *squares.shape)[:] = squares
                 self._walk(program, len(squares))
                 found.append(self._buffer("features", len(squares), projector.num_features).copy())
             return np.concatenate(found, axis=1)
 
-    def _place(self, rows: int, columns: int, hidden: NDArray[np.float32]) -> None:
-        """Write what a tower adds to patches by their place."""
+    def _place(self, rows: int, columns: int, hidden: NDArray[np.float32], order: NDArray[np.intp]) -> None:
+        """Write what a tower adds to patches by their place, in their order."""
         name, side = self.tower.positions, self.tower.side
         if name is None:
             hidden[:] = 0
             return
         if not self.tower.stretches or (rows, columns) == (side, side):
-            self._weights.rows(name, np.arange(rows * columns, dtype=np.int32), hidden)
+            self._weights.rows(name, order.astype(np.int32), hidden)
             return
         table = np.empty((side * side, self.tower.hidden_size), np.float32)
         self._weights.rows(name, np.arange(side * side, dtype=np.int32), table)
         down = _between(rows, side) @ table.reshape(side, -1)
         across = _between(columns, side) @ down.reshape(rows, side, -1)
-        hidden[:] = across.reshape(rows * columns, -1)
+        hidden[:] = across.reshape(rows * columns, -1)[order]
 
     def _buffer(self, name: str, tokens: int, width: int) -> NDArray[np.float32]:
         return self._space.buffers[name].values[:tokens, :width]
+
+    def _window_rows(self, lengths: list[int]) -> None:
+        step, rows = self._windows
+        step[STEP_TOKENS], step[STEP_ROWS] = sum(lengths), len(lengths)
+        rows[: len(lengths), 0], rows[: len(lengths), 1] = np.cumsum([0, *lengths[:-1]]), lengths
 
     def _walk(self, program: BoundProgram, tokens: int) -> None:
         step = self._space.step
@@ -118,11 +125,11 @@ class CPUTower:
 
 
 def _config(tower: Tower, threads: int, kv_dtype: str) -> ResolvedConfig:
-    """One row of a picture's patches."""
+    """A row of a picture's patches, or of each of its windows."""
     return ResolvedConfig(
-        threads=threads, context_length=tower.max_patches, max_running=1, max_step_tokens=tower.max_patches,
-        speculative_tokens=0, chosen=THE_CPU, kv_dtype=kv_dtype, queue_length=0, steps_in_flight=1, tile_tokens=1,
-        stretch=1.0, hidden_layers=tuple(layer for layer, _ in tower.deepstack),
+        threads=threads, context_length=tower.max_patches, max_running=most_windows(tower),
+        max_step_tokens=tower.max_patches, speculative_tokens=0, chosen=THE_CPU, kv_dtype=kv_dtype, queue_length=0,
+        steps_in_flight=1, tile_tokens=1, stretch=1.0, hidden_layers=tuple(layer for layer, _ in tower.deepstack),
     )  # fmt: skip
 
 

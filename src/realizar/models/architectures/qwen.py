@@ -25,13 +25,8 @@ _VISION_KEYS = (
 
 
 def read_vision_keys(hparams: HyperParameters) -> None:
-    """Keys that change nothing of text: it has one position on all three axes, and no image adds to layers."""
+    """Keys that change nothing of text, to whose layers no image adds."""
     read_deepstack(hparams)
-    rope = hparams if hparams.is_gguf else config_parameters(hparams)
-    sections = rope.raw("rope.dimension_sections", "mrope_section")
-    if sections is not None and (isinstance(sections, str) or not hasattr(sections, "__len__")):
-        raise rope.malformed("rope.dimension_sections", "mrope_section", "expected a list")
-    rope.boolean(None, "mrope_interleaved", default=False)
     for key in _VISION_KEYS:
         hparams.raw(None, key)
 
@@ -45,20 +40,27 @@ def read_deepstack(hparams: HyperParameters) -> int:
     return len(listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else 0
 
 
-def with_axes(hparams: HyperParameters, rope: Rope) -> Rope:
-    """A rope of three axes, which take turns from frequency to frequency as far as each one's section goes.
-
-    Those of older models, whose sections follow each other, stay as text has them.
+def with_axes(hparams: HyperParameters, rope: Rope, *, interleaved: bool = True) -> Rope:
+    """A rope of three axes, whose frequencies are in sections, one behind the other; where `interleaved` the axes take
+    turns from frequency to frequency as far as each one's section goes.
     """
-    own = hparams if hparams.is_gguf else config_parameters(hparams)
-    sections = own.raw("rope.dimension_sections", "mrope_section")
-    interleaved = hparams.is_gguf or own.boolean(None, "mrope_interleaved", default=False)
-    if sections is None or not interleaved:
+    own, keys = hparams if hparams.is_gguf else config_parameters(hparams), ("rope.dimension_sections", "mrope_section")
+    own.only(None, "mrope_interleaved", interleaved)
+    sections = own.raw(*keys)
+    if sections is None:
         return rope
+    if isinstance(sections, str) or not hasattr(sections, "__len__"):
+        raise own.malformed(*keys, "expected a list")
     if len(sections) < 3 or any(isinstance(each, bool) or not isinstance(each, Integral) for each in sections):
-        raise own.malformed("rope.dimension_sections", "mrope_section", "expected three whole numbers")
-    ends = [3 * int(section) for section in sections]
-    axes = tuple(place % 3 if place < ends[place % 3] else 0 for place in range(len(rope.inverse_frequencies)))
+        raise own.malformed(*keys, "expected three whole numbers")
+    count = len(rope.inverse_frequencies)
+    lengths = [int(section) for section in sections]
+    if interleaved:
+        axes = tuple(place % 3 if place < 3 * lengths[place % 3] else 0 for place in range(count))
+    elif sum(lengths) != count or min(lengths) < 0:
+        raise own.malformed(*keys, f"{lengths} are not sections of {count} frequencies")
+    else:
+        axes = tuple(axis for axis, length in enumerate(lengths) for _ in range(length))
     return replace(rope, axes=axes)
 
 
@@ -70,8 +72,8 @@ def build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> 
     builder = SpecBuilder(hparams, sizes, is_part=is_part)
     default_base = 10000.0 if hparams.is_gguf or not is_part else 5e5 if qk_norm else 1e6
     rope = read_rope(hparams, sizes, default_base=default_base, has_axes=is_part)
-    if is_part and qk_norm:
-        rope = with_axes(hparams, rope)
+    if is_part:
+        rope = with_axes(hparams, rope, interleaved=qk_norm)
     windows = _read_windows(hparams, builder)
     qkv_bias = builder.bias("attention_bias" if qk_norm else None, "self_attn.q_proj", default=not qk_norm)
     output_bias = builder.bias("attention_bias" if qk_norm else None, "self_attn.o_proj")

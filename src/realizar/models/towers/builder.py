@@ -160,11 +160,11 @@ def read_edge(own: HyperParameters, key: str) -> int:
     return part_of(own, key).integer(None, "longest_edge", high=MAX_EDGE)
 
 
-def read_pixels(own: HyperParameters, gguf: str, key: str, default: int) -> int:
-    """A number of pixels of a processor's `size`, by its key there."""
-    if own.is_gguf:
-        return own.integer(gguf, None, high=MAX_EDGE**2, default=default)
-    return part_of(own, "size").integer(None, key, high=MAX_EDGE**2, default=default)
+def read_pixels(own: HyperParameters, gguf: str, older: str, key: str, default: int) -> int:
+    """A number of pixels of a processor's `size`, by its key there, or by an older one of its own, which goes first."""
+    if not own.is_gguf:
+        default = part_of(own, "size").integer(None, key, high=MAX_EDGE**2, default=default)
+    return own.integer(gguf, older, high=MAX_EDGE**2, default=default)
 
 
 def read_text_size(whole: HyperParameters) -> int:
@@ -218,6 +218,15 @@ def read_tower_sizes(
         norm_eps=hparams.number(*eps_keys, high=1.0, default=eps),
     )
     return sizes, patch
+
+
+def read_default_activation(hparams: HyperParameters, of_config: Activation) -> Activation:
+    """Where a configuration has no key it is its kind's; a GGUF file has a key for each of two."""
+    if not hparams.is_gguf:
+        return of_config
+    silu = hparams.boolean("use_silu", None, default=False)
+    hparams.only("use_gelu", None, not silu)
+    return "silu" if silu else "gelu"
 
 
 def read_colour(hparams: HyperParameters, gguf: str, hf: str, default: Colour = (0.5, 0.5, 0.5)) -> Colour:

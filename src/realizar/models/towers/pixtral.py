@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.hyper_parameters import HyperParameters
@@ -20,6 +19,7 @@ from realizar.models.towers.builder import (
     part_of,
     processor_parameters,
     read_colour,
+    read_default_activation,
     read_edge,
     read_text_size,
     read_tower_sizes,
@@ -77,7 +77,7 @@ def build(checkpoint: Checkpoint) -> Tower:
         layers=f"{prefix}vision_tower.transformer.layers",
         gguf_names=_GGUF_NAMES,
         norm_kind="rms",
-        default_activation=_default_activation(hparams),
+        default_activation=read_default_activation(hparams, "gelu"),
     )
     rope = _rope(hparams, sizes.head_size)
     layers = builder.layers(lambda index: builder.attention(index, rope=rope), builder.feed_forward)
@@ -117,15 +117,6 @@ def _is_of_tower(name: str) -> bool:
     """True for tensors that a tower has to know: a GGUF file has but one other."""
     own = name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.", "v.", "mm."))
     return own and name != _END_OF_ROW
-
-
-def _default_activation(hparams: HyperParameters) -> Any:
-    """A GGUF file has a key for each of two; a configuration without its key means GELU."""
-    if not hparams.is_gguf:
-        return "gelu"
-    silu = hparams.boolean("use_silu", None, default=False)
-    hparams.only("use_gelu", None, not silu)
-    return "silu" if silu else "gelu"
 
 
 def _rope(hparams: HyperParameters, size: int) -> Rope:
