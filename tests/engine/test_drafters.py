@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,9 +155,48 @@ def test_plans_have_the_memory_of_both(path: Path, capsys: pytest.CaptureFixture
     )
     words = ["plan", str(path), "--device", "cpu", "-c", "256", "--memory", "1G", "--drafter", str(path)]
     assert run_app(app, words) == 0
-    assert re.search(r"^drafter +\d.* of weights and workspace$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^drafter +\d.* of weights and workspace, tiny.gguf$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_several_models_have_no_common_drafter(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["serve", str(path), str(path), "--drafter", str(path)]) == 1
     assert "--drafter names a model that drafts for a single one" in capsys.readouterr().err
+
+
+def beside(path: Path, folder: Path, **drafters: Path) -> Path:
+    """A copy of a model in a folder of its own, with drafters by names that have two underscores for -."""
+    folder.mkdir()
+    for name, file in drafters.items():
+        shutil.copy(file, folder / f"{name.replace('__', '-')}.gguf")
+    return Path(shutil.copy(path, folder / "tiny.gguf"))
+
+
+def test_auto_takes_the_first_drafter_beside_a_model_that_suits_it(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = list(open_checkpoint(path).metadata["tokenizer.ggml.tokens"])
+    mixed = changed(path, tmp_path / "mixed.gguf", tokenizer__ggml__tokens=[*tokens[255::-1], *tokens[256:]])
+    model = beside(path, tmp_path / "both", tiny__assistant=path, mtp__tiny=mixed)
+    assert texts(model, drafter="auto") == (texts(path)[0], 3)
+    assert texts(model) == texts(model, drafter="auto", speculative_tokens=0) == (texts(path)[0], 0)
+    config, assistant = EngineConfig(**OPTIONS, drafter="auto"), str(model.with_name("tiny-assistant.gguf"))
+    loads = [plan_within(open_checkpoint(model), each, 1 << 30)[0] for each in (config, EngineConfig(**OPTIONS))]
+    assert (loads[0].config.drafter, loads[0].num_bytes > loads[1].num_bytes) == (assistant, True)
+    for words in (["run", str(model), "One", "--max-tokens", "2"], ["run", str(path), "One", "--max-tokens", "2"]):
+        assert run_app(app, [*words, "--drafter", "auto", "--threads", "1", "-c", "256"]) == 0
+    said = capsys.readouterr().err
+    assert "drafts: up to 3 by tiny-assistant.gguf, which lies beside the model\n" in said
+    assert "drafts: by the text alone, as no drafter lies in the model's file or beside it\n" in said
+    assert not caplog.messages
+    for words, found in (
+        (["plan", str(model), "--drafter", "auto", "--device", "cpu", "-c", "256"], "tiny-assistant.gguf"),
+        (["inspect", str(model)], assistant),
+    ):
+        assert run_app(app, [*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["drafter"] == found
+    blind = beside(path, tmp_path / "blind", mtp__tiny=mixed)
+    assert texts(blind, drafter="auto") == texts(path)
+    (line,) = caplog.messages
+    assert line.startswith("mtp-tiny.gguf does not draft: the drafter mtp-tiny.gguf has another vocabulary")
+    assert run_app(app, ["plan", str(blind), "--drafter", "auto", "--device", "cpu", "-c", "256"]) == 0
+    assert f"\ndrafter      none: {line}\n" in capsys.readouterr().out

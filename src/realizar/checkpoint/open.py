@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -10,7 +11,7 @@ from realizar.checkpoint.gguf import MAGIC, check_gguf_header, read_gguf
 from realizar.checkpoint.mapped_file import CutShortError, MappedFile
 from realizar.checkpoint.safetensors import INDEX_NAME, SINGLE_NAME, check_safetensors_header, read_safetensors
 from realizar.errors import CheckpointError
-from realizar.gguf_names import is_later_part, models_of, quantization_of, towers_of
+from realizar.gguf_names import drafters_of, is_later_part, models_of, quantization_of, towers_of
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -85,10 +86,18 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 def find_tower_file(checkpoint: Checkpoint) -> Path | None:
     """The GGUF file of an encoder of images (`mmproj`) beside that of a text model: the first of `towers_of`."""
-    if checkpoint.format != "gguf":
-        return None
-    place, model, names = _around(checkpoint.path)
-    return next((place / name for name in towers_of(model, names)), None)
+    return next(_beside(checkpoint, towers_of), None)
+
+
+def find_drafter_files(checkpoint: Checkpoint) -> tuple[Path, ...]:
+    """The GGUF files beside that of a model that may draft for it, best first, as of `drafters_of`."""
+    return tuple(_beside(checkpoint, drafters_of))
+
+
+def _beside(checkpoint: Checkpoint, choose: Callable[[str, list[str]], list[str]]) -> Iterator[Path]:
+    if checkpoint.format == "gguf":
+        place, model, names = _around(checkpoint.path)
+        yield from (place / name for name in choose(model, names))
 
 
 def _around(model: Path) -> tuple[Path, str, list[str]]:

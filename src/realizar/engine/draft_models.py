@@ -1,20 +1,76 @@
-"""`open_drafter` opens what drafts for a model: another model, or a head that reads its states."""
+"""`resolve_drafted` finds and opens what drafts for a model: another model, or a head that reads its states."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 from realizar.backends.base import NO_OTHERS, ModelSource, OtherModels
+from realizar.backends.devices import ChosenDevice
+from realizar.backends.draft_model import find_drafter
 from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.select import refusal, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.checkpoint.open import open_checkpoint
-from realizar.errors import InvalidRequestError, UnsupportedModelError
+from realizar.checkpoint.open import find_drafter_files, open_checkpoint
+from realizar.config import EngineConfig
+from realizar.errors import CheckpointError, InvalidRequestError, TokenizerError, UnsupportedModelError
 from realizar.hub.pull import resolve
+from realizar.models.check_tensors import check_tensors
 from realizar.models.drafters.dflash import build_dflash, is_dflash
 from realizar.models.drafters.eagle3 import build_eagle3, is_eagle3
 from realizar.models.next_token import is_next_token_file, with_shortlist
 from realizar.models.registry import build_next_token_block, build_spec
+from realizar.models.spec import ModelSpec
 from realizar.tokenizer.load import load_tokenizer
 
 _STRANGERS = 100  # one id in so many may stand for something else, as files name ids that no text has differently
+
+
+class DraftedModel(NamedTuple):
+    """A model as of `resolve_model`, and what is loaded beside it.
+
+    Attributes:
+        config: its `drafter` is a path, or `auto` where the block of the model's own file drafts.
+        refused: why files that lie beside the model do not draft, if none does.
+    """
+
+    spec: ModelSpec
+    config: ResolvedConfig
+    others: OtherModels
+    refused: tuple[str, ...] = ()
+
+
+def resolve_drafted(
+    checkpoint: Checkpoint, config: EngineConfig, device: ChosenDevice | None = None, memory_bytes: int | None = None
+) -> DraftedModel:
+    """Resolve a model as `resolve_model` does, and open what drafts for it.
+
+    A drafter of `auto` is the block of the model's own file, else the first file beside it that suits the model and
+    runs on its device. Raises as `resolve_model` and `open_drafter`.
+    """
+    spec, resolved = resolve_model(checkpoint, config, device, memory_bytes)
+    refused = []
+    if config.drafter == "auto" and resolved.drafter != "auto" and config.speculative_tokens != 0:
+        for path in find_drafter_files(checkpoint):
+            named = replace(config, drafter=str(path))
+            spec, with_file = resolve_model(checkpoint, named, resolved.chosen, memory_bytes)
+            try:
+                others = open_drafter(checkpoint, with_file)
+                _check_drafter(others, spec, with_file)
+                return DraftedModel(spec, with_file, others)
+            except (CheckpointError, InvalidRequestError, TokenizerError, UnsupportedModelError) as error:
+                refused.append(f"{path.name} does not draft: {error}")
+    return DraftedModel(spec, resolved, open_drafter(checkpoint, resolved), tuple(refused))
+
+
+def _check_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -> None:
+    """Raise for a drafter that does not suit a model or does not run on its device."""
+    drafter = find_drafter(others, spec, config)
+    if drafter is None:
+        return
+    check_tensors(drafter.spec, drafter.checkpoint)
+    if (reason := refusal(drafter.spec, config.chosen.kind)) is not None:
+        raise UnsupportedModelError(reason)
 
 
 def open_drafter(checkpoint: Checkpoint, config: ResolvedConfig) -> OtherModels:

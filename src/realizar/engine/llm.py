@@ -51,6 +51,7 @@ class LLM:
     Attributes:
         max_request_tokens: maximum of prompt and output tokens of a request: the context, or less if the KV cache is
             smaller.
+        drafter: who drafts, as of `EngineConfig`; for `auto` the path of a file beside the model, if that does.
         default_sampling: sampling of requests that bring no parameters: the files' advice, then temperature 0.8, top_k
             40, top_p 0.95, min_p 0.05. Use `dataclasses.replace` to change some of it; `SamplingParams()` by itself is
             neutral.
@@ -84,6 +85,7 @@ class LLM:
         self.spec: ModelSpec = core.spec
         self.capacity: Capacity = core.capacity
         self.device: ChosenDevice = core.config.chosen
+        self.drafter: str = core.config.drafter
         self.max_request_tokens: int = core.scheduler.max_request_tokens
         engine = AsyncEngine(
             InlineLink(core),

@@ -16,7 +16,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.draft_models import open_drafter
+from realizar.engine.draft_models import resolve_drafted
 from realizar.engine.fetch_speed import FetchSpeed, keep_speed
 from realizar.engine.planned_load import SHORTEST_CONTEXT, longest_fitting
 from realizar.errors import CapacityError, CaptureLostError, DeviceLostError, KernelError
@@ -92,12 +92,14 @@ def load_core(
 def _load_backend(
     checkpoint: Checkpoint, config: EngineConfig, progress: LoadProgress | None, *, may_sleep: bool, may_restart: bool
 ) -> tuple[Backend, ModelSpec, ResolvedConfig]:
-    spec, resolved = resolve_model(checkpoint, config)
+    spec, resolved, others, refused = resolve_drafted(checkpoint, config)
+    for reason in refused:
+        _LOG.warning("%s", reason)
     backend: Backend | None = None
     compared_for = (spec, checkpoint) if config.device_check else None
     try:
         backend = make_backend(resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for)
-        backend.load(spec, checkpoint, resolved, open_drafter(checkpoint, resolved))
+        backend.load(spec, checkpoint, resolved, others)
         return backend, spec, resolved
     except BaseException as error:
         if backend is not None:
@@ -147,8 +149,8 @@ def fitting_context(checkpoint: Checkpoint, config: EngineConfig) -> int:
 
     It raises CapacityError if not even the shortest context worth having fits, beside what is free now.
     """
-    _, whole = resolve_model(checkpoint, replace(config, context_length=None))
-    others = open_drafter(checkpoint, whole)
+    _, whole, others, _ = resolve_drafted(checkpoint, replace(config, context_length=None))
+    config = replace(config, drafter=whole.drafter)
 
     def checked(length: int) -> int:
         spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen)

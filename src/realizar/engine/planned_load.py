@@ -14,7 +14,7 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import plan_memory, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.draft_models import open_drafter
+from realizar.engine.draft_models import resolve_drafted
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
 
@@ -64,8 +64,8 @@ def plan_within(
         memory_bytes: memory for all models of the device, or of each device by the name that `PlannedLoad` has; None,
             and a device without one, take nine tenths of what is free now.
     """
-    spec, whole = resolve_model(checkpoint, config)
-    others = open_drafter(checkpoint, whole)
+    spec, whole, others, _ = resolve_drafted(checkpoint, config)
+    config = replace(config, drafter=whole.drafter)
     if isinstance(memory_bytes, Mapping):
         memory_bytes = memory_bytes.get(whole.chosen.place)
     if memory_bytes is None:

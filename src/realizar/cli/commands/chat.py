@@ -21,7 +21,7 @@ from realizar.cli.commands.run import show, statistics, user_message
 from realizar.cli.options.arguments import Model, Verbose, checked_text
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.options.engine import DraftOptions, EngineOptions
-from realizar.cli.options.loading import load_model
+from realizar.cli.options.loading import load_model, loaded_lines
 from realizar.cli.options.sampling import SamplingOptions, describe, parse_assignments
 from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import error_line
@@ -63,8 +63,8 @@ def chat_command(
     sampling = (sampling or SamplingOptions()).checked()
     template = read_chat_template(chat_template)
     with load_model(model, engine or EngineOptions(), drafts, chat=True, template=template) as llm:
-        if llm.device.kind == "cuda" and not quiet:
-            _report(f"device: {llm.device.label}")
+        for line in [] if quiet else loaded_lines(llm, drafts):
+            _report(line)
         form = llm.answer_format
         channels = ChannelText(form, llm.tokenizer.answer_marks) if form.in_channels else None
         speaker = _Speaker(llm, channels)

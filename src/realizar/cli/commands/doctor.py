@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from realizar import __version__
-from realizar.cli.commands.inspect import file_bytes, known_weights
+from realizar.cli.commands.inspect import drafter_text, file_bytes, known_weights
 from realizar.cli.commands.plan import check_fits
 from realizar.cli.commands.score import summary
 from realizar.cli.options.arguments import Integer, Json, MaybeInteger, MaybeSize, Verbose, complete_model
@@ -266,8 +266,6 @@ _CONVERSATION = (
 
 def _check_model(model: str, devices: list[str], memory: int | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What is known of a model, and its checks; where one fails, those that need what it found are left out."""
-    from realizar.models.next_token import has_next_token_block
-
     facts: dict[str, Any] = {"name": model}
     opened: list[Checkpoint] = []
     checks = [_check("the model's files are whole", lambda: opened.append(fetch_model(model)))]
@@ -279,7 +277,7 @@ def _check_model(model: str, devices: list[str], memory: int | None) -> tuple[di
         "architecture": checkpoint.architecture,
         "size_bytes": file_bytes(checkpoint),
         "has_template": plain_template(checkpoint) is not None,
-        "has_next_token_block": has_next_token_block(checkpoint),
+        "drafter": drafter_text(checkpoint),
     }
     if facts["has_template"]:
         checks.append(_check("its chat template is the model's own", partial(_check_template, checkpoint)))
@@ -369,8 +367,8 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     if "path" in model:
         lines.append(f"its files        {model['path']} ({format_bytes(model['size_bytes'])}, {model['architecture']})")
         template = "its own" if model["has_template"] else "none: it may be a base model, for run --raw"
-        block = "its own next-token block (--drafter auto)" if model["has_next_token_block"] else "its text alone"
-        lines += [f"its template     {template}", f"drafts from      {block}"]
+        drafter = "its text alone" if model["drafter"] is None else f"{model['drafter']} (--drafter auto)"
+        lines += [f"its template     {template}", f"drafts from      {drafter}"]
     if "longest_context" in model:
         needed = format_bytes(model["needed_bytes"])
         lines.append(f"its memory       {needed}, and a context of {model['longest_context']} tokens fits beside")

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -129,6 +130,29 @@ def has_block(checkpoint: Checkpoint) -> bool:
     return block is not None and refusal(block, "cpu") is None
 
 
+def drafter_file(checkpoint: Checkpoint) -> Path | None:
+    """What drafts with `--drafter auto`: the model's own file, or one beside it; None where the text alone does."""
+    from realizar.config import EngineConfig
+    from realizar.engine.draft_models import resolve_drafted
+    from realizar.errors import RealizarError
+
+    if has_block(checkpoint):
+        return checkpoint.path
+    try:
+        others = resolve_drafted(checkpoint, EngineConfig(device="cpu", drafter="auto")).others
+    except RealizarError:  # of a model that does not run
+        return None
+    return others["drafter"].checkpoint.path if others else None
+
+
+def drafter_text(checkpoint: Checkpoint) -> str | None:
+    """`drafter_file` for people."""
+    path = drafter_file(checkpoint)
+    if path is None:
+        return None
+    return "its own next-token block" if path == checkpoint.path else f"{printable(path.name)}, which lies beside it"
+
+
 @dataclass(frozen=True, slots=True)
 class Sight:
     """Whether a model reads images: `encoder` is llama.cpp's name of what encodes them, and `file` has it.
@@ -214,6 +238,7 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
         "quantised_by": None if weights is None else weights.method,
         "layouts": None if weights is None else weights.layouts,
         "next_token_block": has_block(checkpoint),
+        "drafter": None if (drafter := drafter_file(checkpoint)) is None else str(drafter),
         "images": asdict(sight_of(checkpoint)),
         "types": element_types(checkpoint),
         "metadata": _jsonable(dict(checkpoint.metadata)),
@@ -259,7 +284,11 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
         f"size          {format_bytes(file_bytes(checkpoint))}, {len(checkpoint.tensors)} tensors",
         *known,
         f"will run      {runs_text(reason, weights)}",
-        *(["drafts        by a next-token block, with --drafter auto"] if has_block(checkpoint) else []),
+        *(
+            []
+            if (drafter := drafter_text(checkpoint)) is None
+            else [f"drafts        by {drafter}, with --drafter auto"]
+        ),
         f"chat          {'yes, with the template below' if template else NO_CHAT}",
         f"images        {sight_of(checkpoint).text()}",
         "",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from realizar.backends.resolved_config import ResolvedConfig
     from realizar.checkpoint.checkpoint import Checkpoint
     from realizar.config import EngineConfig
+    from realizar.engine.draft_models import DraftedModel
     from realizar.engine.fetch_speed import FetchSpeed
     from realizar.models.parameters import ParameterCounts
     from realizar.replicas.planning import PlannedReplica
@@ -69,8 +70,8 @@ def plan_command(
 
 def _show_plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int | None, *, as_json: bool) -> None:
     from realizar.backends.device_choice import choose_planned_device
-    from realizar.backends.select import plan_memory, resolve_model
-    from realizar.engine.draft_models import open_drafter
+    from realizar.backends.select import plan_memory
+    from realizar.engine.draft_models import resolve_drafted
     from realizar.engine.fetch_speed import known_speed
     from realizar.models.parameters import count_parameters
 
@@ -86,17 +87,20 @@ def _show_plan(model: PlannedModel, config: EngineConfig, replicas: int, memory:
         more = {"replicas": list(map(_replica_facts, planned))}
         least = _least_of(planned)
         config, memory = least.config, least.memory_bytes
-    spec, resolved = resolve_model(checkpoint, config, chosen, memory)
-    plan = plan_memory(spec, checkpoint, resolved, memory, open_drafter(checkpoint, resolved))
+    drafted = resolve_drafted(checkpoint, config, chosen, memory)
+    spec, resolved, others, _ = drafted
+    plan = plan_memory(spec, checkpoint, resolved, memory, others)
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     counts = count_parameters(spec)
     if as_json:
         more["fetch_speed"] = None if speed is None else asdict(speed)
         more |= {"fetched": model.remote_bytes is None, "read_bytes": model.read_bytes}
+        more["drafter"] = others["drafter"].checkpoint.path.name if others else None
         size = file_bytes(checkpoint) if model.remote_bytes is None else model.remote_bytes
         print(json.dumps({**asdict(plan), "file_bytes": size, "parameters": asdict(counts), **more}))
     else:
-        print("\n".join([_file_line(model), *_report(plan, resolved, counts, speed, beside)]))
+        drafter = _drafter_lines(plan, drafted)
+        print("\n".join([_file_line(model), *_report(plan, resolved, counts, speed, beside, drafter)]))
     check_fits(plan)
 
 
@@ -113,6 +117,7 @@ def _report(
     counts: ParameterCounts,
     speed: FetchSpeed | None,
     beside: Sequence[str],
+    drafter: Sequence[str],
 ) -> list[str]:
     on_gpu = plan.device == "cuda"
     kept = f"{format_bytes(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
@@ -133,7 +138,7 @@ def _report(
     lines = [
         f"weights      {format_bytes(plan.weight_bytes)} packed, and the embedding, {kept}",
         *experts,
-        *([f"drafter      {format_bytes(plan.beside_bytes)} of weights and workspace"] if plan.beside_bytes else []),
+        *drafter,
         f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
         *states_lines(plan, config.max_running, speed),
@@ -148,6 +153,15 @@ def _report(
             count += f" (room for {each.num_requests})"
         lines.append(f"{each.context_length:>9}  {format_bytes(each.request_bytes):>15}  {count}")
     return lines
+
+
+def _drafter_lines(plan: MemoryPlan, drafted: DraftedModel) -> list[str]:
+    """Lines for people: what drafts, or why files beside the model do not."""
+    if not drafted.others:
+        return [f"drafter      none: {reason}" for reason in drafted.refused]
+    is_own = drafted.config.drafter == "auto"
+    name = "the model's own next-token block" if is_own else drafted.others["drafter"].checkpoint.path.name
+    return [f"drafter      {format_bytes(plan.beside_bytes)} of weights and workspace, {name}"]
 
 
 def states_lines(plan: MemoryPlan, max_running: int, speed: FetchSpeed | None = None) -> list[str]:

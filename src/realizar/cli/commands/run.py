@@ -20,7 +20,7 @@ from realizar.cli.channel_text import ChannelText
 from realizar.cli.options.arguments import Json, Model, Verbose, checked_text, read_text
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.options.engine import DraftOptions, EngineOptions
-from realizar.cli.options.loading import load_model
+from realizar.cli.options.loading import load_model, loaded_lines
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import json_line, shown_answer
@@ -75,8 +75,8 @@ def run_command(
     if not raw and not text.strip():
         raise InvalidRequestError("the prompt is empty", "prompt")
     with load_model(model, engine or EngineOptions(), drafts, chat=not raw, template=template) as llm:
-        if llm.device.kind == "cuda" and not (quiet or as_json):
-            print(f"device: {llm.device.label}", file=sys.stderr)
+        for line in [] if quiet or as_json else loaded_lines(llm, drafts):
+            print(line, file=sys.stderr)
         params = replace(sampling.apply(llm.default_sampling), structured=grammar)
         with llm.stream(text, params) if raw else llm.chat_stream(_messages(system, text, image), params) as stream:
             if not as_json:

@@ -18,7 +18,7 @@ from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.cli.options.arguments import Integer, Models, refuse_given
 from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.options.engine import BatchingOptions, DraftOptions, EngineOptions
-from realizar.cli.options.loading import fetch_model, with_drafter
+from realizar.cli.options.loading import drafts_lines, fetch_model, with_drafter
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions
 from realizar.cli.options.several_models import SeveralModelsOptions
@@ -306,18 +306,9 @@ def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_que
         f"answers: {info.max_running} at once, {max_queued} queued",
         f"KV cache: {format_bytes(capacity.kv_cache_bytes)} of {capacity.kv_cache_dtype} for {tokens} tokens",
         f"weights: {format_bytes(capacity.weight_bytes)} in memory, loaded in {capacity.load_s:.1f} s",
-        *_drafts(config, capacity.num_drafts),
+        *drafts_lines(config.drafter, info.drafter, capacity.num_drafts),
         f"threads: {info.threads}" if info.device == "cpu" else f"device: {info.device_label}",
     ]
-
-
-def _drafts(config: EngineConfig, num_drafts: int) -> list[str]:
-    if num_drafts:
-        by = "the next-token block of the model's file" if config.drafter == "auto" else config.drafter
-        return [f"drafts: up to {num_drafts} by {by}"]
-    return (
-        ["drafts: by the text alone, as the model's file has no next-token block"] if config.drafter == "auto" else []
-    )
 
 
 def _device_bytes(info: EngineInfo) -> int:

@@ -82,7 +82,7 @@ class DraftOptions:
     """Options of drafts: tokens that are guessed, and verified several in one step. Answers are the same.
 
     Attributes:
-        drafter: lookup, the text and its grammar; off; or with lookup auto, the file's next-token block, or a model.
+        drafter: lookup, the text and its grammar; off; auto, the model's file or one beside it too; or a model's name.
     """
 
     drafter: Annotated[

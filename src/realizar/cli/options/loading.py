@@ -44,6 +44,24 @@ def with_drafter(config: EngineConfig) -> EngineConfig:
     return replace(config, drafter=str(fetch_model(config.draft_model).path.absolute()))
 
 
+def loaded_lines(llm: LLM, drafts: DraftOptions | None) -> list[str]:
+    """What was chosen for a model that is loaded: its GPU, and a drafter of `auto`."""
+    device = [f"device: {llm.device.label}"] if llm.device.kind == "cuda" else []
+    is_auto = drafts is not None and drafts.drafter == "auto"
+    return [*device, *(drafts_lines("auto", llm.drafter, llm.capacity.num_drafts) if is_auto else [])]
+
+
+def drafts_lines(wanted: str, drafter: str, num_drafts: int) -> list[str]:
+    """Who drafts, where anybody but the text does or `auto` was wanted; `drafter` is as of `DraftedModel.config`."""
+    if num_drafts:
+        beside = f"{Path(drafter).name}, which lies beside the model" if wanted == "auto" else drafter
+        return [f"drafts: up to {num_drafts} by {_OWN_BLOCK if drafter == 'auto' else beside}"]
+    return (
+        [] if wanted != "auto" else ["drafts: by the text alone, as no drafter lies in the model's file or beside it"]
+    )
+
+
+_OWN_BLOCK = "the next-token block of the model's file"
 _PLANNED_TENSORS = (
     *(".rope_freqs.weight", ".rope_factors_long.weight", ".rope_factors_short.weight"),
     *(".g_idx", ".weight_g_idx", ".weight_shape", ".d2t"),
@@ -82,7 +100,7 @@ def planned_model(model: str, *, vocabulary: bool = False, drafter: bool = False
     if found is None:
         yield PlannedModel(fetch_model(model))
         return
-    from realizar.checkpoint.open import holds_header, open_checkpoint
+    from realizar.checkpoint.open import find_drafter_files, holds_header, open_checkpoint
     from realizar.hub.stand_in import StandIn
 
     name, listing = found
@@ -91,7 +109,9 @@ def planned_model(model: str, *, vocabulary: bool = False, drafter: bool = False
     with tempfile.TemporaryDirectory(prefix="realizar-plan-") as folder:
         stand_in = StandIn(name, listing.commit, files, Path(folder))
         checkpoint = open_checkpoint(stand_in.read_headers(holds_header, vocabulary=vocabulary))
-        stand_in.read([part for tensor in checkpoint.tensors.values() for part in _read_by_plans(tensor)])
+        beside = map(open_checkpoint, find_drafter_files(checkpoint))
+        tensors = (tensor for each in (checkpoint, *beside) for tensor in each.tensors.values())
+        stand_in.read([part for tensor in tensors for part in _read_by_plans(tensor)])
         size = sum(file.size_bytes or 0 for file in own)
         yield PlannedModel(checkpoint, size, stand_in.read_bytes)
 

@@ -320,4 +320,5 @@ def describe(core: EngineCore) -> EngineInfo:
         cached_block_tokens=capacity.block_size if core.config.prefix_cache else 0,
         device=core.config.chosen.kind,
         device_label=core.config.chosen.label,
+        drafter=core.config.drafter,
     )

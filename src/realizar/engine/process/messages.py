@@ -34,6 +34,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
         threads: of the CPU backend.
         cached_block_tokens: tokens of a block of the prefix cache; 0 without one.
         device_label: the device's description, with the name of a GPU.
+        drafter: as of `DraftedModel.config`.
     """
 
     architecture: str
@@ -49,6 +50,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     cached_block_tokens: int
     device: Device = "cpu"
     device_label: str = "cpu"
+    drafter: str = "lookup"
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
