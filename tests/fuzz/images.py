@@ -169,6 +169,7 @@ def _addresses(port: int) -> Iterator[str]:
     yield f"http://localhost:{port}/health"
     yield f"http://[::ffff:127.0.0.1]:{port}/health"
     yield f"http://2130706433:{port}/health"
+    yield "http://localhost/a.png"
     yield "http://169.254.169.254/latest/meta-data/iam/security-credentials/"
     yield "https://example.com@127.0.0.1/a.png"
     yield "file:///etc/passwd"

@@ -109,7 +109,8 @@ def peak_mb(pid: int) -> float:
 
 def test_hostile_images_cost_their_senders_alone(tmp_path: Path) -> None:
     report = Report()
-    with fuzzed_server([str(write_vision_files(tmp_path))], tmp_path) as server:
+    hosts = ("--image-host", "localhost", "--image-host", "169.254.169.254")
+    with fuzzed_server([str(write_vision_files(tmp_path))], tmp_path, *hosts) as server:
         images = hostile_images(server.port)
         assert len(images) >= 60
         asyncio.run(attack(server, images, report))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,9 +31,8 @@ Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    thread = ServerThread(
-        write_vision_files(tmp_path_factory.mktemp("vision")), ServerSettings(), EngineConfig(threads=1)
-    )
+    settings = ServerSettings(image_hosts=("images.example",))
+    thread = ServerThread(write_vision_files(tmp_path_factory.mktemp("vision")), settings, EngineConfig(threads=1))
     yield thread.start()
     thread.stop()
 
@@ -140,7 +140,7 @@ NOT_READ = [
     ("image_url.url", "must be text", {"type": "image_url", "image_url": {"url": 3}}),
     ("image_url.detail", "must be auto, low or high", {"type": "image_url", "image_url": {"url": URL, "detail": "x"}}),
     ("image_url", "must be|is", {"type": "image_url", "image_url": URL}),
-    ("image_url", "no URL is fetched", {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}),
+    ("image_url", "fetches no images", {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}),
     ("image_url", "no image of a known", {"type": "image_url", "image_url": {"url": "data:a/b;base64,PHN2Zz4="}}),
     ("image_url", "is malformed", {"type": "image_url", "image_url": {"url": URL[: 22 + len(URL) // 2 // 4 * 4]}}),
     ("type", "not supported", {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
@@ -272,6 +272,34 @@ def test_every_dialect_shows_an_image_alike(seeing: RunningServer) -> None:
         counts.add(found(answer, count))
     assert len(texts) == len(counts) == 1
     assert min(counts) > 16 * 10
+
+
+FETCHED = "http://images.example/a.png"
+SOURCE = {"type": "url", "url": FETCHED}
+
+
+def test_an_image_of_a_named_host_is_shown_as_its_bytes_are(
+    seeing: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each request, also to count its tokens."""
+    asked = []
+
+    def fetch(url: str, *_: Any) -> bytes:
+        asked.append(url)
+        return base64.b64decode(DATA)
+
+    monkeypatch.setattr("realizar.server.http.image_fetch._fetch", fetch)
+    for name in ("chat", "anthropic", "responses"):
+        path, body, text, count = DIALECTS[name]
+        remote = json.loads(json.dumps(body).replace(json.dumps(ANTHROPIC_IMAGE["source"]), json.dumps(SOURCE)))
+        answer, wanted = (
+            posted(seeing, path, json.loads(json.dumps(remote).replace(URL, FETCHED))),
+            posted(seeing, path, body),
+        )
+        assert (found(answer, text), found(answer, count)) == (found(wanted, text), found(wanted, count))
+    messages = [shown(FETCHED), {"role": "assistant", "content": "So."}, shown(FETCHED)]
+    assert posted(seeing, "/tokenize", {"messages": messages})["tokens"].count(IMAGE) > 2 * 16 * 9
+    assert asked == [FETCHED] * 4
 
 
 def test_a_prompt_may_be_an_image_alone(seeing: RunningServer) -> None:

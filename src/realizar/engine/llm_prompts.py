@@ -15,6 +15,7 @@ from realizar.engine.given_embeddings import PLACEHOLDER, prompt_embeddings
 from realizar.engine.images import PlacedImage, check_room, given_images, open_images, take_images
 from realizar.engine.llm_options import template_variables
 from realizar.errors import InvalidRequestError, RealizarError
+from realizar.images.given import open_all
 from realizar.models.pooling import default_pooling
 from realizar.request import Pooling, PromptEmbeddings
 from realizar.sampling_params import SamplingParams
@@ -100,7 +101,7 @@ class PromptReader:
         token_ids = self._template.encode(marked, tools, **template_variables(variables))
         if not given or self._images is None:
             return PromptTokens(None, token_ids)
-        images = [each.open() for each in given]
+        images = open_all(given)
         token_ids, starts, positions = self._images.expand(token_ids, images)
         placed = tuple(self._images.prepare(*each) for each in zip(images, starts, strict=True))
         return PromptTokens(None, token_ids, rope_positions=positions, images=placed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import binascii
 import sys
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +18,9 @@ from realizar.ipc.apart import Processes, WorkEndedError
 Pixels = NDArray[np.uint8]
 """[height, width, 3]: red, green, blue."""
 
+FETCHED: ContextVar[Mapping[str, bytes] | None] = ContextVar("fetched", default=None)
+"""Images of other servers, by their URLs, that were fetched for a request."""
+
 MEDIA_TYPES = tuple(f"image/{name.lower()}" for name in FORMATS)
 MAX_BYTES = 32 << 20
 _LOOK_CPU_S = 2.0
@@ -23,6 +28,14 @@ _DECODE_CPU_S = 20.0
 _PROCESSES = Processes(
     (sys.executable, "-m", "realizar.images.decode"), Made, "images", most_idle=4, answer_s=120.0
 )  # a server looks at headers on three threads, and decodes on one
+
+
+class RemoteImagesError(InvalidRequestError):
+    """Images are at other servers, and were not fetched; the message refuses the first of `images`."""
+
+    def __init__(self, message: str, param: str | None = None, images: Sequence[GivenImage] = ()) -> None:
+        super().__init__(message, param)
+        self.images = tuple(images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +68,12 @@ class GivenImage:
     def open(self) -> EncodedImage:
         """Have its header looked at; no pixel is decoded.
 
-        Raises InvalidRequestError, naming it, for what is no base64, for other URLs (nothing is fetched), for what is
-        no image of a known format, and beyond the bounds; EngineUnavailableError as `Processes.ask`.
+        Raises InvalidRequestError, naming it, for what is no base64, for other URLs that were not `FETCHED`, for what
+        is no image of a known format, and beyond the bounds; EngineUnavailableError as `Processes.ask`.
         """
         text, said = self.base64, self.media_type
-        if self.url is not None:
+        data = self._fetched
+        if self.url is not None and data is None:
             scheme, _, rest = self.url.partition(":")
             if scheme.lower() != "data":
                 raise InvalidRequestError(f"{self.where} must be a data URI; no URL is fetched", self.where)
@@ -67,7 +81,8 @@ class GivenImage:
             if not found or not kind.lower().endswith(";base64"):
                 raise InvalidRequestError(f"{self.where} must be of the form data:image/png;base64,...", self.where)
             said = kind.partition(";")[0].lower() or None
-        data = self.data if text is None else self._decoded(text)
+        if data is None:
+            data = self.data if text is None else self._decoded(text)
         if len(data) > MAX_BYTES:
             raise InvalidRequestError(f"{self.where} has {len(data)} bytes; an image may have {MAX_BYTES}", self.where)
         made = _asked(self.where, Ask(memoryview(data), _LOOK_CPU_S))
@@ -77,6 +92,17 @@ class GivenImage:
             raise InvalidRequestError(message, self.where)
         return EncodedImage(self.where, made.media_type, data, made.width, made.height)
 
+    @property
+    def is_remote(self) -> bool:
+        """True if it is at an HTTP address, and was not fetched."""
+        scheme = (self.url or "").partition(":")[0].lower()
+        return scheme in ("http", "https") and self._fetched is None
+
+    @property
+    def _fetched(self) -> bytes | None:
+        fetched = FETCHED.get()
+        return None if fetched is None or self.url is None else fetched.get(self.url)
+
     def _decoded(self, text: str) -> bytes:
         if len(text) > MAX_BYTES * 4 // 3 + 4:
             raise InvalidRequestError(f"{self.where} is too long; an image may have {MAX_BYTES} bytes", self.where)
@@ -84,6 +110,14 @@ class GivenImage:
             return binascii.a2b_base64(text.replace("\r", "").replace("\n", ""), strict_mode=True)
         except ValueError as error:
             raise InvalidRequestError(f"{self.where} is not valid base64: {error}", self.where) from None
+
+
+def open_all(images: Sequence[GivenImage]) -> list[EncodedImage]:
+    """Open the images of a request. Raises as `GivenImage.open`, and RemoteImagesError before any is looked at."""
+    if remote := [each for each in images if each.is_remote]:
+        where = remote[0].where
+        raise RemoteImagesError(f"{where} must be a data URI; no URL is fetched", where, remote)
+    return [each.open() for each in images]
 
 
 def pictures_of(image: EncodedImage, cut: Cut) -> list[Pixels]:

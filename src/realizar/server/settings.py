@@ -22,6 +22,7 @@ class ServerSettings:
             None is `key` where there are several keys, so that no key learns what another one sent.
         cors_origins: origins whose pages may call the API from a browser; `*` is all; empty by default.
         allowed_hosts: names that a Host header may have, without port; an empty list or `*` allows all.
+        image_hosts: hosts, maybe with a port, from which images are fetched that requests name by address.
         embeddings: pooling of `/v1/embeddings`; None takes the pooling that the model was trained with, if any.
         allow_request_templates: True if a request may bring its own chat template.
         ignore_unknown_fields: True if fields that nothing knows are left out of requests, and not refused.
@@ -57,6 +58,7 @@ class ServerSettings:
     cache_sharing: Literal["all", "key"] | None = None
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    image_hosts: tuple[str, ...] = ()
     embeddings: Pooling | None = None
     allow_request_templates: bool = False
     ignore_unknown_fields: bool = False

@@ -93,7 +93,9 @@ def test_values_out_of_range(words: tuple[str, ...]) -> None:
 def test_origins_and_names_may_be_repeated() -> None:
     origins = ("http://a", "http://[::1]:3000", "*", "null")
     words = [word for origin in origins for word in ("--cors-origin", origin)]
+    words += ["--image-host", "A.example:8443", "--allowed-media-domains", "[2001:DB8::1]"]
     server = parsed(*words, "--allowed-origins", "http://b", "--served-model-name", "x", "--alias", "y")[0]
+    assert server.settings().image_hosts == ("a.example:8443", "[2001:db8::1]")
     assert server.settings().cors_origins == (*origins, "http://b")
     assert server.served_model_name == ("x", "y")
 
@@ -104,6 +106,10 @@ def test_origins_and_names_may_be_repeated() -> None:
         ("--cors-origin", "example.org"),
         ("--cors-origin", "https://example.org/"),
         ("--cors-origin", ""),
+        ("--image-host", "https://example.org"),
+        ("--image-host", "example.org/a"),
+        ("--image-host", "*"),
+        ("--image-host", "example.org:x"),
         ("--traces-endpoint", "collector:4318"),
         ("--traces-endpoint", ""),
     ],

@@ -46,6 +46,7 @@ class ServerOptions:
         cors_origin: origin whose pages may call the API; may be repeated; * is all.
         api_defaults: default sampling of requests: model uses the Sampling options, openai temperature 1 and top_p 1.
         allowed_host: host name that requests may use; repeatable; * is all. Default all, or localhost on loopback.
+        image_host: public host, such as example.org:8443, from which images are fetched by their address; repeatable.
         embeddings: pooling of /v1/embeddings; default the pooling that the model was made for, if any.
         chat_template: file of a Jinja template that replaces the model's own.
         trusted_proxy: address or network of proxies, such as 10.0.0.0/8, whose X-Forwarded-For is read; repeatable.
@@ -80,6 +81,7 @@ class ServerOptions:
     cors_origin: Annotated[tuple[str, ...], Parameter(name=("--cors-origin", "--allowed-origins"))] = ()
     api_defaults: Literal["model", "openai"] = "model"
     allowed_host: Annotated[tuple[str, ...], Parameter(name="--allowed-host")] = ()
+    image_host: Annotated[tuple[str, ...], Parameter(name=("--image-host", "--allowed-media-domains"))] = ()
     embeddings: Literal["last", "mean"] | None = None
     chat_template: ChatTemplateFile = None
     trusted_proxy: Annotated[tuple[str, ...], Parameter(name="--trusted-proxy")] = ()
@@ -130,6 +132,7 @@ class ServerOptions:
             key_weights=tuple(keys.values()),
             cors_origins=self.cors_origin,
             allowed_hosts=self._hosts(),
+            image_hosts=self._image_hosts(),
             ignore_unknown_fields=self.unknown_fields == "ignore",
             trusted_proxies=self.trusted_proxy,
             web_page=not self.no_web_page,
@@ -190,6 +193,14 @@ class ServerOptions:
         if not self.allowed_host and not is_loopback(self.host):
             return ()
         return ("localhost", "127.0.0.1", "::1", self.host, *self.allowed_host)
+
+    def _image_hosts(self) -> tuple[str, ...]:
+        for host in self.image_host:
+            if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s/:@*\[\]]+)(:[0-9]{1,5})?", host):
+                raise InvalidRequestError(
+                    f"--image-host must be a name without scheme, maybe with a port, not {host!r}", "image_host"
+                )
+        return tuple(host.lower() for host in self.image_host)
 
 
 def check_replicas(count: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from realizar.engine.images import ImageReader, PlacedImage, check_room, take_images
 from realizar.errors import ContextLengthError
-from realizar.images.given import EncodedImage
+from realizar.images.given import EncodedImage, open_all
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import about, refused, renaming, unsupported
@@ -201,7 +201,7 @@ def render_prompt(
         token_ids = template.encode(marked, tools, add_prompt, **variables)
     if not given or api.model.images is None:
         return RenderedPrompt(token_ids)
-    images = [each.open() for each in given]
+    images = open_all(given)
     token_ids, starts, positions = api.model.images.expand(token_ids, images)
     return RenderedPrompt(token_ids, list(zip(images, starts, strict=True)), api.model.images, positions)
 

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 LARGE_BYTES = 64 << 10
 _SMALL_THREADS = 2
+_FETCHING_THREADS = 4
 _LARGE_THREADS = 1  # also bounds the memory: one large text is parsed at a time
 
 
@@ -45,11 +46,15 @@ class Stop:
 
 
 class WorkPool:
-    """Two lanes, for small and for large work. The pool belongs to the event loop that first uses it."""
+    """Two lanes, for small and for large work, and one that waits for other servers.
+
+    The pool belongs to the event loop that first uses it.
+    """
 
     def __init__(self) -> None:
         self._small = Lane(_SMALL_THREADS, "small-work")
         self._large = Lane(_LARGE_THREADS, "large-work", after=return_memory)
+        self.fetches = Lane(_FETCHING_THREADS, "fetches")
 
     async def run(self, client: str, size_bytes: int, function: Callable[[Stop], T]) -> T:
         """Run `function` on a thread and return its result. If the caller is cancelled, it is stopped or not begun.
