@@ -31,7 +31,7 @@ Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    settings = ServerSettings(image_hosts=("images.example",))
+    settings = ServerSettings(image_hosts=("images.example",), ping_interval_s=HANG_S)  # errors come before a stream
     thread = ServerThread(write_vision_files(tmp_path_factory.mktemp("vision")), settings, EngineConfig(threads=1))
     yield thread.start()
     thread.stop()
