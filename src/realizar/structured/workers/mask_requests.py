@@ -56,6 +56,7 @@ class MaskRequests:
             memory.tokens.data, memory.num_tokens.data, memory.num_drafts.data
         )  # fmt: skip
         self._seen = b""  # of `memory.answered`
+        self._failed = set[int]()  # slots of rows with an error
         self._due: dict[int, GrammarRow] = {}  # asked about once their last request is answered, or they have a worker
         self._closed: list[GrammarRow] = []  # rows that are closed, and whose slots are still in use
 
@@ -84,6 +85,7 @@ class MaskRequests:
 
     def fail(self, row: GrammarRow, reason: str, cause: ErrorCause) -> None:
         row.error, row.cause = reason, cause
+        self._failed.add(row.slot)
         self._due.pop(row.slot, None)
 
     def ask(self, slots: Slots, drafts: Mapping[int, tuple[int, ...]]) -> None:
@@ -102,17 +104,23 @@ class MaskRequests:
 
     def are_done(self, slots: Slots) -> NDArray[np.bool_]:
         """bool [rows], rows whose masks are there, or that have an error."""
-        rows = [self._rows[slot] for slot in slots.tolist()]
-        done = [self._is_answered(row) for row in rows]
+        memory, due = self.memory, self._due
+        done: NDArray[np.bool_] = memory.asked[slots] == memory.answered[slots]
         fence()
-        for at, row in enumerate(rows):
-            if done[at] and self._states[row.slot] == STUCK and row.error is None:
-                self._take_reason(row)
-            done[at] = done[at] or row.line != NO_LINE or row.error is not None
-        return np.array(done, np.bool_)
+        if due:
+            done &= [slot not in due for slot in slots.tolist()]
+        if np.count_nonzero(stuck := done & (memory.states[slots] == STUCK)):
+            for slot in slots[stuck].tolist():
+                if self._rows[slot].error is None:
+                    self._take_reason(self._rows[slot])
+        for at in (~done).nonzero()[0].tolist():
+            row = self._rows[int(slots[at])]
+            done[at] = row.line != NO_LINE or row.error is not None
+        return done
 
     def are_failed(self, slots: Slots) -> NDArray[np.bool_]:
-        return np.array([self._rows[slot].error is not None for slot in slots.tolist()], np.bool_)
+        failed = self._failed
+        return np.array([slot in failed for slot in slots.tolist()]) if failed else np.zeros(len(slots), np.bool_)
 
     def certain_ids(self, slot: int, most: int) -> tuple[int, ...]:
         """The next tokens of a row that its grammar forces, `most` at the most, as far as they were found."""
@@ -127,10 +135,8 @@ class MaskRequests:
         for slot, token_ids, count in zip(slots.tolist(), sampled.tolist(), counts.tolist(), strict=True):
             row, new = self._rows[slot], token_ids if count == len(token_ids) else token_ids[:count]
             row.output += new
-            is_first = not row.num_new and self._is_answered(row)
-            for token_id in new:
-                self._prefetched.take_in(row, token_id, is_first=is_first)
-                is_first = False
+            if row.line != NO_LINE or (not row.num_new and self._is_answered(row)):
+                self._prefetched.take_in(row, new)
             row.num_new += count
             if row.num_new > MOST_TOKENS or slot in self._due:
                 row.is_stale = True
@@ -210,6 +216,7 @@ class MaskRequests:
         for row in [each for each in self._closed if self._asked[each.slot] == self._answered[each.slot]]:
             self._closed.remove(row)
             del self._rows[row.slot]
+            self._failed.discard(row.slot)
             heapq.heappush(self._free, row.slot)
             if row.worker is not None:
                 row.worker.slots.discard(row.slot)
@@ -317,8 +324,7 @@ class PrefetchedMasks:
 
     def __init__(self, memory: MaskMemory) -> None:
         self._memory = memory
-        self._mask_indices, self._after = memory.mask_indices.data, memory.after.data
-        self._num_states = len(memory.after)
+        self._mask_indices, self._after, self._known = memory.mask_indices.data, memory.after.data, memory.known.data
 
     def begin(self, row: GrammarRow, others: Iterable[GrammarRow]) -> None:
         """Take a row without output to the first state of its grammar, if other rows of it are in known states."""
@@ -326,20 +332,18 @@ class PrefetchedMasks:
         if line != NO_LINE:
             self._enter(row, line - line % MOST_STATES)
 
-    def take_in(self, row: GrammarRow, token_id: int, *, is_first: bool) -> None:
-        """Follow a row by one token; `is_first`: its last answer was for this token."""
-        if not self._num_states:
-            return
+    def take_in(self, row: GrammarRow, token_ids: Sequence[int]) -> None:
+        """Follow a row that is in a known state, or may be as its last answer was for the first of these tokens."""
         line = row.line
-        if line == NO_LINE:
-            line = self._memory.known_line(row.slot) if is_first else NO_LINE
+        if line == NO_LINE and self._known[row.slot]:
+            line = self._memory.known_line(row.slot)
+        for token_id in token_ids:
             if line == NO_LINE:
-                return
-        state = self._after[line, token_id]
-        if 0 <= state < MOST_STATES:
-            self._enter(row, line - line % MOST_STATES + state)
-        else:
-            row.line, self._mask_indices[row.slot] = NO_LINE, row.slot
+                break
+            state = self._after[line, token_id]
+            line = line - line % MOST_STATES + state if 0 <= state < MOST_STATES else NO_LINE
+        if line != row.line:
+            self._enter(row, line)
 
     def write_certain(self, row: GrammarRow) -> bool:
         """Write the mask of a row if its next token is certain, and those that came since the last answer were."""
@@ -360,4 +364,5 @@ class PrefetchedMasks:
         return tuple(itertools.takewhile(lambda token_id: token_id >= 0, found))
 
     def _enter(self, row: GrammarRow, line: int) -> None:
-        row.line, self._mask_indices[row.slot] = line, self._memory.num_slots + line
+        row.line = line
+        self._mask_indices[row.slot] = row.slot if line == NO_LINE else self._memory.num_slots + line
