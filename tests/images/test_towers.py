@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from images.vision_models import (
     IMAGE,
     KINDS,
+    LFM2_GRIDS,
+    LFM2_PREPARED,
     MERGE,
+    PATCH,
     SIZES,
     TILE,
     VisionModel,
@@ -80,8 +83,29 @@ def test_pixels_are_those_of_the_processor(vision: VisionModel, size: tuple[int,
         squares = only.reshape(only.shape[0] // MERGE, MERGE, only.shape[1] // MERGE, MERGE, -1).swapaxes(1, 2)
         np.testing.assert_array_equal(squares.reshape(-1, only.shape[2]), found["pixel_values"].numpy())
         return
+    if vision.kind == "lfm2_vl":
+        _check_lfm2_pictures(tower, pictures, size)
+        return
     wanted = found["pixel_values"].flatten(0, -4).numpy()
     np.testing.assert_array_equal([as_pixels(tower, each) for each in pictures], wanted)
+
+
+def _check_lfm2_pictures(tower: Tower, pictures: list[NDArray[np.float32]], size: tuple[int, int]) -> None:
+    """They have the processor's sizes, and are near its pixels, which torchvision resizes, where that is installed."""
+    rows, columns, whole = LFM2_GRIDS[size]
+    tiles = 0 if rows * columns == 1 else rows * columns
+    assert [each.shape[:2] for each in pictures[:-1]] == [(TILE // PATCH, TILE // PATCH)] * tiles
+    assert pictures[-1].shape[:2] == tuple(edge // PATCH for edge in whole)
+    pytest.importorskip("torchvision", reason="transformers has no other processor of LFM2-VL")
+    from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+
+    found = Lfm2VlImageProcessor(**LFM2_PREPARED)([Image.fromarray(image_of(size))], return_tensors="pt")
+    assert found["spatial_shapes"].tolist() == [list(each.shape[:2]) for each in pictures]
+    for each, wanted in zip(pictures, found["pixel_values"].numpy(), strict=True):
+        own = each.reshape(-1, each.shape[2])
+        off = np.abs(own - wanted[: len(own)]) * 0.5  # of 0 to 1: the deviation that they were divided by
+        assert off.mean() <= 1 / 255
+        assert off.max() <= 4 / 255
 
 
 @pytest.mark.parametrize("size", [(333, 777), (3000, 2000)])
@@ -89,7 +113,7 @@ def test_an_image_that_a_client_reduced_is_read_alike(vision: VisionModel, size:
     """To the largest that is not reduced here: it has as many tokens then."""
     tower = tower_of(open_checkpoint(vision.path))
     edge, pixels = largest_image(tower)
-    if vision.kind == "gemma3":  # which stretches each edge alone
+    if vision.kind in ("gemma3", "lfm2_vl"):  # which stretch each edge alone
         assert (edge, pixels) == (None, None)
         return
     shares = [1.0, (edge or max(size)) / max(size), math.sqrt((pixels or math.prod(size)) / math.prod(size))]
@@ -228,7 +252,7 @@ def test_marks_in_texts_stay_texts(vision: VisionModel) -> None:
         assert max(llm.chat_tokens([{"role": "user", "content": vision.shown}])) < IMAGE
         with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[0\] is no image of a known format"):
             llm.chat_tokens([{"role": "user", "content": [{"type": "image", "image": b"<svg/>"}]}])
-        if vision.kind == "qwen":
+        if vision.kind in ("qwen", "lfm2_vl"):
             long = Image.fromarray(image_of((1, 300)))
             with pytest.raises(
                 InvalidRequestError, match=r"content\[0\] can't be read: .*1 x 300 pixels are too steep"
@@ -242,6 +266,7 @@ def test_marks_in_texts_stay_texts(vision: VisionModel) -> None:
 
 BENT = {
     "qwen3_vl": [({"deepstack_visual_indexes": ["a"]}, "expected whole numbers")],
+    "lfm2_vl": [({"vision_use_head": True}, "'vision_use_head': unsupported value True")],
     "qwen2_5_vl": [
         ({"fullatt_block_indexes": 3}, "expected a list of layers"),
         ({"window_size": 7}, "7 pixels are less than a square of 2 x 2 patches"),
@@ -257,7 +282,7 @@ def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
     last = next(
         name
         for name in checkpoint.tensors
-        if name.startswith(("model.vision_model.", "vision_tower.", "model.visual.", "visual."))
+        if name.startswith(("model.vision_model.", "vision_tower.", "model.visual.", "visual.", "model.vision_tower."))
     )
     other = last.rsplit(".", 2)[0] + ".other.weight"
     without = {name: each for name, each in checkpoint.tensors.items() if name != last}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,9 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
+from realizar.images.decode import cut_up
+from realizar.images.prepare import cut_of, patches_of
+from realizar.models.registry import build_tower
 from tiny_model import byte_symbols, write_tiny_model
 
 EDGE, TILE, PATCH, MERGE = 96, 32, 4, 2
@@ -25,6 +29,10 @@ QWEN_MARKS = ("<end_of_utterance>", "<|image_pad|>", "<|vision_start|>", "<|visi
 GEMMA3_MARKS = ("<end_of_utterance>", "<image_soft_token>", "<start_of_image>", "<end_of_image>", "\n\n\n")
 """The last is no control token: it takes in the end of the text before an image."""
 MISTRAL_MARKS = ("<end_of_utterance>", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+LFM2_MARKS = (
+    "<end_of_utterance>", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
+    *(f"<|img_row_{row}_col_{column}|>" for row in (1, 2, 3, 4) for column in (1, 2, 3, 4)),
+)  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:"
     "{% if message.content is string %} {{ message.content }}{% else %}{% for part in message.content %}"
@@ -33,6 +41,13 @@ TEMPLATE = (
 )
 SIZES = ((1, 1), (28, 28), (333, 777), (2000, 300), (3000, 2000))
 """Width and height of the images that are looked at."""
+LFM2_GRIDS = {
+    (1, 1): (1, 1, (16, 16)), (28, 28): (1, 1, (32, 32)), (333, 777): (2, 1, (48, 16)), (2000, 300): (1, 4, (8, 80)),
+    (3000, 2000): (2, 2, (24, 32)),
+}  # fmt: skip
+"""Rows, columns, and height and width of the whole, as transformers' processor of LFM2-VL gave them (with torchvision,
+which it needs) for images of `SIZES` and the tiles of the tiny model.
+"""
 _TEXT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "pad_token_id": None,
@@ -54,7 +69,7 @@ class VisionModel(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`smolvlm`, `mistral3`, `gemma3`, or `qwen` for Qwen's models."""
+        """`smolvlm`, `mistral3`, `gemma3`, `lfm2_vl`, or `qwen` for Qwen's models."""
         return _kind_of(str(self.model.config.model_type))
 
     @property
@@ -74,6 +89,8 @@ class VisionModel(NamedTuple):
 
     def prepared(self, images: Sequence[Any]) -> Any:
         """The tensors of Pillow images that the model takes."""
+        if self.kind == "lfm2_vl":
+            return _lfm2_prepared(self.path, images)
         if self.kind != "smolvlm":
             return self.processor(images=images, return_tensors="pt")
         return self.processor(images=[images], return_row_col_info=True, return_tensors="pt")
@@ -87,6 +104,17 @@ class VisionModel(NamedTuple):
         elif self.kind == "gemma3":
             mark, features = "<start_of_image>", "<image_soft_token>" * (TILE // PATCH // MERGE) ** 2
             expanded = [f"\n\n<start_of_image>{features}<end_of_image>\n\n"] * len(prepared["pixel_values"])
+        elif self.kind == "lfm2_vl":
+            from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+
+            lfm2 = object.__new__(Lfm2VlProcessor)  # the usual way wants an image processor
+            lfm2.image_processor = SimpleNamespace(**LFM2_PREPARED)
+            lfm2.image_start_token, lfm2.image_end_token, lfm2.image_thumbnail_token = LFM2_MARKS[2:5]
+            mark = lfm2.image_token = "<image>"
+            expanded = [
+                lfm2.replace_image_token(prepared, place, use_image_special_tokens=True)
+                for place in range(len(prepared["image_rows"]))
+            ]
         elif self.kind == "qwen":
             mark = "<|image_pad|>"
             expanded = [mark * int(grid.prod() // MERGE**2) for grid in prepared["image_grid_thw"]]
@@ -113,13 +141,16 @@ class VisionModel(NamedTuple):
                 found = model.visual(pixels, grid_thw=prepared["image_grid_thw"])
                 more = getattr(found, "deepstack_features", None) or []
                 return torch.cat([found.pooler_output, *more], 1).numpy()
-            masks = [prepared["pixel_attention_mask"]] if self.kind == "smolvlm" else []
-            found = model.get_image_features(pixels, *masks).pooler_output
+            more = {"smolvlm": ["pixel_attention_mask"], "lfm2_vl": ["spatial_shapes", "pixel_attention_mask"]}
+            found = model.get_image_features(
+                pixels, *(prepared[name] for name in more.get(self.kind, ()))
+            ).pooler_output
             return torch.cat([*found]).reshape(-1, _TEXT["hidden_size"]).numpy()
 
     def inputs(self, ids: Any, prepared: Any) -> dict[str, Any]:
         """What the model takes, of the ids of one prompt [1, tokens] and its images."""
-        tensors = {name: prepared[name] for name in prepared if name not in ("rows", "cols", "num_crops")}
+        others = ("rows", "cols", "num_crops", "image_rows", "image_cols", "image_sizes")
+        tensors = {name: prepared[name] for name in prepared if name not in others}
         kinds = {"qwen": "mm_token_type_ids", "gemma3": "token_type_ids"}
         more = {kinds[self.kind]: (ids == IMAGE).int()} if self.kind in kinds else {}
         return {"input_ids": ids, **tensors, **more}
@@ -134,6 +165,7 @@ _SHOWN = {
     "gemma3": "{{ '\n' }}<start_of_image>",
 }  # fmt: skip
 _MADE_MARKS = {"smolvlm": MARKS, "mistral3": MISTRAL_MARKS, "qwen": QWEN_MARKS, "gemma3": GEMMA3_MARKS}
+_MADE_MARKS |= {"lfm2_vl": LFM2_MARKS}
 _SEEN_WHOLE = {"gemma3": (TILE // PATCH // MERGE) ** 2}
 """Most tokens of an image that see each other."""
 
@@ -205,6 +237,51 @@ def _gemma3() -> tuple[Any, Any, dict[str, Any]]:
     return Gemma3ForConditionalGeneration(config).float().eval(), processor, prepared | {"resample": 2}
 
 
+LFM2_PREPARED = {
+    "tile_size": TILE, "encoder_patch_size": PATCH, "downsample_factor": MERGE, "min_image_tokens": 4,
+    "max_image_tokens": 16, "min_tiles": 2, "max_tiles": 4, "use_thumbnail": True,
+}  # fmt: skip
+
+
+def _lfm2_vl() -> tuple[Any, Any, dict[str, Any]]:
+    from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
+
+    text = {"model_type": "lfm2", "vocab_size": 256 + len(LFM2_MARKS), **_TEXT, "norm_eps": 1e-5, "pad_token_id": 0}
+    text |= {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+    vision = {"model_type": "siglip2_vision_model", "vision_use_head": False, **_VISION, **_LFM2_POSITIONS}
+    del vision["image_size"]
+    config = Lfm2VlConfig(
+        text_config=text, vision_config=vision, downsample_factor=MERGE, projector_hidden_size=40, image_token_id=IMAGE
+    )
+    return Lfm2VlForConditionalGeneration(config).float().eval(), None, LFM2_PREPARED | {"resample": 2}
+
+
+_LFM2_POSITIONS = {"num_patches": 49}
+
+
+def _lfm2_prepared(path: Path, images: Sequence[Any]) -> dict[str, Any]:
+    """Pictures of realizar as the model takes them: the patches of each, as many as of the largest."""
+    import torch
+
+    tower = build_tower(open_checkpoint(path))
+    assert tower is not None
+    patches = [
+        patches_of(tower, np.asarray(picture))
+        for image in images
+        for picture in cut_up(image, cut_of(tower, image.width, image.height))
+    ]
+    shapes = torch.tensor([each.shape[:2] for each in patches])
+    pixels = torch.zeros(len(patches), int(shapes.prod(1).max()), patches[0].shape[2])
+    for place, each in enumerate(patches):
+        pixels[place, : each.shape[0] * each.shape[1]] = torch.from_numpy(each).flatten(0, 1)
+    mask = torch.arange(pixels.shape[1]) < shapes.prod(1, keepdim=True)
+    rows, columns, sizes = zip(*(LFM2_GRIDS[image.size] for image in images), strict=True)
+    return {
+        "pixel_values": pixels, "pixel_attention_mask": mask.int(), "spatial_shapes": shapes, "image_rows": rows,
+        "image_cols": columns, "image_sizes": sizes,
+    }  # fmt: skip
+
+
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _DELTA = {
@@ -248,6 +325,7 @@ KINDS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
     "smolvlm": _smolvlm,
     "mistral3": _mistral3,
     "gemma3": _gemma3,
+    "lfm2_vl": _lfm2_vl,
     "qwen3_vl": lambda: _qwen("Qwen3VL", {}, _TAKEN),
     "qwen3_vl_moe": lambda: _qwen("Qwen3VLMoe", _EXPERTS, _TAKEN),
     "qwen3_5": lambda: _qwen("Qwen3_5", _DELTA, _LEARNED),
@@ -351,28 +429,29 @@ _GGUF_NAMES = (
     ("model.vision_model.embeddings.position_embedding", "v.position_embd"),
     ("model.vision_model.post_layernorm", "v.post_ln"),
     ("model.connector.modality_projection.proj", "mm.model.fc"),
+    ("vision_tower.vision_model.", "vision_tower."),
     ("vision_tower.transformer.layers.", "v.blk."),
     ("attention.o_proj", "attn_out"),
     ("attention_norm", "ln1"),
     ("ffn_norm", "ln2"),
     *((f"attention.{name}_proj", f"attn_{name}") for name in "qkv"),
     *((f"feed_forward.{name}_proj", f"ffn_{name}") for name in ("gate", "up", "down")),
-    ("model.visual.blocks.", "v.blk."),
+    ("visual.blocks.", "v.blk."),
     ("attn.qkv", "attn_qkv"),
     ("attn.proj", "attn_out"),
     (".norm1", ".ln1"),
     (".norm2", ".ln2"),
     ("mlp.linear_fc1", "ffn_up"),
     ("mlp.linear_fc2", "ffn_down"),
-    ("model.visual.patch_embed.proj", "v.patch_embd"),
-    ("model.visual.pos_embed", "v.position_embd"),
-    ("model.visual.merger.norm", "v.post_ln"),
-    ("model.visual.merger.ln_q", "v.post_ln"),
-    ("model.visual.merger.mlp", "mm"),
+    ("visual.patch_embed.proj", "v.patch_embd"),
+    ("visual.pos_embed", "v.position_embd"),
+    ("visual.merger.norm", "v.post_ln"),
+    ("visual.merger.ln_q", "v.post_ln"),
+    ("visual.merger.mlp", "mm"),
     *((f"mlp.{name}_proj", f"ffn_{name}") for name in ("gate", "up", "down")),
-    ("model.visual.merger.linear_fc1", "mm.0"),
-    ("model.visual.merger.linear_fc2", "mm.2"),
-    ("model.visual.deepstack_merger_list.", "v.deepstack."),
+    ("visual.merger.linear_fc1", "mm.0"),
+    ("visual.merger.linear_fc2", "mm.2"),
+    ("visual.deepstack_merger_list.", "v.deepstack."),
     (".linear_fc", ".fc"),
     ("vision_tower.patch_conv", "v.patch_embd"),
     ("vision_tower.ln_pre", "v.pre_ln"),
@@ -383,6 +462,7 @@ _GGUF_NAMES = (
     ("multi_modal_projector.mm_input_projection_weight", "mm.input_projection.weight"),
     ("multi_modal_projector.mm_soft_emb_norm", "mm.soft_emb_norm"),
     ("multi_modal_projector.norm", "mm.input_norm"),
+    ("multi_modal_projector.layer_norm", "mm.input_norm"),
     ("multi_modal_projector.patch_merger.merging_layer", "mm.patch_merger"),
     ("multi_modal_projector.linear_", "mm."),
 )
@@ -390,61 +470,74 @@ _GGUF_NAMES = (
 
 def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = False) -> None:
     """Write the tower of a folder's checkpoint as a GGUF file, with the older names of feed-forwards if `swapped`."""
-    tensors, heads = [], 3
-    for name, tensor in checkpoint.tensors.items():
-        if not name.startswith(_GGUF_STARTS):
+    architecture, tensors = checkpoint.architecture, []
+    for stored, tensor in checkpoint.tensors.items():
+        if not stored.startswith(_GGUF_STARTS):
             continue
-        data = tensor.data
-        if ".attention.q_proj" in name or ".attention.k_proj" in name:  # pairs of Mistral's become neighbours
-            rows = data.reshape(heads, 2, tensor.shape[0] // heads // 2, -1)
-            data = np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
-        name = f"model.{name}" if name.startswith("visual.") else name
+        name = stored.removeprefix("model.") if stored.startswith(_OF_NEWER) else stored
         for old, new in _GGUF_NAMES:
             name = name.replace(old, new)
-        if name == "mm.soft_emb_norm.weight":
-            data = (data.view(np.float32) + 1).view(np.uint8)
         if swapped and "ffn_" in name:
             name = name.replace("ffn_up", "x").replace("ffn_down", "ffn_up").replace("x", "ffn_down")
-        if "attn_qkv" in name and checkpoint.architecture == "qwen2_5_vl":
-            shape = (tensor.shape[0] // 3, *tensor.shape[1:])
-            for each, part in zip(np.split(data, 3), "qkv", strict=True):
-                tensors.append(NewTensor(name.replace("qkv", part), GGMLType.F32, shape, each))
-            continue
-        if name == "v.patch_embd.weight" and len(tensor.shape) == 5:
-            frames = data.view(np.float32).reshape(tensor.shape).transpose(2, 0, 1, 3, 4)
-            for each, suffix in zip(frames, ("", ".1"), strict=True):
-                values = np.ascontiguousarray(each)
-                tensors.append(NewTensor(name + suffix, GGMLType.F32, values.shape, values.view(np.uint8).reshape(-1)))
-            continue
-        tensors.append(NewTensor(name, GGMLType.F32, tensor.shape, data))
-    metadata = tower_metadata(48, 2, 3, 80, 64)
-    if checkpoint.architecture.startswith("qwen"):
-        metadata = {name: value for name, value in metadata.items() if name not in _OF_TILES}
-        metadata |= {"clip.projector_type": "qwen3vl_merger", "clip.vision.spatial_merge_size": MERGE}
-        metadata |= {"clip.vision.image_min_pixels": 256, "clip.vision.image_max_pixels": 2048}
-        if checkpoint.architecture == "qwen2_5_vl":
-            metadata |= {"clip.projector_type": "qwen2.5vl_merger", "clip.use_gelu": False, "clip.use_silu": True}
-            metadata |= {"clip.vision.n_wa_pattern": 2, "clip.vision.window_size": 24}
-            metadata |= {"clip.vision.image_mean": _COLOURS[0], "clip.vision.image_std": _COLOURS[1]}
-        else:
-            taken = "vl" in checkpoint.architecture
-            metadata |= {"clip.vision.is_deepstack_layers": np.array([taken, taken])}
-    if checkpoint.architecture == "gemma3":
-        del metadata["clip.vision.preproc_image_size"]
-        metadata |= {"clip.projector_type": "gemma3"}
-    if checkpoint.architecture == "mistral3":
-        metadata = {name: value for name, value in metadata.items() if name not in _OF_TILES}
-        metadata |= {"clip.projector_type": "pixtral", "clip.vision.spatial_merge_size": MERGE}
-        metadata |= {"clip.vision.image_mean": _COLOURS[0], "clip.vision.image_std": _COLOURS[1]}
-        metadata |= {"clip.use_gelu": True, "clip.vision.attention.layer_norm_epsilon": 1e-5}
-        metadata |= {"clip.vision.feed_forward_length": 24}
+        values = tensor.data.view(np.float32).reshape(tensor.shape)
+        for suffixed, each in _converted(architecture, name, values):
+            data = np.ascontiguousarray(each)
+            tensors.append(NewTensor(suffixed, GGMLType.F32, data.shape, data.view(np.uint8).reshape(-1)))
+    if architecture == "mistral3":
         row = np.ones(64, np.float32)
         tensors.append(NewTensor("v.token_embd.img_break", GGMLType.F32, row.shape, row.view(np.uint8)))
-    write_gguf(path, metadata, tensors)
+    write_gguf(path, tower_metadata(48, 2, 3, 80, 64) | _converted_metadata(architecture), tensors)
 
 
+_Values = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def _converted(architecture: str, name: str, values: _Values) -> Iterator[tuple[str, _Values]]:
+    """A tensor as llama.cpp's converter has it, by its names."""
+    if architecture == "mistral3" and name.endswith(("attn_q.weight", "attn_k.weight")):  # pairs become neighbours
+        yield name, values.reshape(3, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+    elif name == "mm.soft_emb_norm.weight":
+        yield name, values + 1
+    elif architecture == "lfm2_vl" and name == "v.patch_embd.weight":
+        yield name, values.reshape(-1, PATCH, PATCH, 3).transpose(0, 3, 1, 2)
+    elif architecture == "qwen2_5_vl" and "attn_qkv" in name:
+        yield from ((name.replace("qkv", part), each) for part, each in zip("qkv", np.split(values, 3), strict=True))
+    elif name == "v.patch_embd.weight" and values.ndim == 5:
+        yield from ((f"{name}{suffix}", values[:, :, frame]) for frame, suffix in enumerate(("", ".1")))
+    else:
+        yield name, values
+
+
+def _converted_metadata(architecture: str) -> dict[str, Any]:
+    """The keys of a tower's GGUF file that are not those of `tower_metadata`."""
+    vision: dict[str, Any]
+    if architecture == "gemma3":
+        return {"clip.projector_type": "gemma3"}
+    if architecture == "lfm2_vl":
+        projector, vision = "lfm2", {"image_size": 7 * PATCH, "preproc_image_size": TILE, "preproc_max_tiles": 4}
+        vision |= {"image_min_pixels": 256, "image_max_pixels": 1024}
+    elif architecture == "mistral3":
+        projector, vision = "pixtral", {"attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 24, **_COLOURS}
+        vision["spatial_merge_size"] = MERGE
+    else:
+        vision = {"image_min_pixels": 256, "image_max_pixels": 2048, "spatial_merge_size": MERGE}
+        if architecture == "qwen2_5_vl":
+            vision |= {"n_wa_pattern": 2, "window_size": 24, **_COLOURS}
+            return _named("qwen2.5vl_merger", vision) | {"clip.use_gelu": False, "clip.use_silu": True}
+        projector, vision["is_deepstack_layers"] = "qwen3vl_merger", np.array(["vl" in architecture] * 2)
+    return _named(projector, vision)
+
+
+def _named(projector: str, vision: dict[str, Any]) -> dict[str, Any]:
+    return {"clip.projector_type": projector, **{f"clip.vision.{key}": value for key, value in vision.items()}}
+
+
+_OF_NEWER = ("model.vision_tower.", "model.multi_modal_projector.", "model.visual.")
 _GGUF_STARTS = (
-    *("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.", "model.visual.", "visual."),
+    *("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.", "visual."),
+    *_OF_NEWER,
 )
-_OF_TILES = ("clip.vision.projector.scale_factor", "clip.vision.preproc_image_size")
-_COLOURS = np.array([[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]], np.float32)
+_COLOURS = {
+    "image_mean": np.array([0.48145466, 0.4578275, 0.40821073], np.float32),
+    "image_std": np.array([0.26862954, 0.26130258, 0.27577711], np.float32),
+}

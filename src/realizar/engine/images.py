@@ -119,11 +119,11 @@ class ImageReader:
             layout, places = self._layout(image), []
             before, *others = layout.text.split(feature_of(self._tower))
             expanded += self._tokenizer.encode(before, add_special=False)
-            for text in others:
+            for text, run in zip(others, layout.runs, strict=True):
                 places.append(len(expanded))
                 if layout.grid is not None:
                     grids[len(expanded)] = layout.grid
-                expanded += [self._feature] * layout.run + self._tokenizer.encode(text, add_special=False)
+                expanded += [self._feature] * run + self._tokenizer.encode(text, add_special=False)
             starts.append(tuple(places))
         if (size := self.embedded_bytes(expanded)) > _MOST_BYTES:
             taken, most = format_bytes(size), format_bytes(_MOST_BYTES)

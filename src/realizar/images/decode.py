@@ -35,12 +35,13 @@ class Cut(msgspec.Struct, frozen=True):
     """How an image becomes pictures. It is resized to each of `sizes`, widths and heights, in turn, by a `filter`.
 
     With a `tile`, the edge of one in pixels, it is then cut into tiles, by row, and the last picture is the whole image
-    in the size of one, unless it has that already.
+    in the size of one, unless it has that already; or the image as it was in the size `whole`, after whatever tiles.
     """
 
     sizes: tuple[tuple[int, int], ...]
     filter: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
     tile: int | None = None
+    whole: tuple[int, int] | None = None
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -112,13 +113,15 @@ def cut_up(image: Image, cut: Cut) -> list[Image]:
     from PIL.Image import Resampling
 
     tile, resampling = cut.tile, Resampling[cut.filter.upper()]
+    given = image
     for size in cut.sizes:
         image = image.resize(size, resampling)
-    if tile is None or image.size == (tile, tile):
+    if tile is None or (image.size == (tile, tile) and cut.whole is None):
         return [image]
     corners = ((left, top) for top in range(0, image.height, tile) for left in range(0, image.width, tile))
     tiles = [image.crop((left, top, left + tile, top + tile)) for left, top in corners]
-    return [*tiles, image.resize((tile, tile), resampling)]
+    last = image.resize((tile, tile), resampling) if cut.whole is None else given.resize(cut.whole, resampling)
+    return [*tiles, last]
 
 
 def _on_white(image: Image) -> Image:

@@ -128,8 +128,12 @@ def pictures_of(image: EncodedImage, cut: Cut) -> list[Pixels]:
     EngineUnavailableError as `Processes.ask`.
     """
     made = _asked(image.where, Ask(memoryview(image.data), _DECODE_CPU_S, cut))
-    width, height = cut.sizes[-1] if cut.tile is None else (cut.tile, cut.tile)
-    return [np.frombuffer(each, np.uint8).reshape(height, width, 3) for each in made.pictures]
+    size = cut.sizes[-1] if cut.tile is None else (cut.tile, cut.tile)
+    sizes = [*[size] * (len(made.pictures) - 1), cut.whole or size]
+    return [
+        np.frombuffer(each, np.uint8).reshape(height, width, 3)
+        for each, (width, height) in zip(made.pictures, sizes, strict=True)
+    ]
 
 
 def _asked(where: str, ask: Ask) -> Made:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,25 +17,26 @@ from numpy.typing import NDArray
 from realizar.errors import InvalidRequestError
 from realizar.images.decode import Cut
 from realizar.images.given import Pixels
-from realizar.models.tower import Fitted, Stretched, Tiles, Tower, Whole
+from realizar.models.tower import Fitted, Grid, Stretched, Tiles, Tower, Whole
 
 _MOST = 4096  # pixels of the longer edge, whatever a configuration of tiles says
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _END_OF_ROW, _END = "[IMG_BREAK]", "[IMG_END]"
 _STRETCHED, _END_OF_STRETCHED, _FEATURE_OF_STRETCHED = "<start_of_image>", "<end_of_image>", "<image_soft_token>"
-_MARKS = {Tiles: "<image>", Whole: "[IMG]", Fitted: "<|image_pad|>", Stretched: _STRETCHED}
+_MARKS = {Tiles: "<image>", Whole: "[IMG]", Fitted: "<|image_pad|>", Stretched: _STRETCHED, Grid: "<image>"}
+_START, _END_OF_GRID, _THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 _STEEPEST = 200  # of edges, the longer over the shorter one, that are fitted
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An image of a prompt as text, with `feature_of` for each run of its features, and how many a run has.
+    """An image of a prompt as text, with `feature_of` for each run of its features, and how many each run has.
 
     `grid` are the rows and columns of features whose positions spread over axes; None where they follow each other.
     """
 
     text: str
-    run: int
+    runs: tuple[int, ...]
     grid: tuple[int, int] | None = None
 
 
@@ -49,7 +51,7 @@ def largest_image(tower: Tower) -> LargestImage:
     preparation = tower.preparation
     if isinstance(preparation, Fitted):
         return LargestImage(None, preparation.most)
-    if isinstance(preparation, Stretched):
+    if isinstance(preparation, Stretched | Grid):
         return LargestImage(None, None)  # a client keeps the ratio, and would reduce an edge that is enlarged here
     edge = min(preparation.edge, _MOST) if isinstance(preparation, Tiles) else preparation.edge
     return LargestImage(edge, None)
@@ -74,22 +76,26 @@ def template_texts(tower: Tower) -> dict[str, str]:
 
 def layout_of(tower: Tower, width: int, height: int) -> Layout:
     """The layout of an image of so many pixels."""
-    mark, preparation = mark_of(tower), tower.preparation
+    mark, preparation, square = mark_of(tower), tower.preparation, tower.patch_size * tower.merge
     if isinstance(preparation, Stretched):
-        return Layout(mark + feature_of(tower), (preparation.edge // tower.patch_size // tower.merge) ** 2)
+        return Layout(mark + feature_of(tower), ((preparation.edge // square) ** 2,))
     if isinstance(preparation, Tiles):
         rows, columns = _tile_grid(preparation, width, height)
-        return Layout(
-            "".join(_of_tiles(mark, rows, columns)), (preparation.tile // tower.patch_size // tower.merge) ** 2
-        )
-    square = tower.patch_size * tower.merge
+        text = "".join(_of_tiles(mark, rows, columns))
+        return Layout(text, ((preparation.tile // square) ** 2,) * (rows * columns + 1))
+    if isinstance(preparation, Grid):
+        rows, columns = _grid(preparation, tower, width, height)
+        whole_width, whole_height = _whole_of_grid(preparation, tower, width, height)
+        runs = ((preparation.tile // square) ** 2,) * (rows * columns)
+        text = _START + "".join(_of_grid(mark, rows, columns)) + _END_OF_GRID
+        return Layout(text, (*runs, whole_width // square * (whole_height // square)))
     if isinstance(preparation, Fitted):
         fitted_width, fitted_height = _fitted_size(preparation, square, width, height)
         rows, columns = fitted_height // square, fitted_width // square
-        return Layout(mark, rows * columns, (rows, columns))
+        return Layout(mark, (rows * columns,), (rows, columns))
     whole_width, whole_height = _whole_size(preparation, square, width, height)
     marks = [mark] * (whole_height // square)
-    return Layout(_END_OF_ROW.join(marks) + _END, whole_width // square)
+    return Layout(_END_OF_ROW.join(marks) + _END, (whole_width // square,) * len(marks))
 
 
 def _of_tiles(mark: str, rows: int, columns: int) -> Iterator[str]:
@@ -101,6 +107,13 @@ def _of_tiles(mark: str, rows: int, columns: int) -> Iterator[str]:
     yield f"{_AROUND}{_WHOLE}{mark}{_AROUND}"
 
 
+def _of_grid(mark: str, rows: int, columns: int) -> Iterator[str]:
+    for row in range(1, rows + 1):
+        for column in range(1, columns + 1):
+            yield f"<|img_row_{row}_col_{column}|>{mark}"
+    yield f"{_THUMBNAIL if rows else ''}{mark}"
+
+
 def cut_of(tower: Tower, width: int, height: int) -> Cut:
     """How an image of so many pixels becomes pictures."""
     preparation = tower.preparation
@@ -109,18 +122,28 @@ def cut_of(tower: Tower, width: int, height: int) -> Cut:
     if isinstance(preparation, Stretched):
         return Cut(((preparation.edge, preparation.edge),), "bilinear")
     square = tower.patch_size * tower.merge
+    if isinstance(preparation, Grid):
+        rows, columns = _grid(preparation, tower, width, height)
+        whole = _whole_of_grid(preparation, tower, width, height)
+        if not rows:
+            return Cut((whole,), "bilinear")
+        tile = preparation.tile
+        return Cut(((columns * tile, rows * tile),), "bilinear", tile, whole)
     if isinstance(preparation, Whole):
         return Cut((_whole_size(preparation, square, width, height),))
     return Cut((_fitted_size(preparation, square, width, height),))
 
 
 def patches_of(tower: Tower, picture: Pixels) -> NDArray[np.float32]:
-    """Colours of a picture's patches, each red first: float32 [rows, columns, 3 * frames * patch_size ** 2]."""
+    """Colours of a picture's patches, as `Tower.patches` read them: float32 [rows, columns, colours]."""
     preparation, size = tower.preparation, tower.patch_size
     rows, columns = picture.shape[0] // size, picture.shape[1] // size
     mean, deviation = (np.array(colour, np.float32) for colour in (preparation.mean, preparation.deviation))
     shares = (picture.astype(np.float64) * (1 / 255)).astype(np.float32)
-    grid = ((shares - mean) / deviation).reshape(rows, size, columns, size, 3).transpose(0, 2, 4, 1, 3)
+    grid = ((shares - mean) / deviation).reshape(rows, size, columns, size, 3).swapaxes(1, 2)
+    if tower.by_pixel:
+        return grid.reshape(rows, columns, -1)
+    grid = grid.transpose(0, 1, 4, 2, 3)
     frames = tower.patches[0].in_features // (3 * size**2)
     return np.repeat(grid.reshape(rows, columns, 3, size**2), frames, axis=2).reshape(rows, columns, -1)
 
@@ -146,7 +169,12 @@ def _fitted_size(fitted: Fitted, square: int, width: int, height: int) -> tuple[
     if max(width, height) > _STEEPEST * min(width, height):
         size = f"{width} x {height} pixels"
         raise InvalidRequestError(f"{size} are too steep: one edge may be {_STEEPEST} times the other", "image")
-    rounded = [round(length / square) * square for length in (width, height)]
+    return _bounded_size(fitted, square, width, height, least=0)
+
+
+def _bounded_size(fitted: Fitted, square: int, width: int, height: int, *, least: int) -> tuple[int, int]:
+    """As `_fitted_size`, whatever the edges' ratio; rounded ones have at least so many squares."""
+    rounded = [max(round(length / square), least) * square for length in (width, height)]
     pixels = rounded[0] * rounded[1]
     if pixels > fitted.most:
         ratio = math.sqrt(width * height / fitted.most)
@@ -158,6 +186,46 @@ def _fitted_size(fitted: Fitted, square: int, width: int, height: int) -> tuple[
         ratio = math.sqrt(fitted.least / (width * height))
         return math.ceil(width * ratio / square) * square, math.ceil(height * ratio / square) * square
     return rounded[0], rounded[1]
+
+
+def _whole_of_grid(grid: Grid, tower: Tower, width: int, height: int) -> tuple[int, int]:
+    """Width and height of the last picture; InvalidRequestError where an edge is so short that it has too many."""
+    found = _bounded_size(grid.whole, tower.patch_size * tower.merge, width, height, least=1)
+    if math.prod(found) > tower.max_patches * tower.patch_size**2:
+        raise InvalidRequestError(f"{width} x {height} pixels are too steep for {tower.max_patches} patches", "image")
+    return found
+
+
+def _grid(grid: Grid, tower: Tower, width: int, height: int) -> tuple[int, int]:
+    """Rows and columns of an image's tiles; zeros for an image that is one picture.
+
+    Of grids that are as near, a later one counts, by their number of tiles, whose tiles have less than twice the
+    image's pixels.
+    """
+    square = tower.patch_size * tower.merge
+    rounded = [max(round(length / square) * square, tower.patch_size) for length in (width, height)]
+    if rounded[0] * rounded[1] <= grid.uncut:
+        return 0, 0
+    found, nearest, ratio = (1, 1), math.inf, width / height
+    for each in _grids(grid.fewest, grid.most):
+        distance = abs(ratio - each[0] / each[1])
+        pixels = grid.tile**2 * each[0] * each[1]
+        if distance < nearest or (distance == nearest and width * height > 0.5 * pixels):
+            found, nearest = each, distance
+    return found[1], found[0]
+
+
+@lru_cache(maxsize=8)
+def _grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
+    """Columns and rows of all grids of so many tiles, by their number; where that is equal in a set's order."""
+    found = {
+        (columns, rows)
+        for count in range(fewest, most + 1)
+        for columns in range(1, count + 1)
+        for rows in range(1, count + 1)
+        if fewest <= columns * rows <= most
+    }
+    return tuple(sorted(found, key=math.prod))
 
 
 def _sizes(tiles: Tiles, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:

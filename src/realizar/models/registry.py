@@ -63,6 +63,7 @@ _ARCHITECTURES: tuple[tuple[BuildSpec, str | None, tuple[str, ...]], ...] = (
     (qwen_hybrid.build_qwen35_mixture, "qwen35moe", ("qwen3_5_moe", "qwen3_5_moe_text")),
     (qwen_hybrid.build_qwen3_next, "qwen3next", ("qwen3_next",)),
     (lfm2.build, "lfm2", ("lfm2",)),
+    (partial(lfm2.build, is_part=True), None, ("lfm2_vl", "lfm2-vl")),
     (lfm2.build_mixture, "lfm2moe", ("lfm2_moe",)),
     (gemma.build_gemma2, "gemma2", ("gemma2",)),
     (gemma.build_gemma3, "gemma3", ("gemma3", "gemma3_text")),
@@ -88,6 +89,7 @@ _ARCHITECTURES: tuple[tuple[BuildSpec, str | None, tuple[str, ...]], ...] = (
 _TOWERS: tuple[tuple[Callable[[Checkpoint], Tower], str, tuple[str, ...]], ...] = (
     (siglip.build_idefics3, "idefics3", ("idefics3", "smolvlm")),
     (siglip.build_gemma3, "gemma3", ("gemma3",)),
+    (siglip.build_lfm2, "lfm2", ("lfm2_vl", "lfm2-vl")),
     (pixtral.build, "pixtral", ("mistral3",)),
     (qwen_vl.build_qwen25, "qwen2.5vl_merger", ("qwen2_5_vl",)),
     (qwen_vl.build_qwen3, "qwen3vl_merger", ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")),

@@ -64,6 +64,30 @@ class Stretched:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """How an image becomes pictures: it is stretched to a grid of tiles, whose edges have `tile` pixels, and cut into
+    these; the last picture is the whole image, as `whole` makes it.
+
+    Of the grids of `fewest` to `most` tiles that counts whose width over height is nearest to the image's. An image
+    that has at most `uncut` pixels, in whole squares of patches, is the last picture alone.
+    """
+
+    tile: int
+    fewest: int
+    most: int
+    uncut: float
+    whole: Fitted
+
+    @property
+    def mean(self) -> Colour:
+        return self.whole.mean
+
+    @property
+    def deviation(self) -> Colour:
+        return self.whole.deviation
+
+
+@dataclass(frozen=True, slots=True)
 class Projector:
     """What makes features for a text model of squares of patches: second(activation(first(reduction(norm(x))))).
 
@@ -105,10 +129,11 @@ class Tower(LayerStack):
         max_patches: of a picture.
         merge: patches of the edge of a square that becomes one feature.
         patches: read a patch's colours, [3, frames, patch_size, patch_size], all of whose frames are one; their outputs
-            are added up.
+            are added up. With `by_pixel` they read [patch_size, patch_size, 3].
         positions: [side ** 2, hidden_size], of the patches of a picture with so many rows and columns; None where there
             are none to add. A rope's positions are a patch's row and column.
-        stretches: pictures of other sizes have positions between these, bilinear, with the corners in place.
+        stretches: pictures of other sizes have positions between these, bilinear: with the corners in place, or as
+            Pillow resizes pixels, smoothed where they become fewer. None where there are no such pictures.
         deepstack: layers, and the projectors of the stream after each: the text model adds these features to its stream
             after its first layers, one after another.
         spreads: the text model's rope gives features positions of three axes: all have that of the first on one, and
@@ -127,10 +152,11 @@ class Tower(LayerStack):
     layers: tuple[Layer, ...]
     final_norm: Norm
     projector: Projector
-    preparation: Tiles | Whole | Fitted | Stretched
+    preparation: Tiles | Whole | Fitted | Stretched | Grid
     input_norm: Norm | None = None
     side: int = 0
-    stretches: bool = False
+    by_pixel: bool = False
+    stretches: Literal["corners", "pixels"] | None = None
     deepstack: tuple[tuple[int, Projector], ...] = ()
     spreads: bool = False
     seen_whole: bool = False

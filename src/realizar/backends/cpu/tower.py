@@ -100,13 +100,14 @@ class CPUTower:
         if name is None:
             hidden[:] = 0
             return
-        if not self.tower.stretches or (rows, columns) == (side, side):
+        if self.tower.stretches is None or (rows, columns) == (side, side):
             self._weights.rows(name, order.astype(np.int32), hidden)
             return
         table = np.empty((side * side, self.tower.hidden_size), np.float32)
         self._weights.rows(name, np.arange(side * side, dtype=np.int32), table)
-        down = _between(rows, side) @ table.reshape(side, -1)
-        across = _between(columns, side) @ down.reshape(rows, side, -1)
+        shares = _between if self.tower.stretches == "corners" else _resized
+        down = shares(rows, side) @ table.reshape(side, -1)
+        across = shares(columns, side) @ down.reshape(rows, side, -1)
         hidden[:] = across.reshape(rows * columns, -1)[order]
 
     def _buffer(self, name: str, tokens: int, width: int) -> NDArray[np.float32]:
@@ -151,3 +152,12 @@ def _between(count: int, side: int) -> NDArray[np.float32]:
     shares[np.arange(count), low] = 1 - (at - low)
     shares[np.arange(count), np.minimum(low + 1, side - 1)] += at - low
     return shares
+
+
+def _resized(count: int, side: int) -> NDArray[np.float32]:
+    """Shares of `side` pixels in each of `count` that they are resized to: triangles, wider where these are fewer."""
+    scale = np.float32(side / count)
+    centres = (np.arange(count, dtype=np.float32)[:, None] + np.float32(0.5)) * scale - np.float32(0.5)
+    distances = np.abs(np.arange(side, dtype=np.float32) - centres) / max(scale, np.float32(1))
+    shares = np.maximum(1 - distances, 0)
+    return shares / shares.sum(1, keepdims=True)

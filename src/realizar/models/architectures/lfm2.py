@@ -40,14 +40,15 @@ _GGUF_NAMES = {"model.norm": "token_embd_norm"}  # although it is the last norm
 _JOINED = Joined("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj")
 
 
-def build(hparams: HyperParameters) -> ModelSpec:
-    builder = _start(hparams)
+def build(hparams: HyperParameters, *, is_part: bool = False) -> ModelSpec:
+    """With `is_part` the text model of a vision model."""
+    builder = _start(hparams, is_dense=True, is_part=is_part)
     return _build(builder, builder.feed_forward)
 
 
 def build_mixture(hparams: HyperParameters) -> ModelSpec:
     """LFM2 with experts behind its first layers: sigmoids, whose bias does not weigh."""
-    builder = _start(hparams)
+    builder = _start(hparams, is_dense=False)
     leading = hparams.integer("leading_dense_block_count", "num_dense_layers", low=0, high=MAX_LAYERS, default=0)
     has_bias = hparams.boolean(None, "use_expert_bias", default=True)
     mixture = Mixture(
@@ -65,17 +66,19 @@ def build_mixture(hparams: HyperParameters) -> ModelSpec:
     )
 
 
-def _start(hparams: HyperParameters) -> SpecBuilder:
+def _start(hparams: HyperParameters, *, is_dense: bool, is_part: bool = False) -> SpecBuilder:
     sizes = read_dimensions(
         hparams,
         eps_keys=("attention.layer_norm_rms_epsilon", "norm_eps"),
         defaults={"intermediate_size": 12288, "norm_eps": 1e-5},
         some_without_attention=True,
     )
-    if hparams.architecture == "lfm2":
+    if is_dense:
         width = _read_feed_forward_size(hparams, sizes.feed_forward_size)
         sizes = dataclasses.replace(sizes, feed_forward_size=width)
-    return SpecBuilder(hparams, sizes, activation_key=None, names=_CONFIG_NAMES, gguf_names=_GGUF_NAMES)
+    return SpecBuilder(
+        hparams, sizes, activation_key=None, is_part=is_part, names=_CONFIG_NAMES, gguf_names=_GGUF_NAMES
+    )
 
 
 def _build(builder: SpecBuilder, feed_forward: Callable[[int], AnyFeedForward]) -> ModelSpec:

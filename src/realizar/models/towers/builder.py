@@ -77,13 +77,15 @@ class TowerBuilder(SpecBuilder):
         base, _, kind = canonical.rpartition(".")
         return f"{self._stored[base]}.{kind}"
 
-    def patches(self, name: str, patch_size: int, frames: int | None = None) -> Linear:
-        """The matrix of patches, which checkpoints have as a convolution [hidden_size, 3, (frames,) height, width].
+    def patches(self, name: str, patch_size: int, frames: int | None = None, *, by_pixel: bool = False) -> Linear:
+        """The matrix of patches, which checkpoints have as a convolution [hidden_size, 3, (frames,) height, width], or
+        as it is where it reads patches `by_pixel`.
 
         Of frames None is one without an axis of its own.
         """
         hidden, columns = self.sizes.hidden_size, 3 * (frames or 1) * patch_size**2
-        stored_shape = (hidden, 3, *(() if frames is None else (frames,)), patch_size, patch_size)
+        as_convolution = (hidden, 3, *(() if frames is None else (frames,)), patch_size, patch_size)
+        stored_shape = None if by_pixel else as_convolution
         source = TensorSource(self.stored_name(f"{name}.weight"), (hidden, columns), stored_shape=stored_shape)
         weight, bias_name = self.note(f"{name}.weight", source), None
         if self._norm_bias:

@@ -186,7 +186,7 @@ def build_qwen3(checkpoint: Checkpoint) -> Tower:
         projector=projector("projector", normed=False),
         preparation=_preparation(hparams, patch_size, merge, frames, _QWEN3),
         side=int(sizes.vocab_size**0.5),
-        stretches=True,
+        stretches="corners",
         deepstack=tuple((layer, projector(f"deepstack.{layer}", normed=True)) for layer in taken),
         spreads=True,
         tensors=builder.tensors,

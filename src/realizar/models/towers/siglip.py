@@ -1,16 +1,17 @@
-"""Towers that are SigLIP: those of Idefics 3 and SmolVLM, over tiles, and of Gemma 3. numpy only."""
+"""Towers that are SigLIP: those of Idefics 3 and SmolVLM, over tiles, of Gemma 3, and of LFM2-VL. numpy only."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.models.dimensions import Dimensions
+from realizar.models.dimensions import MAX_WIDTH, Dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.parts import Linear, Norm
 from realizar.models.tensor_source import TensorSource
-from realizar.models.tower import Projector, Stretched, Tiles, Tower
+from realizar.models.tower import Fitted, Grid, Projector, Stretched, Tiles, Tower
 from realizar.models.towers.builder import (
     MAX_EDGE,
     TowerBuilder,
@@ -37,8 +38,8 @@ _NAMES = {
     "positions": "embeddings.position_embedding",
 }
 _IDEFICS3_STARTS = ("model.vision_model.", "model.connector.")
-_GEMMA3_STARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-_GEMMA3_PREFIXES = ("vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower.")
+_STARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_PREFIXES = ("vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower.")
 _GGUF_STARTS = ("v.", "mm.")
 # Of SmolVLM2's configurations, which leave out what is transformers' default; and what published ones repeat there.
 _IDEFICS3_DEFAULTS = {
@@ -58,6 +59,17 @@ _GEMMA3_DEFAULTS = {
     "image_size": 224,
     "patch_size": 16,
 }
+_LFM2_DEFAULTS = {
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_patches": 256,
+    "patch_size": 16,
+}
+_LFM2_NAMES = {"projector.norm": "layer_norm", "projector.first": "linear_1", "projector.second": "linear_2"}
+_LFM2_GGUF_NAMES = {"projector.norm": "mm.input_norm", "projector.first": "mm.1", "projector.second": "mm.2"}
+_MOST_TILES = 64
 _LANCZOS, _BILINEAR = 1, 2  # Pillow's numbers
 
 
@@ -89,8 +101,7 @@ def build_gemma3(checkpoint: Checkpoint) -> Tower:
     sizes, patch_size = read_tower_sizes(hparams, _GEMMA3_DEFAULTS, 1e-6)
     side = math.isqrt(sizes.vocab_size)
     whole = whole_parameters(hparams)
-    found = (each for each in _GEMMA3_PREFIXES if f"{each}post_layernorm.weight" in checkpoint.tensors)
-    prefix = next(found, "vision_tower.")
+    prefix = _prefix(checkpoint)
     start = "mm." if hparams.is_gguf else f"{prefix.partition('vision_tower.')[0]}multi_modal_projector.mm_"
     builder = _start(hparams, sizes, prefix, {}, {})
     text, hidden = read_text_size(whole), sizes.hidden_size
@@ -103,7 +114,45 @@ def build_gemma3(checkpoint: Checkpoint) -> Tower:
         reads="mean",
     )
     preparation, merge = _stretched(hparams, side * patch_size), _gemma3_merge(whole, side)
-    return _tower(builder, "gemma3", patch_size, merge, projector, preparation, _GEMMA3_STARTS, seen_whole=True)
+    return _tower(builder, "gemma3", patch_size, merge, projector, preparation, _STARTS, seen_whole=True)
+
+
+def build_lfm2(checkpoint: Checkpoint) -> Tower:
+    """SigLIP 2, whose positions are resized to pictures of any size; a converter has its patches as a convolution."""
+    hparams = tower_parameters(checkpoint, "lfm2")
+    sizes, patch_size = read_tower_sizes(hparams, _LFM2_DEFAULTS, 1e-6, {"image_size": "num_patches"})
+    hparams.only(None, "vision_use_head", False)
+    whole = whole_parameters(hparams)
+    merge = whole.integer("vision.projector.scale_factor", "downsample_factor", high=16, default=2)
+    whole.only(None, "vision_feature_layer", -1)
+    whole.only(None, "projector_hidden_act", "gelu")
+    prefix = _prefix(checkpoint)
+    start = f"{prefix.partition('vision_tower.')[0]}multi_modal_projector."
+    names = {name: start + stored for name, stored in _LFM2_NAMES.items()}
+    builder = _start(hparams, sizes, prefix, names, _LFM2_GGUF_NAMES)
+    width, text = sizes.hidden_size * merge**2, read_text_size(whole)
+    if hparams.is_gguf:
+        bias, has_norm = builder.has("projector.first.bias"), builder.has("projector.norm.weight")
+        inner = checkpoint.tensors["mm.1.weight"].shape[0] if builder.has("projector.first.weight") else text
+    else:
+        bias = whole.boolean(None, "projector_bias", default=True)
+        has_norm = whole.boolean(None, "projector_use_layernorm", default=True)
+        inner = whole.integer(None, "projector_hidden_size", high=MAX_WIDTH, default=2560)
+    projector = Projector(
+        builder.linear("projector.first", inner, width, bias=bias),
+        "gelu",
+        builder.linear("projector.second", text, inner, bias=bias),
+        norm=replace(builder.norm("projector.norm", width), eps=1e-5) if has_norm else None,
+    )
+    grid = _grid(hparams, patch_size, merge)
+    tower = _tower(builder, "lfm2", patch_size, merge, projector, grid, _STARTS, by_pixel=not hparams.is_gguf)
+    most = max(grid.tile**2, grid.whole.most) // patch_size**2
+    return replace(tower, max_patches=most, stretches="pixels")
+
+
+def _prefix(checkpoint: Checkpoint) -> str:
+    found = (each for each in _PREFIXES if f"{each}post_layernorm.weight" in checkpoint.tensors)
+    return next(found, "vision_tower.")
 
 
 def _start(
@@ -125,10 +174,11 @@ def _tower(
     patch_size: int,
     merge: int,
     projector: Projector,
-    preparation: Tiles | Stretched,
+    preparation: Tiles | Stretched | Grid,
     starts: tuple[str, ...],
     *,
     seen_whole: bool = False,
+    by_pixel: bool = False,
 ) -> Tower:
     """A tower with a projector that was built. All tensors that begin with `starts` have to be known: a GGUF file has
     no others.
@@ -146,7 +196,8 @@ def _tower(
         side=math.isqrt(sizes.vocab_size),
         merge=merge,
         hidden_size=sizes.hidden_size,
-        patches=(builder.patches("patches", patch_size),),
+        patches=(builder.patches("patches", patch_size, by_pixel=by_pixel),),
+        by_pixel=by_pixel,
         positions=builder.table("positions", sizes.vocab_size),
         layers=tuple(layers),
         final_norm=builder.norm("model.norm"),
@@ -198,3 +249,27 @@ def _stretched(hparams: HyperParameters, edge: int) -> Stretched:
                 raise own.malformed(None, "size", f"expected {edge} pixels, the size of the tower's pictures")
     mean = read_colour(own, "vision.image_mean", "image_mean")
     return Stretched(edge, mean, read_colour(own, "vision.image_std", "image_std"))
+
+
+def _grid(hparams: HyperParameters, patch_size: int, merge: int) -> Grid:
+    """Where a GGUF file does not say, as published processors and llama.cpp have it."""
+    own, square = processor_parameters(hparams, _BILINEAR), patch_size * merge
+    for key, known in (("do_image_splitting", True), ("use_thumbnail", True), ("use_image_special_tokens", True)):
+        own.only(None, key, known)
+    own.only(None, "downsample_factor", merge)
+    own.only(None, "encoder_patch_size", patch_size)
+    tile = own.integer("vision.preproc_image_size", "tile_size", high=MAX_EDGE, default=512)
+    if tile % square:
+        raise own.malformed("vision.preproc_image_size", "tile_size", f"{tile} pixels are no whole squares of {square}")
+    fewest = own.integer("vision.preproc_min_tiles", "min_tiles", low=2, high=_MOST_TILES, default=2)
+    most = own.integer("vision.preproc_max_tiles", "max_tiles", low=fewest, high=_MOST_TILES, default=10)
+    pixels: list[int] = []
+    for gguf, key, tokens in (("min", "min_image_tokens", 64), ("max", "max_image_tokens", 256)):
+        if own.is_gguf:
+            high = MAX_EDGE**2
+            pixels.append(own.integer(f"vision.image_{gguf}_pixels", None, high=high, default=tokens * square**2))
+        else:
+            pixels.append(own.integer(None, key, high=MAX_EDGE, default=tokens) * square**2)
+    mean, deviation = (read_colour(own, f"vision.image_{name}", f"image_{name}") for name in ("mean", "std"))
+    tolerance = own.number(None, "max_pixels_tolerance", default=2.0)
+    return Grid(tile, fewest, most, pixels[1] * tolerance, Fitted(pixels[0], pixels[1], mean, deviation))
