@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hub.fake_hub import Content, Endpoint, Sparse, fake_hub
+from images.vision_models import write_vision_files
 from quantization.stored_checkpoints import Stored, write_model, write_model_opt_file
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, gguf_header
@@ -114,7 +115,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(tiny: Path) -> Iterator[Endpoint]:
-    with fake_hub({**REPOSITORIES, "user/tiny": {"tiny.gguf": tiny.read_bytes()}}) as endpoint:
+    folder = tiny.parent / "seeing"
+    folder.mkdir()
+    write_vision_files(folder)
+    seeing = {path.name: path.read_bytes() for path in folder.iterdir()}
+    more = {"user/tiny": {"tiny.gguf": tiny.read_bytes()}, "user/seeing": seeing}
+    with fake_hub({**REPOSITORIES, **more}) as endpoint:
         yield endpoint
 
 
@@ -183,6 +189,14 @@ def test_a_drafter_is_not_fetched_either(
     assert (remote["fetched"], local["fetched"]) == (False, True)
     result = endpoint.run(tmp_path, "plan", "user/floats", "--drafter", "user/tiny", "--device", "cpu")
     assert "more than 30.0 MB of it would have to be read" in result.stderr, "for the vocabulary, which is compared"
+
+
+def test_an_encoder_of_images_is_planned_by_its_header(
+    tmp_path: Path, endpoint: Endpoint, planned_here: Callable[..., dict[str, Any]]
+) -> None:
+    remote, local = planned(endpoint, tmp_path, "user/seeing"), planned_here(write_vision_files(tmp_path))
+    assert remote["encoder"] == local["encoder"] is not None
+    assert remote["file_bytes"] == local["file_bytes"] == (tmp_path / "tiny.gguf").stat().st_size
 
 
 @pytest.mark.parametrize("stored", [Stored("gptq"), Stored("awq"), Stored("packed"), Stored("modelopt")], ids=str)

@@ -111,6 +111,15 @@ def make_tower(tower: Tower, checkpoint: Checkpoint, threads: int | None) -> CPU
     return CPUTower(tower, checkpoint, default_threads() if threads is None else threads)
 
 
+def plan_tower(tower: Tower, checkpoint: Checkpoint) -> tuple[int, int]:
+    """Bytes of an encoder's weights, and what else the largest picture takes, from headers alone; raises as
+    `make_tower`.
+    """
+    from realizar.backends.cpu.tower import CPUTower
+
+    return CPUTower.planned_bytes(tower, checkpoint)
+
+
 def make_inspected_backend(
     device: ChosenDevice, progress: LoadProgress | None = None,
     compared_for: tuple[ModelSpec, Checkpoint] | None = None,

@@ -221,6 +221,19 @@ def open_images(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConf
         return None
 
 
+def usable_tower(checkpoint: Checkpoint, mmproj: str = "auto") -> tuple[tuple[Checkpoint, Tower] | None, str | None]:
+    """As `find_tower`, of one that has all tensors; else, where it was not named, why it is not used."""
+    try:
+        found = find_tower(checkpoint, mmproj)
+        if found is not None:
+            check_tensors(found[1], found[0])
+        return found, None
+    except (CheckpointError, UnsupportedModelError) as error:
+        if mmproj != "auto":
+            raise
+        return None, str(error)
+
+
 def find_tower(checkpoint: Checkpoint, mmproj: str = "auto") -> tuple[Checkpoint, Tower] | None:
     """A model's tower and the checkpoint that has it, by `EngineConfig.mmproj`; None without one.
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from realizar.backends.devices import ChosenDevice
 from realizar.backends.kv_blocks import WHOLE_REQUESTS, most_requests
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig
@@ -52,8 +53,9 @@ class PlannedLoad(msgspec.Struct, frozen=True):
 
 
 def plan_within(
-    checkpoint: Checkpoint, config: EngineConfig, memory_bytes: int | Mapping[str, int] | None
-) -> tuple[PlannedLoad, int]:
+    checkpoint: Checkpoint, config: EngineConfig, memory_bytes: int | Mapping[str, int] | None,
+    device: ChosenDevice | None = None,
+) -> tuple[PlannedLoad, int]:  # fmt: skip
     """Plan a load with the model's own context, or the largest half, quarter and so on of it that fits.
 
     It returns the load and the memory that it may take. CapacityError: the model does not fit; other errors are those
@@ -63,8 +65,10 @@ def plan_within(
         config: a context and a size of the KV cache that are configured stay.
         memory_bytes: memory for all models of the device, or of each device by the name that `PlannedLoad` has; None,
             and a device without one, take nine tenths of what is free now.
+        device: as of `resolve_model`.
     """
-    spec, whole, others, _ = resolve_drafted(checkpoint, config)
+    of_device = memory_bytes if isinstance(memory_bytes, int) else None
+    spec, whole, others, _ = resolve_drafted(checkpoint, config, device, of_device)
     config = replace(config, drafter=whole.drafter)
     if isinstance(memory_bytes, Mapping):
         memory_bytes = memory_bytes.get(whole.chosen.place)

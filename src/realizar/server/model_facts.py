@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.engine.images import find_tower
+from realizar.engine.images import usable_tower
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.gguf_names import quantization_of
 from realizar.images.prepare import LargestImage, largest_image
@@ -112,10 +112,7 @@ def capabilities(facts: ModelFacts, embeddings: Pooling | None) -> list[str]:
 
 
 def _largest_image(checkpoint: Checkpoint, mmproj: str) -> LargestImage | None:
-    try:
-        found = find_tower(checkpoint, mmproj)
-    except (CheckpointError, UnsupportedModelError):
-        return None
+    found, _ = usable_tower(checkpoint, mmproj)
     return None if found is None else largest_image(found[1])
 
 

@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
+from images.vision_models import write_vision_files
+from realizar.backends.select import make_tower
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.cli.main import app, run_app
 from realizar.config import EngineConfig
+from realizar.engine.images import find_tower
 from realizar.engine.loading import load_core
+from realizar.engine.planned_load import plan_within
 from realizar.models.generated.generate import generate_gguf
 from realizar.replicas.planning import ReplicaQuestion, divide
 
@@ -172,3 +176,65 @@ def test_replicas_that_can_not_be_are_refused(
     result = realizar("plan", smollm2_path, *(words if "--device" in words else (*words, "--device", "cpu")))
     assert result.status == 1
     assert message in result.error_lines[0]
+
+
+def test_an_encoder_of_images_is_counted_as_it_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_vision_files(tmp_path)
+    words = ("--device", "cpu", "--memory", "1G")
+    encoder = plan(capsys, str(path), *words)["encoder"]
+    found = find_tower(open_checkpoint(path))
+    assert found is not None
+    assert encoder["weight_bytes"] == make_tower(found[1], found[0], 1).size_bytes
+    assert (encoder["name"], encoder["file"], encoder["reason"]) == ("idefics3", "mmproj-tiny.gguf", None)
+    width = found[1].hidden_size + found[1].layers[0].feed_forward.up.out_features
+    assert encoder["workspace_bytes"] > 4 * found[1].max_patches * width
+    assert run_app(app, ["plan", str(path), *words]) == 0
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("encoder")]
+    assert line.endswith("to work in, once an image comes: idefics3 of mmproj-tiny.gguf")
+    assert plan(capsys, str(path), *words, "--mmproj", "none")["encoder"] is None
+    (tmp_path / "mmproj-tiny.gguf").write_bytes(b"GGUF torn")
+    assert plan(capsys, str(path), *words)["encoder"] is None
+    assert run_app(app, ["plan", str(path), *words]) == 0
+    assert "\nencoder      none: " in capsys.readouterr().out
+    assert run_app(app, ["plan", str(path), *words, "--mmproj", str(tmp_path / "mmproj-tiny.gguf")]) == 1
+    assert "mmproj-tiny.gguf" in capsys.readouterr().err
+
+
+def test_several_models_are_planned_as_a_server_of_several_does(
+    tmp_path: Path, smollm2_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(write_vision_files(tmp_path)), str(smollm2_path)]
+    words = ("--device", "cpu", "--memory", "1G")
+    found = plan(capsys, *paths, *words)
+    alone = [plan(capsys, path, *words) for path in paths]
+    assert found["models"] == [{"name": path, **each} for path, each in zip(paths, alone, strict=True)]
+    loads = [plan_within(open_checkpoint(path), EngineConfig(device="cpu"), 10**9)[0] for path in paths]
+    needed = sum(load.num_bytes for load in loads)
+    needed += alone[0]["encoder"]["weight_bytes"] + alone[0]["encoder"]["workspace_bytes"]
+    assert found["together"] == [{"device": "cpu", "needed_bytes": needed, "memory_bytes": 10**9, "fits": True}]
+    assert run_app(app, ["plan", *paths, *words]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"model        {paths[0]}\nfile         ")
+    assert out.count("requests at once") == 2
+    assert re.search(r"\ntogether     \S+ MB of 1\.00 GB on cpu: all fit at once\n$", out)
+    assert run_app(app, ["plan", *paths, paths[1], paths[1], *words]) == 0
+    assert "on cpu: they do not fit at once, and a server loads them in turn\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--memory", "300M"), "smollm2"),
+        (("--memory", "300M", "--json"), "the model does not fit into 300.0 MB"),
+        (("--replicas", "2"), "--replicas above 1 serve a single model"),
+        (("--drafter", "x"), "--drafter names a model that drafts for a single one"),
+        (("--mmproj", "x"), "--mmproj names an encoder of a single model's images"),
+    ],
+)
+def test_several_models_that_can_not_be_planned(
+    realizar: Callable[..., Any], tiny_path: Path, smollm2_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    result = realizar("plan", tiny_path, smollm2_path, "--device", "cpu", *words)
+    assert result.status == 1
+    assert message in result.error_lines[0]
+    assert ("--memory" in words) == bool(result.stdout), "figures say why"

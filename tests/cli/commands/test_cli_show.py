@@ -11,6 +11,8 @@ import pytest
 
 from images.vision_models import write_vision_files
 from realizar.checkpoint.gguf_writer import write_gguf
+from realizar.checkpoint.open import open_checkpoint
+from realizar.sizes import format_bytes
 
 
 def shown(realizar: Callable[..., Any], path: Path | str) -> dict[str, Any]:
@@ -29,15 +31,18 @@ def test_a_model_is_described(realizar: Callable[..., Any], smollm2_path: Path) 
     assert "8,192 tokens" in text
     assert "apache-2.0" in text
     assert len(text.splitlines()) == 12
-    assert record["images"] == {"encoder": None, "file": None, "reason": None}
+    assert record["images"] == {"encoder": None, "file": None, "reason": None, "weight_bytes": 0}
 
 
 def test_models_that_see_say_by_what(realizar: Callable[..., Any], tmp_path: Path) -> None:
     """In the same words as `inspect`; an encoder that does not run says why."""
     path = write_vision_files(tmp_path)
     tower = tmp_path / "mmproj-tiny.gguf"
-    assert shown(realizar, path)["images"] == {"encoder": "idefics3", "file": str(tower), "reason": None}
-    said = f"yes, encoded by idefics3 of {tower}"
+    size = sum(each.size_bytes for each in open_checkpoint(tower).tensors.values() if len(each.shape) > 1)
+    size -= open_checkpoint(tower).tensors["v.position_embd.weight"].size_bytes
+    found = {"encoder": "idefics3", "file": str(tower), "reason": None, "weight_bytes": size}
+    assert shown(realizar, path)["images"] == found
+    said = f"yes, encoded by idefics3 of {tower}, {format_bytes(size)} of weights"
     assert f"images        {said}\n" in realizar("inspect", path).stdout
     assert f"images        {said}\n" in realizar("show", path).stdout
     tower.write_bytes(tower.read_bytes()[:100])

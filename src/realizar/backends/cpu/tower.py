@@ -22,6 +22,7 @@ from realizar.backends.cpu.state.memory import StateMemory
 from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights.load import Weights
+from realizar.backends.cpu.weights.pack import no_bytes
 from realizar.backends.cpu.workspace import Workspace, kept_stream
 from realizar.backends.devices import THE_CPU
 from realizar.backends.resolved_config import ResolvedConfig
@@ -42,8 +43,7 @@ class CPUTower:
     def __init__(self, tower: Tower, checkpoint: Checkpoint, threads: int) -> None:
         check_tensors(tower, checkpoint)
         self.tower = tower
-        is_float32 = WeightTensors(tower, checkpoint).are_float32(tower.matrices())
-        config, instructions = _config(tower, threads, "f32" if is_float32 else "f16"), select(None)
+        config, instructions = _config(tower, checkpoint, threads), select(None)
         self._space = Workspace(tower, config, instructions.tile_tokens[0])
         self._weights = Weights(tower, checkpoint, instructions.lanes, threads)
         self._weights.load(tower.matrices(), lambda _: None)
@@ -62,6 +62,16 @@ class CPUTower:
         self._body, self._projectors = binder.bind_tower(tower)
         self._team, self._lock = ThreadTeam(threads), threading.Lock()
         weakref.finalize(self, self._team.close)
+
+    @staticmethod
+    def planned_bytes(tower: Tower, checkpoint: Checkpoint) -> tuple[int, int]:
+        """Bytes of the weights, and what else the largest picture takes, from headers alone; raises as a load does."""
+        check_tensors(tower, checkpoint)
+        config, instructions = _config(tower, checkpoint, threads=1), select(None)
+        weights = Weights(tower, checkpoint, instructions.lanes, threads=1)
+        weights.reserve(tower.matrices(), no_bytes)
+        space = Workspace(tower, config, instructions.tile_tokens[0])  # never written: it costs nothing
+        return weights.size_bytes, space.size_bytes + PictureKeys(tower, config.kv_dtype).size_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -125,8 +135,9 @@ class CPUTower:
         self._team.run(program.at, program.count)
 
 
-def _config(tower: Tower, threads: int, kv_dtype: str) -> ResolvedConfig:
+def _config(tower: Tower, checkpoint: Checkpoint, threads: int) -> ResolvedConfig:
     """A row of a picture's patches, or of each of its windows."""
+    kv_dtype = "f32" if WeightTensors(tower, checkpoint).are_float32(tower.matrices()) else "f16"
     return ResolvedConfig(
         threads=threads, context_length=tower.max_patches, max_running=most_windows(tower),
         max_step_tokens=tower.max_patches, speculative_tokens=0, chosen=THE_CPU, kv_dtype=kv_dtype, queue_length=0,

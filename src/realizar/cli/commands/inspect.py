@@ -158,31 +158,32 @@ class Sight:
     """Whether a model reads images: `encoder` is llama.cpp's name of what encodes them, and `file` has it.
 
     Both are None where it reads none; `reason` says why an encoder that is there does not run, else it is None.
+    `weight_bytes` are those of its matrices, as they are stored.
     """
 
     encoder: str | None = None
     file: str | None = None
     reason: str | None = None
+    weight_bytes: int = 0
 
     def text(self) -> str:
         if self.encoder is not None:
-            return f"yes, encoded by {self.encoder} of {printable(self.file)}"
+            size = format_bytes(self.weight_bytes)
+            return f"yes, encoded by {self.encoder} of {printable(self.file)}, {size} of weights"
         return "no" if self.reason is None else f"no: {printable(self.reason)}"
 
 
 def sight_of(checkpoint: Checkpoint) -> Sight:
-    from realizar.engine.images import find_tower
-    from realizar.errors import CheckpointError, UnsupportedModelError
-    from realizar.models.check_tensors import check_tensors
+    from realizar.backends.weight_tensors import WeightTensors
+    from realizar.engine.images import usable_tower
 
-    try:
-        if (found := find_tower(checkpoint)) is None:
-            return Sight()
-        holder, tower = found
-        check_tensors(tower, holder)
-    except (CheckpointError, UnsupportedModelError) as error:
-        return Sight(reason=str(error))
-    return Sight(tower.architecture, str(holder.path))
+    found, reason = usable_tower(checkpoint)
+    if found is None:
+        return Sight(reason=reason)
+    holder, tower = found
+    tensors = WeightTensors(tower, holder)
+    size = sum(tensors.size_bytes(matrix.weight) for matrix in tower.matrices())
+    return Sight(tower.architecture, str(holder.path), weight_bytes=size)
 
 
 def parameters_text(counts: ParameterCounts) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from realizar.cli.commands.inspect import file_bytes, parameters_text
-from realizar.cli.options.arguments import Integer, Json, MaybeSize, Model
+from realizar.cli.options.arguments import Integer, Json, MaybeSize, Model, complete_model
 from realizar.cli.options.engine import BatchingOptions, DraftOptions, EngineOptions
-from realizar.cli.options.loading import PlannedModel, planned_model
+from realizar.cli.options.loading import PlannedModel, check_for_several, planned_model
 from realizar.cli.options.serve import check_replicas
-from realizar.errors import CapacityError
+from realizar.cli.terminal.printable import printable
+from realizar.errors import CapacityError, InvalidRequestError
 from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 def plan_command(
     model: Model,
     /,
-    *,
+    *others: Annotated[
+        str, Parameter(help="More models, to learn whether all of them fit at once.", completer=complete_model)
+    ],
     memory: Annotated[
         MaybeSize,
         Parameter(
@@ -59,16 +62,38 @@ def plan_command(
     check_replicas(replicas)
     config = (batching or BatchingOptions()).config((engine or EngineOptions()).config())
     config = (drafts or DraftOptions()).config(config)
+    if others:
+        check_for_several(config)
+        if replicas > 1:
+            raise InvalidRequestError("--replicas above 1 serve a single model", "replicas")
     drafter, is_auto = config.draft_model, config.drafter == "auto"
     with ExitStack() as opened:
-        planned = opened.enter_context(planned_model(model, vocabulary=drafter is not None, drafter=is_auto))
+        found = [
+            opened.enter_context(planned_model(each, vocabulary=drafter is not None, drafter=is_auto))
+            for each in (model, *others)
+        ]
         if drafter is not None:
             beside = opened.enter_context(planned_model(drafter, vocabulary=True))
             config = replace(config, drafter=str(beside.checkpoint.path.absolute()))
-        _show_plan(planned, config, replicas, memory, as_json=as_json)
+        if others:
+            _show_several((model, *others), found, config, memory, as_json=as_json)
+            return
+        plan = _plan(found[0], config, replicas, memory)
+        print(json.dumps(plan.record) if as_json else "\n".join(plan.lines))
+        check_fits(plan.memory)
 
 
-def _show_plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int | None, *, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A model's plan, for people and as JSON. `encoder_bytes` are of the host's memory, for its encoder of images."""
+
+    memory: MemoryPlan
+    lines: list[str]
+    record: dict[str, object]
+    encoder_bytes: int
+
+
+def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int | None) -> _Plan:
     from realizar.backends.device_choice import choose_planned_device
     from realizar.backends.select import plan_memory
     from realizar.engine.draft_models import resolve_drafted
@@ -89,19 +114,101 @@ def _show_plan(model: PlannedModel, config: EngineConfig, replicas: int, memory:
         config, memory = least.config, least.memory_bytes
     drafted = resolve_drafted(checkpoint, config, chosen, memory)
     spec, resolved, others, _ = drafted
-    plan = plan_memory(spec, checkpoint, resolved, memory, others)
+    plan, encoder = plan_memory(spec, checkpoint, resolved, memory, others), _plan_encoder(checkpoint, config.mmproj)
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     counts = count_parameters(spec)
+    more["fetch_speed"] = None if speed is None else asdict(speed)
+    more |= {"fetched": model.remote_bytes is None, "read_bytes": model.read_bytes}
+    more["drafter"] = others["drafter"].checkpoint.path.name if others else None
+    more["encoder"] = None if encoder.name is None else asdict(encoder)
+    size = file_bytes(checkpoint) if model.remote_bytes is None else model.remote_bytes
+    record = {**asdict(plan), "file_bytes": size, "parameters": asdict(counts), **more}
+    lines = _report(plan, resolved, counts, speed, beside, [*_drafter_lines(plan, drafted), *encoder.lines(plan)])
+    return _Plan(plan, [_file_line(model), *lines], record, encoder.weight_bytes + encoder.workspace_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedEncoder:
+    """An encoder of images, by llama.cpp's name of its projector; `workspace_bytes` are for the largest picture.
+
+    Without a name there is none, and `reason` says why one that lies there is not used.
+    """
+
+    name: str | None = None
+    file: str | None = None
+    weight_bytes: int = 0
+    workspace_bytes: int = 0
+    reason: str | None = None
+
+    def lines(self, plan: MemoryPlan) -> list[str]:
+        if self.name is None:
+            return [] if self.reason is None else [f"encoder      none: {self.reason}"]
+        work = f"up to {format_bytes(self.workspace_bytes)} to work in"
+        where = ", of the host's memory" if plan.device == "cuda" else ""
+        said = f"{format_bytes(self.weight_bytes)} of weights and {work}{where}, once an image comes"
+        return [f"encoder      {said}: {self.name} of {self.file}"]
+
+
+def _plan_encoder(checkpoint: Checkpoint, mmproj: str) -> _PlannedEncoder:
+    """Raises as `usable_tower`."""
+    from realizar.backends.select import plan_tower
+    from realizar.engine.images import usable_tower
+
+    found, reason = usable_tower(checkpoint, mmproj)
+    if found is None:
+        return _PlannedEncoder(reason=reason)
+    holder, tower = found
+    return _PlannedEncoder(tower.architecture, holder.path.name, *plan_tower(tower, holder))
+
+
+def _show_several(
+    names: Sequence[str], models: Sequence[PlannedModel], config: EngineConfig, memory: int | None, *, as_json: bool
+) -> None:
+    """Show each model's plan, and whether a server could keep all of them loaded."""
+    plans = [_plan(model, config, 1, memory) for model in models]
+    if not as_json:
+        for name, plan in zip(names, plans, strict=True):
+            print("\n".join([f"model        {printable(name)}", *plan.lines, ""]))
+    pools: dict[str, _Pool] = {}
+    failure = None
+    for name, model, plan in zip(names, models, plans, strict=True):
+        try:
+            _take(pools, model, plan, config, memory)
+        except CapacityError as error:
+            failure = CapacityError(f"{name}: {error}")
+            break
     if as_json:
-        more["fetch_speed"] = None if speed is None else asdict(speed)
-        more |= {"fetched": model.remote_bytes is None, "read_bytes": model.read_bytes}
-        more["drafter"] = others["drafter"].checkpoint.path.name if others else None
-        size = file_bytes(checkpoint) if model.remote_bytes is None else model.remote_bytes
-        print(json.dumps({**asdict(plan), "file_bytes": size, "parameters": asdict(counts), **more}))
-    else:
-        drafter = _drafter_lines(plan, drafted)
-        print("\n".join([_file_line(model), *_report(plan, resolved, counts, speed, beside, drafter)]))
-    check_fits(plan)
+        records = [{"name": name, **plan.record} for name, plan in zip(names, plans, strict=True)]
+        together = [] if failure else [{"device": device, **asdict(pool)} for device, pool in pools.items()]
+        print(json.dumps({"models": records, "together": together}))
+    if failure is not None:
+        raise failure
+    for device, pool in () if as_json else pools.items():
+        fit = "all fit at once" if pool.fits else "they do not fit at once, and a server loads them in turn"
+        print(f"together     {format_bytes(pool.needed_bytes)} of {format_bytes(pool.memory_bytes)} on {device}: {fit}")
+
+
+@dataclass(slots=True)
+class _Pool:
+    """What models take of a device together, and what they may take."""
+
+    needed_bytes: int
+    memory_bytes: int
+    fits: bool = True
+
+
+def _take(pools: dict[str, _Pool], model: PlannedModel, plan: _Plan, config: EngineConfig, memory: int | None) -> None:
+    """Add what a server plans for a model to its device's pool. CapacityError: it does not fit alone."""
+    from realizar.backends.device_choice import choose_planned_device
+    from realizar.engine.planned_load import plan_within
+
+    check_fits(plan.memory)
+    chosen = choose_planned_device(config.device, memory_given=memory is not None)
+    load, most = plan_within(model.checkpoint, config, memory, chosen)
+    pool = pools.setdefault(load.device, _Pool(0, most))
+    pool.needed_bytes += load.num_bytes + (plan.encoder_bytes if load.device == "cpu" else 0)
+    pool.memory_bytes = min(pool.memory_bytes, most)
+    pool.fits = pool.needed_bytes <= pool.memory_bytes
 
 
 def _file_line(model: PlannedModel) -> str:
@@ -117,7 +224,7 @@ def _report(
     counts: ParameterCounts,
     speed: FetchSpeed | None,
     beside: Sequence[str],
-    drafter: Sequence[str],
+    helpers: Sequence[str],
 ) -> list[str]:
     on_gpu = plan.device == "cuda"
     kept = f"{format_bytes(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
@@ -138,7 +245,7 @@ def _report(
     lines = [
         f"weights      {format_bytes(plan.weight_bytes)} packed, and the embedding, {kept}",
         *experts,
-        *drafter,
+        *helpers,
         f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
         *states_lines(plan, config.max_running, speed),

@@ -18,7 +18,7 @@ from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.cli.options.arguments import Integer, Models, refuse_given
 from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.options.engine import BatchingOptions, DraftOptions, EngineOptions
-from realizar.cli.options.loading import drafts_lines, fetch_model, with_drafter
+from realizar.cli.options.loading import check_for_several, drafts_lines, fetch_model, with_drafter
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions
 from realizar.cli.options.several_models import SeveralModelsOptions
@@ -74,10 +74,8 @@ def serve_command(
     several = models.several(model, server)
     with_ray = ray.checked(server, several=several)
     config = (drafts or DraftOptions()).config(batching.config((engine or EngineOptions()).config()))
-    if several and config.draft_model is not None:
-        raise InvalidRequestError("--drafter names a model that drafts for a single one", "drafter")
-    if several and config.mmproj not in ("auto", "none"):
-        raise InvalidRequestError("--mmproj names an encoder of a single model's images", "mmproj")
+    if several:
+        check_for_several(config)
     sampling.checked()
     settings = server.settings()
     serving = _Serving(server, config, batching.max_queued, sampling, read_chat_template(server.chat_template))

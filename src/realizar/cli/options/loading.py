@@ -13,6 +13,7 @@ from realizar.cli.options.chat_template import check_checkpoint_for_chat, check_
 from realizar.cli.options.engine import DraftOptions, EngineOptions
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.progress import download_progress
+from realizar.errors import InvalidRequestError
 from realizar.gguf_names import kind_of
 
 if TYPE_CHECKING:
@@ -42,6 +43,14 @@ def with_drafter(config: EngineConfig) -> EngineConfig:
     if config.draft_model is None:
         return config
     return replace(config, drafter=str(fetch_model(config.draft_model).path.absolute()))
+
+
+def check_for_several(config: EngineConfig) -> None:
+    """InvalidRequestError: a configuration names what belongs to one model, and several are to have it."""
+    if config.draft_model is not None:
+        raise InvalidRequestError("--drafter names a model that drafts for a single one", "drafter")
+    if config.mmproj not in ("auto", "none"):
+        raise InvalidRequestError("--mmproj names an encoder of a single model's images", "mmproj")
 
 
 def loaded_lines(llm: LLM, drafts: DraftOptions | None) -> list[str]:

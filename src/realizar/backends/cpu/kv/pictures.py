@@ -31,6 +31,10 @@ class PictureKeys:
         blocks = -(-tower.max_patches // self.block_size) + most_windows(tower)  # the last of a window is not full
         self._memory = aligned_zeros(blocks * most, np.uint8)
 
+    @property
+    def size_bytes(self) -> int:
+        return int(self._memory.nbytes)
+
     def group_of(self, layer: int) -> int:
         return self._groups[layer][0]
 
