@@ -7,15 +7,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from realizar.errors import InvalidRequestError
 from realizar.images.decode import FORMATS, Ask, Cut, Made
 from realizar.ipc.apart import Processes, WorkEndedError
 
-Pixels = NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Pixels: TypeAlias = "NDArray[np.uint8]"
 """[height, width, 3]: red, green, blue."""
 
 FETCHED: ContextVar[Mapping[str, bytes] | None] = ContextVar("fetched", default=None)
@@ -127,6 +129,8 @@ def pictures_of(image: EncodedImage, cut: Cut) -> list[Pixels]:
     InvalidRequestError, naming it: the file is cut short or malformed, or takes too long or too much memory.
     EngineUnavailableError as `Processes.ask`.
     """
+    import numpy as np  # which the help of a command that takes images does not need
+
     made = _asked(image.where, Ask(memoryview(image.data), _DECODE_CPU_S, cut))
     size = cut.sizes[-1] if cut.tile is None else (cut.tile, cut.tile)
     sizes = [*[size] * (len(made.pictures) - 1), cut.whole or size]
