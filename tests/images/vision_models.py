@@ -486,7 +486,7 @@ def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = Fals
     if architecture == "mistral3":
         row = np.ones(64, np.float32)
         tensors.append(NewTensor("v.token_embd.img_break", GGMLType.F32, row.shape, row.view(np.uint8)))
-    write_gguf(path, tower_metadata(48, 2, 3, 80, 64) | _converted_metadata(architecture), tensors)
+    write_gguf(path, _converted_metadata(architecture), tensors)
 
 
 _Values = np.ndarray[Any, np.dtype[np.float32]]
@@ -509,29 +509,33 @@ def _converted(architecture: str, name: str, values: _Values) -> Iterator[tuple[
 
 
 def _converted_metadata(architecture: str) -> dict[str, Any]:
-    """The keys of a tower's GGUF file that are not those of `tower_metadata`."""
+    of_smolvlm = tower_metadata(48, 2, 3, 80, 64)
+    if architecture in ("smolvlm", "idefics3"):
+        return of_smolvlm
+    of_all = {key: value for key, value in of_smolvlm.items() if key not in _OF_TILES}
     vision: dict[str, Any]
+    activation = {}
     if architecture == "gemma3":
-        return {"clip.projector_type": "gemma3"}
-    if architecture == "lfm2_vl":
+        projector, vision = "gemma3", {"projector.scale_factor": MERGE}
+    elif architecture == "lfm2_vl":
         projector, vision = "lfm2", {"image_size": 7 * PATCH, "preproc_image_size": TILE, "preproc_max_tiles": 4}
-        vision |= {"image_min_pixels": 256, "image_max_pixels": 1024}
+        vision |= {"image_min_pixels": 256, "image_max_pixels": 1024, "projector.scale_factor": MERGE}
     elif architecture == "mistral3":
         projector, vision = "pixtral", {"attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 24, **_COLOURS}
-        vision["spatial_merge_size"] = MERGE
+        vision |= {"spatial_merge_size": MERGE}
     else:
         vision = {"image_min_pixels": 256, "image_max_pixels": 2048, "spatial_merge_size": MERGE}
         if architecture == "qwen2_5_vl":
+            projector, activation = "qwen2.5vl_merger", {"clip.use_gelu": False, "clip.use_silu": True}
             vision |= {"n_wa_pattern": 2, "window_size": 24, **_COLOURS}
-            return _named("qwen2.5vl_merger", vision) | {"clip.use_gelu": False, "clip.use_silu": True}
-        projector, vision["is_deepstack_layers"] = "qwen3vl_merger", np.array(["vl" in architecture] * 2)
-    return _named(projector, vision)
+        else:
+            projector = "qwen3vl_merger"
+            vision |= {"is_deepstack_layers": np.array(["vl" in architecture] * 2)}
+    own = {f"clip.vision.{key}": value for key, value in vision.items()}
+    return of_all | {"clip.projector_type": projector} | activation | own
 
 
-def _named(projector: str, vision: dict[str, Any]) -> dict[str, Any]:
-    return {"clip.projector_type": projector, **{f"clip.vision.{key}": value for key, value in vision.items()}}
-
-
+_OF_TILES = ("clip.vision.projector.scale_factor", "clip.vision.preproc_image_size")
 _OF_NEWER = ("model.vision_tower.", "model.multi_modal_projector.", "model.visual.")
 _GGUF_STARTS = (
     *("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.", "visual."),
