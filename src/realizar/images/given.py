@@ -73,18 +73,7 @@ class GivenImage:
         Raises InvalidRequestError, naming it, for what is no base64, for other URLs that were not `FETCHED`, for what
         is no image of a known format, and beyond the bounds; EngineUnavailableError as `Processes.ask`.
         """
-        text, said = self.base64, self.media_type
-        data = self._fetched
-        if self.url is not None and data is None:
-            scheme, _, rest = self.url.partition(":")
-            if scheme.lower() != "data":
-                raise InvalidRequestError(f"{self.where} must be a data URI; no URL is fetched", self.where)
-            kind, found, text = rest.partition(",")
-            if not found or not kind.lower().endswith(";base64"):
-                raise InvalidRequestError(f"{self.where} must be of the form data:image/png;base64,...", self.where)
-            said = kind.partition(";")[0].lower() or None
-        if data is None:
-            data = self.data if text is None else self._decoded(text)
+        data, said = self._given()
         if len(data) > MAX_BYTES:
             raise InvalidRequestError(f"{self.where} has {len(data)} bytes; an image may have {MAX_BYTES}", self.where)
         made = _asked(self.where, Ask(memoryview(data), _LOOK_CPU_S))
@@ -97,13 +86,26 @@ class GivenImage:
     @property
     def is_remote(self) -> bool:
         """True if it is at an HTTP address, and was not fetched."""
-        scheme = (self.url or "").partition(":")[0].lower()
-        return scheme in ("http", "https") and self._fetched is None
+        return (self.url or "")[:6].lower().startswith(("http:", "https:")) and self._fetched is None
 
     @property
     def _fetched(self) -> bytes | None:
         fetched = FETCHED.get()
         return None if fetched is None or self.url is None else fetched.get(self.url)
+
+    def _given(self) -> tuple[bytes, str | None]:
+        """Its bytes, and the media type that they are said to have."""
+        if self._fetched is not None:
+            return self._fetched, None
+        if self.url is None:
+            return self.data if self.base64 is None else self._decoded(self.base64), self.media_type
+        scheme, _, rest = self.url.partition(":")
+        if scheme.lower() != "data":
+            raise InvalidRequestError(f"{self.where} must be a data URI; no URL is fetched", self.where)
+        kind, found, text = rest.partition(",")
+        if not found or not kind.lower().endswith(";base64"):
+            raise InvalidRequestError(f"{self.where} must be of the form data:image/png;base64,...", self.where)
+        return self._decoded(text), kind.partition(";")[0].lower() or None
 
     def _decoded(self, text: str) -> bytes:
         if len(text) > MAX_BYTES * 4 // 3 + 4:
