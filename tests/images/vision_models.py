@@ -149,7 +149,8 @@ class VisionModel(NamedTuple):
 
     def inputs(self, ids: Any, prepared: Any) -> dict[str, Any]:
         """What the model takes, of the ids of one prompt [1, tokens] and its images."""
-        others = ("rows", "cols", "num_crops", "image_rows", "image_cols", "image_sizes")
+        others = ["rows", "cols", "num_crops", "image_rows", "image_cols"]
+        others += ["image_sizes"] if self.kind == "lfm2_vl" else []
         tensors = {name: prepared[name] for name in prepared if name not in others}
         kinds = {"qwen": "mm_token_type_ids", "gemma3": "token_type_ids"}
         more = {kinds[self.kind]: (ids == IMAGE).int()} if self.kind in kinds else {}
