@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 
@@ -157,6 +158,12 @@ def test_the_first_choice_that_fits_is_taken_and_said(free: int, file: str, capl
     assert select_files("u/r", SIZES, None, lambda: free) == (file,)
     (line,) = caplog.messages
     assert line.startswith(f"u/r has 4 models: {quantization_of(file)} is taken (")
+
+
+def test_an_encoder_of_images_takes_room_too() -> None:
+    sizes = {**SIZES, "mmproj-F16.gguf": 10**9, "mmproj-F32.gguf": 2 * 10**9}
+    for free, file in ((7 * 10**9, "m-Q4_K_M.gguf"), (7 * 10**9 - 1, "m-Q4_K_S.gguf")):
+        assert select_files("u/r", sizes, None, partial(int, free)) == (file, "mmproj-F16.gguf")
 
 
 def test_room_is_asked_for_only_where_there_is_a_choice(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,8 @@ Room: TypeAlias = Callable[[], int]
 
 _PREFERRED_QUANTS = ("Q4_K_M", "UD-Q4_K_XL", "Q4_K_S", "Q4_0", "Q8_0")
 _BESIDE_WEIGHTS, _BESIDE_BYTES = 1.1, 500_000_000
-"""What a model takes: its files with a tenth more, and that many bytes, for workspace and a short KV cache."""
+"""What a model takes: its files with a tenth more, and that many bytes, for workspace and a short KV cache. An encoder
+of images beside it takes its file's."""
 _CONFIG_FILES = frozenset(
     {
         "config.json",
@@ -78,7 +79,7 @@ def select_files(
         others = (_CONFIG_FILES - {"config.json"}).intersection(names)
         return ("config.json", *safetensors, *sorted(others.union(templates)))
     if models:
-        return _with_siblings(repo, _default(repo, models, sizes, room), ggufs, models)
+        return _with_siblings(repo, _default(repo, ggufs, models, sizes, room), ggufs, models)
     if any(name.lower().endswith(_PICKLES) for name in names):
         raise UnknownModelError(
             f"{repo} has only pickled weights, which are refused because they can run code when they are opened"
@@ -116,8 +117,9 @@ def _named(repo: str, ggufs: Mapping[str, list[str]], models: Mapping[str, list[
 
 
 def _default(
-    repo: str, models: Mapping[str, list[str]], sizes: Mapping[str, int | None], room: Room | None
-) -> list[str]:
+    repo: str, ggufs: Mapping[str, list[str]], models: Mapping[str, list[str]], sizes: Mapping[str, int | None],
+    room: Room | None,
+) -> list[str]:  # fmt: skip
     if len(models) == 1:
         return next(iter(models.values()))
     keys: dict[str, list[str]] = {}
@@ -132,7 +134,12 @@ def _default(
         return single[preferred[0]]
     free = room()
     bytes_of = {quant: sum(sizes[file] or 0 for file in files) for quant, files in single.items()}
-    fitting = [quant for quant, size in bytes_of.items() if size * _BESIDE_WEIGHTS + _BESIDE_BYTES <= free]
+
+    def needed(quant: str) -> float:
+        tower = [file for key in towers_of(keys[quant][0], ggufs)[:1] for file in ggufs[key]]
+        return bytes_of[quant] * _BESIDE_WEIGHTS + _BESIDE_BYTES + sum(sizes[file] or 0 for file in tower)
+
+    fitting = [quant for quant in bytes_of if needed(quant) <= free]
     candidates = [quant for quant in preferred if quant in fitting]
     if is_one_model:
         candidates += sorted(fitting, key=bytes_of.__getitem__, reverse=True)
