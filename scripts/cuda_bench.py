@@ -230,7 +230,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--batch-invariant", action="store_true")
-    parser.add_argument("--prompt-dtype", default="f16", choices=("f16", "fp8"))
+    parser.add_argument("--prompt-dtype", default="auto", choices=("auto", "f16", "fp8"))
     parser.add_argument("--sampled", action="store_true", help="each batch again, with temperature 0.8 and top-p 0.95")
     parser.add_argument("--skew", type=float, default=0.0, help="exponent of the Zipf law of routers")
     parser.add_argument("--acceptance", help="each batch again with drafts of the shape's block, as of `bench`")

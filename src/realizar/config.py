@@ -11,7 +11,7 @@ from realizar.ranges import check_ranges, number
 
 InstructionSetName = Literal["avx512_vnni", "avx_vnni", "avx2", "neon_dot", "portable"]
 KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
-PromptDType = Literal["f16", "fp8"]
+PromptDType = Literal["auto", "f16", "fp8"]
 Device = Literal["cuda", "cpu"]
 """Kinds of devices, each with a backend."""
 
@@ -38,7 +38,8 @@ class EngineConfig:
         prompt_dtype: in what a GPU multiplies steps with prompts. `fp8`, on compute capability 9.0 alone, is e4m3 for
             weights and activations of steps of 1,024 tokens and more, and of experts with 512 pairs each: it is faster,
             and loses far more than all else here, a mean KL of 0.01 to 0.02 nats where halves have 0.00004. It can't be
-            combined with batch_invariant.
+            combined with batch_invariant. `auto` is `fp8` there without batch_invariant for a checkpoint that asks for
+            activations in FP8, else `f16`.
         graphs: on a GPU, true captures the steps of fixed shapes as graphs at load. Otherwise the host launches each
             kernel of a step, and small steps wait for the host.
         device_check: true compares a GPU with the CPU on small models, where no verdict on its card, driver and kernels
@@ -102,7 +103,7 @@ class EngineConfig:
     prefix_cache: bool = True
     device: str = "auto"
     batch_invariant: bool = False
-    prompt_dtype: PromptDType = "f16"
+    prompt_dtype: PromptDType = "auto"
     graphs: bool = True
     device_check: bool = True
 

@@ -22,6 +22,7 @@ SPEC = make_spec((None,), context_length=4096)
 GIVEN = EngineConfig(
     threads=3, context_length=100, max_running=7, max_queued=5, kv_cache_dtype="int8", max_step_tokens=48,
     block_size=64, kv_cache_bytes=1 << 20, speculative_tokens=2, batch_invariant=True, prefix_cache=False,
+    prompt_dtype="f16",
 )  # fmt: skip
 
 
@@ -82,6 +83,20 @@ def test_float32_weights_have_a_float32_cache(kind: Device, weights: str, expect
     assert float32 is expected
     dtype = resolve_config(spec, EngineConfig(), ChosenDevice(kind), float32_weights=float32).kv_dtype
     assert (dtype == "f32") is expected
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("capability", [(0, 0), (8, 9), (9, 0), (10, 0)])
+def test_prompts_are_in_fp8_where_the_checkpoint_asks_and_the_card_does_it(
+    capability: tuple[int, int], invariant: bool, asks: bool
+) -> None:
+    device = replace(CUDA, capability=capability)
+    config = EngineConfig(batch_invariant=invariant)
+    found = resolve_config(SPEC, config, device, float32_weights=False, fp8_activations=asks)
+    assert found.prompt_dtype == ("fp8" if asks and capability == (9, 0) and not invariant else "f16")
+    given = replace(config, prompt_dtype="f16")
+    assert resolve_config(SPEC, given, device, float32_weights=False, fp8_activations=asks).prompt_dtype == "f16"
 
 
 def test_a_context_beyond_the_models_is_cut_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import pytest
 from handmade_checkpoint import config_checkpoint, gguf_checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.registry import build_spec
-from realizar.quantization.tensors import matrix_format
+from realizar.quantization.tensors import asks_for_fp8, matrix_format
 
 
 @pytest.mark.parametrize("method", ["hqq", "bitsandbytes", "quark"])
@@ -45,3 +45,29 @@ def test_empty_configurations_are_none() -> None:
         assert matrix_format(checkpoint) is None
         build_spec(checkpoint)
     assert matrix_format(gguf_checkpoint()) is None
+
+
+def _floats(inputs: Any, bits: int = 8) -> dict[str, Any]:
+    weights = {"type": "float", "num_bits": bits, "strategy": "channel" if bits == 8 else "tensor_group"}
+    group = {"weights": weights, "input_activations": inputs}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, True),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, True),
+        ({"quant_method": "fp8", "dequantize": True}, False),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, True),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, False),
+        (_floats({"type": "float", "num_bits": 8, "dynamic": True}), True),
+        (_floats(None), False),
+        (_floats({"type": "float", "num_bits": 4}, bits=4), False),
+        ({"quant_method": "mxfp4"}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_checkpoints_that_ask_for_activations_in_fp8(config: dict[str, Any], expected: bool) -> None:
+    assert asks_for_fp8(config_checkpoint({"quantization_config": config})) is expected

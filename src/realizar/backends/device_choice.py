@@ -49,7 +49,7 @@ def choose_device(wanted: str) -> ChosenDevice:
         card = cards[index]
     if card.fault is not None:
         raise UnsupportedModelError(f"{card.label}: {card.fault}")
-    return ChosenDevice("cuda", card.index, card.name)
+    return _chosen(card)
 
 
 def gpu_facts() -> tuple[list[dict[str, Any]], str | None]:
@@ -59,10 +59,17 @@ def gpu_facts() -> tuple[list[dict[str, Any]], str | None]:
 
 
 def choose_planned_device(wanted: str, *, memory_given: bool) -> ChosenDevice:
-    """The device of a choice, to plan for: where its memory is given, a GPU need not be there. See `choose_device`."""
+    """The device of a choice, to plan for: where its memory is given, a GPU need not be there, and is of 9.0.
+
+    Raises as `choose_device`.
+    """
     if wanted in ("auto", "cpu") or not memory_given or importlib.util.find_spec("torch") is None:
         return choose_device(wanted)  # or it says what is missing
-    return ChosenDevice("cuda")
+    return ChosenDevice("cuda", capability=(9, 0))
+
+
+def _chosen(card: Card) -> ChosenDevice:
+    return ChosenDevice("cuda", card.index, card.name, card.capability)
 
 
 def gpu_listed(devices: Path = Path("/dev")) -> bool:
@@ -84,7 +91,7 @@ def _choose_any() -> ChosenDevice:
     cards, reason = _find_cards()
     for card in cards:
         if card.fault is None:
-            return ChosenDevice("cuda", card.index, card.name)
+            return _chosen(card)
     faults = [f"{card.label}: {card.fault}" for card in cards] or [reason or "torch finds none"]
     _warn_once(f"the model runs on the CPU, as no GPU can be used: {'; '.join(faults)}")
     return THE_CPU

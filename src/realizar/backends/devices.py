@@ -10,11 +10,17 @@ from realizar.config import Device
 
 @dataclass(frozen=True, slots=True)
 class ChosenDevice:
-    """The device that a model runs on; `name` is as its driver gives it, empty for the CPU."""
+    """The device that a model runs on.
+
+    Attributes:
+        name: as its driver gives it, empty for the CPU.
+        capability: a GPU's compute capability, (major, minor); (0, 0) where there is none.
+    """
 
     kind: Device = "cpu"
     index: int = 0
     name: str = ""
+    capability: tuple[int, int] = (0, 0)
 
     @property
     def place(self) -> str:

@@ -133,7 +133,8 @@ def drafter_config(
     fixed = config.batch_invariant or isinstance(drafter.next_token, BlockInputs)
     return replace(
         config, batch_invariant=fixed, max_running=rows, max_step_tokens=config.max_step_tokens + rows,
-        speculative_tokens=0, hidden_layers=_last_layers(drafter), beside=NOTHING_BESIDE, kv_blocks=num_blocks,
+        prompt_dtype="f16" if fixed else config.prompt_dtype, speculative_tokens=0, kv_blocks=num_blocks,
+        hidden_layers=_last_layers(drafter), beside=NOTHING_BESIDE,
     )  # fmt: skip
 
 

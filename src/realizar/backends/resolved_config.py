@@ -13,6 +13,7 @@ from realizar.config import QUEUED_PER_ROW, EngineConfig
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
+_FP8_CAPABILITY = (9, 0)  # of GPUs that multiply in FP8 here
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class ResolvedConfig(EngineConfig):
         max_running: rows, that is sequences that may be in one step.
         speculative_tokens: drafts of a row and step, at most; 0 where nobody drafts.
         kv_dtype: element type of the KV cache: f32, f16, bf16 or int8.
+        prompt_dtype: f16 or fp8.
         queue_length: choices that a server lets wait while as many as possible run.
         steps_in_flight, tile_tokens, stretch: see `DeviceTraits`.
         hidden_layers: indices of layers, ascending, after which each step keeps the residual stream
@@ -71,11 +73,13 @@ class ResolvedConfig(EngineConfig):
 
 
 def resolve_config(
-    spec: ModelSpec, config: EngineConfig, device: ChosenDevice, *, float32_weights: bool
+    spec: ModelSpec, config: EngineConfig, device: ChosenDevice, *, float32_weights: bool, fp8_activations: bool = False
 ) -> ResolvedConfig:
     """Decide every value that a configuration leaves to the model and the device.
 
-    `float32_weights` is true where the checkpoint stores every matrix in float32 (`WeightTensors.are_float32`).
+    Args:
+        float32_weights: the checkpoint stores every matrix in float32 (`WeightTensors.are_float32`).
+        fp8_activations: it asks for activations in FP8 (`quantization.tensors.asks_for_fp8`).
     """
     traits = TRAITS[device.kind]
     automatic = "f32" if float32_weights else traits.kv_dtype
@@ -83,6 +87,10 @@ def resolve_config(
     step_tokens = config.max_step_tokens
     if step_tokens is None:
         step_tokens = max(traits.step_tokens, max_running)
+    prompt_dtype = config.prompt_dtype
+    if prompt_dtype == "auto":
+        runs_fp8 = device.capability == _FP8_CAPABILITY and not config.batch_invariant
+        prompt_dtype = "fp8" if fp8_activations and runs_fp8 else "f16"
     given: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(EngineConfig)}
     derived: dict[str, Any] = {
         "threads": default_threads() if config.threads is None else config.threads,
@@ -92,6 +100,7 @@ def resolve_config(
         "speculative_tokens": config.most_drafts,
         "chosen": device,
         "kv_dtype": automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        "prompt_dtype": prompt_dtype,
         "queue_length": QUEUED_PER_ROW * max_running if config.max_queued is None else config.max_queued,
         "steps_in_flight": traits.steps_in_flight,
         "tile_tokens": traits.tile_tokens,

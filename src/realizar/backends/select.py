@@ -24,6 +24,7 @@ from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_next_token_block, build_spec
 from realizar.models.spec import ModelSpec
 from realizar.models.tower import Tower
+from realizar.quantization.tensors import asks_for_fp8
 
 if TYPE_CHECKING:
     from realizar.backends.cpu.tower import CPUTower
@@ -66,7 +67,8 @@ def resolve_model(
         if config.host_snapshot_bytes is None and has_memory_of_host(chosen.index):
             config = replace(config, host_snapshot_bytes=0)  # nothing is gained by moving them, and the cache takes it
     float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.matrices())
-    return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights)
+    in_fp8 = asks_for_fp8(checkpoint)
+    return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights, fp8_activations=in_fp8)
 
 
 def make_backend(

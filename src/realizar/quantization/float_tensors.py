@@ -8,7 +8,8 @@
   `weight_scale_2` [] is what multiplies: uint8 [out_features, in_features / 2], the lower half of a byte first; and
   `weight_scale` [out_features, in_features / 16]. Scales are rounded to float16.
 
-Activations, keys and values stay as they are: scales of them that a file holds are not read.
+Scales of activations, keys and values that a file holds are not read: activations in FP8 have the scales of their own
+values, and keys and values stay as they are.
 
 Sources: transformers' `finegrained_fp8`; compressed-tensors' `naive_quantized`, `nvfp4_quantized`; ModelOpt's
 `nvfp4_tensor`.
@@ -143,6 +144,10 @@ class Fp8Tensors(PartsFormat):
         if config.get("weight_block_size") not in (None, [BLOCK, BLOCK]):
             raise self.unsupported("weight_block_size")
 
+    @property
+    def fp8_activations(self) -> bool:
+        return not self.config.get("dequantize")
+
     def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
         scales = next((each for each in _SCALES if base + each in checkpoint.tensors), None)
         codes = checkpoint.tensors.get(f"{base}.weight")
@@ -167,6 +172,10 @@ class ModelOptTensors(PartsFormat):
         super().__init__(config, path, key)
         if config.get("quant_algo") not in ("FP8", "NVFP4"):
             raise self.unsupported("quant_algo")
+
+    @property
+    def fp8_activations(self) -> bool:
+        return bool(self.config["quant_algo"] == "FP8")
 
     def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
         codes = checkpoint.tensors.get(f"{base}.weight")

@@ -259,7 +259,7 @@ class GptqTensors(PartsFormat):
 
 
 class CompressedTensors(PartsFormat):
-    """The method `compressed-tensors` in its formats of integers, e4m3 and NVFP4; activations stay as they are."""
+    """The method `compressed-tensors` in its formats of integers, e4m3 and NVFP4."""
 
     known = frozenset({
         "config_groups", "format", "ignore", "kv_cache_scheme", "quantization_status", "global_compression_ratio",
@@ -281,6 +281,11 @@ class CompressedTensors(PartsFormat):
         for number, group in groups.items():
             self._check_group(str(number), group)
         self._bits = {group["weights"]["num_bits"] for group in groups.values() if group["weights"]["type"] == "int"}
+
+    @property
+    def fp8_activations(self) -> bool:
+        pairs = ((group["weights"], group.get("input_activations")) for group in self.config["config_groups"].values())
+        return any(_is_fp8(weights) and isinstance(inputs, Mapping) and _is_fp8(inputs) for weights, inputs in pairs)
 
     def _check_group(self, number: str, group: Mapping[str, Any]) -> None:
         weights, inputs = group.get("weights"), group.get("input_activations")
@@ -345,6 +350,10 @@ class CompressedTensors(PartsFormat):
         if bits is None:
             raise wrong(shape, f"has {in_features} columns for {words} words of codes")
         return int(bits)
+
+
+def _is_fp8(numbers: Mapping[str, Any]) -> bool:
+    return (numbers.get("type"), numbers.get("num_bits")) == ("float", 8)
 
 
 def _unpacked(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:

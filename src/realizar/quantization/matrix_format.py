@@ -25,6 +25,11 @@ class MatrixFormat(ABC):
     def __init__(self, config: Mapping[str, Any], path: Path, key: str = "quantization_config") -> None:
         self.config, self.path, self.key = config, path, key
 
+    @property
+    def fp8_activations(self) -> bool:
+        """True if the method multiplies some matrices by activations in FP8 (e4m3)."""
+        return False
+
     @abstractmethod
     def tensors(self, checkpoint: Checkpoint, name: str) -> Sequence[str]:
         """The names of all tensors that make up the matrix `name`; none where it is stored as a plain tensor.

@@ -183,6 +183,12 @@ def matrix_format(checkpoint: Checkpoint) -> MatrixFormat | None:
     return MATRIX_FORMATS[method](config, path)
 
 
+def asks_for_fp8(checkpoint: Checkpoint) -> bool:
+    """True if a checkpoint asks for activations in FP8; raises as `matrix_format`."""
+    stored = matrix_format(checkpoint)
+    return stored is not None and stored.fp8_activations
+
+
 def _quantization_config(checkpoint: Checkpoint) -> Any:
     whole = checkpoint.metadata.get("config") if checkpoint.format == "safetensors" else None
     if not isinstance(whole, Mapping):

@@ -56,7 +56,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_card_that_can_not_run_a_model_is_passed_over(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
     machine(TURING, HOPPER)
-    assert choose_device("auto") == choose_device("cuda") == ChosenDevice("cuda", 1, "NVIDIA H200")
+    assert choose_device("auto") == choose_device("cuda") == ChosenDevice("cuda", 1, "NVIDIA H200", (9, 0))
     assert choose_device("auto").label == "cuda:1, NVIDIA H200"
     assert not caplog.records
 

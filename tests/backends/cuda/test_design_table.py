@@ -154,7 +154,7 @@ def one_packed_copy_serves_every_number_of_rows(_runner: GPURunner) -> None:
 
 
 def long_steps_are_in_fp8_where_asked_for(_runner: GPURunner) -> None:
-    assert EngineConfig().prompt_dtype == "f16"
+    assert EngineConfig().prompt_dtype == "auto"
     none = torch.zeros(0)
     matrix = PackedMatrix(64, 64, fragment_format(GGML_LAYOUTS[GGMLType.Q8_0]), none, none, None)
     matmuls = cast("MatmulKernels", SimpleNamespace(activation_format=lambda *_: InputFormat("half", 64)))

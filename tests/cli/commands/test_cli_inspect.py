@@ -44,7 +44,10 @@ def test_a_real_model_runs_and_shows_everything(realizar: Callable[..., Any], sm
 
 def test_quantised_safetensors_say_their_method(realizar: Callable[..., Any], tmp_path: Path) -> None:
     write_model(tmp_path, Stored("fp8"))
-    assert "quantised     by fp8: matrices 14 of E4M3 by 128, 1 of F16\n" in realizar("inspect", tmp_path).stdout
+    assert (
+        "quantised     by fp8: matrices 14 of E4M3 by 128, 1 of F16; activations in FP8 on GPUs of 9.0\n"
+        in realizar("inspect", tmp_path).stdout
+    )
     record = inspected(realizar, tmp_path)
     assert (record["quantised_by"], record["layouts"]) == ("fp8", {"E4M3 by 128": 14, "F16": 1})
     write_model(tmp_path, Stored("modelopt"))

@@ -25,7 +25,7 @@ from realizar.backends.cuda.graphs import AsideReader, GraphRunner, tail_kind
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
-from realizar.backends.cuda.matmul.fp8 import check_fp8
+from realizar.backends.cuda.matmul.fp8 import runs_fp8
 from realizar.backends.cuda.matmul.grouped import GroupedExperts
 from realizar.backends.cuda.matmul.linears import MergedLinear, Merger, partial_floats
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
@@ -198,8 +198,8 @@ def load_model(
         CapacityError: it does not fit.
     """
     start_s = time.perf_counter()
-    if config.prompt_dtype == "fp8":
-        check_fp8(device)
+    if config.prompt_dtype == "fp8" and not runs_fp8(device):
+        config = replace(config, prompt_dtype="f16")
     if device.is_gpu:
         plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
     with memory.kept():

@@ -80,7 +80,8 @@ class KnownWeights:
     """A model's numbers of parameters, and the bytes of weights that a token reads, by the sizes of layouts' blocks.
 
     `layouts` are those of its matrices, with the number of each; `method` is that of a safetensors folder's quantised
-    ones, None where all are plain. `gpu_reason` says why no GPU runs it; None if one may.
+    ones, None where all are plain. `gpu_reason` says why no GPU runs it; None if one may. `fp8_activations`: the method
+    asks for activations in FP8.
     """
 
     parameters: ParameterCounts
@@ -88,6 +89,7 @@ class KnownWeights:
     layouts: dict[str, int]
     method: str | None
     gpu_reason: str | None
+    fp8_activations: bool
 
 
 def known_weights(checkpoint: Checkpoint) -> KnownWeights | None:
@@ -111,7 +113,10 @@ def known_weights(checkpoint: Checkpoint) -> KnownWeights | None:
         return None
     method = None if stored is None else str(stored.config["quant_method"])
     size = size_of_token(spec, sizes)
-    return KnownWeights(count_parameters(spec), size, dict(layouts.most_common()), method, refusal(spec, "cuda"))
+    in_fp8 = stored is not None and stored.fp8_activations
+    return KnownWeights(
+        count_parameters(spec), size, dict(layouts.most_common()), method, refusal(spec, "cuda"), in_fp8
+    )
 
 
 def has_block(checkpoint: Checkpoint) -> bool:
@@ -277,7 +282,8 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
         known.append(f"parameters    {parameters_text(weights.parameters)}; {read}")
         if weights.method is not None:
             held = ", ".join(f"{count} of {name}" for name, count in weights.layouts.items())
-            known.append(f"quantised     by {printable(weights.method)}: matrices {held}")
+            inputs = "; activations in FP8 on GPUs of 9.0" if weights.fp8_activations else ""
+            known.append(f"quantised     by {printable(weights.method)}: matrices {held}{inputs}")
     lines = [
         f"file          {printable(checkpoint.path)}",
         f"format        {checkpoint.format}",

@@ -248,6 +248,7 @@ def _report(
         *helpers,
         f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
+        *(["prompts      multiplied in FP8, weights and activations"] if config.prompt_dtype == "fp8" else []),
         *states_lines(plan, config.max_running, speed),
         f"free memory  {format_bytes(plan.free_bytes)}{' for each replica' if beside else ''}{short}",
         *beside,

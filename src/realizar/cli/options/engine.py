@@ -36,6 +36,7 @@ class BackendOptions:
         device: device to run on: cpu, cuda, or cuda:1 for the second GPU; auto is a GPU that can run it, else the CPU.
         batch_invariant: on a GPU, the same bits of logits in every batch and chunk, as a CPU always gives; slower.
         prompt_dtype: what prompts are multiplied in; fp8, on Hopper (9.0), is faster at a KL of 0.01 to 0.02 nats.
+            auto is fp8 there for a checkpoint that asks for activations in FP8, else f16.
         threads: CPU threads; default the physical cores, or fewer where a control group limits the processor's time.
         no_graphs: on a GPU, launch every kernel by itself instead of capturing steps as graphs.
         no_device_check: trust a GPU without comparing it with the CPU at its first load, and whatever came of that.

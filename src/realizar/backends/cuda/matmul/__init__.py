@@ -11,5 +11,5 @@ Read in this order:
 6. `routing.py`: the choice of experts for up to 256 tokens. `experts.py`: matmuls of a mixture, whose experts are
 chosen
    on the device; `grouped.py` with `grouped_tiles.py`: the same by the tensor cores, pairs sorted by expert.
-7. `fp8.py`: long steps in 8-bit floats, off by default.
+7. `fp8.py`: long steps in 8-bit floats.
 """

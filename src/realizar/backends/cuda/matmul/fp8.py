@@ -1,4 +1,4 @@
-"""Long steps in 8-bit floats (e4m3) on compute capability 9.0: from how many tokens on, in which tiles. Off by default.
+"""Long steps in 8-bit floats (e4m3) on compute capability 9.0: from how many tokens on, in which tiles.
 
 Weights stay as they are packed: before each matmul a kernel decodes them to e4m3, with a scale for 64 output features
 and 128 columns, into memory that all matmuls share. The scale is a power of two for 64 output features; of weights that
@@ -12,6 +12,7 @@ tiles (`matmul.grouped`), which the kernel reads as it does blocks of tokens.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -31,6 +32,7 @@ from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.errors import InvalidRequestError
 
+_LOG = logging.getLogger(__name__)
 LEAST_TOKENS = 1024
 """Tokens of a step, padded, from which on matmuls are in 8-bit floats: with fewer, decoding weights takes too long."""
 TILES, EXPERT_TILES = FP8Tiles(), FP8Tiles(cluster=1)
@@ -154,12 +156,19 @@ def _decoded_sizes(matrix: PackedMatrix) -> tuple[int, int]:
     return columns * groups * _TILE_BYTES, -(-columns * groups * 16 // 256) * 256
 
 
-def check_fp8(device: DeviceProfile) -> None:
-    """Raise InvalidRequestError for a GPU that does not multiply in 8-bit floats here."""
-    if not device.runs("matmuls") or not device.runs("wgmma") or device.capability != _CAPABILITY:
+def runs_fp8(device: DeviceProfile) -> bool:
+    """True if a GPU multiplies in 8-bit floats; false, with a line in the log, where it goes without kernels for it.
+
+    Raises InvalidRequestError for one that can't.
+    """
+    if device.capability != _CAPABILITY:
         major, minor = device.capability
         raise InvalidRequestError(
             f"prompt_dtype fp8 needs an NVIDIA GPU of compute capability {_CAPABILITY[0]}.{_CAPABILITY[1]};"
             f" {device.name} has {major}.{minor}",
             "prompt_dtype",
         )
+    if device.runs("matmuls") and device.runs("wgmma"):
+        return True
+    _LOG.warning("prompts are multiplied in halves: %s goes without the kernels for 8-bit floats", device.name)
+    return False
