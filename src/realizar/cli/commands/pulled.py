@@ -44,7 +44,7 @@ def pull_command(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch a model into the cache and print its path."""
+    """Fetch a model into the cache, with an encoder of images and a drafter that lie beside it, and print its path."""
     if model is None or recommend:
         _recommend(as_json=as_json)
         return
