@@ -57,6 +57,7 @@ NAMES = {
 ALLOWED = {
     ("tokenizer/", "pieces"): "tokens of SentencePiece and WordPiece",
     ("scripts/attention/", "product"): "torch's attention",
+    ("backends/cuda/tower", "product"): "torch's attention",
 }
 _SUFFIXES = (".py", ".cu", ".js")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")

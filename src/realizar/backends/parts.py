@@ -1,10 +1,12 @@
-"""Parts of a layer, by the names that profiles give them on every backend. numpy and the spec."""
+"""Parts of a layer, by the names that profiles give them on every backend, and of towers. numpy and the spec."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.program import (
@@ -19,7 +21,9 @@ from realizar.backends.program import (
 )
 from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention
+from realizar.models.tower import Projector
 
+Grid = TypeVar("Grid", bound=Any)
 _NAMES: dict[type[Block], tuple[str, str, str]] = {
     AttentionBlock: ("attention", "qkv", "output"),
     SharedAttentionBlock: ("shared attention", "q", "output"),
@@ -65,3 +69,40 @@ def cached_tokens_read(attention: Attention | SharedAttention, step: ForwardInpu
     if attention.window is not None:
         seen = np.minimum(seen, attention.window + columns.num_tokens - 1)
     return int(seen[columns.num_tokens > 0].sum())
+
+
+def squares_of(patches: Grid, merge: int, projector: Projector) -> Grid:
+    """Patches of a picture [rows, columns, width], numpy's or torch's, as squares, of merge ** 2 each: what a projector
+    reads of them.
+    """
+    rows, columns, width = patches.shape
+    grid: Any = patches.reshape(rows // merge, merge, columns // merge, merge, width)
+    if projector.reads == "mean":
+        read = grid.mean(axis=(1, 3))
+    elif projector.reads == "channels":
+        read = grid.swapaxes(1, 2).swapaxes(2, 4).swapaxes(3, 4)
+    else:
+        read = grid.swapaxes(1, 2)
+    found: Grid = read.reshape(rows * columns // merge**2, -1)
+    return found
+
+
+def places_between(stretches: Literal["corners", "pixels"] | None, count: int, side: int) -> NDArray[np.float32]:
+    """Shares of `side` places in each of `count`, float32 [count, side]; see `Tower.stretches`.
+
+    With the corners in place they are spread evenly from the first to the last; pixels are resized by triangles, wider
+    where these are fewer.
+    """
+    if stretches == "pixels":
+        scale = np.float32(side / count)
+        centres = (np.arange(count, dtype=np.float32)[:, None] + np.float32(0.5)) * scale - np.float32(0.5)
+        distances = np.abs(np.arange(side, dtype=np.float32) - centres) / max(scale, np.float32(1))
+        shares = np.maximum(1 - distances, 0).astype(np.float32)
+        shares /= shares.sum(1, keepdims=True)
+        return shares
+    at = np.linspace(0, side - 1, count, dtype=np.float32)
+    low = at.astype(np.int32)
+    shares = np.zeros((count, side), np.float32)
+    shares[np.arange(count), low] = 1 - (at - low)
+    shares[np.arange(count), np.minimum(low + 1, side - 1)] += at - low
+    return shares

@@ -25,11 +25,12 @@ from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import no_bytes
 from realizar.backends.cpu.workspace import Workspace, kept_stream
 from realizar.backends.devices import THE_CPU
+from realizar.backends.parts import places_between, squares_of
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
-from realizar.models.tower import Projector, Tower
+from realizar.models.tower import Tower
 
 
 class CPUTower:
@@ -98,8 +99,8 @@ class CPUTower:
             for source, projector, program in zip(sources, tower.projectors, self._projectors, strict=True):
                 encoded = np.empty((count, tower.hidden_size), np.float32)
                 encoded[order] = self._buffer(source, count, tower.hidden_size)
-                squares = _squares(encoded.reshape(rows, columns, -1), tower.merge, projector)
-                self._buffer("squares", *squares.shape)[:] = squares
+                squares = squares_of(encoded.reshape(rows, columns, -1), tower.merge, projector)
+                self._buffer("squares", len(squares), squares.shape[1])[:] = squares
                 self._walk(program, len(squares))
                 found.append(self._buffer("features", len(squares), projector.num_features).copy())
             return np.concatenate(found, axis=1)
@@ -115,9 +116,8 @@ class CPUTower:
             return
         table = np.empty((side * side, self.tower.hidden_size), np.float32)
         self._weights.rows(name, np.arange(side * side, dtype=np.int32), table)
-        shares = _between if self.tower.stretches == "corners" else _resized
-        down = shares(rows, side) @ table.reshape(side, -1)
-        across = shares(columns, side) @ down.reshape(rows, side, -1)
+        down = places_between(self.tower.stretches, rows, side) @ table.reshape(side, -1)
+        across = places_between(self.tower.stretches, columns, side) @ down.reshape(rows, side, -1)
         hidden[:] = across.reshape(rows * columns, -1)[order]
 
     def _buffer(self, name: str, tokens: int, width: int) -> NDArray[np.float32]:
@@ -143,32 +143,3 @@ def _config(tower: Tower, checkpoint: Checkpoint, threads: int) -> ResolvedConfi
         max_step_tokens=tower.max_patches, speculative_tokens=0, chosen=THE_CPU, kv_dtype=kv_dtype, queue_length=0,
         steps_in_flight=1, tile_tokens=1, stretch=1.0, hidden_layers=tuple(layer for layer, _ in tower.deepstack),
     )  # fmt: skip
-
-
-def _squares(patches: NDArray[np.float32], merge: int, projector: Projector) -> NDArray[np.float32]:
-    """Patches of a picture [rows, columns, width] as squares, of merge ** 2 each: what a projector reads of them."""
-    rows, columns, width = patches.shape
-    grid = patches.reshape(rows // merge, merge, columns // merge, merge, width)
-    if projector.reads == "mean":
-        return grid.mean(axis=(1, 3)).reshape(-1, width)
-    ordered = grid.transpose(0, 2, 4, 1, 3) if projector.reads == "channels" else grid.transpose(0, 2, 1, 3, 4)
-    return ordered.reshape(-1, merge**2 * width)
-
-
-def _between(count: int, side: int) -> NDArray[np.float32]:
-    """Shares of `side` places in each of `count` that are spread evenly from the first to the last."""
-    at = np.linspace(0, side - 1, count, dtype=np.float32)
-    low = at.astype(np.int32)
-    shares = np.zeros((count, side), np.float32)
-    shares[np.arange(count), low] = 1 - (at - low)
-    shares[np.arange(count), np.minimum(low + 1, side - 1)] += at - low
-    return shares
-
-
-def _resized(count: int, side: int) -> NDArray[np.float32]:
-    """Shares of `side` pixels in each of `count` that they are resized to: triangles, wider where these are fewer."""
-    scale = np.float32(side / count)
-    centres = (np.arange(count, dtype=np.float32)[:, None] + np.float32(0.5)) * scale - np.float32(0.5)
-    distances = np.abs(np.arange(side, dtype=np.float32) - centres) / max(scale, np.float32(1))
-    shares = np.maximum(1 - distances, 0)
-    return shares / shares.sum(1, keepdims=True)
