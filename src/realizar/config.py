@@ -77,6 +77,8 @@ class EngineConfig:
         mmproj: who encodes images: `auto`, the tower of the model's own files or an `mmproj` file beside a GGUF file,
             and nobody where that does not suit the model; `none`, nobody; else the path of such a file, which has to
             suit it.
+        image_max_tokens: maximum of the tokens that an image's features take, to which larger ones are reduced; None
+            takes the model's.
         max_queued: maximum of requests that wait beyond those that run; None is no limit.
         prefix_cache: start requests from KV blocks that others computed for the same prefix. The output is the same,
             except for ties on a GPU, as above.
@@ -99,6 +101,7 @@ class EngineConfig:
     prompt_lookup_max: int = number(4, 1)
     prompt_lookup_min: int = number(2, 1)
     mmproj: str = "auto"
+    image_max_tokens: int | None = number(None, 1)
     max_queued: int | None = number(None, 1)
     prefix_cache: bool = True
     device: str = "auto"

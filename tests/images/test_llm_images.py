@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from images.vision_models import IMAGE, image_of, write_vision_files
+from images.vision_models import IMAGE, TILE, image_of, write_vision_files
 from realizar import LLM, AsyncLLM, SamplingParams
 from realizar.errors import CheckpointError, ContextLengthError, InvalidRequestError, UnsupportedModelError
 from waits import HANG_S
@@ -52,6 +52,27 @@ def test_a_prompt_that_is_too_long_is_refused_before_an_image_is_decoded(
                 model.chat_stream(showing(2), GREEDY)
             asyncio.run(twin())
         assert model.chat(showing(1), GREEDY)[0].prompt_token_ids == tuple(one)
+
+
+def test_images_are_reduced_for_all_calls_or_for_one(path: Path) -> None:
+    def features(model: LLM, **options: Any) -> int:
+        counted = model.chat_tokens(showing(1), **options).count(IMAGE)
+        assert model.chat(showing(1), GREEDY, **options)[0].prompt_token_ids.count(IMAGE) == counted
+        return counted
+
+    with LLM(path, **OPTIONS) as model:
+        assert features(model) == 16 * 10
+        assert features(model, mm_processor_kwargs={"max_pixels": 5 * TILE**2}) == 16 * 5
+        with pytest.raises(InvalidRequestError, match=r"mm_processor_kwargs\.num_crops is not supported"):
+            features(model, mm_processor_kwargs={"num_crops": 4})
+        with pytest.raises(InvalidRequestError, match=r"mm_processor_kwargs must be an object"):
+            features(model, mm_processor_kwargs=[4])
+    with LLM(path, **OPTIONS, image_max_tokens=16 * 5) as model:
+        assert features(model) == 16 * 5
+        assert features(model, mm_processor_kwargs={"max_pixels": 1 << 20}) == 16 * 5
+        assert features(model, mm_processor_kwargs={"max_pixels": TILE**2}) == 16
+    with pytest.raises(InvalidRequestError, match="image_max_tokens must be at least 16, not 15: idefics3 reads no"):
+        LLM(path, **OPTIONS, image_max_tokens=15)
 
 
 def test_an_encoder_is_named_or_none_is_wanted(path: Path, tmp_path: Path) -> None:

@@ -36,10 +36,20 @@ from realizar.engine.images import open_images
 from realizar.engine.llm import LLM
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.images.decode import cut_up
-from realizar.images.prepare import cut_of, largest_image, layout_of, patches_of
+from realizar.images.prepare import (
+    PixelBounds,
+    bounded,
+    cut_of,
+    largest_image,
+    layout_of,
+    patches_of,
+    read_bounds,
+    with_low_detail,
+    with_most_tokens,
+)
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec, build_tower
-from realizar.models.tower import Tower
+from realizar.models.tower import Fitted, Grid, Stretched, Tiles, Tower, Whole
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.load import load_tokenizer
 
@@ -120,6 +130,78 @@ def test_an_image_that_a_client_reduced_is_read_alike(vision: VisionModel, size:
     width, height = (round(length * min(shares)) for length in size)
     assert max(width, height) < max(size)
     assert layout_of(tower, width, height) == layout_of(tower, *size)
+
+
+def features_of(tower: Tower, size: tuple[int, int]) -> int:
+    return sum(layout_of(tower, *size).runs)
+
+
+@pytest.mark.parametrize("most", [16, 17, 40, 80, 100, 144, 1000])
+def test_images_are_reduced_to_so_many_tokens(vision: VisionModel, most: int) -> None:
+    """An image that has no more is read as before, and so is every image where the bound is beyond the model's own."""
+    tower = tower_of(open_checkpoint(vision.path))
+    reduced = with_most_tokens(tower, most)
+    steep = () if vision.kind == "lfm2_vl" else ((8, 1600), (1600, 8))
+    for size in (*SIZES, (40, 40), *steep):
+        layout = layout_of(reduced, *size)
+        assert 0 < features_of(reduced, size) <= most
+        assert most < 1000 or layout == layout_of(tower, *size)
+        width, height = cut_of(reduced, *size).sizes[-1]
+        assert layout.grid in (None, (height // PATCH // MERGE, width // PATCH // MERGE))
+
+
+def test_less_detail_is_512_pixels_by_512(vision: VisionModel) -> None:
+    """Of models that read more; the fewest tokens of one that has no choice."""
+    tower = tower_of(open_checkpoint(vision.path))
+    own = tower.preparation
+    larger = (
+        replace(own, most=1 << 20) if isinstance(own, Fitted)
+        else replace(own, edge=1 << 12) if isinstance(own, Whole)
+        else replace(own, edge=2048, tile=512) if isinstance(own, Tiles)
+        else replace(own, tile=512, whole=replace(own.whole, most=512**2)) if isinstance(own, Grid)
+        else own
+    )  # fmt: skip
+    for size in ((1000, 1000), (2000, 300)):
+        low = features_of(with_low_detail(replace(tower, preparation=larger, max_patches=1 << 16)), size)
+        if isinstance(own, Stretched):
+            assert low == features_of(tower, size)
+        else:
+            assert 0.8 * (512 // PATCH // MERGE) ** 2 < low <= (512 // PATCH // MERGE) ** 2
+
+
+def test_bounds_that_a_model_can_not_keep_are_refused_by_name(vision: VisionModel) -> None:
+    tower = tower_of(open_checkpoint(vision.path))
+    fewest = {"smolvlm": 16, "gemma3": 16}.get(vision.kind, 1)
+    assert features_of(with_most_tokens(tower, fewest), (100, 100)) <= fewest
+    if fewest > 1:
+        with pytest.raises(InvalidRequestError, match=f"image_max_tokens must be at least {fewest}, not 15: "):
+            with_most_tokens(tower, fewest - 1)
+    pixels = fewest * (PATCH * MERGE) ** 2
+    message = f"max_pixels must be at least {pixels}: this model reads no image as fewer"
+    with pytest.raises(InvalidRequestError, match=message):
+        bounded(tower, PixelBounds(most=pixels - 1))
+    given = {"min_pixels": 400, "max_pixels": None}
+    if vision.kind == "qwen":
+        bounded(tower, read_bounds(given))
+        with pytest.raises(InvalidRequestError, match="min_pixels must be at most 399"):
+            bounded(tower, read_bounds(given | {"max_pixels": 399.0}))
+    else:
+        with pytest.raises(InvalidRequestError, match="min_pixels is not supported by this model"):
+            bounded(tower, read_bounds(given))
+
+
+@pytest.mark.parametrize(("least", "most"), [(256, 400), (1000, 1600), (64, 64 * 9)])
+def test_pixels_within_bounds_are_those_of_the_processor(vision: VisionModel, least: int, most: int) -> None:
+    if vision.kind != "qwen":
+        pytest.skip("the processors of other models have other bounds")
+    tower = bounded(tower_of(open_checkpoint(vision.path)), PixelBounds(least, most))
+    for size in SIZES:
+        image = Image.fromarray(image_of(size))
+        found = vision.processor(
+            images=[image], size={"shortest_edge": least, "longest_edge": most}, return_tensors="pt"
+        )
+        rows, columns = (int(length) for length in found["image_grid_thw"][0][1:])
+        assert cut_of(tower, *size).sizes == ((columns * PATCH, rows * PATCH),)
 
 
 @pytest.mark.parametrize("form", ["safetensors", "gguf", "gguf with older names"])

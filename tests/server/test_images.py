@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from images.vision_models import EDGE, IMAGE, image_of, write_vision_files
+from images.vision_models import EDGE, IMAGE, TILE, image_of, write_vision_files
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.images import Kept, PlacedImage, open_images
@@ -138,7 +138,7 @@ def test_prompts_that_wait_with_one_image_decode_it_once(tmp_path: Path, monkeyp
 URL = url_of((64, 64))
 NOT_READ = [
     ("image_url.url", "must be text", {"type": "image_url", "image_url": {"url": 3}}),
-    ("image_url.detail", "must be auto, low or high", {"type": "image_url", "image_url": {"url": URL, "detail": "x"}}),
+    ("image_url.detail", "must be auto, low, high", {"type": "image_url", "image_url": {"url": URL, "detail": "x"}}),
     ("image_url", "must be|is", {"type": "image_url", "image_url": URL}),
     ("image_url", "fetches no images", {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}),
     ("image_url", "no image of a known", {"type": "image_url", "image_url": {"url": "data:a/b;base64,PHN2Zz4="}}),
@@ -165,6 +165,78 @@ def test_prompts_of_too_many_images_are_refused(eyes: openai.OpenAI, monkeypatch
     monkeypatch.setattr("realizar.engine.images.pictures_of", None)
     with pytest.raises(openai.BadRequestError, match=r"maximum context length is \d+ tokens"):
         asked(eyes, [shown(url_of((96, 95)))] * 14)
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less detail is as many pixels as a tile of this model's has."""
+    monkeypatch.setattr("realizar.images.prepare._LOW", TILE**2)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_less_detail_takes_fewer_tokens(seeing: RunningServer, path: str, little: None) -> None:
+    """One picture, where the model cuts the image into tiles; both may be in one prompt."""
+
+    def count(*details: str | None) -> int:
+        given: list[dict[str, Any]] = [{} if each is None else {"detail": each} for each in details]
+        if path == "/v1/responses":
+            parts = [{"type": "input_image", "image_url": URL, **each} for each in given]
+            body, where = {"input": [{"role": "user", "content": parts}]}, "$.usage.input_tokens"
+        else:
+            shown_parts = [{"type": "image_url", "image_url": {"url": URL, **each}} for each in given]
+            body, where = {"messages": [{"role": "user", "content": shown_parts}]}, "$.usage.prompt_tokens"
+        return int(found(posted(seeing, path, body), where))
+
+    whole, low = count(None), count("low")
+    assert {count(each) for each in ("auto", "high", "original")} == {whole}
+    assert whole - low > 16 * 9
+    assert count("low", "high", "low") - whole == 2 * (count("low", "low") - low)
+    answer = httpx.post(
+        f"{seeing.url}/v1/responses",
+        json={"model": NAME, "input": [{"role": "user", "content": [INPUT_IMAGE | {"detail": "most"}]}]},
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0].content[0].detail")
+
+
+def test_an_image_is_seen_otherwise_with_less_detail(eyes: openai.OpenAI, little: None) -> None:
+    """Its embeddings are kept by the image and by how it is read."""
+    texts = [
+        asked(eyes, [shown(url_of((90, 60)), **detail)]).choices[0].message.content
+        for detail in ({}, {"detail": "low"}, {}, {"detail": "low"})
+    ]
+    assert texts[:2] == texts[2:]
+    assert texts[0] != texts[1]
+
+
+def test_requests_bound_the_pixels_of_their_images(seeing: RunningServer, client: openai.OpenAI) -> None:
+    messages = [shown(URL), {"role": "assistant", "content": "So."}, shown(URL)]
+
+    def answer(server: RunningServer, path: str, kwargs: Any, messages: list[Any] = messages) -> Any:
+        body = {"model": NAME, "messages": messages, "mm_processor_kwargs": kwargs}
+        return httpx.post(f"{server.url}{path}", json=body, timeout=HANG_S)
+
+    bounds = {"max_pixels": 5.0 * TILE**2, "min_pixels": None}
+    counted = answer(seeing, "/tokenize", bounds).json()
+    assert counted["tokens"].count(IMAGE) == 2 * 16 * 5
+    usage = answer(seeing, "/v1/chat/completions", bounds).json()["usage"]
+    assert usage["prompt_tokens"] == counted["count"]
+    for kwargs, param, message in (
+        ({"max_pixels": 1023}, ".max_pixels", "must be at least 1024"),
+        ({"max_pixels": 0}, ".max_pixels", "must be a whole number from 1 on"),
+        ({"max_pixels": 2000.5}, ".max_pixels", "must be a whole number from 1 on"),
+        ({"max_pixels": True}, ".max_pixels", "must be a whole number from 1 on"),
+        ({"min_pixels": 9}, ".min_pixels", "is not supported by this model"),
+        ({"size": {}}, ".size", "is not supported: min_pixels and max_pixels are"),
+    ):
+        for text in (messages, ASKED):
+            refused = answer(seeing, "/v1/chat/completions", kwargs, text)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, f"mm_processor_kwargs{param}"), kwargs
+            assert message in error["message"]
+    with pytest.raises(openai.BadRequestError, match="mm_processor_kwargs is not supported: the model reads text only"):
+        client.chat.completions.create(
+            model=NAME, messages=ASKED, extra_body={"mm_processor_kwargs": {"max_pixels": 4000}}
+        )
 
 
 def test_lists_of_models_say_what_they_read(eyes: openai.OpenAI, seeing: RunningServer) -> None:

@@ -217,7 +217,7 @@ def _known(found: _Found, answer: PlanAnswer, wishes: Wishes) -> KnownModel:
         str(found.checkpoint.path),
         answer.checked(),
         wishes.sampling(found.checkpoint),
-        read_facts(found.checkpoint, compiler=compile_apart if found.by_client else None, mmproj=wishes.config.mmproj),
+        read_facts(found.checkpoint, compiler=compile_apart if found.by_client else None, config=wishes.config),
         int(time.time()),
         found.by_client,
     )

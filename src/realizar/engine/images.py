@@ -20,10 +20,14 @@ from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.given_embeddings import PLACEHOLDER, prompt_embeddings
 from realizar.errors import CheckpointError, ContextLengthError, InvalidRequestError, UnsupportedModelError
+from realizar.images.decode import Cut
 from realizar.images.given import EncodedImage, GivenImage, pictures_of
 from realizar.images.prepare import (
+    ANY_SIZE,
     LargestImage,
     Layout,
+    PixelBounds,
+    bounded,
     cut_of,
     feature_of,
     largest_image,
@@ -31,6 +35,8 @@ from realizar.images.prepare import (
     mark_of,
     patches_of,
     template_texts,
+    with_low_detail,
+    with_most_tokens,
 )
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec, build_tower
@@ -56,12 +62,13 @@ class PlacedImage:
 
     Attributes:
         starts: numbers of prompt tokens before each run of its embeddings: those of a picture, or of a row of one.
-        key: SHA-256 of its bytes.
+        cut: how it becomes pictures. key: SHA-256 of its bytes and of that.
         found: its embeddings, where they were kept; None where they are to be made.
     """
 
     image: EncodedImage
     starts: tuple[int, ...]
+    cut: Cut
     key: bytes
     found: Kept | None = field(default=None, repr=False)
 
@@ -76,7 +83,7 @@ class ImageReader:
 
     def __init__(self, checkpoint: Checkpoint, tower: Tower, tokenizer: Tokenizer, threads: int | None) -> None:
         check_tensors(tower, checkpoint)
-        self._checkpoint, self._tower, self._tokenizer, self._threads = checkpoint, tower, tokenizer, threads
+        self._checkpoint, self.tower, self._tokenizer, self._threads = checkpoint, tower, tokenizer, threads
         marks, features = (tokenizer.encode(text, add_special=False) for text in (mark_of(tower), feature_of(tower)))
         if len(marks) != 1:
             raise UnsupportedModelError(f"{checkpoint.path}: the vocabulary has no token {mark_of(tower)}")
@@ -89,20 +96,20 @@ class ImageReader:
 
     @property
     def largest(self) -> LargestImage:
-        return largest_image(self._tower)
+        return largest_image(self.tower)
 
     @property
     def template_texts(self) -> Mapping[str, str]:
         """Of `ChatTemplate`, for the model's prompts."""
-        return template_texts(self._tower)
+        return template_texts(self.tower)
 
     def expand(
-        self, token_ids: Sequence[int], images: Sequence[EncodedImage]
+        self, token_ids: Sequence[int], images: Sequence[EncodedImage], bounds: PixelBounds = ANY_SIZE
     ) -> tuple[list[int], list[tuple[int, ...]], bytes]:
         """A prompt whose mark of each image is replaced by the image's tokens; `starts` of each image; and the prompt's
         `Request.rope_positions`.
 
-        InvalidRequestError: the chat template wrote another number of marks.
+        InvalidRequestError: the chat template wrote another number of marks; also as `bounded`.
         """
         count = token_ids.count(self._mark)
         if count != len(images):
@@ -116,8 +123,8 @@ class ImageReader:
                 expanded.append(token_id)
                 continue
             image = next(waiting)
-            layout, places = self._layout(image), []
-            before, *others = layout.text.split(feature_of(self._tower))
+            layout, places = self._layout(image, bounds), []
+            before, *others = layout.text.split(feature_of(self.tower))
             expanded += self._tokenizer.encode(before, add_special=False)
             for text, run in zip(others, layout.runs, strict=True):
                 places.append(len(expanded))
@@ -131,21 +138,27 @@ class ImageReader:
             raise InvalidRequestError(message, "messages")
         return expanded, starts, _positions(len(expanded), grids)
 
-    def _layout(self, image: EncodedImage) -> Layout:
+    def _tower_for(self, image: EncodedImage, bounds: PixelBounds) -> Tower:
+        tower = bounded(self.tower, bounds)
+        return with_low_detail(tower) if image.low else tower
+
+    def _layout(self, image: EncodedImage, bounds: PixelBounds) -> Layout:
+        tower = self._tower_for(image, bounds)
         try:
-            return layout_of(self._tower, image.width, image.height)
+            return layout_of(tower, image.width, image.height)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{image.where} can't be read: {error}", image.where) from None
 
     def embedded_bytes(self, token_ids: Sequence[int]) -> int:
         """Bytes of the embeddings of a prompt's images, whose tokens are in their places."""
-        width = sum(each.num_features for each in self._tower.projectors)
+        width = sum(each.num_features for each in self.tower.projectors)
         return 4 * width * token_ids.count(self._feature)
 
-    def prepare(self, image: EncodedImage, starts: tuple[int, ...]) -> PlacedImage:
-        """Find an image's embeddings, if they are kept; nothing is decoded."""
-        key = hashlib.sha256(image.data).digest()
-        return PlacedImage(image, starts, key, self._find(key))
+    def prepare(self, image: EncodedImage, starts: tuple[int, ...], bounds: PixelBounds = ANY_SIZE) -> PlacedImage:
+        """Find an image's embeddings, if they are kept; nothing is decoded. `bounds` are those of `expand`."""
+        cut = cut_of(self._tower_for(image, bounds), image.width, image.height)
+        key = hashlib.sha256(f"{cut}".encode() + image.data).digest()
+        return PlacedImage(image, starts, cut, key, self._find(key))
 
     def _find(self, key: bytes) -> Kept | None:
         with self._lock:
@@ -169,18 +182,18 @@ class ImageReader:
 
     def _made(self, image: PlacedImage, check: Callable[[], None]) -> Kept:
         check()
-        pictures = pictures_of(image.image, cut_of(self._tower, image.image.width, image.image.height))
+        pictures = pictures_of(image.image, image.cut)
         with self._loading:
             if self._loaded is None:
-                self._loaded = make_tower(self._tower, self._checkpoint, self._threads)
+                self._loaded = make_tower(self.tower, self._checkpoint, self._threads)
                 _LOG.info("loaded the encoder of images, %s", format_bytes(self._loaded.size_bytes))
         made = []
         for picture in pictures:
             check()
-            patches = patches_of(self._tower, picture)
+            patches = patches_of(self.tower, picture)
             features = np.split(self._loaded.encode(patches), len(image.starts) // len(pictures))
-            about = f"{patches.shape[:2]}".encode() if self._tower.spreads else b""  # positions follow from it
-            whole = self._tower.seen_whole
+            about = f"{patches.shape[:2]}".encode() if self.tower.spreads else b""  # positions follow from it
+            whole = self.tower.seen_whole
             made += [prompt_embeddings(each, about=about, is_seen_whole=whole) for each in features]
         return tuple(made)
 
@@ -195,6 +208,16 @@ class ImageReader:
                 self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
 
 
+def check_bounds(reader: ImageReader | None, bounds: PixelBounds) -> None:
+    """Raise InvalidRequestError as `bounded`, or where a model reads no images, whether or not a prompt has some."""
+    if bounds == ANY_SIZE:
+        return
+    if reader is None:
+        name = "mm_processor_kwargs"
+        raise InvalidRequestError(f"{name} is not supported: the model reads text only", name)
+    bounded(reader.tower, bounds)
+
+
 def check_room(num_tokens: int, max_tokens: int) -> None:
     """ContextLengthError: a prompt with its images, before any of them is decoded, is longer than the context."""
     if num_tokens > max_tokens:
@@ -206,14 +229,17 @@ def check_room(num_tokens: int, max_tokens: int) -> None:
 
 
 def open_images(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConfig) -> ImageReader | None:
-    """What reads the images of a model, as `EngineConfig.mmproj` says. None where nothing does: a tower that was not
-    named and does not run is logged, and the text model runs without.
+    """What reads the images of a model, as `EngineConfig` says. None where nothing does: a tower that was not named and
+    does not run is logged, and the text model runs without.
 
     UnsupportedModelError, CheckpointError: a tower that was named does not run, or is of another model.
+    InvalidRequestError: it always makes more than `image_max_tokens`.
     """
     try:
-        found = find_tower(checkpoint, config.mmproj)
-        return None if found is None else ImageReader(*found, tokenizer, config.threads)
+        if (found := find_tower(checkpoint, config.mmproj)) is None:
+            return None
+        holder, tower = found
+        return ImageReader(holder, with_most_tokens(tower, config.image_max_tokens), tokenizer, config.threads)
     except (CheckpointError, UnsupportedModelError) as error:
         if config.mmproj != "auto":
             raise
@@ -280,7 +306,8 @@ def given_images(messages: Sequence[Any]) -> list[Any]:
             text = url.get("url") if isinstance(url, Mapping) else url
             if not isinstance(text, str):
                 raise InvalidRequestError(f"{where}.image_url must be text or have a url", where)
-            return {"type": "image", "image": GivenImage(where, url=text)}
+            low = isinstance(url, Mapping) and url.get("detail") == "low"
+            return {"type": "image", "image": GivenImage(where, url=text, low=low)}
         if kind == "image":
             return {"type": "image", "image": GivenImage(where, _bytes_of(part.get("image"), where))}
         return part

@@ -143,7 +143,7 @@ class LLM:
             sampling_params, progress, use_tqdm: as of `generate`.
             tools: function descriptions in the format of OpenAI's API.
             variables: other variables of the template, such as `enable_thinking`; vLLM's `chat_template_kwargs` is
-                a dictionary of such variables.
+                a dictionary of such variables, and its `mm_processor_kwargs`, no variable, bounds pixels of images.
 
         Raises:
             ChatTemplateError: the model has no template, or the template refuses or fails.

@@ -73,14 +73,16 @@ VLLM_ADVICE: Mapping[str, Advice] = {
     "enable_lora": Advice((False,), "LoRA is not supported"),
     "generation_config": Advice(("auto",), "default_sampling has what the files advise; SamplingParams() is neutral"),
     "override_generation_config": Advice(({},), "SamplingParams sets it for each request"),
-    "limit_mm_per_prompt": Advice(({},), "images and audio are not supported"),
+    "limit_mm_per_prompt": Advice(({},), "a prompt may have any number of images, and neither audio nor videos"),
     "task": Advice(("auto", "generate", "embed"), "one LLM both generates and embeds"),
     "runner": Advice(("auto", "generate", "pooling"), "one LLM both generates and embeds"),
     "convert": Advice(("auto", "none", "embed"), "one LLM both generates and embeds"),
     "pooler_config": Advice((), "embed(pooling=) sets it for each call"),
-    "mm_processor_kwargs": Advice(({},), "images and audio are not supported"),
-    "allowed_local_media_path": Advice(("",), "images and audio are not supported"),
-    "allowed_media_domains": Advice((), "images and audio are not supported"),
+    "mm_processor_kwargs": Advice(
+        ({},), "chat(mm_processor_kwargs=) sets it for a call, and image_max_tokens= for all"
+    ),
+    "allowed_local_media_path": Advice(("",), "no file is read that a message names by an address"),
+    "allowed_media_domains": Advice((), "nothing is fetched from an address in a message"),
     "logits_processors": Advice(([],), "SamplingParams has logit_bias, penalties and grammars"),
     "structured_outputs_config": Advice((), "SamplingParams(structured=) sets a grammar for each request"),
     "guided_decoding_backend": Advice(("auto",), "SamplingParams(structured=) sets a grammar for each request"),
@@ -93,7 +95,6 @@ _CHAT_ADVICE: Mapping[str, Advice] = {
     "chat_template": Advice((), "LLM(chat_template=) takes it"),
     "chat_template_content_format": Advice(("auto",), "messages have text"),
     "lora_request": Advice((), "LoRA is not supported"),
-    "mm_processor_kwargs": Advice(({},), "images and audio are not supported"),
 }
 """Arguments of vLLM's `LLM.chat` that are no variables of a template."""
 

@@ -12,10 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.given_embeddings import PLACEHOLDER, prompt_embeddings
-from realizar.engine.images import PlacedImage, check_room, given_images, open_images, take_images
+from realizar.engine.images import PlacedImage, check_bounds, check_room, given_images, open_images, take_images
 from realizar.engine.llm_options import template_variables
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.images.given import open_all
+from realizar.images.prepare import read_bounds
 from realizar.models.pooling import default_pooling
 from realizar.request import Pooling, PromptEmbeddings
 from realizar.sampling_params import SamplingParams
@@ -96,14 +97,17 @@ class PromptReader:
         or an image.
         """
         marked, given = take_images(given_images(messages))
+        variables = dict(variables)
+        bounds = read_bounds(variables.pop("mm_processor_kwargs", None))
+        check_bounds(self._images, bounds)
         if given and self._images is None:
             raise InvalidRequestError(f"{given[0].where} is an image, and the model reads text only", "messages")
         token_ids = self._template.encode(marked, tools, **template_variables(variables))
         if not given or self._images is None:
             return PromptTokens(None, token_ids)
         images = open_all(given)
-        token_ids, starts, positions = self._images.expand(token_ids, images)
-        placed = tuple(self._images.prepare(*each) for each in zip(images, starts, strict=True))
+        token_ids, starts, positions = self._images.expand(token_ids, images, bounds)
+        placed = tuple(self._images.prepare(*each, bounds) for each in zip(images, starts, strict=True))
         return PromptTokens(None, token_ids, rope_positions=positions, images=placed)
 
     def chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any], max_tokens: int) -> PromptTokens:

@@ -44,7 +44,7 @@ class RemoteImagesError(InvalidRequestError):
 class EncodedImage:
     """An image's bytes, with their type of `MEDIA_TYPES`, and its size in pixels once it is rotated as EXIF says.
 
-    `where` names it in errors.
+    `where` names it in errors. `low`: it is to be read with less detail.
     """
 
     where: str
@@ -52,13 +52,15 @@ class EncodedImage:
     data: bytes = field(repr=False)
     width: int
     height: int
+    low: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GivenImage:
     """An image as a request brings it, not looked at: its bytes, or text: a `data:` URI or base64, also in lines.
 
-    `where` names it in errors. A `media_type` of `MEDIA_TYPES`, or of the URI, is that of its bytes, or it is refused.
+    `where` and `low` are those of `EncodedImage`. A `media_type` of `MEDIA_TYPES`, or of the URI, is that of its bytes,
+    or it is refused.
     """
 
     where: str
@@ -66,6 +68,7 @@ class GivenImage:
     url: str | None = field(default=None, repr=False)
     base64: str | None = field(default=None, repr=False)
     media_type: str | None = None
+    low: bool = False
 
     def open(self) -> EncodedImage:
         """Have its header looked at; no pixel is decoded.
@@ -81,7 +84,7 @@ class GivenImage:
             known = ascii(said[:80])[1:-1]
             message = f"{self.where} is said to be {known}, and its bytes are {made.media_type}"
             raise InvalidRequestError(message, self.where)
-        return EncodedImage(self.where, made.media_type, data, made.width, made.height)
+        return EncodedImage(self.where, made.media_type, data, made.width, made.height, self.low)
 
     @property
     def is_remote(self) -> bool:

@@ -6,8 +6,8 @@ Pictures, made by Pillow, have the pixels of transformers' processors that use i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,6 +26,8 @@ _STRETCHED, _END_OF_STRETCHED, _FEATURE_OF_STRETCHED = "<start_of_image>", "<end
 _MARKS = {Tiles: "<image>", Whole: "[IMG]", Fitted: "<|image_pad|>", Stretched: _STRETCHED, Grid: "<image>"}
 _START, _END_OF_GRID, _THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
 _STEEPEST = 200  # of edges, the longer over the shorter one, that are fitted
+_LOW = 512**2  # pixels, as OpenAI's `detail: low` has them
+_LEAST, _MOST_GIVEN = "mm_processor_kwargs.min_pixels", "mm_processor_kwargs.max_pixels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,99 @@ def largest_image(tower: Tower) -> LargestImage:
         return LargestImage(None, preparation.most)
     if isinstance(preparation, Stretched | Grid):
         return LargestImage(None, None)  # a client keeps the ratio, and would reduce an edge that is enlarged here
-    edge = min(preparation.edge, _MOST) if isinstance(preparation, Tiles) else preparation.edge
-    return LargestImage(edge, None)
+    if isinstance(preparation, Tiles):
+        return LargestImage(min(preparation.edge, _MOST), None)
+    return LargestImage(preparation.edge, preparation.most)
+
+
+@dataclass(frozen=True, slots=True)
+class PixelBounds:
+    """How many pixels an image has once it is resized, at least and at most; None is as the model has it."""
+
+    least: int | None = None
+    most: int | None = None
+
+
+ANY_SIZE = PixelBounds()
+
+
+def read_bounds(given: object) -> PixelBounds:
+    """What vLLM's `mm_processor_kwargs` set: `min_pixels` and `max_pixels`. InvalidRequestError for anything else."""
+    if not isinstance(given, Mapping | None):
+        raise InvalidRequestError("mm_processor_kwargs must be an object", "mm_processor_kwargs")
+    values = {f"mm_processor_kwargs.{ascii(str(name)[:80])[1:-1]}": value for name, value in (given or {}).items()}
+    for name, value in values.items():
+        if name not in (_LEAST, _MOST_GIVEN):
+            raise InvalidRequestError(f"{name} is not supported: min_pixels and max_pixels are", name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (is_number and value >= 1 and value % 1 == 0):
+            raise InvalidRequestError(f"{name} must be a whole number from 1 on", name)
+    least, most = (None if (value := values.get(name)) is None else int(value) for name in (_LEAST, _MOST_GIVEN))
+    return PixelBounds(least, most)
+
+
+def bounded(tower: Tower, bounds: PixelBounds) -> Tower:
+    """A tower that reads images within bounds, and no larger than it did.
+
+    InvalidRequestError, naming the key of `mm_processor_kwargs`: it reads no image as so few pixels, or as so many.
+    """
+    preparation, least, most = tower.preparation, bounds.least, bounds.most
+    if most is not None and most < (fewest := _fewest_pixels(tower)):
+        message = f"{_MOST_GIVEN} must be at least {fewest}: this model reads no image as fewer pixels"
+        raise InvalidRequestError(message, _MOST_GIVEN)
+    if isinstance(preparation, Fitted):
+        most = min(preparation.most, most or preparation.most)
+        least = least or min(preparation.least, most)
+        if least > most:
+            raise InvalidRequestError(f"{_LEAST} must be at most {most}, the most that is read of an image", _LEAST)
+        return replace(tower, preparation=replace(preparation, least=least, most=most))
+    if least is not None:
+        raise InvalidRequestError(f"{_LEAST} is not supported by this model: it has no least size of an image", _LEAST)
+    if most is None or isinstance(preparation, Stretched):
+        return tower
+    if isinstance(preparation, Whole):
+        return replace(tower, preparation=replace(preparation, most=min(most, preparation.most or most)))
+    if isinstance(preparation, Grid):
+        return replace(tower, preparation=_bounded_grid(preparation, most))
+    tiles = math.isqrt(max(most // preparation.tile**2 - 1, 1))  # along an edge, beside the whole
+    return replace(tower, preparation=replace(preparation, edge=min(preparation.edge, tiles * preparation.tile)))
+
+
+def _bounded_grid(grid: Grid, most: int) -> Grid:
+    """The last picture comes first; the tiles have what it leaves."""
+    whole = replace(grid.whole, least=min(grid.whole.least, most), most=min(grid.whole.most, most))
+    tiles = (most - whole.most) // grid.tile**2
+    if tiles < grid.fewest:
+        return replace(grid, uncut=math.inf, whole=whole)
+    return replace(grid, most=min(grid.most, tiles), whole=whole)
+
+
+def with_most_tokens(tower: Tower, most: int | None) -> Tower:
+    """A tower that makes so many features of an image, at most. InvalidRequestError: it always makes more."""
+    if most is None:
+        return tower
+    square = (tower.patch_size * tower.merge) ** 2
+    if most < (fewest := _fewest_pixels(tower) // square):
+        message = (
+            f"image_max_tokens must be at least {fewest}, not {most}: {tower.architecture} reads no image as fewer"
+        )
+        raise InvalidRequestError(message, "image_max_tokens")
+    return bounded(tower, PixelBounds(most=most * square))
+
+
+def with_low_detail(tower: Tower) -> Tower:
+    """A tower that reads images as 512 x 512 pixels, at most, or the fewest as which it reads any."""
+    return bounded(tower, PixelBounds(most=max(_LOW, _fewest_pixels(tower))))
+
+
+def _fewest_pixels(tower: Tower) -> int:
+    """As which it reads any image."""
+    preparation = tower.preparation
+    if isinstance(preparation, Tiles):
+        return preparation.tile**2
+    if isinstance(preparation, Stretched):
+        return preparation.edge**2
+    return int(tower.patch_size * tower.merge) ** 2
 
 
 def mark_of(tower: Tower) -> str:
@@ -161,7 +254,10 @@ def _whole_size(whole: Whole, square: int, width: int, height: int) -> tuple[int
     ratio = max(width, height) / whole.edge
     if ratio > 1:
         width, height = int(width / ratio), int(height / ratio)
-    return max(-(-width // square), 1) * square, max(-(-height // square), 1) * square
+    columns, rows = (max(-(-length // square), 1) for length in (width, height))
+    if whole.most is not None and columns * rows * square**2 > whole.most:
+        return _held_size(whole.most, square, _reduced_size(whole.most, square, width, height))
+    return columns * square, rows * square
 
 
 def _fitted_size(fitted: Fitted, square: int, width: int, height: int) -> tuple[int, int]:
@@ -169,30 +265,41 @@ def _fitted_size(fitted: Fitted, square: int, width: int, height: int) -> tuple[
     if max(width, height) > _STEEPEST * min(width, height):
         size = f"{width} x {height} pixels"
         raise InvalidRequestError(f"{size} are too steep: one edge may be {_STEEPEST} times the other", "image")
-    return _bounded_size(fitted, square, width, height, least=0)
+    return _held_size(fitted.most, square, _bounded_size(fitted, square, width, height, least=0))
 
 
 def _bounded_size(fitted: Fitted, square: int, width: int, height: int, *, least: int) -> tuple[int, int]:
     """As `_fitted_size`, whatever the edges' ratio; rounded ones have at least so many squares."""
     rounded = [max(round(length / square), least) * square for length in (width, height)]
     pixels = rounded[0] * rounded[1]
-    if pixels > fitted.most:
-        ratio = math.sqrt(width * height / fitted.most)
-        return (
-            max(math.floor(width / ratio / square) * square, square),
-            max(math.floor(height / ratio / square) * square, square),
-        )
     if pixels < fitted.least:
         ratio = math.sqrt(fitted.least / (width * height))
-        return math.ceil(width * ratio / square) * square, math.ceil(height * ratio / square) * square
+        rounded = [math.ceil(length * ratio / square) * square for length in (width, height)]
+        pixels = rounded[0] * rounded[1]
+    if pixels > fitted.most:
+        return _reduced_size(fitted.most, square, width, height)
     return rounded[0], rounded[1]
+
+
+def _reduced_size(most: int, square: int, width: int, height: int) -> tuple[int, int]:
+    """Width and height in whole squares, which have so many pixels at most, unless one is a single square."""
+    ratio = math.sqrt(width * height / most)
+    columns, rows = (max(math.floor(length / ratio / square), 1) for length in (width, height))
+    return columns * square, rows * square
+
+
+def _held_size(most: int, square: int, size: tuple[int, int]) -> tuple[int, int]:
+    """A reduced size, which has so many pixels at most also where an edge is a single square."""
+    width, height = (min(edge, most // square**2 * square) for edge in size)
+    return width, height
 
 
 def _whole_of_grid(grid: Grid, tower: Tower, width: int, height: int) -> tuple[int, int]:
     """Width and height of the last picture; InvalidRequestError where an edge is so short that it has too many."""
     found = _bounded_size(grid.whole, tower.patch_size * tower.merge, width, height, least=1)
-    if math.prod(found) > tower.max_patches * tower.patch_size**2:
-        raise InvalidRequestError(f"{width} x {height} pixels are too steep for {tower.max_patches} patches", "image")
+    most = min(tower.max_patches * tower.patch_size**2, grid.whole.most)
+    if math.prod(found) > most:
+        raise InvalidRequestError(f"{width} x {height} pixels are too steep for {most} pixels", "image")
     return found
 
 

@@ -34,12 +34,13 @@ class Tiles:
 @dataclass(frozen=True, slots=True)
 class Whole:
     """How an image becomes one picture: where an edge has more than `edge` pixels it is reduced, and stretched to whole
-    squares of patches.
+    squares of patches, and where these have more than `most` pixels it is reduced to as many; None is any number.
     """
 
     edge: int
     mean: Colour
     deviation: Colour
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
 from realizar.engine.images import usable_tower
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.gguf_names import quantization_of
-from realizar.images.prepare import LargestImage, largest_image
+from realizar.images.prepare import LargestImage, largest_image, with_most_tokens
 from realizar.models.parameters import count_parameters
 from realizar.models.pooling import default_pooling
 from realizar.models.ranking import ranking_tensors
@@ -67,9 +68,12 @@ class ModelFacts:
 
 
 def read_facts(
-    checkpoint: Checkpoint, chat_template: str | None = None, compiler: Compile | None = None, mmproj: str = "auto"
+    checkpoint: Checkpoint,
+    chat_template: str | None = None,
+    compiler: Compile | None = None,
+    config: EngineConfig | None = None,
 ) -> ModelFacts:
-    """Read the facts of a checkpoint; for the other arguments see `ChatTemplate` and `EngineConfig.mmproj`.
+    """Read the facts of a checkpoint; for the other arguments see `ChatTemplate` and `make_served_model`.
 
     Raises CheckpointError where a file is malformed.
     """
@@ -91,7 +95,7 @@ def read_facts(
         template=template,
         tools=tools,
         reasoning=reasoning,
-        largest_image=_largest_image(checkpoint, mmproj),
+        largest_image=_largest_image(checkpoint, config or EngineConfig()),
         ranks=bool(ranking_tensors(checkpoint)),
         pooling=default_pooling(checkpoint),
     )
@@ -111,9 +115,9 @@ def capabilities(facts: ModelFacts, embeddings: Pooling | None) -> list[str]:
     return [name for name, holds in there.items() if holds]
 
 
-def _largest_image(checkpoint: Checkpoint, mmproj: str) -> LargestImage | None:
-    found, _ = usable_tower(checkpoint, mmproj)
-    return None if found is None else largest_image(found[1])
+def _largest_image(checkpoint: Checkpoint, config: EngineConfig) -> LargestImage | None:
+    found, _ = usable_tower(checkpoint, config.mmproj)
+    return None if found is None else largest_image(with_most_tokens(found[1], config.image_max_tokens))
 
 
 def _dimensions(checkpoint: Checkpoint) -> tuple[int, int, int]:

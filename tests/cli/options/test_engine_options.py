@@ -23,12 +23,13 @@ ENGINE = [
 ]  # fmt: skip
 BATCHING = ["max-running", "max-queued", "max-step-tokens", "kv-cache-bytes", "no-prefix-cache"]
 DRAFTS = ["drafter", "speculative-tokens"]
+LOADED = ["context-length", "mmproj", "image-max-tokens"]
 COMMANDS = {
     "bench": ENGINE, "profile": ENGINE, "trace": ENGINE,
-    "run": [*ENGINE, *DRAFTS, "context-length", "mmproj"], "chat": [*ENGINE, *DRAFTS, "context-length", "mmproj"],
-    "score": [*ENGINE, "context-length", "mmproj"], "perplexity": [*ENGINE, "context-length", "mmproj"],
-    "plan": [*ENGINE, *BATCHING, *DRAFTS, "context-length", "mmproj"],
-    "serve": [*ENGINE, *BATCHING, *DRAFTS, "context-length", "mmproj"],
+    "run": [*ENGINE, *DRAFTS, *LOADED], "chat": [*ENGINE, *DRAFTS, *LOADED],
+    "score": [*ENGINE, *LOADED], "perplexity": [*ENGINE, *LOADED],
+    "plan": [*ENGINE, *BATCHING, *DRAFTS, *LOADED],
+    "serve": [*ENGINE, *BATCHING, *DRAFTS, *LOADED],
 }  # fmt: skip
 
 
@@ -64,6 +65,7 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
         "device": "cuda:1", "batch_invariant": True, "threads": 3, "no_graphs": True, "no_device_check": True,
         "kv_cache_dtype": "int8",
         "instruction_set": "portable", "context_length": 77, "expert_used_count": 3, "mmproj": "none",
+        "image_max_tokens": 4,
     }  # fmt: skip
     batching: dict[str, Any] = {
         "max_running": 5, "max_queued": 6, "max_step_tokens": 40, "kv_cache_bytes": 9, "no_prefix_cache": True,
@@ -78,7 +80,7 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
         device="cuda:1", batch_invariant=True, threads=3, graphs=False, device_check=False, kv_cache_dtype="int8",
         instruction_set="portable", context_length=77, expert_used_count=3, max_running=5, max_step_tokens=40,
         kv_cache_bytes=9, prefix_cache=False, speculative_tokens=2, host_snapshot_bytes=8, drafter="small",
-        mmproj="none",
+        mmproj="none", image_max_tokens=4,
     )  # fmt: skip
     assert BackendOptions(prompt_dtype="fp8").config() == EngineConfig(prompt_dtype="fp8")
     assert DraftOptions().config(BatchingOptions().config(EngineOptions().config())) == EngineConfig()

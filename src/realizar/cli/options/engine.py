@@ -69,12 +69,14 @@ class EngineOptions(BackendOptions):
     Attributes:
         context_length: maximum of prompt and answer tokens together; default the model's.
         mmproj: GGUF file of an encoder of images; none reads no images; auto takes what lies beside the model.
+        image_max_tokens: maximum of tokens for an image's pixels; larger ones are reduced; default the model's.
     """
 
     context_length: Annotated[
         MaybeInteger, Parameter(name=("--context-length", "--ctx-size", "--max-model-len", "-c"))
     ] = None
     mmproj: Annotated[str, Parameter(name=("--mmproj", "-mm"))] = _DEFAULTS.mmproj
+    image_max_tokens: MaybeInteger = None
 
 
 @Parameter(name="*", group="Drafts", negative=())

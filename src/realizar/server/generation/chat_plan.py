@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from realizar.engine.images import ImageReader, PlacedImage, check_room, take_images
+from realizar.engine.images import ImageReader, PlacedImage, check_bounds, check_room, take_images
 from realizar.errors import ContextLengthError
 from realizar.images.given import EncodedImage, open_all
+from realizar.images.prepare import ANY_SIZE, PixelBounds
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import about, refused, renaming, unsupported
@@ -124,7 +125,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
     with about("messages"):
         rendered = render_prompt(
             api, template, conversation.messages, shown, variables, add_prompt=conversation.add_prompt,
-            continues=conversation.continues,
+            continues=conversation.continues, bounds=conversation.image_bounds,
         )  # fmt: skip
         token_ids = rendered.token_ids
         if rendered.images:
@@ -165,12 +166,13 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
 class RenderedPrompt:
     """The ids of a prompt, and its images, with the numbers of tokens before each run of their embeddings.
 
-    `reader` is the model's; None where there are no images.
+    `reader` is the model's, and reads them within `bounds`; None where there are none.
     """
 
     token_ids: list[int]
     images: Sequence[tuple[EncodedImage, tuple[int, ...]]] = ()
     reader: ImageReader | None = None
+    bounds: PixelBounds = ANY_SIZE
     rope_positions: bytes = b""
 
     def placed(self, stop: Stop) -> tuple[PlacedImage, ...]:
@@ -179,15 +181,16 @@ class RenderedPrompt:
         for image, starts in self.images:
             stop.check()
             assert self.reader is not None  # or there were no images
-            found.append(self.reader.prepare(image, starts))
+            found.append(self.reader.prepare(image, starts, self.bounds))
         return tuple(found)
 
 
 def render_prompt(
     api: Api, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: Tools | None,
     variables: Mapping[str, Any], *, add_prompt: bool = True, continues: bool = False,
+    bounds: PixelBounds = ANY_SIZE,
 ) -> RenderedPrompt:  # fmt: skip
-    """Render the prompt of checked messages; of their images no more than the headers are read.
+    """Render the prompt of checked messages; of their images, read within bounds, no more than the headers are read.
 
     Raises ApiError or RealizarError where the template or an image is refused, or the model reads text only.
     """
@@ -195,6 +198,7 @@ def render_prompt(
     if given and api.model.images is None:
         where = given[0].where
         raise refused(f"{where} is an image, and the model reads text only", where, "unsupported_content")
+    check_bounds(api.model.images, bounds)
     if continues:
         token_ids = template.encode_unfinished(marked, tools, **variables)
     else:
@@ -202,8 +206,8 @@ def render_prompt(
     if not given or api.model.images is None:
         return RenderedPrompt(token_ids)
     images = open_all(given)
-    token_ids, starts, positions = api.model.images.expand(token_ids, images)
-    return RenderedPrompt(token_ids, list(zip(images, starts, strict=True)), api.model.images, positions)
+    token_ids, starts, positions = api.model.images.expand(token_ids, images, bounds)
+    return RenderedPrompt(token_ids, list(zip(images, starts, strict=True)), api.model.images, bounds, positions)
 
 
 def _check_images(rendered: RenderedPrompt, api: Api, kept: int | None) -> None:
@@ -243,8 +247,9 @@ def _shortened(
             return False
         with about("messages"):
             rendered = render_prompt(
-                api, template, given.messages, given.tools.shown, variables, add_prompt=given.add_prompt
-            )
+                api, template, given.messages, given.tools.shown, variables, add_prompt=given.add_prompt,
+                bounds=given.image_bounds,
+            )  # fmt: skip
         return len(rendered.token_ids) + room <= api.max_tokens
 
     kept = without_oldest(conversation.messages, fits)

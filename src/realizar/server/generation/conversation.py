@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realizar.images.given import GivenImage
+from realizar.images.prepare import ANY_SIZE, PixelBounds
 from realizar.server.errors import refused
 from realizar.server.generation.sampling import SamplingWishes
 from realizar.server.generation.tools import ToolPlan
@@ -36,6 +37,7 @@ class Conversation:
         tokens_as_ids: log-probabilities name tokens by their ids.
         prediction: text that the answer may repeat in part, from which drafts are taken.
         reports_progress: get deltas that tell how much of the prompt has been read.
+        image_bounds: how large images are read.
         names: the dialect's names of the fields that errors name: `messages`, `tools`, `structured` (the constraint on
             the answer) and others by their names here. A name that is not listed stays.
     """
@@ -57,6 +59,7 @@ class Conversation:
     tokens_as_ids: bool = False
     prediction: str = ""
     reports_progress: bool = False
+    image_bounds: PixelBounds = ANY_SIZE
     names: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from realizar.images.given import GivenImage
+from realizar.images.prepare import read_bounds
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
@@ -57,8 +58,8 @@ _KINDS: Mapping[str, type] = {
 }
 _OF_CALL = ("id", "type", "function")
 _OF_FUNCTION = ("name", "arguments")
-_DETAILS = (None, "auto", "low", "high")
-"""Taken, and without effect: the model decides how much of an image it reads."""
+_DETAILS = (None, "auto", "low", "high", "original")
+"""All but `low` are as the model reads an image."""
 _MEDIA = ("input_audio", "file", "input_image", "video_url", "audio_url", "image", "audio")
 
 
@@ -133,8 +134,8 @@ def _checked_image(path: str, part: dict[str, Any]) -> GivenImage:
     known_only(f"{path}.image_url", given, ("url", "detail"))
     url, detail = given.get("url"), given.get("detail")
     _require(isinstance(url, str), f"{path}.image_url.url", "must be text")
-    _require(detail in _DETAILS, f"{path}.image_url.detail", "must be auto, low or high")
-    return GivenImage(f"{path}.image_url", url=url)
+    _require(detail in _DETAILS, f"{path}.image_url.detail", "must be auto, low, high or original")
+    return GivenImage(f"{path}.image_url", url=url, low=detail == "low")
 
 
 def _checked_call(path: str, call: Any) -> dict[str, Any]:
@@ -238,6 +239,7 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
         prediction=_predicted(request.prediction),
         reports_progress=check_progress(request.return_progress, stream=request.stream),
+        image_bounds=read_bounds(request.mm_processor_kwargs),
         names=names,
     )
 

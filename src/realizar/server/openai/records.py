@@ -32,7 +32,6 @@ CHAT_NEUTRAL: Neutral = {
     "audio": ((), "output is not supported"),
     "function_call": (("none", "auto"), "is deprecated; use tool_choice"),
     "functions": (_EMPTY, "is deprecated; use tools"),
-    "mm_processor_kwargs": (_EMPTY, "is not supported: the model reads text only"),
     "modalities": ((["text"], []), "must be ['text']: the model answers in text only"),
     "moderation": ((), "is not supported"),
     "store": ((False,), "is not supported: the server stores no answers"),
@@ -244,6 +243,7 @@ class ChatCompletionRequest(ChatFields, kw_only=True, forbid_unknown_fields=True
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
     metadata: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
@@ -333,6 +333,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 

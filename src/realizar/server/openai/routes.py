@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.errors import ContextLengthError
+from realizar.images.prepare import read_bounds
 from realizar.request import Pooling
 from realizar.sampling_params import SAMPLERS
 from realizar.server.api import Api, new_id, now_s
@@ -116,8 +117,9 @@ def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
     with about("messages"):
         add_prompt = record.add_generation_prompt is not False
         return render_prompt(
-            api, api.model.template, messages, tools, variables, add_prompt=add_prompt, continues=continues
-        ).token_ids
+            api, api.model.template, messages, tools, variables, add_prompt=add_prompt, continues=continues,
+            bounds=read_bounds(record.mm_processor_kwargs),
+        ).token_ids  # fmt: skip
 
 
 # `GET /v1/models` and `GET /v1/models/{id}`; answered also while the weights are being loaded.

@@ -337,12 +337,15 @@ def _parts(where: str, parts: Any, kinds: Sequence[str], *, images: bool) -> lis
 
 
 def _image(where: str, part: dict[str, Any]) -> GivenImage:
-    check_fields(where, part, ("type", "image_url", "detail"), {"detail": str}, "invalid_type")
+    known = ("type", "image_url", "detail", "prompt_cache_breakpoint")
+    check_fields(where, part, known, {"detail": str, "prompt_cache_breakpoint": dict}, "invalid_type")
     path = f"{where}.image_url"
-    url = part.get("image_url")
+    url, detail = part.get("image_url"), part.get("detail")
     if not isinstance(url, str):
         raise refused(f"{path} must be a data URI", path, "invalid_type")
-    return GivenImage(path, url=url)
+    if detail not in (None, "auto", "low", "high", "original"):
+        raise refused(f"{where}.detail must be auto, low, high or original", f"{where}.detail", "invalid_value")
+    return GivenImage(path, url=url, low=detail == "low")
 
 
 def _text(where: str, part: Any, kinds: Sequence[str]) -> str:

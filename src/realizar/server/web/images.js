@@ -3,6 +3,7 @@
 import { tellDrawn } from "./slices.js";
 
 const MAX_BYTES = 32 << 20; // of a file
+const MAX_PIXELS = 4 << 20; // also where a model would read more, or of any number
 const MAX_PNG = 512 << 10; // bytes; what takes more becomes JPEG
 const QUALITY = 0.9;
 const MADE_HERE = /^data:image\/(?:png|jpeg);base64,[A-Za-z0-9+/]+={0,2}$/;
@@ -15,7 +16,8 @@ export const isImage = (value) => typeof value?.url === "string" && MADE_HERE.te
 
 /** Width and height of an image once it has `edge` pixels on its longer edge and `pixels` in all, at most; null is any. */
 function reduced(width, height, { edge, pixels }) {
-  const share = Math.min(1, (edge ?? Infinity) / Math.max(width, height), Math.sqrt((pixels ?? Infinity) / (width * height)));
+  const most = Math.min(pixels ?? Infinity, MAX_PIXELS);
+  const share = Math.min(1, (edge ?? Infinity) / Math.max(width, height), Math.sqrt(most / (width * height)));
   return [width, height].map((length) => Math.max(1, Math.round(length * share)));
 }
 
