@@ -445,6 +445,27 @@ def test_results_of_tools_may_be_images(seeing: RunningServer) -> None:
     assert max(counts) - min(counts) <= 1
 
 
+def with_twice(value: Any) -> Any:
+    """A body whose images are each there twice, one after the other."""
+    if isinstance(value, dict):
+        return {name: with_twice(each) for name, each in value.items()}
+    if not isinstance(value, list):
+        return value
+    images = (OPENAI_IMAGE, ANTHROPIC_IMAGE, INPUT_IMAGE, DATA)
+    return [with_twice(each) for each in value for _ in range(1 + (each in images))]
+
+
+@pytest.mark.parametrize("dialect", [*DIALECTS, *(f"a result of {name}" for name in RESULTS)])
+def test_there_may_be_several_images(seeing: RunningServer, dialect: str) -> None:
+    """In one message, and in one result of a tool."""
+    if dialect in DIALECTS:
+        path, body, _, count = DIALECTS[dialect]
+    else:
+        path, body, count = RESULTS[dialect.removeprefix("a result of ")]
+    one, two = (found(posted(seeing, path, each), count) for each in (body, with_twice(body)))
+    assert 16 * 10 < two - one < one
+
+
 @pytest.mark.parametrize(
     ("path", "body", "where"),
     [
