@@ -49,7 +49,7 @@ from realizar.images.prepare import (
 )
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec, build_tower
-from realizar.models.tower import Fitted, Grid, Stretched, Tiles, Tower, Whole
+from realizar.models.tower import Fitted, Stretched, Tiles, Tower, Whole
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.load import load_tokenizer
 
@@ -123,7 +123,7 @@ def test_an_image_that_a_client_reduced_is_read_alike(vision: VisionModel, size:
     """To the largest that is not reduced here: it has as many tokens then."""
     tower = tower_of(open_checkpoint(vision.path))
     edge, pixels = largest_image(tower)
-    if vision.kind in ("gemma3", "lfm2_vl"):  # which stretch each edge alone
+    if vision.kind in ("gemma3", "lfm2_vl", "internvl"):  # which stretch each edge alone
         assert (edge, pixels) == (None, None)
         return
     shares = [1.0, (edge or max(size)) / max(size), math.sqrt((pixels or math.prod(size)) / math.prod(size))]
@@ -158,7 +158,8 @@ def test_less_detail_is_512_pixels_by_512(vision: VisionModel) -> None:
         replace(own, most=1 << 20) if isinstance(own, Fitted)
         else replace(own, edge=1 << 12) if isinstance(own, Whole)
         else replace(own, edge=2048, tile=512) if isinstance(own, Tiles)
-        else replace(own, tile=512, whole=replace(own.whole, most=512**2)) if isinstance(own, Grid)
+        else replace(own, tile=512, whole=replace(own.whole, most=512**2)) if vision.kind == "lfm2_vl"
+        else replace(own, tile=512, whole=replace(own.whole, edge=512)) if vision.kind == "internvl"
         else own
     )  # fmt: skip
     for size in ((1000, 1000), (2000, 300)):
@@ -171,7 +172,7 @@ def test_less_detail_is_512_pixels_by_512(vision: VisionModel) -> None:
 
 def test_bounds_that_a_model_can_not_keep_are_refused_by_name(vision: VisionModel) -> None:
     tower = tower_of(open_checkpoint(vision.path))
-    fewest = {"smolvlm": 16, "gemma3": 16}.get(vision.kind, 1)
+    fewest = {"smolvlm": 16, "gemma3": 16, "internvl": 16}.get(vision.kind, 1)
     assert features_of(with_most_tokens(tower, fewest), (100, 100)) <= fewest
     if fewest > 1:
         with pytest.raises(InvalidRequestError, match=f"image_max_tokens must be at least {fewest}, not 15: "):
@@ -348,6 +349,11 @@ def test_marks_in_texts_stay_texts(vision: VisionModel) -> None:
 
 BENT = {
     "qwen3_vl": [({"deepstack_visual_indexes": ["a"]}, "expected whole numbers")],
+    "internvl": [
+        ({"use_qk_norm": True}, "'use_qk_norm': unsupported value True"),
+        ({"norm_type": "rms_norm"}, "'norm_type': unsupported value 'rms_norm'"),
+        ({"image_size": [32, 64]}, "'image_size': expected a whole number"),
+    ],
     "lfm2_vl": [({"vision_use_head": True}, "'vision_use_head': unsupported value True")],
     "qwen2_5_vl": [
         ({"fullatt_block_indexes": 3}, "expected a list of layers"),

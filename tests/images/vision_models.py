@@ -33,6 +33,7 @@ LFM2_MARKS = (
     "<end_of_utterance>", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
     *(f"<|img_row_{row}_col_{column}|>" for row in (1, 2, 3, 4) for column in (1, 2, 3, 4)),
 )  # fmt: skip
+INTERNVL_MARKS = ("<end_of_utterance>", "<IMG_CONTEXT>", "<img>", "</img>")
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:"
     "{% if message.content is string %} {{ message.content }}{% else %}{% for part in message.content %}"
@@ -69,7 +70,7 @@ class VisionModel(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`smolvlm`, `mistral3`, `gemma3`, `lfm2_vl`, or `qwen` for Qwen's models."""
+        """`smolvlm`, `mistral3`, `gemma3`, `lfm2_vl`, `internvl`, or `qwen` for Qwen's models."""
         return _kind_of(str(self.model.config.model_type))
 
     @property
@@ -115,6 +116,9 @@ class VisionModel(NamedTuple):
                 lfm2.replace_image_token(prepared, place, use_image_special_tokens=True)
                 for place in range(len(prepared["image_rows"]))
             ]
+        elif self.kind == "internvl":
+            mark, run = "<IMG_CONTEXT>", "<IMG_CONTEXT>" * (TILE // PATCH // MERGE) ** 2
+            expanded = [f"<img>{run * int(count)}</img>" for count in prepared["num_patches"]]
         elif self.kind == "qwen":
             mark = "<|image_pad|>"
             expanded = [mark * int(grid.prod() // MERGE**2) for grid in prepared["image_grid_thw"]]
@@ -149,7 +153,7 @@ class VisionModel(NamedTuple):
 
     def inputs(self, ids: Any, prepared: Any) -> dict[str, Any]:
         """What the model takes, of the ids of one prompt [1, tokens] and its images."""
-        others = ["rows", "cols", "num_crops", "image_rows", "image_cols"]
+        others = ["rows", "cols", "num_crops", "num_patches", "image_rows", "image_cols"]
         others += ["image_sizes"] if self.kind == "lfm2_vl" else []
         tensors = {name: prepared[name] for name in prepared if name not in others}
         kinds = {"qwen": "mm_token_type_ids", "gemma3": "token_type_ids"}
@@ -163,10 +167,10 @@ def _kind_of(model_type: str) -> str:
 
 _SHOWN = {
     "mistral3": "[IMG]", "qwen": "<|vision_start|><|image_pad|><|vision_end|>",
-    "gemma3": "{{ '\n' }}<start_of_image>",
+    "gemma3": "{{ '\n' }}<start_of_image>", "internvl": "<IMG_CONTEXT>",
 }  # fmt: skip
 _MADE_MARKS = {"smolvlm": MARKS, "mistral3": MISTRAL_MARKS, "qwen": QWEN_MARKS, "gemma3": GEMMA3_MARKS}
-_MADE_MARKS |= {"lfm2_vl": LFM2_MARKS}
+_MADE_MARKS |= {"lfm2_vl": LFM2_MARKS, "internvl": INTERNVL_MARKS}
 _SEEN_WHOLE = {"gemma3": (TILE // PATCH // MERGE) ** 2}
 """Most tokens of an image that see each other."""
 
@@ -188,7 +192,7 @@ def build_vision_model(kind: str, path: Path) -> VisionModel:
     with torch.no_grad():
         for name, values in model.named_parameters():
             spread = 0.15 if values.dim() > 1 else 0.3
-            is_norm = any(each in name for each in ("norm", "ln_pre", "ln_q")) and "bias" not in name
+            is_norm = any(each in name for each in ("norm", "ln_pre", "ln_q", "lambda")) and "bias" not in name
             values.copy_(torch.randn(values.shape, generator=generator) * spread + is_norm)
     model.save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(prepared))
@@ -236,6 +240,20 @@ def _gemma3() -> tuple[Any, Any, dict[str, Any]]:
     prepared = {"size": {"height": TILE, "width": TILE}, "image_seq_length": count, "do_pan_and_scan": None}
     processor = Gemma3ImageProcessorPil(size=prepared["size"])
     return Gemma3ForConditionalGeneration(config).float().eval(), processor, prepared | {"resample": 2}
+
+
+def _internvl() -> tuple[Any, Any, dict[str, Any]]:
+    from transformers import InternVLConfig, InternVLForConditionalGeneration
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    text = {"model_type": "qwen2", "vocab_size": 256 + len(INTERNVL_MARKS), **_TEXT}
+    config = InternVLConfig(
+        text_config=text, vision_config=_VISION | {"attention_bias": True}, image_token_id=IMAGE,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    prepared = {"size": {"height": TILE, "width": TILE}, "max_patches": 4}
+    processor = GotOcr2ImageProcessorPil(crop_to_patches=True, **prepared)
+    return InternVLForConditionalGeneration(config).float().eval(), processor, prepared
 
 
 LFM2_PREPARED = {
@@ -327,6 +345,7 @@ KINDS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
     "mistral3": _mistral3,
     "gemma3": _gemma3,
     "lfm2_vl": _lfm2_vl,
+    "internvl": _internvl,
     "qwen3_vl": lambda: _qwen("Qwen3VL", {}, _TAKEN),
     "qwen3_vl_moe": lambda: _qwen("Qwen3VLMoe", _EXPERTS, _TAKEN),
     "qwen3_5": lambda: _qwen("Qwen3_5", _DELTA, _LEARNED),
@@ -454,6 +473,15 @@ _GGUF_NAMES = (
     ("visual.merger.linear_fc2", "mm.2"),
     ("visual.deepstack_merger_list.", "v.deepstack."),
     (".linear_fc", ".fc"),
+    ("vision_tower.encoder.layer.", "v.blk."),
+    *((f"attention.{name}_proj", f"attn_{name}") for name in "qkv"),
+    ("attention.projection_layer", "attn_out"),
+    ("layernorm_before", "ln1"),
+    ("layernorm_after", "ln2"),
+    *((f"lambda_{number}", f"ls{number}.weight") for number in (1, 2)),
+    ("vision_tower.embeddings.cls_token", "v.class_embd"),
+    ("vision_tower.embeddings.position_embeddings", "v.position_embd.weight"),
+    ("vision_tower.embeddings.patch_embeddings.projection", "v.patch_embd"),
     ("vision_tower.patch_conv", "v.patch_embd"),
     ("vision_tower.ln_pre", "v.pre_ln"),
     ("vision_tower.encoder.layers.", "v.blk."),
@@ -495,7 +523,12 @@ _Values = np.ndarray[Any, np.dtype[np.float32]]
 
 def _converted(architecture: str, name: str, values: _Values) -> Iterator[tuple[str, _Values]]:
     """A tensor as llama.cpp's converter has it, by its names."""
-    if architecture == "mistral3" and name.endswith(("attn_q.weight", "attn_k.weight")):  # pairs become neighbours
+    if architecture == "internvl" and name.startswith(("v.class_embd", "v.position_embd")):
+        yield name, values[0, 0] if name == "v.class_embd" else values[0]
+    elif architecture == "internvl" and name.startswith("mm."):
+        numbers = {"input_norm": "0", "1": "1", "2": "3"}
+        yield ".".join(("mm", numbers[name.split(".")[1]], name.rpartition(".")[2])), values
+    elif architecture == "mistral3" and name.endswith(("attn_q.weight", "attn_k.weight")):  # pairs become neighbours
         yield name, values.reshape(3, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
     elif name == "mm.soft_emb_norm.weight":
         yield name, values + 1
@@ -518,6 +551,8 @@ def _converted_metadata(architecture: str) -> dict[str, Any]:
     activation = {}
     if architecture == "gemma3":
         projector, vision = "gemma3", {"projector.scale_factor": MERGE}
+    elif architecture == "internvl":
+        projector, vision = "internvl", {"projector.scale_factor": MERGE, "preproc_max_tiles": 4, **_COLOURS}
     elif architecture == "lfm2_vl":
         projector, vision = "lfm2", {"image_size": 7 * PATCH, "preproc_image_size": TILE, "preproc_max_tiles": 4}
         vision |= {"image_min_pixels": 256, "image_max_pixels": 1024, "projector.scale_factor": MERGE}

@@ -385,6 +385,16 @@ def test_tensors_of_vision_are_known_and_not_needed(model_type: str, before: str
         check_tensors(build_spec(strange), strange)
 
 
+def test_the_text_model_of_internvl_is_qwen2_or_qwen3() -> None:
+    def seeing(model_type: str) -> ModelSpec:
+        return _config("internvl", text_config={**CONFIG, "model_type": model_type, "num_hidden_layers": 4})
+
+    for model_type in ("qwen2", "qwen3"):
+        assert seeing(model_type).layers == _config(model_type).layers
+    with pytest.raises(UnsupportedModelError, match=r"'model_type': unsupported value 'gpt_oss'"):
+        seeing("gpt_oss")
+
+
 def test_the_rope_of_three_axes_is_plain_for_text() -> None:
     axes = {"mrope_section": [0, 1, 1]}
     deep = _gguf("qwen3vl", rope__dimension_sections=[24, 20, 20, 0], n_deepstack_layers=3)

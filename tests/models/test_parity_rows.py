@@ -22,6 +22,7 @@ WRAPPERS = {
     **{name: f"{name}_text" for name in ("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe")},
     **dict.fromkeys(("smolvlm", "idefics3"), "llama"),
     **dict.fromkeys(("lfm2_vl", "lfm2-vl"), "lfm2"),
+    "internvl": "qwen2",
 }
 
 

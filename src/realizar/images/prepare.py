@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +22,28 @@ _MOST = 4096  # pixels of the longer edge, whatever a configuration of tiles say
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _END_OF_ROW, _END = "[IMG_BREAK]", "[IMG_END]"
 _STRETCHED, _END_OF_STRETCHED, _FEATURE_OF_STRETCHED = "<start_of_image>", "<end_of_image>", "<image_soft_token>"
-_MARKS = {Tiles: "<image>", Whole: "[IMG]", Fitted: "<|image_pad|>", Stretched: _STRETCHED, Grid: "<image>"}
-_START, _END_OF_GRID, _THUMBNAIL = "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"
+_MARKS = {Tiles: "<image>", Whole: "[IMG]", Fitted: "<|image_pad|>", Stretched: _STRETCHED}
 _STEEPEST = 200  # of edges, the longer over the shorter one, that are fitted
 _LOW = 512**2  # pixels, as OpenAI's `detail: low` has them
 _LEAST, _MOST_GIVEN = "mm_processor_kwargs.min_pixels", "mm_processor_kwargs.max_pixels"
+
+
+class _GridTexts(NamedTuple):
+    """What stands in a prompt for an image of a `Grid`: a mark for each picture, and what stands around them."""
+
+    mark: str
+    start: str
+    tile: str
+    whole: str
+    end: str
+
+
+_GRIDS = {
+    "lfm2": _GridTexts(
+        "<image>", "<|image_start|>", "<|img_row_{row}_col_{column}|>", "<|img_thumbnail|>", "<|image_end|>"
+    ),
+    "internvl": _GridTexts("<IMG_CONTEXT>", "<img>", "", "", "</img>"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +131,12 @@ def bounded(tower: Tower, bounds: PixelBounds) -> Tower:
 
 def _bounded_grid(grid: Grid, most: int) -> Grid:
     """The last picture comes first; the tiles have what it leaves."""
-    whole = replace(grid.whole, least=min(grid.whole.least, most), most=min(grid.whole.most, most))
-    tiles = (most - whole.most) // grid.tile**2
-    if tiles < grid.fewest:
-        return replace(grid, uncut=math.inf, whole=whole)
-    return replace(grid, most=min(grid.most, tiles), whole=whole)
+    whole = grid.whole
+    if isinstance(whole, Fitted):
+        whole = replace(whole, least=min(whole.least, most), most=min(whole.most, most))
+    left = most - (whole.edge**2 if isinstance(whole, Stretched) else whole.most)
+    grids = tuple(each for each in grid.grids if math.prod(each) * grid.tile**2 <= left)
+    return replace(grid, grids=grids, uncut=grid.uncut if grids else math.inf, whole=whole)
 
 
 def with_most_tokens(tower: Tower, most: int | None) -> Tower:
@@ -145,13 +162,16 @@ def _fewest_pixels(tower: Tower) -> int:
     preparation = tower.preparation
     if isinstance(preparation, Tiles):
         return preparation.tile**2
-    if isinstance(preparation, Stretched):
-        return preparation.edge**2
+    whole = preparation.whole if isinstance(preparation, Grid) else preparation
+    if isinstance(whole, Stretched):
+        return whole.edge**2
     return int(tower.patch_size * tower.merge) ** 2
 
 
 def mark_of(tower: Tower) -> str:
     """The control token that chat templates write for an image."""
+    if isinstance(tower.preparation, Grid):
+        return _GRIDS[tower.architecture].mark
     return _MARKS[type(tower.preparation)]
 
 
@@ -180,7 +200,7 @@ def layout_of(tower: Tower, width: int, height: int) -> Layout:
         rows, columns = _grid(preparation, tower, width, height)
         whole_width, whole_height = _whole_of_grid(preparation, tower, width, height)
         runs = ((preparation.tile // square) ** 2,) * (rows * columns)
-        text = _START + "".join(_of_grid(mark, rows, columns)) + _END_OF_GRID
+        text = "".join(_of_grid(_GRIDS[tower.architecture], rows, columns))
         return Layout(text, (*runs, whole_width // square * (whole_height // square)))
     if isinstance(preparation, Fitted):
         fitted_width, fitted_height = _fitted_size(preparation, square, width, height)
@@ -200,11 +220,12 @@ def _of_tiles(mark: str, rows: int, columns: int) -> Iterator[str]:
     yield f"{_AROUND}{_WHOLE}{mark}{_AROUND}"
 
 
-def _of_grid(mark: str, rows: int, columns: int) -> Iterator[str]:
+def _of_grid(texts: _GridTexts, rows: int, columns: int) -> Iterator[str]:
+    yield texts.start
     for row in range(1, rows + 1):
         for column in range(1, columns + 1):
-            yield f"<|img_row_{row}_col_{column}|>{mark}"
-    yield f"{_THUMBNAIL if rows else ''}{mark}"
+            yield texts.tile.format(row=row, column=column) + texts.mark
+    yield (texts.whole if rows else "") + texts.mark + texts.end
 
 
 def cut_of(tower: Tower, width: int, height: int) -> Cut:
@@ -219,9 +240,9 @@ def cut_of(tower: Tower, width: int, height: int) -> Cut:
         rows, columns = _grid(preparation, tower, width, height)
         whole = _whole_of_grid(preparation, tower, width, height)
         if not rows:
-            return Cut((whole,), "bilinear")
+            return Cut((whole,), preparation.filter)
         tile = preparation.tile
-        return Cut(((columns * tile, rows * tile),), "bilinear", tile, whole)
+        return Cut(((columns * tile, rows * tile),), preparation.filter, tile, whole)
     if isinstance(preparation, Whole):
         return Cut((_whole_size(preparation, square, width, height),))
     return Cut((_fitted_size(preparation, square, width, height),))
@@ -296,6 +317,8 @@ def _held_size(most: int, square: int, size: tuple[int, int]) -> tuple[int, int]
 
 def _whole_of_grid(grid: Grid, tower: Tower, width: int, height: int) -> tuple[int, int]:
     """Width and height of the last picture; InvalidRequestError where an edge is so short that it has too many."""
+    if isinstance(grid.whole, Stretched):
+        return grid.whole.edge, grid.whole.edge
     found = _bounded_size(grid.whole, tower.patch_size * tower.merge, width, height, least=1)
     most = min(tower.max_patches * tower.patch_size**2, grid.whole.most)
     if math.prod(found) > most:
@@ -314,25 +337,12 @@ def _grid(grid: Grid, tower: Tower, width: int, height: int) -> tuple[int, int]:
     if rounded[0] * rounded[1] <= grid.uncut:
         return 0, 0
     found, nearest, ratio = (1, 1), math.inf, width / height
-    for each in _grids(grid.fewest, grid.most):
+    for each in grid.grids:
         distance = abs(ratio - each[0] / each[1])
         pixels = grid.tile**2 * each[0] * each[1]
         if distance < nearest or (distance == nearest and width * height > 0.5 * pixels):
             found, nearest = each, distance
-    return found[1], found[0]
-
-
-@lru_cache(maxsize=8)
-def _grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
-    """Columns and rows of all grids of so many tiles, by their number; where that is equal in a set's order."""
-    found = {
-        (columns, rows)
-        for count in range(fewest, most + 1)
-        for columns in range(1, count + 1)
-        for rows in range(1, count + 1)
-        if fewest <= columns * rows <= most
-    }
-    return tuple(sorted(found, key=math.prod))
+    return (0, 0) if found == (1, 1) else (found[1], found[0])
 
 
 def _sizes(tiles: Tiles, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:

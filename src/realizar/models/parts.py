@@ -13,12 +13,13 @@ Activation = Literal["silu", "gelu_tanh", "gelu", "relu_squared"]
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm or LayerNorm over the last dimension: `normalised * (weight + weight_offset) * weight_scale + bias`.
+    """RMSNorm or LayerNorm over the last dimension: `normalised * (weight + weight_offset) * weight_scale + bias`; of
+    kind `scale` it normalises nothing.
 
     `weight_offset` is 1 where the checkpoint stores weights around zero (gemma from Hugging Face).
     """
 
-    kind: Literal["rms", "layer"]
+    kind: Literal["rms", "layer", "scale"]
     eps: float
     weight: TensorName
     bias: TensorName | None = None

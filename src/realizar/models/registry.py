@@ -56,6 +56,7 @@ _ARCHITECTURES: tuple[tuple[BuildSpec, str | None, tuple[str, ...]], ...] = (
     (partial(qwen.build, qk_norm=True), "qwen3", ("qwen3",)),
     (partial(qwen.build, qk_norm=False, is_part=True), "qwen2vl", ("qwen2_vl", "qwen2_5_vl")),
     (partial(qwen.build, qk_norm=True, is_part=True), "qwen3vl", ("qwen3_vl",)),
+    (qwen.build_internvl, None, ("internvl",)),
     (qwen_moe.build_qwen2, "qwen2moe", ("qwen2_moe",)),
     (qwen_moe.build_qwen3, "qwen3moe", ("qwen3_moe",)),
     (qwen_moe.build_qwen3vl, "qwen3vlmoe", ("qwen3_vl_moe",)),
@@ -89,6 +90,7 @@ _ARCHITECTURES: tuple[tuple[BuildSpec, str | None, tuple[str, ...]], ...] = (
 _TOWERS: tuple[tuple[Callable[[Checkpoint], Tower], str, tuple[str, ...]], ...] = (
     (siglip.build_idefics3, "idefics3", ("idefics3", "smolvlm")),
     (siglip.build_gemma3, "gemma3", ("gemma3",)),
+    (siglip.build_internvl, "internvl", ("internvl",)),
     (siglip.build_lfm2, "lfm2", ("lfm2_vl", "lfm2-vl")),
     (pixtral.build, "pixtral", ("mistral3",)),
     (qwen_vl.build_qwen25, "qwen2.5vl_merger", ("qwen2_5_vl",)),

@@ -69,15 +69,16 @@ class Grid:
     """How an image becomes pictures: it is stretched to a grid of tiles, whose edges have `tile` pixels, and cut into
     these; the last picture is the whole image, as `whole` makes it.
 
-    Of the grids of `fewest` to `most` tiles that counts whose width over height is nearest to the image's. An image
-    that has at most `uncut` pixels, in whole squares of patches, is the last picture alone.
+    Of all `grids`, columns and rows in the order of their numbers of tiles, that counts whose width over height is
+    nearest to the image's. An image that has at most `uncut` pixels, in whole squares of patches, or whose grid is one
+    tile, is the last picture alone.
     """
 
     tile: int
-    fewest: int
-    most: int
+    grids: tuple[tuple[int, int], ...]
     uncut: float
-    whole: Fitted
+    whole: Fitted | Stretched
+    filter: Literal["bicubic", "bilinear"]
 
     @property
     def mean(self) -> Colour:
@@ -118,7 +119,7 @@ class Projector:
 class Tower(LayerStack):
     """An encoder of images. The patches of a picture, in rows, are its tokens:
 
-    x = input_norm(patches(colours) + positions), through the layers, in which all patches of a picture see each other
+    x = input_norm(patches(colours) + positions), through the layers, in which all tokens of a picture see each other
     features = projector(squares of final_norm(x)), row by row, and of the stream after some layers by others
 
     Where attention has a window, the picture is cut into windows of so many rows and columns of patches, from the first
@@ -133,6 +134,8 @@ class Tower(LayerStack):
             are added up. With `by_pixel` they read [patch_size, patch_size, 3].
         positions: [side ** 2, hidden_size], of the patches of a picture with so many rows and columns; None where there
             are none to add. A rope's positions are a patch's row and column.
+        class_token: [hidden_size], of a token beside the patches, which no projector reads, and whose position is the
+            first of one more. None where there is none.
         stretches: pictures of other sizes have positions between these, bilinear: with the corners in place, or as
             Pillow resizes pixels, smoothed where they become fewer. None where there are no such pictures.
         deepstack: layers, and the projectors of the stream after each: the text model adds these features to its stream
@@ -151,10 +154,11 @@ class Tower(LayerStack):
     patches: tuple[Linear, ...]
     positions: TensorName | None
     layers: tuple[Layer, ...]
-    final_norm: Norm
+    final_norm: Norm | None
     projector: Projector
     preparation: Tiles | Whole | Fitted | Stretched | Grid
     input_norm: Norm | None = None
+    class_token: TensorName | None = None
     side: int = 0
     by_pixel: bool = False
     stretches: Literal["corners", "pixels"] | None = None
@@ -163,6 +167,11 @@ class Tower(LayerStack):
     seen_whole: bool = False
     tensors: Mapping[TensorName, TensorSource] = field(default_factory=dict)
     ignored_tensors: frozenset[str] = frozenset()
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a picture."""
+        return self.max_patches + (self.class_token is not None)
 
     @property
     def projectors(self) -> tuple[Projector, ...]:
@@ -175,7 +184,8 @@ class Tower(LayerStack):
 
     def vectors(self) -> tuple[TensorName, ...]:
         norms = (self.input_norm, self.final_norm, *(each.norm for each in self.projectors))
-        own = (name for norm in norms if norm is not None for name in vectors_of(norm))
+        own = [name for norm in norms if norm is not None for name in vectors_of(norm)]
+        own += [] if self.class_token is None else [self.class_token]
         return (*own, *(name for layer in self.layers for name in layer.vectors()))
 
     def tables(self) -> dict[TensorName, float]:

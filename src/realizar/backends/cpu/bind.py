@@ -100,14 +100,15 @@ class Binder:
             ]
         return walkable(operations)
 
-    def bind_tower(self, tower: Tower) -> tuple[BoundProgram, list[BoundProgram]]:
-        """From the buffers `patches`, and `hidden` with the positions, to `normed` and streams that are kept; and by
-        each projector from `squares` to `features`.
+    def bind_tower(self, tower: Tower) -> tuple[BoundProgram, BoundProgram, list[BoundProgram]]:
+        """From the buffers `patches`, and `hidden` with the positions, to `hidden`; from there to `normed` and streams
+        that are kept; and by each projector from `squares` to `features`.
 
         All run over as many tokens as the step says.
         """
-        operations = [self._normalize("patches", None, "patches", "patches", width=tower.patches[0].in_features)]
-        operations += [self._project(each, "patches", "hidden", "patches", add_scale=1.0) for each in tower.patches]
+        first = [self._normalize("patches", None, "patches", "patches", width=tower.patches[0].in_features)]
+        first += [self._project(each, "patches", "hidden", "patches", add_scale=1.0) for each in tower.patches]
+        operations: list[BoundOperation] = []
         if tower.input_norm is not None:
             operations.append(self._normalize("patches", tower.input_norm, "hidden", "hidden"))
         blocks, places = layer_blocks(tower.layers), {layer: place for place, (layer, _) in enumerate(tower.deepstack)}
@@ -117,7 +118,7 @@ class Binder:
                 kept = kept_stream(places[block.layer])
                 operations.append(self._normalize("hidden state", None, "hidden", kept))
         operations.append(self._normalize("final norm", tower.final_norm, "hidden", "normed"))
-        return walkable(operations), [walkable(self._projector(each)) for each in tower.projectors]
+        return walkable(first), walkable(operations), [walkable(self._projector(each)) for each in tower.projectors]
 
     def _projector(self, projector: Projector) -> Iterator[BoundOperation]:
         first, activation, second = projector.first, projector.activation, projector.second

@@ -48,7 +48,7 @@ class CPUTower:
         self._space = Workspace(tower, config, instructions.tile_tokens[0])
         self._weights = Weights(tower, checkpoint, instructions.lanes, threads)
         self._weights.load(tower.matrices(), lambda _: None)
-        self._keys, self._ropes = PictureKeys(tower, config.kv_dtype), RopeTables(tower, tower.max_patches)
+        self._keys, self._ropes = PictureKeys(tower, config.kv_dtype), RopeTables(tower, tower.max_tokens)
         padded = max(layout.padded_head_size for layout in self._keys.layouts.values())
         self._scratch = aligned_zeros((threads, -(-scratch_bytes(padded) // 64) * 64), np.uint8)
         self._partial = aligned_zeros(0, np.float32)  # no row is split
@@ -60,7 +60,7 @@ class CPUTower:
         states = StateMemory(state_sizes(tower, 0), 1, 0, 0)
         state_binder = StateBinder(instructions, kernels, self._weights, self._space, states)
         binder = Binder(instructions, kernels, self._weights, self._space, attention, state_binder)
-        self._body, self._projectors = binder.bind_tower(tower)
+        self._first, self._body, self._projectors = binder.bind_tower(tower)
         self._team, self._lock = ThreadTeam(threads), threading.Lock()
         weakref.finalize(self, self._team.close)
 
@@ -93,7 +93,8 @@ class CPUTower:
             self._place(rows, columns, self._buffer("hidden", count, tower.hidden_size), order)
             self._ropes.fill(np.indices((rows, columns), np.int32).reshape(2, count)[:, order])
             self._window_rows([len(window) for window in windows])
-            self._walk(self._body, count)
+            self._walk(self._first, count)
+            self._walk(self._body, self._with_class_token(count))
             sources = ["normed", *(kept_stream(place) for place in range(len(tower.deepstack)))]
             found = []
             for source, projector, program in zip(sources, tower.projectors, self._projectors, strict=True):
@@ -105,6 +106,18 @@ class CPUTower:
                 found.append(self._buffer("features", len(squares), projector.num_features).copy())
             return np.concatenate(found, axis=1)
 
+    def _with_class_token(self, count: int) -> int:
+        """Write what stands behind so many patches; the number of tokens then."""
+        name, positions = self.tower.class_token, self.tower.positions
+        if name is None:
+            return count
+        written = self._buffer("hidden", count + 1, self.tower.hidden_size)[count:]
+        written[:] = 0
+        if positions is not None:
+            self._weights.rows(positions, np.zeros(1, np.int32), written)
+        written += self._weights.vector(name)[: self.tower.hidden_size]
+        return count + 1
+
     def _place(self, rows: int, columns: int, hidden: NDArray[np.float32], order: NDArray[np.intp]) -> None:
         """Write what a tower adds to patches by their place, in their order."""
         name, side = self.tower.positions, self.tower.side
@@ -112,7 +125,8 @@ class CPUTower:
             hidden[:] = 0
             return
         if self.tower.stretches is None or (rows, columns) == (side, side):
-            self._weights.rows(name, order.astype(np.int32), hidden)
+            first = self.tower.max_tokens - self.tower.max_patches
+            self._weights.rows(name, (first + order).astype(np.int32), hidden)
             return
         table = np.empty((side * side, self.tower.hidden_size), np.float32)
         self._weights.rows(name, np.arange(side * side, dtype=np.int32), table)
@@ -139,7 +153,7 @@ def _config(tower: Tower, checkpoint: Checkpoint, threads: int) -> ResolvedConfi
     """A row of a picture's patches, or of each of its windows."""
     kv_dtype = "f32" if WeightTensors(tower, checkpoint).are_float32(tower.matrices()) else "f16"
     return ResolvedConfig(
-        threads=threads, context_length=tower.max_patches, max_running=most_windows(tower),
-        max_step_tokens=tower.max_patches, speculative_tokens=0, chosen=THE_CPU, kv_dtype=kv_dtype, queue_length=0,
+        threads=threads, context_length=tower.max_tokens, max_running=most_windows(tower),
+        max_step_tokens=tower.max_tokens, speculative_tokens=0, chosen=THE_CPU, kv_dtype=kv_dtype, queue_length=0,
         steps_in_flight=1, tile_tokens=1, stretch=1.0, hidden_layers=tuple(layer for layer, _ in tower.deepstack),
     )  # fmt: skip

@@ -237,9 +237,10 @@ class CUDATower:
     def _colours(self, grid: _Grid) -> torch.Tensor:
         """Of all patches, as `images.prepare.patches_of` makes them."""
         size, (rows, columns) = self.tower.patch_size, (grid.rows, grid.columns)
-        pixels = self._pixels[: grid.count * 3 * size**2].view(rows, size, columns, size, 3).permute(0, 2, 4, 1, 3)
-        kinds = torch.arange(0, 3 * 256, 256, dtype=torch.int32, device=self._device).view(3, 1, 1)
-        places = pixels.to(torch.int32) + kinds
+        pixels = self._pixels[: grid.count * 3 * size**2].view(rows, size, columns, size, 3).transpose(1, 2)
+        places = pixels + torch.arange(0, 3 * 256, 256, dtype=torch.int32, device=self._device)
+        if not self.tower.by_pixel:
+            places = places.permute(0, 1, 4, 2, 3)
         colours = self._shades.index_select(0, places.reshape(-1)).view(grid.count, 3, 1, -1)
         frames = self.tower.patches[0].in_features // (3 * size**2)
         return colours.expand(-1, -1, frames, -1).reshape(grid.count, -1)
@@ -415,6 +416,8 @@ def compute_type(tower: Tower, tensors: WeightTensors) -> torch.dtype:
 
 def check_blocks(tower: Tower, blocks: Sequence[Block]) -> None:
     """UnsupportedModelError for a layer with parts that a tower does not have here, and one for the CPU's steps."""
+    if tower.class_token is not None:
+        raise UnsupportedModelError(f"{tower.architecture}: an encoder with a class token does not run on a GPU")
     if tower.seen_whole:
         raise UnsupportedModelError(f"{tower.architecture}: images of this model are read on the CPU alone")
     for block in blocks:

@@ -64,15 +64,24 @@ def with_axes(hparams: HyperParameters, rope: Rope, *, interleaved: bool = True)
     return replace(rope, axes=axes)
 
 
-def build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> ModelSpec:
-    """Qwen3 if there are norms of Q and K; with `is_part` the text model of a vision model."""
-    if is_part:
+def build_internvl(hparams: HyperParameters) -> ModelSpec:
+    """The text model of InternVL, which is Qwen2 or Qwen3."""
+    hparams.only(None, "model_type", "qwen2", "qwen3")
+    return build(hparams, qk_norm=hparams.raw(None, "model_type") == "qwen3", is_part=True, has_axes=False)
+
+
+def build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False, has_axes: bool | None = None) -> ModelSpec:
+    """Qwen3 if there are norms of Q and K; with `is_part` the text model of a vision model, whose rope has axes unless
+    `has_axes` says otherwise.
+    """
+    has_axes = is_part if has_axes is None else has_axes
+    if has_axes:
         read_vision_keys(hparams)
     sizes = read_dimensions(hparams, defaults={"head_dim": 128} if qk_norm else None)
     builder = SpecBuilder(hparams, sizes, is_part=is_part)
-    default_base = 10000.0 if hparams.is_gguf or not is_part else 5e5 if qk_norm else 1e6
-    rope = read_rope(hparams, sizes, default_base=default_base, has_axes=is_part)
-    if is_part:
+    default_base = 10000.0 if hparams.is_gguf or not has_axes else 5e5 if qk_norm else 1e6
+    rope = read_rope(hparams, sizes, default_base=default_base, has_axes=has_axes)
+    if has_axes:
         rope = with_axes(hparams, rope, interleaved=qk_norm)
     windows = _read_windows(hparams, builder)
     qkv_bias = builder.bias("attention_bias" if qk_norm else None, "self_attn.q_proj", default=not qk_norm)
@@ -88,7 +97,7 @@ def build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> 
         builder.feed_forward,
     )
     spec = builder.spec(layers, tied_by_default=False)
-    return replace(spec, deepstack=read_deepstack(hparams)) if is_part and qk_norm else spec
+    return replace(spec, deepstack=read_deepstack(hparams)) if has_axes and qk_norm else spec
 
 
 def _read_windows(hparams: HyperParameters, builder: SpecBuilder) -> list[int | None]:

@@ -190,6 +190,9 @@ def read_tower_sizes(
 
     def read(gguf: str, hf: str, high: int) -> int:
         hf = others.get(hf, hf)
+        value = hparams.raw(None, hf)
+        if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:  # a height and a width
+            return hparams.checked_integer(None, hf, value[0], 1, high)
         if hf in known:
             return hparams.integer(f"vision.{gguf}", hf, high=high, default=known[hf])
         return hparams.integer(f"vision.{gguf}", hf, high=high)

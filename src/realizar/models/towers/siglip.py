@@ -1,15 +1,18 @@
-"""Towers that are SigLIP: those of Idefics 3 and SmolVLM, over tiles, of Gemma 3, and of LFM2-VL. numpy only."""
+"""Towers whose positions are learned, as SigLIP's: those of Idefics 3 and SmolVLM, over tiles, of Gemma 3, of LFM2-VL,
+and InternVL's with a class token and scaled layers. numpy only.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.dimensions import MAX_WIDTH, Dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.parts import Linear, Norm
+from realizar.models.spec import Layer
 from realizar.models.tensor_source import TensorSource
 from realizar.models.tower import Fitted, Grid, Projector, Stretched, Tiles, Tower
 from realizar.models.towers.builder import (
@@ -18,6 +21,7 @@ from realizar.models.towers.builder import (
     part_of,
     processor_parameters,
     read_colour,
+    read_default_activation,
     read_edge,
     read_text_size,
     read_tower_sizes,
@@ -69,8 +73,24 @@ _LFM2_DEFAULTS = {
 }
 _LFM2_NAMES = {"projector.norm": "layer_norm", "projector.first": "linear_1", "projector.second": "linear_2"}
 _LFM2_GGUF_NAMES = {"projector.norm": "mm.input_norm", "projector.first": "mm.1", "projector.second": "mm.2"}
+_INTERNVL_LAYER_NAMES = {
+    **{f"self_attn.{name}_proj": f"attention.{name}_proj" for name in "qkv"},
+    "self_attn.o_proj": "attention.projection_layer",
+    "input_layernorm": "layernorm_before",
+    "post_attention_layernorm": "layernorm_after",
+}
+_INTERNVL_GGUF_NAMES = {"projector.norm": "mm.0", "projector.first": "mm.1", "projector.second": "mm.3"}
+_INTERNVL_DEFAULTS = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "image_size": 448,
+    "patch_size": 14,
+}
+_INTERNVL_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _MOST_TILES = 64
-_LANCZOS, _BILINEAR = 1, 2  # Pillow's numbers
+_LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3  # Pillow's numbers
 
 
 def build_idefics3(checkpoint: Checkpoint) -> Tower:
@@ -144,10 +164,103 @@ def build_lfm2(checkpoint: Checkpoint) -> Tower:
         builder.linear("projector.second", text, inner, bias=bias),
         norm=replace(builder.norm("projector.norm", width), eps=1e-5) if has_norm else None,
     )
-    grid = _grid(hparams, patch_size, merge)
+    grid, most = _lfm2_grid(hparams, patch_size, merge)
     tower = _tower(builder, "lfm2", patch_size, merge, projector, grid, _STARTS, by_pixel=not hparams.is_gguf)
-    most = max(grid.tile**2, grid.whole.most) // patch_size**2
-    return replace(tower, max_patches=most, stretches="pixels")
+    return replace(tower, max_patches=most // patch_size**2, stretches="pixels")
+
+
+def build_internvl(checkpoint: Checkpoint) -> Tower:
+    hparams = tower_parameters(checkpoint, "internvl")
+    sizes, patch_size = read_tower_sizes(hparams, _INTERNVL_DEFAULTS, 1e-6)
+    side, whole = math.isqrt(sizes.vocab_size), whole_parameters(hparams)
+    merge = whole.integer("vision.projector.scale_factor", None, high=side, default=_read_ratio(whole))
+    if side % merge:
+        raise whole.malformed("vision.projector.scale_factor", "downsample_ratio", f"{merge} does not divide {side}")
+    whole.only(None, "vision_feature_layer", -1)
+    whole.only(None, "vision_feature_select_strategy", "default")
+    whole.only(None, "projector_hidden_act", "gelu")
+    prefix = (
+        "model.vision_tower." if "model.vision_tower.embeddings.cls_token" in checkpoint.tensors else "vision_tower."
+    )
+    start = f"{prefix.partition('vision_tower.')[0]}multi_modal_projector."
+    builder = TowerBuilder(
+        hparams,
+        sizes,
+        names=_LAYER_NAMES
+        | _INTERNVL_LAYER_NAMES
+        | {"patches": f"{prefix}embeddings.patch_embeddings.projection"}
+        | {name: start + stored for name, stored in _LFM2_NAMES.items()},
+        layers=f"{prefix}encoder.layer",
+        gguf_names=_INTERNVL_GGUF_NAMES,
+        default_activation=read_default_activation(hparams, "gelu"),
+    )
+    bias = builder.bias("attention_bias", "self_attn.q_proj")
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=None, biases=(bias, True)),
+        lambda index: builder.feed_forward(index, ("c_fc", "c_proj"), bias=True),
+    )
+    width, text = sizes.hidden_size * merge**2, read_text_size(whole)
+    tower = Tower(
+        architecture="internvl",
+        patch_size=patch_size,
+        max_patches=sizes.vocab_size,
+        side=side,
+        merge=merge,
+        hidden_size=sizes.hidden_size,
+        patches=(builder.patches("patches", patch_size),),
+        positions=_of_embeddings(builder, prefix, "position", (sizes.vocab_size + 1, sizes.hidden_size)),
+        class_token=_of_embeddings(builder, prefix, "class", (sizes.hidden_size,)),
+        layers=tuple(_scaled(builder, prefix, index, layer) for index, layer in enumerate(layers)),
+        final_norm=None,
+        projector=Projector(
+            builder.linear("projector.first", text, width, bias=True),
+            "gelu",
+            builder.linear("projector.second", text, text, bias=True),
+            norm=replace(builder.norm("projector.norm", width), eps=1e-5),
+        ),
+        preparation=_internvl_grid(hparams, side * patch_size),
+        tensors=builder.tensors,
+        ignored_tensors=frozenset(name for name in checkpoint.tensors if not name.startswith(_STARTS + _GGUF_STARTS)),
+    )
+    for key, known in (("norm_type", "layer_norm"), ("use_qk_norm", False), ("use_mean_pooling", True)):
+        hparams.only(None, key, known)
+    hparams.only(None, "use_absolute_position_embeddings", True)
+    hparams.only(None, "use_mask_token", False)
+    for key in ("layer_scale_init_value", "projection_dropout"):  # of training
+        hparams.raw(None, key)
+    hparams.refuse_unread()
+    return tower
+
+
+def _read_ratio(whole: HyperParameters) -> int:
+    """Patches of a square's edge, which configurations have as a share."""
+    ratio = whole.number(None, "downsample_ratio", default=0.5, high=1.0)
+    if (1 / ratio) % 1:
+        raise whole.malformed(None, "downsample_ratio", f"{ratio} is not the share of a whole number")
+    return int(1 / ratio)
+
+
+def _of_embeddings(builder: TowerBuilder, prefix: str, name: str, shape: tuple[int, ...]) -> str:
+    """A tensor beside those of layers, which safetensors have with axes of one before its own."""
+    if builder.hparams.is_gguf:
+        stored = "v.class_embd" if name == "class" else "v.position_embd.weight"
+        return builder.note(f"{name}.weight", TensorSource(stored, shape))
+    stored = f"{prefix}embeddings.{'cls_token' if name == 'class' else 'position_embeddings'}"
+    return builder.note(f"{name}.weight", TensorSource(stored, shape, stored_shape=(1,) * (3 - len(shape)) + shape))
+
+
+def _scaled(builder: TowerBuilder, prefix: str, index: int, layer: Layer) -> Layer:
+    """With what multiplies the outputs of its attention and its feed-forward."""
+    norms = []
+    for number in (1, 2):
+        name = (
+            f"v.blk.{index}.ls{number}.weight"
+            if builder.hparams.is_gguf
+            else (f"{prefix}encoder.layer.{index}.lambda_{number}")
+        )
+        source = TensorSource(name, (builder.sizes.hidden_size,))
+        norms.append(Norm("scale", 0.0, builder.note(f"model.layers.{index}.scale.{number}", source)))
+    return replace(layer, post_mixer_norm=norms[0], post_feedforward_norm=norms[1])
 
 
 def _prefix(checkpoint: Checkpoint) -> str:
@@ -251,8 +364,8 @@ def _stretched(hparams: HyperParameters, edge: int) -> Stretched:
     return Stretched(edge, mean, read_colour(own, "vision.image_std", "image_std"))
 
 
-def _grid(hparams: HyperParameters, patch_size: int, merge: int) -> Grid:
-    """Where a GGUF file does not say, as published processors and llama.cpp have it."""
+def _lfm2_grid(hparams: HyperParameters, patch_size: int, merge: int) -> tuple[Grid, int]:
+    """And the most pixels of a picture. What GGUF files do not say is as published processors and llama.cpp have it."""
     own, square = processor_parameters(hparams, _BILINEAR), patch_size * merge
     for key, known in (("do_image_splitting", True), ("use_thumbnail", True), ("use_image_special_tokens", True)):
         own.only(None, key, known)
@@ -272,4 +385,28 @@ def _grid(hparams: HyperParameters, patch_size: int, merge: int) -> Grid:
             pixels.append(own.integer(None, key, high=MAX_EDGE, default=tokens) * square**2)
     mean, deviation = (read_colour(own, f"vision.image_{name}", f"image_{name}") for name in ("mean", "std"))
     tolerance = own.number(None, "max_pixels_tolerance", default=2.0)
-    return Grid(tile, fewest, most, pixels[1] * tolerance, Fitted(pixels[0], pixels[1], mean, deviation))
+    grids = tuple(sorted(set(_grids(fewest, most)), key=math.prod))  # equal numbers in a set's order, as there
+    grid = Grid(tile, grids, pixels[1] * tolerance, Fitted(pixels[0], pixels[1], mean, deviation), "bilinear")
+    return grid, max(tile**2, pixels[1])
+
+
+def _internvl_grid(hparams: HyperParameters, tile: int) -> Grid:
+    """A processor cuts images whatever its `crop_to_patches` says."""
+    own = processor_parameters(hparams, _BICUBIC)
+    size = part_of(own, "size")
+    for key in ("height", "width"):
+        if not own.is_gguf and size.integer(None, key, high=MAX_EDGE) != tile:
+            raise own.malformed(None, "size", f"expected {tile} pixels, the size of the tower's pictures")
+    fewest = own.integer("vision.preproc_min_tiles", "min_patches", high=_MOST_TILES, default=1)
+    most = own.integer("vision.preproc_max_tiles", "max_patches", low=fewest, high=_MOST_TILES, default=12)
+    mean = read_colour(own, "vision.image_mean", "image_mean", _INTERNVL_COLOURS[0])
+    deviation = read_colour(own, "vision.image_std", "image_std", _INTERNVL_COLOURS[1])
+    grids = tuple(sorted(sorted(set(_grids(fewest, most))), key=math.prod))
+    return Grid(tile, grids, 0, Stretched(tile, mean, deviation), "bicubic")
+
+
+def _grids(fewest: int, most: int) -> Iterator[tuple[int, int]]:
+    """Columns and rows of all grids of so many tiles, some of them several times."""
+    for count in range(fewest, most + 1):
+        for columns in range(1, count + 1):
+            yield from ((columns, rows) for rows in range(1, count + 1) if fewest <= columns * rows <= most)

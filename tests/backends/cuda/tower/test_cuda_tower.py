@@ -23,7 +23,11 @@ _DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize(
-    ("kind", "form"), [("smolvlm", ""), ("mistral3", ""), ("mistral3", "gguf"), ("qwen3_vl", ""), ("qwen3_vl", "gguf")]
+    ("kind", "form"),
+    [
+        *(("smolvlm", ""), ("lfm2_vl", ""), ("mistral3", ""), ("mistral3", "gguf"), ("qwen3_vl", "")),
+        ("qwen3_vl", "gguf"),
+    ],
 )
 def test_features_agree_with_the_cpu(kind: str, form: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs transformers")
@@ -45,3 +49,5 @@ def test_features_agree_with_the_cpu(kind: str, form: str, tmp_path: Path) -> No
     windowed = replace(tower, layers=(tower.layers[0], replace(tower.layers[1], mixer=replace(mixer, window=4))))
     with pytest.raises(UnsupportedModelError, match="layer 1 of the encoder has a part that it does not run on a GPU"):
         CUDATower(windowed, checkpoint, _DEVICE)
+    with pytest.raises(UnsupportedModelError, match="an encoder with a class token does not run on a GPU"):
+        CUDATower(replace(tower, class_token="class.weight"), checkpoint, _DEVICE)

@@ -14,7 +14,7 @@ from realizar.backends.cpu.memory import read_i64, view
 from realizar.backends.cpu.records import Record
 from realizar.models.parts import Norm
 
-NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2
+NO_NORM, RMS_NORM, LAYER_NORM, SCALE = 0, 1, 2, 3
 
 # `out` (float32) and `records` are written where not 0; `residual` gets residual_scale * result added where not 0.
 # `terms`, where not 0, are records of twice the tokens: each one's, and those of what they leave over.
@@ -27,7 +27,7 @@ NORMALIZE = Record(
 
 def norm_kind(norm: Norm | None) -> int:
     """The field `kind` of a norm; None copies."""
-    return NO_NORM if norm is None else {"rms": RMS_NORM, "layer": LAYER_NORM}[norm.kind]
+    return NO_NORM if norm is None else {"rms": RMS_NORM, "layer": LAYER_NORM, "scale": SCALE}[norm.kind]
 
 
 @njit(fastmath=True)
@@ -72,7 +72,9 @@ def normalize(address: int, thread: int, threads: int) -> None:
         source = arguments.input + token * arguments.input_stride
         target = out + token * arguments.out_stride
         x, y = view(source, width, np.float32), view(target, width, np.float32)
-        if kind != NO_NORM:
+        if kind == SCALE:
+            y[:] = x * weight
+        elif kind != NO_NORM:
             normalize_row(x, y, kind, eps, weight, bias, arguments.bias != 0)
         elif out != source:
             y[:] = x

@@ -28,7 +28,8 @@ class PictureKeys:
         }
         self._window = _window_of(tower)
         most = max(layout.block_bytes for layout in self.layouts.values())
-        blocks = -(-tower.max_patches // self.block_size) + most_windows(tower)  # the last of a window is not full
+        self._others = tower.max_tokens - tower.max_patches
+        blocks = -(-tower.max_tokens // self.block_size) + most_windows(tower)  # the last of a window is not full
         self._memory = aligned_zeros(blocks * most, np.uint8)
 
     @property
@@ -56,7 +57,7 @@ class PictureKeys:
             for column in range(0, columns, edge)
         ]
         for place, window in set(self._groups.values()):
-            parts = [at.ravel()] if window is None else windows
+            parts = [np.arange(at.size + self._others)] if window is None else windows
             token = block = 0
             for row, part in enumerate(parts):
                 blocks = -(-len(part) // self.block_size)
