@@ -88,6 +88,13 @@ def image_part(image: GivenImage) -> dict[str, Any]:
     return {"type": "image", "image": image}
 
 
+def wants_low(path: str, detail: object) -> bool:
+    """True for OpenAI's `detail: low`; the others are as the model reads an image. Raises ApiError: 400; it is none."""
+    if detail not in (None, "auto", "low", "high", "original"):
+        raise refused(f"{path} must be auto, low, high or original", path, "invalid_value")
+    return detail == "low"
+
+
 def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 

@@ -12,7 +12,13 @@ from realizar.images.prepare import read_bounds
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
-from realizar.server.generation.conversation import Conversation, can_continue, check_num_messages, image_part
+from realizar.server.generation.conversation import (
+    Conversation,
+    can_continue,
+    check_num_messages,
+    image_part,
+    wants_low,
+)
 from realizar.server.generation.objects import check_fields, check_neutral, checked
 from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, check_top, listed_logprobs
@@ -58,8 +64,6 @@ _KINDS: Mapping[str, type] = {
 }
 _OF_CALL = ("id", "type", "function")
 _OF_FUNCTION = ("name", "arguments")
-_DETAILS = (None, "auto", "low", "high", "original")
-"""All but `low` are as the model reads an image."""
 _MEDIA = ("input_audio", "file", "input_image", "video_url", "audio_url", "image", "audio")
 
 
@@ -132,10 +136,9 @@ def _checked_image(path: str, part: dict[str, Any]) -> GivenImage:
     known_only(path, part, ("type", "image_url", "prompt_cache_breakpoint", "cache_control"))
     given = checked(f"{path}.image_url", part.get("image_url"), dict, "invalid_value")
     known_only(f"{path}.image_url", given, ("url", "detail"))
-    url, detail = given.get("url"), given.get("detail")
+    url = given.get("url")
     _require(isinstance(url, str), f"{path}.image_url.url", "must be text")
-    _require(detail in _DETAILS, f"{path}.image_url.detail", "must be auto, low, high or original")
-    return GivenImage(f"{path}.image_url", url=url, low=detail == "low")
+    return GivenImage(f"{path}.image_url", url=url, low=wants_low(f"{path}.image_url.detail", given.get("detail")))
 
 
 def _checked_call(path: str, call: Any) -> dict[str, Any]:

@@ -10,7 +10,14 @@ from typing import Any
 from realizar.images.given import GivenImage
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
-from realizar.server.generation.conversation import Conversation, check_num_messages, image_part, text_part, turn
+from realizar.server.generation.conversation import (
+    Conversation,
+    check_num_messages,
+    image_part,
+    text_part,
+    turn,
+    wants_low,
+)
 from realizar.server.generation.objects import Neutral, check_fields, check_neutral, text_in
 from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, listed_logprobs
@@ -340,12 +347,10 @@ def _image(where: str, part: dict[str, Any]) -> GivenImage:
     known = ("type", "image_url", "detail", "prompt_cache_breakpoint")
     check_fields(where, part, known, {"detail": str, "prompt_cache_breakpoint": dict}, "invalid_type")
     path = f"{where}.image_url"
-    url, detail = part.get("image_url"), part.get("detail")
+    url = part.get("image_url")
     if not isinstance(url, str):
         raise refused(f"{path} must be a data URI", path, "invalid_type")
-    if detail not in (None, "auto", "low", "high", "original"):
-        raise refused(f"{where}.detail must be auto, low, high or original", f"{where}.detail", "invalid_value")
-    return GivenImage(path, url=url, low=detail == "low")
+    return GivenImage(path, url=url, low=wants_low(f"{where}.detail", part.get("detail")))
 
 
 def _text(where: str, part: Any, kinds: Sequence[str]) -> str:
