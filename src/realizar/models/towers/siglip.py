@@ -176,9 +176,7 @@ def build_internvl(checkpoint: Checkpoint) -> Tower:
     merge = whole.integer("vision.projector.scale_factor", None, high=side, default=_read_ratio(whole))
     if side % merge:
         raise whole.malformed("vision.projector.scale_factor", "downsample_ratio", f"{merge} does not divide {side}")
-    whole.only(None, "vision_feature_layer", -1)
-    whole.only(None, "vision_feature_select_strategy", "default")
-    whole.only(None, "projector_hidden_act", "gelu")
+    _check_internvl_keys(hparams, whole)
     prefix = (
         "model.vision_tower." if "model.vision_tower.embeddings.cls_token" in checkpoint.tensors else "vision_tower."
     )
@@ -222,14 +220,21 @@ def build_internvl(checkpoint: Checkpoint) -> Tower:
         tensors=builder.tensors,
         ignored_tensors=frozenset(name for name in checkpoint.tensors if not name.startswith(_STARTS + _GGUF_STARTS)),
     )
-    for key, known in (("norm_type", "layer_norm"), ("use_qk_norm", False), ("use_mean_pooling", True)):
-        hparams.only(None, key, known)
-    hparams.only(None, "use_absolute_position_embeddings", True)
-    hparams.only(None, "use_mask_token", False)
-    for key in ("layer_scale_init_value", "projection_dropout"):  # of training
-        hparams.raw(None, key)
     hparams.refuse_unread()
     return tower
+
+
+def _check_internvl_keys(hparams: HyperParameters, whole: HyperParameters) -> None:
+    """Keys with one value in the models that are read, and those of training."""
+    for key, known in (("vision_feature_layer", -1), ("vision_feature_select_strategy", "default")):
+        whole.only(None, key, known)
+    whole.only(None, "projector_hidden_act", "gelu")
+    for key, flag in (("use_qk_norm", False), ("use_mask_token", False), ("use_mean_pooling", True)):
+        hparams.only(None, key, flag)
+    hparams.only(None, "norm_type", "layer_norm")
+    hparams.only(None, "use_absolute_position_embeddings", True)
+    for key in ("layer_scale_init_value", "projection_dropout", "initializer_factor"):
+        hparams.raw(None, key)
 
 
 def _read_ratio(whole: HyperParameters) -> int:
