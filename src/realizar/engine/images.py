@@ -309,7 +309,9 @@ def given_images(messages: Sequence[Any]) -> list[Any]:
             low = isinstance(url, Mapping) and url.get("detail") == "low"
             return {"type": "image", "image": GivenImage(where, url=text, low=low)}
         if kind == "image":
-            return {"type": "image", "image": GivenImage(where, _bytes_of(part.get("image"), where))}
+            image = part.get("image")
+            named = f"{where} ({Path(image).name})" if isinstance(image, str | Path) else where
+            return {"type": "image", "image": GivenImage(named, _bytes_of(image, named))}
         return part
 
     def with_given(place: int, message: Any) -> Any:

@@ -225,6 +225,7 @@ def test_images_come_before_the_prompt(realizar: Callable[..., Any], tmp_path: P
     pillow = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
     for name, size in (("a.png", (28, 28)), ("b.jpg", (333, 777))):
         pillow.fromarray(image_of(size)).save(tmp_path / name)
+    (tmp_path / "torn.png").write_bytes((tmp_path / "a.png").read_bytes()[:100])
     words = (
         "What?",
         "--image",
@@ -244,7 +245,8 @@ def test_images_come_before_the_prompt(realizar: Callable[..., Any], tmp_path: P
         (tmp_path / "tiny.gguf", ("--mmproj", "none"), "is an image, and the model reads text only"),
         (smollm2_path, ("--mmproj", tmp_path / "mmproj-tiny.gguf"), "whose embeddings have 576"),
         (smollm2_path, ("--raw",), "--image needs a chat template"),
-        (tmp_path / "tiny.gguf", ("--image", tmp_path / "none.png"), "can't be read: No such file"),
+        (tmp_path / "tiny.gguf", ("--image", tmp_path / "none.png"), "none.png) can't be read: No such file"),
+        (tmp_path / "tiny.gguf", ("--image", tmp_path / "torn.png"), "content[2] (torn.png) is malformed"),
     ):
         result = realizar("run", model, *words, *more)
         assert (result.status, result.stdout) == (1, "")
