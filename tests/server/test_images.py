@@ -480,7 +480,7 @@ def test_there_may_be_several_images(seeing: RunningServer, dialect: str) -> Non
                 ([], ".media_type must be one of"),
             )),
         ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [{
-            "type": "document", "source": {}}]}]}, "messages.0.content.0.type"),
+            "type": "document", "source": {}}]}]}, "0.type 'document' is not supported: models read text, and images"),
         ("/v1/responses", {"input": [{"role": "user", "content": [INPUT_IMAGE | {
             "image_url": "https://example.com/"}]}]}, "input[0].content[0].image_url"),
         ("/api/chat", {"messages": [{"role": "user", "content": "", "images": ["PHN2Zz4="]}]}, "messages[0].images[0]"),

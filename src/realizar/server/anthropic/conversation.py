@@ -301,7 +301,8 @@ def _kind(where: str, block: Any, role: str) -> str:
     if not isinstance(kind, str):
         raise refused(f"{where} must be an object with a type", where)
     if kind in _MEDIA:
-        raise refused(f"{where}.type '{kind}' is not supported: the model reads text only", f"{where}.type")
+        message = f"{where}.type '{kind}' is not supported: models read text, and images as 'image'"
+        raise refused(message, f"{where}.type")
     if kind not in _OF_ROLE[role]:
         known = ", ".join(_OF_ROLE[role])
         raise refused(f"{where}.type {kind[:40]!a} is not supported for the role {role}: {known} are", f"{where}.type")
@@ -312,8 +313,7 @@ def _kind(where: str, block: Any, role: str) -> str:
 def _text(where: str, block: Any) -> str:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind != "text":
-        reason = ": the model reads text only" if kind in _MEDIA else ""
-        raise refused(f"{where}.type must be 'text'{reason}", f"{where}.type")
+        raise refused(f"{where}.type must be 'text'", f"{where}.type")
     check_fields(where, block, _FIELDS["text"], _KINDS)
     return text_in(where, block, "text", may_be_empty=True)
 

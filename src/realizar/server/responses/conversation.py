@@ -43,7 +43,7 @@ _NEUTRAL: Neutral = {
     "background_options": ((), "is not supported: answers are made while the client waits"),
     "context_management": (([],), "is not supported: the server edits no conversation"),
     "conversation": ((), "is not supported; send the items in input"),
-    "image": ((), "is not supported: the model reads text only"),
+    "image": ((), "is not supported; send images in input"),
     "moderation": ((), "is not supported"),
     "prompt": ((), "is not supported: the server keeps no prompt templates"),
     "service_tier": (("auto", "default"), "must be auto or default: the server has one tier"),
