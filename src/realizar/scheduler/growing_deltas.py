@@ -118,6 +118,8 @@ class GrowingDeltas:
 
 def _by_width(listed: ListOf[_Entries | _Parts]) -> tuple[StepLogprobs, ...]:
     """The log-probabilities of choices, those together that list equally many ids."""
+    if not listed:
+        return ()
     groups: dict[int, tuple[list[int], list[LogprobColumns]]] = {}
     for _, run in itertools.groupby(listed, lambda each: id(_step_of(each[1]))):
         for of_part, columns in _columns_of(list(run)):

@@ -354,6 +354,8 @@ class RowPool:
 
     def take_released(self) -> list[int]:
         """The released rows that no step names, to be closed in the backend; from now on they are free."""
+        if not self._released:
+            return []  # in nearly every step
         closed = [row for row in self._released if not self._steps[row]]
         self._released = [row for row in self._released if self._steps[row]]
         self._free.extend(reversed(closed))

@@ -114,7 +114,7 @@ class Scheduler:
         """True if a submitted step must be done before the next is scheduled."""
         if self._limit.is_short:
             return True  # to know which one fails
-        if not self._drafting.awaits_results(int(batch.columns.samples.sum())):
+        if not self._drafting.is_on or not self._drafting.awaits_results(int(batch.columns.samples.sum())):
             return False
         rows = batch.columns.numbers[self._table.are_open(batch.columns)]
         return bool((self._table.num_remaining(rows) <= 1).any())
@@ -267,9 +267,10 @@ class Scheduler:
 
     def _begin_aside(self, plan: Plan) -> StepRows | None:
         """The chunk that begins beside this step, if any: none while others' prompts are read."""
+        if (sequence := self.aside.sequence) is None:
+            return None
         others = bool(plan.prompts or self._open.waiting) or not self._pace.lets_aside(plan.num_tokens)
-        sequence, wanted = self.aside.sequence, self.aside.wanted(others=others)
-        if sequence is None or not wanted:
+        if not (wanted := self.aside.wanted(others=others)):
             return None
         count = self._cache.allocate(sequence.own_row, sequence.num_computed_tokens, wanted)
         if not self.aside.begin(count):
@@ -534,8 +535,9 @@ class Scheduler:
 
     def _look_ahead(self, columns: StepRows) -> StepRows:
         """The rows, with blocks for drafts that the backend proposes after them; nobody gives way for them."""
-        most = self._drafting.depth.of(int(columns.samples.sum()))
-        if not most or not len(columns):
+        if not self._drafting.most_proposed or not len(columns):
+            return columns
+        if not (most := self._drafting.depth.of(int(columns.samples.sum()))):
             return columns
         rows, ends = columns.numbers, columns.num_context_tokens
         # The sampled token stands after the row's tokens, and another one follows the last draft.
@@ -560,8 +562,11 @@ class Scheduler:
         counts, stopped, full = table.append_tokens(numbers, sampled)
         if not step.only_decodes:
             self._settle_drafts(step, at, output)
-        kept = np.arange(sampled.shape[1]) < counts[:, None]
-        self._deltas.add_tokens(np.repeat(step.sequence_ids[at], counts), sampled[kept])
+        if sampled.shape[1] == 1:
+            self._deltas.add_tokens(step.sequence_ids[at], sampled[:, 0])
+        else:
+            kept = np.arange(sampled.shape[1]) < counts[:, None]
+            self._deltas.add_tokens(np.repeat(step.sequence_ids[at], counts), sampled[kept])
         if output.logprobs or output.queried:
             kept_counts = np.zeros(len(rows), np.intp)
             kept_counts[at] = counts
