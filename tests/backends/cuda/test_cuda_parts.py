@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 
+from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
 from realizar.backends.cuda.launch import StepKind  # noqa: E402
@@ -25,7 +26,7 @@ from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes, tiles_of  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
 from realizar.backends.device_choice import gpu_listed  # noqa: E402
-from realizar.batch import FROM_PREVIOUS_STEP  # noqa: E402
+from realizar.batch import FROM_PREVIOUS_STEP, StepRows  # noqa: E402
 from realizar.quantization.ggml_layouts import Q8_0  # noqa: E402
 from step_inputs import scheduled_row, step_input  # noqa: E402
 
@@ -117,6 +118,45 @@ def test_arrays_of_a_step() -> None:
     stride = int(arrays["header"][0])
     assert stride >= 5
     assert arrays["tables"][(4 + 3) * stride : (4 + 3) * stride + 5].tolist() == tables[1][3].tolist()
+
+
+def test_arrays_of_rows_that_decode_on() -> None:
+    """Whatever steps were before, each has the arrays that it has alone: rows, kinds and selections come and go."""
+    sizes, rng = StepSizes(64, 8, 8, 8, 2, 40, 8), np.random.default_rng(4)
+    kept = StepArrays(sizes, interpreter_device())
+    runs = [np.array(numbers) for numbers in ([3, 0, 5], [3, 0, 5], [2, 6, 4], [7, 6, 5, 4, 3, 2, 1, 0])]
+    positions = np.zeros(8, np.int32)
+    for number in range(60):
+        numbers = runs[int(rng.integers(len(runs)))] if number % 9 else runs[0]
+        positions[numbers] += 1
+        count = len(numbers)
+        slots = tuple(rng.integers(0, 99, count).astype(np.int32) for _ in range(2))
+        tables = tuple(rng.integers(0, 9, (count, 3)).astype(np.int32) for _ in range(2))
+        if number % 7 == 6:
+            rows = [scheduled_row(int(row), range(3), int(positions[row]), True) for row in numbers]
+            step = step_input(rows, tuple(np.repeat(each, 3) for each in slots), tables)
+            kind, selected = StepKind(32, 0, 8), np.arange(2, 3 * count, 3)
+        else:
+            ids = np.where(rng.random(count) < 0.7, FROM_PREVIOUS_STEP, 9).astype(np.int32)
+            columns = StepRows.of_decodes(numbers, numbers, positions[numbers], ids)
+            step = ForwardInput(columns, positions[numbers], slots, tables)
+            kind = StepKind(8 if number % 5 == 4 else padded_rows(count, 8), padded_rows(count, 8))
+            selected = columns.starts[:-1] if number % 11 else np.zeros(0, np.int32)
+        fresh = StepArrays(sizes, interpreter_device())
+        for arrays in (kept, fresh):
+            arrays.clear()
+            arrays.send(step, kind, selected, numbers[: len(selected)])
+        ends = {"ids": kind.tokens, "token_rows": kind.tokens, "positions": kind.tokens, "decodes": 4 * kind.decodes}
+        for name in ("header", "ids", "token_rows", "positions", "starts", "counts", "contexts", "decodes", "tile_rows",
+                     "tile_firsts", "selected", "selected_rows"):  # fmt: skip
+            end = ends.get(name, kind.tiles if name.startswith("tile") else 8 if name.startswith("selected") else count)
+            assert kept[name][:end].tolist() == fresh[name][:end].tolist(), (number, name)
+        for group in range(2):
+            assert kept.slots(group)[: kind.tokens].tolist() == fresh.slots(group)[: kind.tokens].tolist()
+        width = int(fresh["header"][0])
+        for group in range(2):
+            places = [8 * width * group + width * row + block for row in range(count) for block in range(3)]
+            assert kept["tables"][places].tolist() == fresh["tables"][places].tolist()
 
 
 def test_a_size_whose_capture_fails_runs_eagerly(

@@ -95,6 +95,8 @@ class StepArrays:
         self._host = [torch.zeros(at, dtype=torch.int32, pin_memory=device.is_gpu) for _ in range(_RING)]
         self._views = [{name: host.numpy()[place] for name, place in self._places.items()} for host in self._host]
         self._copied: list[torch.cuda.Event | None] = [None] * _RING
+        # Of each host copy, what it was filled for last: the numbers of its rows, the kind, and how many were selected.
+        self._filled: list[tuple[NDArray[np.intp], StepKind, int] | None] = [None] * _RING
         self._copies: list[torch.cuda.CUDAGraph] = []  # of each host copy; empty: they are launched
         self._next = 0
         self.fill_recurrences: FillRecurrences | None = None
@@ -242,6 +244,45 @@ class StepArrays:
         self, views: dict[str, NDArray[np.int32]], step: ForwardInput, kind: StepKind, selected: Integers,
         selected_rows: Integers,
     ) -> int:  # fmt: skip
+        columns, angles, filled = step.columns, step.positions, self._filled[self._next]
+        tokens, decodes = len(columns.token_ids), views["decodes"].reshape(-1, 4)
+        if self.sizes.length:
+            angles, self.spread = self._rope_rows(step)
+        # Of rows that decode on, the numbers are the very array: all but what is written below is there.
+        if not columns.only_decodes or filled is None or filled[0] is not columns.numbers or (
+            filled[1:] != (kind, len(selected))
+        ):  # fmt: skip
+            self._fill_rows(views, step, kind, selected, selected_rows)
+            self._filled[self._next] = columns.numbers, kind, len(selected)
+        views["ids"][:tokens] = columns.token_ids
+        if kind.embeds:  # as `kernels.embed` knows them
+            for first, values in columns.embeddings:
+                views["ids"][first : first + len(values)] = -2 - columns.token_ids[first : first + len(values)]
+        views["positions"][:tokens] = step.positions
+        if self.sizes.length:
+            views["angles"][:tokens] = angles
+        for group, slots in enumerate(step.slot_mapping):
+            first = group * self.sizes.tokens
+            views["slots"][first : first + tokens] = slots
+        contexts = columns.num_context_tokens
+        views["contexts"][: len(columns)] = contexts
+        if columns.only_decodes:
+            decodes[:tokens, 2], decodes[:tokens, 3] = contexts, angles
+        else:
+            rows = (columns.num_tokens == 1).nonzero()[0]
+            decodes[: len(rows), 2], decodes[: len(rows), 3] = contexts[rows], angles[columns.starts[rows]]
+        if self.fill_recurrences is not None:
+            self.fill_recurrences(views, step, kind)
+        return self._fill_tables(views, step)
+
+    def _fill_rows(
+        self, views: dict[str, NDArray[np.int32]], step: ForwardInput, kind: StepKind, selected: Integers,
+        selected_rows: Integers,
+    ) -> None:  # fmt: skip
+        """Fill in what stays while the same rows decode, and "none" wherever the step has nothing.
+
+        Row, token, context and angle of each decode lie side by side: attention waits for one load.
+        """
         columns = step.columns
         tokens, rows = len(columns.token_ids), len(columns)
 
@@ -250,37 +291,28 @@ class StepArrays:
             views[name][:size] = values
             views[name][size:padded] = nothing
 
-        put("ids", step.columns.token_ids, kind.tokens, 0)
-        if kind.embeds:  # as `kernels.embed` knows them
-            for first, values in columns.embeddings:
-                views["ids"][first : first + len(values)] = -2 - step.columns.token_ids[first : first + len(values)]
-        put("positions", step.positions, kind.tokens, 0)
-        angles = step.positions
-        if self.sizes.length:
-            angles, self.spread = self._rope_rows(step)
-            put("angles", angles, kind.tokens, 0)
-        views["token_rows"][: kind.tokens] = 0
-        follows = (columns.token_ids < 0).nonzero()[0]  # of decodes alone each is its row's only one
-        if len(follows):
-            owners = follows if columns.only_decodes else np.searchsorted(columns.starts, follows, side="right") - 1
-            views["token_rows"][follows] = columns.numbers[owners]
-        for group, slots in enumerate(step.slot_mapping):
+        for name in ("ids", "positions", "angles") if self.sizes.length else ("ids", "positions"):
+            views[name][tokens : kind.tokens] = 0
+        for group in range(len(step.slot_mapping)):
             first = group * self.sizes.tokens
-            views["slots"][first : first + tokens] = slots
             views["slots"][first + tokens : first + kind.tokens] = -1
+        views["token_rows"][: kind.tokens] = 0
+        if columns.only_decodes:
+            views["token_rows"][:rows] = columns.numbers
+        elif len(follows := (columns.token_ids < 0).nonzero()[0]):
+            owners = np.searchsorted(columns.starts, follows, side="right") - 1
+            views["token_rows"][follows] = columns.numbers[owners]
         views["starts"][:rows] = columns.starts[:-1]
         views["counts"][:rows] = columns.num_tokens
-        views["contexts"][:rows] = columns.num_context_tokens
         views["header"][1] = tokens
-        self._fill_decodes(views, step, angles, kind.decodes)
+        decodes, decoding = views["decodes"].reshape(-1, 4), (columns.num_tokens == 1).nonzero()[0]
+        decodes[: len(decoding), 0], decodes[: len(decoding), 1] = decoding, columns.starts[decoding]
+        decodes[len(decoding) : kind.decodes] = -1
         tiles = list(tiles_of(step, self.sizes.tile_tokens)) if kind.tiles else []
         put("tile_rows", [row for row, _ in tiles], kind.tiles, -1)
         put("tile_firsts", [first for _, first in tiles], kind.tiles, 0)
         put("selected", selected, self.sizes.selected, 0)
         put("selected_rows", selected_rows, self.sizes.selected, -1)
-        if self.fill_recurrences is not None:
-            self.fill_recurrences(views, step, kind)
-        return self._fill_tables(views, step)
 
     def _rope_rows(self, step: ForwardInput) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """A step's `angles` and `spread`."""
@@ -292,23 +324,6 @@ class StepArrays:
         angles = positions[0].copy()
         angles[differ] = self.sizes.length + np.arange(spread.shape[1])
         return angles, spread
-
-    def _fill_decodes(
-        self, views: dict[str, NDArray[np.int32]], step: ForwardInput, angles: NDArray[np.int32], padded: int
-    ) -> None:
-        """Fill in row, token, context and angle of each decode side by side: attention waits for one load."""
-        columns, decodes = step.columns, views["decodes"].reshape(-1, 4)
-        values: tuple[NDArray[np.integer[Any]], ...]
-        if columns.only_decodes:
-            values = columns.starts[:-1], columns.starts[:-1], columns.num_context_tokens, angles
-        else:
-            rows = (columns.num_tokens == 1).nonzero()[0]
-            tokens = columns.starts[rows]
-            values = rows, tokens, columns.num_context_tokens[rows], angles[tokens]
-        count = len(values[0])
-        for place, column in enumerate(values):
-            decodes[:count, place] = column
-        decodes[count:padded] = -1
 
     def _fill_tables(self, views: dict[str, NDArray[np.int32]], step: ForwardInput) -> int:
         blocks = max((table.shape[1] for table in step.block_tables), default=0)

@@ -52,6 +52,8 @@ class NativeRows:
         follow_grammars: bool [max_rows].
         logprobs: int64 [max_rows], most probable ids wanted with a sampled one; -1 for none and no log-probability.
         num_changes: how often a row was opened or closed.
+        forbids_ends, wants_logprobs, any_follows: whether any row has `min_tokens`, wants log-probabilities, or follows
+            a grammar.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, context_length: int, device: torch.device) -> None:
@@ -64,6 +66,7 @@ class NativeRows:
         self.logprobs = np.full(max_rows, -1, np.int64)
         self.follow_grammars = np.zeros(max_rows, np.bool_)
         self.num_changes = 0
+        self.forbids_ends = self.wants_logprobs = self.any_follows = False
         self._samplings: dict[int, SamplingParams] = {}
         self._stop_rule = StopRule(max_rows)
         self._held: dict[int, list[torch.Tensor]] = {}
@@ -96,6 +99,7 @@ class NativeRows:
         self.table[row].copy_(torch.from_numpy(record.reshape(1).view(np.uint8)), non_blocking=True)
         if sampling.mirostat:
             self.mu[row] = 2.0 * sampling.mirostat_tau
+        self._note_wishes()
 
     def close(self, row: int) -> None:
         """Forget a row; what steps on their way read of its tables is freed after them, on their stream."""
@@ -105,6 +109,11 @@ class NativeRows:
         self._stop_rule.close(row)
         self.kinds[row], self.min_tokens[row], self.logprobs[row] = 0, 0, -1
         self.follow_grammars[row] = False
+        self._note_wishes()
+
+    def _note_wishes(self) -> None:
+        self.forbids_ends, self.any_follows = bool(self.min_tokens.any()), bool(self.follow_grammars.any())
+        self.wants_logprobs = bool((self.logprobs >= 0).any())
 
     def flags_of(self, numbers: NDArray[np.integer[Any]], positions: NDArray[np.integer[Any]]) -> int:
         """Flags of rows' next tokens at these positions, all together, as `list_sampled` finds them without masks."""
@@ -112,14 +121,6 @@ class NativeRows:
         if self.forbids_ends and np.count_nonzero(positions - self._num_prompts[numbers] < self.min_tokens[numbers]):
             flags |= ADJUST
         return flags
-
-    @property
-    def forbids_ends(self) -> bool:
-        return bool(self.min_tokens.any())
-
-    @property
-    def wants_logprobs(self) -> bool:
-        return bool((self.logprobs >= 0).any())
 
     def take_in(
         self, numbers: NDArray[np.intp], sampled: NDArray[np.int32]

@@ -107,7 +107,7 @@ class NativeStepSampler:
         self._rows.close(row)
 
     def awaits_masks(self, numbers: NDArray[np.intp]) -> bool:
-        return bool(self._rows.follow_grammars[numbers].any())
+        return self._rows.any_follows and bool(self._rows.follow_grammars[numbers].any())
 
     def finish(self, step: CUDAStep, parts: Iterable[range], pool: PoolRows) -> PendingResult:
         """Copies to the host are started and not awaited."""
