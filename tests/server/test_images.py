@@ -160,6 +160,18 @@ def test_errors_name_the_image(seeing: RunningServer, field: str, message: str, 
     assert re.search(message, error["message"])
 
 
+def test_turns_whose_images_take_too_much_are_dropped(seeing: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a client allows it; else it learns that its prompt is too long."""
+    monkeypatch.setattr("realizar.engine.images._MOST_BYTES", 250 << 10)  # of one image, of 160 KiB
+    turn = {"role": "user", "content": [{"type": "input_image", "image_url": url_of((28, 28))}]}
+    body = {"model": NAME, "max_output_tokens": 16, "input": [turn, {"role": "assistant", "content": "So."}, turn]}
+    for truncation, status in (("auto", 200), ("disabled", 400)):
+        answer = httpx.post(f"{seeing.url}/v1/responses", json={**body, "truncation": truncation}, timeout=HANG_S)
+        assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "embeddings of the prompt's images take 327.7 kB, so the prompt is too long" in answer.text
+
+
 def test_prompts_of_too_many_images_are_refused(eyes: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any of them is decoded."""
     monkeypatch.setattr("realizar.engine.images.pictures_of", None)

@@ -109,7 +109,8 @@ class ImageReader:
         """A prompt whose mark of each image is replaced by the image's tokens; `starts` of each image; and the prompt's
         `Request.rope_positions`.
 
-        InvalidRequestError: the chat template wrote another number of marks; also as `bounded`.
+        InvalidRequestError: the chat template wrote another number of marks; also as `bounded`. ContextLengthError: the
+        embeddings of all images take too much memory.
         """
         count = token_ids.count(self._mark)
         if count != len(images):
@@ -134,8 +135,8 @@ class ImageReader:
             starts.append(tuple(places))
         if (size := self.embedded_bytes(expanded)) > _MOST_BYTES:
             taken, most = format_bytes(size), format_bytes(_MOST_BYTES)
-            message = f"embeddings of the prompt's images take {taken}; at most {most} are allowed"
-            raise InvalidRequestError(message, "messages")
+            message = f"embeddings of the prompt's images take {taken}, so the prompt is too long: {most} are allowed"
+            raise ContextLengthError(message, "messages")
         return expanded, starts, _positions(len(expanded), grids)
 
     def _tower_for(self, image: EncodedImage, bounds: PixelBounds) -> Tower:

@@ -243,13 +243,13 @@ def _shortened(
         given = replace(conversation, messages=[dict(each) for each in messages])
         try:
             _check_sizes(api, given)
+            with about("messages"):
+                rendered = render_prompt(
+                    api, template, given.messages, given.tools.shown, variables, add_prompt=given.add_prompt,
+                    bounds=given.image_bounds,
+                )  # fmt: skip
         except ContextLengthError:
             return False
-        with about("messages"):
-            rendered = render_prompt(
-                api, template, given.messages, given.tools.shown, variables, add_prompt=given.add_prompt,
-                bounds=given.image_bounds,
-            )  # fmt: skip
         return len(rendered.token_ids) + room <= api.max_tokens
 
     kept = without_oldest(conversation.messages, fits)
