@@ -114,7 +114,8 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
         config, memory = least.config, least.memory_bytes
     drafted = resolve_drafted(checkpoint, config, chosen, memory)
     spec, resolved, others, _ = drafted
-    plan, encoder = plan_memory(spec, checkpoint, resolved, memory, others), _plan_encoder(checkpoint, config.mmproj)
+    plan = plan_memory(spec, checkpoint, resolved, memory, others)
+    encoder = _plan_encoder(checkpoint, config.mmproj, on_gpu=plan.tower_bytes > 0)
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     counts = count_parameters(spec)
     more["fetch_speed"] = None if speed is None else asdict(speed)
@@ -124,7 +125,8 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     size = file_bytes(checkpoint) if model.remote_bytes is None else model.remote_bytes
     record = {**asdict(plan), "file_bytes": size, "parameters": asdict(counts), **more}
     lines = _report(plan, resolved, counts, speed, beside, [*_drafter_lines(plan, drafted), *encoder.lines(plan)])
-    return _Plan(plan, [_file_line(model), *lines], record, encoder.weight_bytes + encoder.workspace_bytes)
+    on_host = 0 if plan.tower_bytes else encoder.weight_bytes + encoder.workspace_bytes
+    return _Plan(plan, [_file_line(model), *lines], record, on_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +147,12 @@ class _PlannedEncoder:
             return [] if self.reason is None else [f"encoder      none: {self.reason}"]
         work = f"up to {format_bytes(self.workspace_bytes)} to work in"
         where = ", of the host's memory" if plan.device == "cuda" else ""
-        said = f"{format_bytes(self.weight_bytes)} of weights and {work}{where}, once an image comes"
+        where = "" if plan.tower_bytes else f"{where}, once an image comes"
+        said = f"{format_bytes(self.weight_bytes)} of weights and {work}{where}"
         return [f"encoder      {said}: {self.name} of {self.file}"]
 
 
-def _plan_encoder(checkpoint: Checkpoint, mmproj: str) -> _PlannedEncoder:
+def _plan_encoder(checkpoint: Checkpoint, mmproj: str, *, on_gpu: bool) -> _PlannedEncoder:
     """Raises as `usable_tower`."""
     from realizar.backends.select import plan_tower
     from realizar.engine.images import usable_tower
@@ -158,7 +161,7 @@ def _plan_encoder(checkpoint: Checkpoint, mmproj: str) -> _PlannedEncoder:
     if found is None:
         return _PlannedEncoder(reason=reason)
     holder, tower = found
-    return _PlannedEncoder(tower.architecture, holder.path.name, *plan_tower(tower, holder))
+    return _PlannedEncoder(tower.architecture, holder.path.name, *plan_tower(tower, holder, on_gpu=on_gpu))
 
 
 def _show_several(
