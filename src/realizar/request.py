@@ -38,20 +38,6 @@ DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """Pixels whose embeddings the engine makes, by its encoder of images: uint8 [height, width, 3], of red, green and
-    blue.
-
-    `num_runs`: so many runs of embeddings, of equal length and one after another, have its features.
-    """
-
-    pixels: bytes = field(repr=False)
-    height: int
-    width: int
-    num_runs: int
-
-
-@dataclass(frozen=True, slots=True)
 class PromptEmbeddings:
     """Embeddings that a request brings for a run of its prompt's tokens, in place of those of their ids.
 
@@ -61,18 +47,16 @@ class PromptEmbeddings:
 
     Attributes:
         start: number of prompt tokens before the run.
-        values: float32 [tokens, hidden_size], finite; empty where the engine is to make them of a picture.
+        values: float32 [tokens, hidden_size], finite.
         digests: 32 bytes for each token: equal ones are of equal embeddings, and where these see each other of equal
             runs.
         is_seen_whole: its tokens see each other, as those of an image (`Attention.sees_images_whole`).
-        picture: that this run and those after it are to be made of; None where they are there.
     """
 
     start: int
     values: bytes = field(repr=False)
     digests: bytes = field(repr=False)
     is_seen_whole: bool = False
-    picture: Picture | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -128,11 +112,6 @@ class Request:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
-
-    @property
-    def shows_pictures(self) -> bool:
-        """True if embeddings are still to be made of pictures."""
-        return any(run.picture is not None for run in self.embeddings)
 
     @property
     def longest_whole_run(self) -> int:

@@ -19,9 +19,9 @@ from realizar.backends.resolved_config import ResolvedConfig, resolve_config
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
-from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.errors import UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
-from realizar.models.registry import build_next_token_block, build_spec, find_tower
+from realizar.models.registry import build_next_token_block, build_spec
 from realizar.models.spec import ModelSpec
 from realizar.models.tower import Tower
 from realizar.quantization.tensors import asks_for_fp8
@@ -29,7 +29,6 @@ from realizar.quantization.tensors import asks_for_fp8
 if TYPE_CHECKING:
     from realizar.backends.cpu.tower import CPUTower
     from realizar.backends.cuda.device import DeviceProfile
-    from realizar.backends.cuda.tower import CUDATower
 
 _LOG = logging.getLogger(__name__)
 
@@ -102,7 +101,8 @@ def make_backend(
 
 
 def make_tower(tower: Tower, checkpoint: Checkpoint, threads: int | None) -> CPUTower:
-    """Load an encoder of images on the CPU; `threads` as of `EngineConfig`.
+    """Load an encoder of images, which runs on the CPU whatever the device of the text model; `threads` as of
+    `EngineConfig`.
 
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape, or not finite.
@@ -113,28 +113,13 @@ def make_tower(tower: Tower, checkpoint: Checkpoint, threads: int | None) -> CPU
     return CPUTower(tower, checkpoint, default_threads() if threads is None else threads)
 
 
-def plan_tower(tower: Tower, checkpoint: Checkpoint, *, on_gpu: bool) -> tuple[int, int]:
+def plan_tower(tower: Tower, checkpoint: Checkpoint) -> tuple[int, int]:
     """Bytes of an encoder's weights, and what else the largest picture takes, from headers alone; raises as
-    `make_tower`, or `make_tower_on_gpu`.
+    `make_tower`.
     """
-    if on_gpu:
-        from realizar.backends.cuda.tower import planned_bytes
-
-        return planned_bytes(tower, checkpoint)
     from realizar.backends.cpu.tower import CPUTower
 
     return CPUTower.planned_bytes(tower, checkpoint)
-
-
-def make_tower_on_gpu(tower: Tower, checkpoint: Checkpoint, device: ChosenDevice) -> CUDATower:
-    """The same on a GPU, in the process of the text model's engine: a context of CUDA takes turns with others.
-
-    Raises as `make_tower`; CapacityError: it does not fit. UnsupportedModelError: a part of it runs on the CPU alone.
-    """
-    from realizar.backends.cuda.device import open_device
-    from realizar.backends.cuda.tower import CUDATower
-
-    return CUDATower(tower, checkpoint, open_device(device.index).torch_device)
 
 
 def make_inspected_backend(
@@ -239,23 +224,13 @@ def plan_memory(
         free = _free_on_gpu(config.chosen) if free_bytes is None else free_bytes
         if drafter is not None:
             config = shared_with(config, drafter.spec, beside_on_gpu(drafter, spec, checkpoint, config))
-        tower = _tower_bytes_on_gpu(checkpoint, config.mmproj)
-        return replace(plan_for_gpu(spec, checkpoint, config, free - tower), free_bytes=free, tower_bytes=tower)
+        return plan_for_gpu(spec, checkpoint, config, free)
     from realizar.backends.cpu.plan import beside_drafter as beside_on_cpu
     from realizar.backends.cpu.plan import plan_memory as plan_for_cpu
 
     if drafter is not None:
         config = shared_with(config, drafter.spec, beside_on_cpu(drafter, spec, checkpoint, config))
     return plan_for_cpu(spec, checkpoint, config, free_bytes)
-
-
-def _tower_bytes_on_gpu(checkpoint: Checkpoint, mmproj: str) -> int:
-    """Of the model's encoder of images; 0 without one that runs there."""
-    try:
-        found = find_tower(checkpoint, mmproj)
-        return 0 if found is None else sum(plan_tower(found[1], found[0], on_gpu=True))
-    except (CheckpointError, UnsupportedModelError):
-        return 0
 
 
 def _free_on_gpu(device: ChosenDevice) -> int:

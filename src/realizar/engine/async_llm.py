@@ -71,7 +71,6 @@ class AsyncLLM:
         except BaseException:
             await engine.close()
             raise
-        reader.engine_encodes = engine.info.encodes_pictures
         self._running = ModelRequests(reader, engine)
 
     async def close(self) -> None:

@@ -16,11 +16,12 @@ import numpy as np
 
 from realizar.backends.select import make_tower
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.given_embeddings import PLACEHOLDER, prompt_embeddings
 from realizar.errors import CheckpointError, ContextLengthError, InvalidRequestError, UnsupportedModelError
 from realizar.images.decode import Cut
-from realizar.images.given import EncodedImage, GivenImage, Pixels, pictures_of
+from realizar.images.given import EncodedImage, GivenImage, pictures_of
 from realizar.images.prepare import (
     ANY_SIZE,
     LargestImage,
@@ -38,9 +39,9 @@ from realizar.images.prepare import (
     with_most_tokens,
 )
 from realizar.models.check_tensors import check_tensors
-from realizar.models.registry import find_tower
+from realizar.models.registry import build_spec, build_tower
 from realizar.models.tower import Tower
-from realizar.request import Picture, PromptEmbeddings
+from realizar.request import PromptEmbeddings
 from realizar.sizes import format_bytes
 from realizar.tokenizer.tokenizer import Tokenizer
 
@@ -165,46 +166,24 @@ class ImageReader:
             return self._kept.get(key)
 
     def embeddings(
-        self, images: Sequence[PlacedImage], check: Callable[[], None] = lambda: None, *, in_engine: bool = False
+        self, images: Sequence[PlacedImage], check: Callable[[], None] = lambda: None
     ) -> tuple[PromptEmbeddings, ...]:
         """The embeddings of a prompt's images, ascending. This takes as long as the tower does, seconds at times.
 
-        With `in_engine` they are pictures that the engine encodes. `check` is called before each picture, and ends the
-        work by an exception. Raises InvalidRequestError for a malformed image, CheckpointError for a weight that is not
-        finite, UnsupportedModelError, StepError, and EngineUnavailableError as `pictures_of`.
+        `check` is called before each picture, and ends the work by an exception. Raises InvalidRequestError for a
+        malformed image, CheckpointError for a weight that is not finite, UnsupportedModelError, StepError, and
+        EngineUnavailableError as `pictures_of`.
         """
         runs = []
         for image in images:
-            found = image.found or self._find(image.key)
-            if found is None or (found[0].picture is not None) is not in_engine:
-                found = (self._shown if in_engine else self._made)(image, check)
+            found = image.found or self._find(image.key) or self._made(image, check)
             self._keep(image.key, found)
             runs += [replace(run, start=start) for run, start in zip(found, image.starts, strict=True)]
         return tuple(runs)
 
-    def _pictures(self, image: PlacedImage, check: Callable[[], None]) -> list[Pixels]:
-        check()
-        return pictures_of(image.image, image.cut)
-
-    def _shown(self, image: PlacedImage, check: Callable[[], None]) -> Kept:
-        """For the engine to encode."""
-        pictures = self._pictures(image, check)
-        count, square = len(image.starts) // len(pictures), self.tower.patch_size * self.tower.merge
-        made: list[PromptEmbeddings] = []
-        for pixels in pictures:
-            height, width, _ = pixels.shape
-            length = height // square * (width // square) // count
-            picture = Picture(pixels.tobytes(), height, width, count)
-            key = hashlib.sha256(f"{height} x {width} ".encode() + picture.pixels).digest()
-            names = [hashlib.sha256(key + place.to_bytes(4, "little")).digest() for place in range(count * length)]
-            digests = [b"".join(names[start : start + length]) for start in range(0, len(names), length)]
-            shown = (picture, *[None] * (count - 1))
-            whole = self.tower.seen_whole
-            made += [PromptEmbeddings(0, b"", *each) for each in zip(digests, [whole] * count, shown, strict=True)]
-        return tuple(made)
-
     def _made(self, image: PlacedImage, check: Callable[[], None]) -> Kept:
-        pictures = self._pictures(image, check)
+        check()
+        pictures = pictures_of(image.image, image.cut)
         with self._loading:
             if self._loaded is None:
                 self._loaded = make_tower(self.tower, self._checkpoint, self._threads)
@@ -222,7 +201,8 @@ class ImageReader:
     def _keep(self, key: bytes, made: Kept) -> None:
         """The embeddings of images that were used last stay, up to a bound."""
         with self._lock:
-            self._kept_bytes += _size(made) - _size(self._kept.get(key, ()))
+            if key not in self._kept:
+                self._kept_bytes += _size(made)
             self._kept[key] = made
             self._kept.move_to_end(key)
             while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
@@ -279,6 +259,38 @@ def usable_tower(checkpoint: Checkpoint, mmproj: str = "auto") -> tuple[tuple[Ch
         if mmproj != "auto":
             raise
         return None, str(error)
+
+
+def find_tower(checkpoint: Checkpoint, mmproj: str = "auto") -> tuple[Checkpoint, Tower] | None:
+    """A model's tower and the checkpoint that has it, by `EngineConfig.mmproj`; None without one.
+
+    Raises as `build_tower`, and UnsupportedModelError where a file has none, or that of another model.
+    """
+    if mmproj == "none":
+        return None
+    path = find_tower_file(checkpoint) if mmproj == "auto" else Path(mmproj)
+    holder = checkpoint if path is None else open_checkpoint(path)
+    tower = build_tower(holder)
+    if path is None:
+        return None if tower is None else (holder, tower)
+    if tower is None:
+        raise UnsupportedModelError(f"{path}: no encoder of images, but of architecture '{holder.architecture}'")
+    _check_of_model(tower, holder, checkpoint)
+    return holder, tower
+
+
+def _check_of_model(tower: Tower, holder: Checkpoint, checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedModelError where a text model can't take a tower's features."""
+    spec = build_spec(checkpoint)
+    of_model = f"are not of {checkpoint.path.name}"
+    if tower.projector.num_features != spec.hidden_size:
+        features = f"features of {tower.projector.num_features} numbers"
+        raise UnsupportedModelError(f"{holder.path}: {features} {of_model}, whose embeddings have {spec.hidden_size}")
+    if len(tower.deepstack) != spec.deepstack:
+        added = f"features that {len(tower.deepstack)} layers add"
+        raise UnsupportedModelError(f"{holder.path}: {added} {of_model}, of which {spec.deepstack} do")
+    if tower.spreads and not any(each.rope is not None and each.rope.axes for _, each in spec.attentions()):
+        raise UnsupportedModelError(f"{holder.path}: positions on three axes {of_model}")
 
 
 def given_images(messages: Sequence[Any]) -> list[Any]:
@@ -366,5 +378,4 @@ def _positions(count: int, grids: Mapping[int, tuple[int, int]]) -> bytes:
 
 
 def _size(made: Kept) -> int:
-    pictures = sum(len(run.picture.pixels) for run in made if run.picture is not None)
-    return pictures + sum(len(run.values) + len(run.digests) for run in made)
+    return sum(len(run.values) + len(run.digests) for run in made)

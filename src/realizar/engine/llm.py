@@ -82,7 +82,6 @@ class LLM:
         self.default_sampling: SamplingParams = self._reader.default_sampling
         policy = Policy(stretch=math.inf)
         core = load_core(self.checkpoint, wanted, policy=policy, progress=load_progress, tokenizer=self.tokenizer)
-        self._reader.engine_encodes = core.encodes_pictures
         self.spec: ModelSpec = core.spec
         self.capacity: Capacity = core.capacity
         self.device: ChosenDevice = core.config.chosen

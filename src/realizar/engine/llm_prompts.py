@@ -59,8 +59,7 @@ _WANTED = "a prompt must be text, token ids or {'prompt_embeds': ...}"
 class PromptReader:
     """Reads what callers give, by a model's tokenizer, defaults, and chat template or `chat_template` in its place.
 
-    A configuration has the encoder of its images and the threads of that; the engine's own is asked in place of it
-    once `engine_encodes` is set.
+    A configuration has the encoder of its images and the threads of that.
 
     UnsupportedModelError, TokenizerError: the vocabulary can't be used. CheckpointError: advised sampling is malformed.
     Both of these as of `open_images` too.
@@ -70,7 +69,6 @@ class PromptReader:
         self._checkpoint, self._chat_template = checkpoint, chat_template
         self.tokenizer = load_tokenizer(checkpoint)
         self._images = open_images(checkpoint, self.tokenizer, config)
-        self.engine_encodes = False
         self.default_sampling = default_sampling(checkpoint)
 
     def prompt(self, prompt: Prompt) -> PromptTokens:
@@ -139,8 +137,7 @@ class PromptReader:
         for prompt in planned:
             if prompt.images:
                 check_room(len(prompt.token_ids), max_tokens)
-        made = [self._images.embeddings(each.images, in_engine=self.engine_encodes) for each in planned]
-        return [each._replace(embeddings=found, images=()) for each, found in zip(planned, made, strict=True)]
+        return [each._replace(embeddings=self._images.embeddings(each.images), images=()) for each in planned]
 
     def samplings(self, given: Samplings, count: int) -> list[SamplingParams]:
         """The parameters of each of `count` prompts: one for all, one for each, or the model's default for None.

@@ -11,26 +11,17 @@ from pathlib import Path
 from realizar.backends.base import Backend, FetchesSnapshots
 from realizar.backends.load_progress import LoadProgress
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import free_room, make_backend, make_tower_on_gpu, plan_load, refusal, resolve_model
+from realizar.backends.select import free_room, make_backend, plan_load, refusal, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.core.pictures import PictureEncoder
 from realizar.engine.draft_models import resolve_drafted
 from realizar.engine.fetch_speed import FetchSpeed, keep_speed
 from realizar.engine.planned_load import SHORTEST_CONTEXT, longest_fitting
-from realizar.errors import (
-    CapacityError,
-    CaptureLostError,
-    CheckpointError,
-    DeviceLostError,
-    KernelError,
-    UnsupportedModelError,
-)
+from realizar.errors import CapacityError, CaptureLostError, DeviceLostError, KernelError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
-from realizar.models.registry import find_tower
 from realizar.models.spec import ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
@@ -85,41 +76,32 @@ def load_core(
         KernelError, DeviceLostError: the GPU's kernels fail or compute something else than the CPU, and nothing takes
             their place.
     """
-    loaded = _load_backend(checkpoint, config, progress, may_sleep=may_sleep, may_restart=may_restart)
-    backend, spec, resolved, pictures = loaded
+    backend, spec, resolved = _load_backend(checkpoint, config, progress, may_sleep=may_sleep, may_restart=may_restart)
     try:
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer, resolved)
-        core = EngineCore(
-            backend, spec, resolved, policy=policy, new_grammars=new_grammars, drafter=drafter, pictures=pictures
-        )
+        core = EngineCore(backend, spec, resolved, policy=policy, new_grammars=new_grammars, drafter=drafter)
         speed = measure_fetching(core, backend)
         if speed is not None:
             keep_speed(checkpoint.path, resolved, speed)
         return core
     except BaseException:
-        if pictures is not None:
-            pictures.close()
         backend.shutdown()
         raise
 
 
 def _load_backend(
     checkpoint: Checkpoint, config: EngineConfig, progress: LoadProgress | None, *, may_sleep: bool, may_restart: bool
-) -> tuple[Backend, ModelSpec, ResolvedConfig, PictureEncoder | None]:
+) -> tuple[Backend, ModelSpec, ResolvedConfig]:
     spec, resolved, others, refused = resolve_drafted(checkpoint, config)
     for reason in refused:
         _LOG.warning("%s", reason)
     backend: Backend | None = None
-    pictures: PictureEncoder | None = None
     compared_for = (spec, checkpoint) if config.device_check else None
     try:
         backend = make_backend(resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for)
-        pictures = _load_encoder(checkpoint, resolved, may_sleep=may_sleep)  # before the KV cache takes what is left
         backend.load(spec, checkpoint, resolved, others)
-        return backend, spec, resolved, pictures
+        return backend, spec, resolved
     except BaseException as error:
-        if pictures is not None:
-            pictures.close()
         if backend is not None:
             backend.shutdown()
         failed = isinstance(error, KernelError | DeviceLostError)
@@ -129,26 +111,6 @@ def _load_backend(
             raise
         _LOG.warning("the model runs on the CPU, as its kernels fail on %s: %s", resolved.chosen.label, error)
     return _load_backend(checkpoint, replace(config, device="cpu"), progress, may_sleep=False, may_restart=False)
-
-
-def _load_encoder(checkpoint: Checkpoint, resolved: ResolvedConfig, *, may_sleep: bool) -> PictureEncoder | None:
-    """The model's encoder of images on its GPU; None without one, or where it runs on the CPU alone.
-
-    One can't sleep: a model that may is without.
-    """
-    if resolved.chosen.kind != "cuda" or may_sleep:
-        return None
-    try:
-        found = find_tower(checkpoint, resolved.mmproj)
-        if found is None:
-            return None
-        holder, tower = found
-        encoder = make_tower_on_gpu(tower, holder, resolved.chosen)
-    except (CheckpointError, UnsupportedModelError) as error:
-        _LOG.warning("images are not encoded on the GPU: %s", error)
-        return None
-    _LOG.info("loaded the encoder of images, %s", format_bytes(encoder.size_bytes))
-    return PictureEncoder(encoder)
 
 
 def _new_grammars(

@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.hf_config import refuse_remote_code
-from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.models.architectures import (
     arcee,
@@ -183,38 +181,6 @@ def build_tower(checkpoint: Checkpoint) -> Tower | None:
     found = next((build for build, _, names in _TOWERS if checkpoint.architecture in names), None)
     has_any = any(is_other_part(name) and not is_unneeded(name) for name in checkpoint.tensors)
     return None if found is None or not has_any else found(checkpoint)
-
-
-def find_tower(checkpoint: Checkpoint, mmproj: str = "auto") -> tuple[Checkpoint, Tower] | None:
-    """A model's tower and the checkpoint that has it, by `EngineConfig.mmproj`; None without one.
-
-    Raises as `build_tower`, and UnsupportedModelError where a file has none, or that of another model.
-    """
-    if mmproj == "none":
-        return None
-    path = find_tower_file(checkpoint) if mmproj == "auto" else Path(mmproj)
-    holder = checkpoint if path is None else open_checkpoint(path)
-    tower = build_tower(holder)
-    if path is None:
-        return None if tower is None else (holder, tower)
-    if tower is None:
-        raise UnsupportedModelError(f"{path}: no encoder of images, but of architecture '{holder.architecture}'")
-    _check_of_model(tower, holder, checkpoint)
-    return holder, tower
-
-
-def _check_of_model(tower: Tower, holder: Checkpoint, checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedModelError where a text model can't take a tower's features."""
-    spec = build_spec(checkpoint)
-    of_model = f"are not of {checkpoint.path.name}"
-    if tower.projector.num_features != spec.hidden_size:
-        features = f"features of {tower.projector.num_features} numbers"
-        raise UnsupportedModelError(f"{holder.path}: {features} {of_model}, whose embeddings have {spec.hidden_size}")
-    if len(tower.deepstack) != spec.deepstack:
-        added = f"features that {len(tower.deepstack)} layers add"
-        raise UnsupportedModelError(f"{holder.path}: {added} {of_model}, of which {spec.deepstack} do")
-    if tower.spreads and not any(each.rope is not None and each.rope.axes for _, each in spec.attentions()):
-        raise UnsupportedModelError(f"{holder.path}: positions on three axes {of_model}")
 
 
 def require_weights(checkpoint: Checkpoint) -> None:

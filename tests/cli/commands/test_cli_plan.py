@@ -16,10 +16,10 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.cli.main import app, run_app
 from realizar.config import EngineConfig
+from realizar.engine.images import find_tower
 from realizar.engine.loading import load_core
 from realizar.engine.planned_load import plan_within
 from realizar.models.generated.generate import generate_gguf
-from realizar.models.registry import find_tower
 from realizar.replicas.planning import ReplicaQuestion, divide
 
 

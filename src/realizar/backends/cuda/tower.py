@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from realizar.backends.cuda.capture import GraphRecorder, failure_of
+from realizar.backends.cuda.capture import GraphRecorder
 from realizar.backends.cuda.device_errors import step_errors
 from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, padded_head, rotate_sizes, whole_width
 from realizar.backends.cuda.kernels import store_inputs as formats
@@ -34,8 +32,6 @@ from realizar.models.parts import Activation, Linear, Norm, Rope
 from realizar.models.spec import Attention
 from realizar.models.tower import Tower
 
-_LOG = logging.getLogger(__name__)
-_WARMED = 8  # squares of the edge of a picture that starts all kernels
 _GRAPHS = 8  # grids whose graph is kept, those that were used last
 _COMPUTE = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -117,9 +113,6 @@ class CUDATower:
             self._stream = torch.cuda.Stream(device)
             self._recorder = GraphRecorder(device, self._stream)
             torch.cuda.synchronize(device)
-            edge = min(_WARMED, math.isqrt(tower.max_patches) // tower.merge) * tower.merge * tower.patch_size
-            self.encode(np.zeros((edge, edge, 3), np.uint8))  # kernels are compiled now, and not for the first image
-            self._grids.clear()  # a thread's first matmul makes what no capture may: each begins without a graph
 
     @property
     def size_bytes(self) -> int:
@@ -173,14 +166,9 @@ class CUDATower:
             grid.graph.replay()
             return
         if grid.seen and self._recorder is not None:
-            try:
-                grid.graph = self._recorder.record(lambda: self._run(grid))
-            except Exception as error:  # noqa: BLE001 - raised again where the device failed
-                _LOG.warning("pictures of %d x %d patches have no graph: %s", rows, columns, failure_of(error))
-                self._recorder = None
-            else:
-                grid.graph.replay()
-                return
+            grid.graph = self._recorder.record(lambda: self._run(grid))
+            grid.graph.replay()
+            return
         grid.seen = True
         self._run(grid)
 

@@ -114,8 +114,7 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
         config, memory = least.config, least.memory_bytes
     drafted = resolve_drafted(checkpoint, config, chosen, memory)
     spec, resolved, others, _ = drafted
-    plan = plan_memory(spec, checkpoint, resolved, memory, others)
-    encoder = _plan_encoder(checkpoint, config.mmproj, on_gpu=plan.tower_bytes > 0)
+    plan, encoder = plan_memory(spec, checkpoint, resolved, memory, others), _plan_encoder(checkpoint, config.mmproj)
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     counts = count_parameters(spec)
     more["fetch_speed"] = None if speed is None else asdict(speed)
@@ -125,8 +124,7 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     size = file_bytes(checkpoint) if model.remote_bytes is None else model.remote_bytes
     record = {**asdict(plan), "file_bytes": size, "parameters": asdict(counts), **more}
     lines = _report(plan, resolved, counts, speed, beside, [*_drafter_lines(plan, drafted), *encoder.lines(plan)])
-    on_host = 0 if plan.tower_bytes else encoder.weight_bytes + encoder.workspace_bytes
-    return _Plan(plan, [_file_line(model), *lines], record, on_host)
+    return _Plan(plan, [_file_line(model), *lines], record, encoder.weight_bytes + encoder.workspace_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +145,11 @@ class _PlannedEncoder:
             return [] if self.reason is None else [f"encoder      none: {self.reason}"]
         work = f"up to {format_bytes(self.workspace_bytes)} to work in"
         where = ", of the host's memory" if plan.device == "cuda" else ""
-        where = "" if plan.tower_bytes else f"{where}, once an image comes"
-        said = f"{format_bytes(self.weight_bytes)} of weights and {work}{where}"
+        said = f"{format_bytes(self.weight_bytes)} of weights and {work}{where}, once an image comes"
         return [f"encoder      {said}: {self.name} of {self.file}"]
 
 
-def _plan_encoder(checkpoint: Checkpoint, mmproj: str, *, on_gpu: bool) -> _PlannedEncoder:
+def _plan_encoder(checkpoint: Checkpoint, mmproj: str) -> _PlannedEncoder:
     """Raises as `usable_tower`."""
     from realizar.backends.select import plan_tower
     from realizar.engine.images import usable_tower
@@ -161,7 +158,7 @@ def _plan_encoder(checkpoint: Checkpoint, mmproj: str, *, on_gpu: bool) -> _Plan
     if found is None:
         return _PlannedEncoder(reason=reason)
     holder, tower = found
-    return _PlannedEncoder(tower.architecture, holder.path.name, *plan_tower(tower, holder, on_gpu=on_gpu))
+    return _PlannedEncoder(tower.architecture, holder.path.name, *plan_tower(tower, holder))
 
 
 def _show_several(

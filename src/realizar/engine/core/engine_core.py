@@ -24,7 +24,6 @@ from realizar.backends.base import (
 )
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import NO_STEP, ScheduledBatch
-from realizar.engine.core.pictures import PictureEncoder
 from realizar.engine.core.row_grammars import RowGrammars
 from realizar.errors import (
     CapacityError,
@@ -56,7 +55,6 @@ class EngineCore:
         config: what the backend was loaded with; the backend's own capacity bounds it.
         new_grammars: as `new_service` of `RowGrammars`; what it makes is closed by `close`.
         drafter: proposes drafts; None looks them up in the sequences themselves, where `config` asks for any.
-        pictures: makes embeddings of requests' pictures, and is closed by `close`; None takes no pictures.
 
     Attributes:
         cache, scheduler, grammars: for what callers ask of them; only the engine changes them.
@@ -68,11 +66,9 @@ class EngineCore:
     def __init__(
         self, backend: Backend, spec: ModelSpec, config: ResolvedConfig, *, policy: Policy | None = None,
         new_grammars: Callable[[], GrammarService] | None = None, drafter: Drafter | None = None,
-        pictures: PictureEncoder | None = None,
     ) -> None:  # fmt: skip
         capacity = backend.capacity()
         self._backend, self.spec, self.config, self.capacity = backend, spec, config, capacity
-        self._pictures = pictures
         self._aside = backend if capacity.aside_tokens and isinstance(backend, ReadsAside) else None
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self.grammars = RowGrammars(new_grammars, config.max_running)
@@ -129,19 +125,8 @@ class EngineCore:
         """True while any request is open, or a step in flight."""
         return self._death is None and (self.scheduler.has_work or bool(self._in_flight))
 
-    @property
-    def encodes_pictures(self) -> bool:
-        return self._pictures is not None
-
-    def encoder(self) -> PictureEncoder:
-        """What makes the embeddings of requests' pictures; InvalidRequestError where there is none."""
-        if self._pictures is None:
-            raise InvalidRequestError("the engine has no encoder of images", "prompt")
-        return self._pictures
-
     def add(self, request: Request) -> None:
-        """Queue a request. Waits for its pictures to be encoded, and for its grammar to be compiled, unless
-        `acquire_grammar` has returned True for it.
+        """Queue a request. Waits for its grammar to be compiled, unless `acquire_grammar` has returned True for it.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: it can't run.
@@ -149,8 +134,6 @@ class EngineCore:
             QueueFullError: the queue is full. EngineDeadError: the engine stopped.
         """
         self._check_alive()
-        if request.shows_pictures:
-            request = self.encoder().embed(request)
         _check_embeddings(request, self.spec, self.capacity)
         while not self.acquire_grammar(request):
             self.grammars.prepare(request)
@@ -232,8 +215,6 @@ class EngineCore:
         if self._death is None:
             self._die("the engine was closed")
         self.grammars.shutdown()
-        if self._pictures is not None:
-            self._pictures.close()
         self._backend.shutdown()
 
     def _step(self) -> None:

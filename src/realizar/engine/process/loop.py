@@ -44,7 +44,6 @@ from realizar.errors import (
     RealizarError,
 )
 from realizar.outputs import PromptProgress
-from realizar.request import Request
 from realizar.step_deltas import StepDeltas
 
 _LOG = logging.getLogger(__name__)
@@ -53,14 +52,12 @@ _IDLE_S = 1.0  # after so long without work, the block audit is run
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """An `Add` that waited; `now` is the same with what it waited for, or why it is refused."""
-
+class _Compiled:
     add: Add
-    now: Add | RealizarError
+    error: RealizarError | None
 
 
-_Command: TypeAlias = Command | _Prepared
+_Command: TypeAlias = Command | _Compiled
 
 
 class EngineLoop:
@@ -79,7 +76,7 @@ class EngineLoop:
         self._progress: dict[str, PromptProgress | None] = {}  # as last reported, until the prompt is read
         self._keys_reported_s = 0.0
         self._unsent: list[int] = []  # numbers of choices of the last step that could not be sent
-        self._preparing: dict[str, tuple[Add, Callable[[], None]]] = {}  # and what cancels the preparation, by id
+        self._compiling: dict[str, tuple[Add, Callable[[], None]]] = {}  # and what cancels the compilation, by id
 
     def post(self, command: _Command) -> None:
         """Put a command into the inbox without waiting. Any thread may call this."""
@@ -188,22 +185,12 @@ class EngineLoop:
 
     def _compile(self, core: EngineCore, command: Add) -> None:
         request = command.request
-        cancel = core.grammars.prepare_later(request, lambda error: self.post(_Prepared(command, error or command)))
-        self._preparing[request.request_id] = command, cancel
-
-    def _encode(self, core: EngineCore, command: Add) -> None:
-        def take(done: Request | RealizarError) -> None:
-            self.post(_Prepared(command, done if isinstance(done, RealizarError) else Add(done)))
-
-        request = command.request
-        self._preparing[request.request_id] = command, core.encoder().embed_later(request, take)
+        cancel = core.grammars.prepare_later(request, lambda error: self.post(_Compiled(command, error)))
+        self._compiling[request.request_id] = command, cancel
 
     def _add(self, core: EngineCore, command: Add) -> None:
         request = command.request
         try:
-            if request.shows_pictures:
-                self._encode(core, command)
-                return
             if not core.acquire_grammar(request):
                 self._compile(core, command)
                 return
@@ -221,8 +208,8 @@ class EngineLoop:
         self._report(Accepted(request.request_id))
 
     def handle(self, core: EngineCore, command: _Command) -> None:
-        if isinstance(command, _Prepared):
-            self._take_prepared(core, command)
+        if isinstance(command, _Compiled):
+            self._take_compiled(core, command)
         elif isinstance(command, Add):
             self._add(core, command)
         elif isinstance(command, Abort):
@@ -238,22 +225,20 @@ class EngineLoop:
         if choice is None:
             self._progress.pop(request_id, None)
             self._prompts.pop(request_id, None)
-            _, cancel = self._preparing.pop(request_id, (None, None))
+            _, cancel = self._compiling.pop(request_id, (None, None))
             if cancel is not None:
                 cancel()
 
-    def _take_prepared(self, core: EngineCore, prepared: _Prepared) -> None:
-        request_id = prepared.add.request.request_id
-        add, _ = self._preparing.get(request_id, (None, None))
-        if add is not prepared.add:
+    def _take_compiled(self, core: EngineCore, compiled: _Compiled) -> None:
+        request_id = compiled.add.request.request_id
+        add, _ = self._compiling.get(request_id, (None, None))
+        if add is not compiled.add:
             return  # it was aborted meanwhile
-        del self._preparing[request_id]
-        if isinstance(prepared.now, Add):
-            self._add(core, prepared.now)
-        elif _ends_the_engine(prepared.now):
-            raise prepared.now
+        del self._compiling[request_id]
+        if compiled.error is None:
+            self._add(core, compiled.add)
         else:
-            self._report(Refused(request_id, record_error(prepared.now)))
+            self._report(Refused(request_id, record_error(compiled.error)))
 
     def _reply(self, core: EngineCore, ask: Ask) -> Reply[EngineStats | Transfer | str]:
         """An error that leaves the engine as it was is part of the reply."""
@@ -336,5 +321,4 @@ def describe(core: EngineCore) -> EngineInfo:
         device=core.config.chosen.kind,
         device_label=core.config.chosen.label,
         drafter=core.config.drafter,
-        encodes_pictures=core.encodes_pictures,
     )

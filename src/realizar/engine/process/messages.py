@@ -35,7 +35,6 @@ class EngineInfo(msgspec.Struct, frozen=True):
         cached_block_tokens: tokens of a block of the prefix cache; 0 without one.
         device_label: the device's description, with the name of a GPU.
         drafter: as of `DraftedModel.config`.
-        encodes_pictures: it makes the embeddings of images itself (`PromptEmbeddings.picture`).
     """
 
     architecture: str
@@ -52,7 +51,6 @@ class EngineInfo(msgspec.Struct, frozen=True):
     device: Device = "cpu"
     device_label: str = "cpu"
     drafter: str = "lookup"
-    encodes_pictures: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):

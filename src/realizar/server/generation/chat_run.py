@@ -103,10 +103,7 @@ class ChatRun(Run[AnswerDelta]):
         if not images or (reader := model.images) is None:
             return ()
         self._lease.take(reader.embedded_bytes(self.plan.token_ids))
-        in_engine = self.info.encodes_pictures
-        return await model.image_lane.run(
-            self._lease.client.name, lambda stop: reader.embeddings(images, stop.check, in_engine=in_engine)
-        )
+        return await model.image_lane.run(self._lease.client.name, lambda stop: reader.embeddings(images, stop.check))
 
     def _take_in(self, delta: ChoiceDelta) -> AnswerDelta:
         parser = self._parsers[delta.choice]

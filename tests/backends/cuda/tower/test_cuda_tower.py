@@ -8,12 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from images.vision_models import MERGE, PATCH, build_vision_model, image_of, write_tower_file, write_vision_files
+from images.vision_models import MERGE, PATCH, build_vision_model, image_of, write_tower_file
 from realizar.backends.cpu.tower import CPUTower
-from realizar.backends.devices import ChosenDevice
-from realizar.backends.select import plan_memory, resolve_model
 from realizar.checkpoint.open import open_checkpoint
-from realizar.config import EngineConfig
 from realizar.errors import UnsupportedModelError
 from realizar.images.prepare import patches_of
 from realizar.models.registry import build_tower
@@ -54,18 +51,3 @@ def test_features_agree_with_the_cpu(kind: str, form: str, tmp_path: Path) -> No
         CUDATower(windowed, checkpoint, _DEVICE)
     with pytest.raises(UnsupportedModelError, match="an encoder with a class token does not run on a GPU"):
         CUDATower(replace(tower, class_token="class.weight"), checkpoint, _DEVICE)
-
-
-def test_the_encoder_is_planned_before_the_cache(tmp_path: Path) -> None:
-    path, config = write_vision_files(tmp_path), EngineConfig(context_length=512, threads=1)
-    spec, resolved = resolve_model(open_checkpoint(path), config, ChosenDevice("cuda", 0, "a GPU"))
-    plan = plan_memory(spec, open_checkpoint(path), resolved, 1 << 30)
-    holder = open_checkpoint(tmp_path / "mmproj-tiny.gguf")
-    tower = build_tower(holder)
-    assert tower is not None
-    (tmp_path / "mmproj-tiny.gguf").unlink()
-    without = plan_memory(spec, open_checkpoint(path), resolved, 1 << 30)
-    assert plan.tower_bytes == sum(planned_bytes(tower, holder)) > without.tower_bytes == 0
-    assert plan.needed_bytes - without.needed_bytes == plan.tower_bytes
-    assert 0 < without.kv_limit_bytes - plan.kv_limit_bytes <= plan.tower_bytes
-    assert plan.free_bytes == without.free_bytes == 1 << 30

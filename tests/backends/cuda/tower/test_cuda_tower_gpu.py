@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.core.core_runs import run
 from images.vision_models import MERGE, PATCH, TILE, write_vision_files
 from realizar.backends.cpu.tower import CPUTower
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
-from realizar.config import EngineConfig
-from realizar.engine.given_embeddings import prompt_embeddings
-from realizar.engine.loading import load_core
 from realizar.images.prepare import patches_of
 from realizar.models.registry import build_tower
-from realizar.request import Picture, PromptEmbeddings, Request
-from realizar.sampling_params import SamplingParams
 
 torch = pytest.importorskip("torch", reason="needs torch")
 from realizar.backends.cuda.tower import CUDATower  # noqa: E402
@@ -49,46 +42,3 @@ def test_features_are_near_those_of_the_cpu(kind: GGMLType, tmp_path: Path) -> N
             np.testing.assert_array_equal(each, found)
         np.testing.assert_array_equal(encoder.encode(255 - picture), encoder.encode(255 - picture))
         assert np.abs(encoder.encode(255 - picture) - found).max() > 0.1
-
-
-CONFIG = EngineConfig(
-    context_length=256,
-    kv_cache_bytes=64 << 20,
-    max_running=8,
-    max_step_tokens=64,
-    device_check=False,
-    kv_cache_dtype="f16",
-)
-
-
-def test_a_model_on_a_gpu_sees_as_on_the_cpu(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The engine encodes pictures before their requests join its steps, beside those of others."""
-    checkpoint = open_checkpoint(write_vision_files(tmp_path))
-    holder = open_checkpoint(tmp_path / "mmproj-tiny.gguf")
-    tower = build_tower(holder)
-    assert tower is not None
-    rng, length, found = np.random.default_rng(2), (TILE // PATCH // MERGE) ** 2, []
-    pictures = rng.integers(0, 256, (3, TILE, TILE, 3), dtype=np.uint8)
-    eyes = CPUTower(tower, holder, threads=1)
-    values = [eyes.encode(patches_of(tower, picture)) for picture in pictures]
-    names = [bytes([place]) * (32 * length) for place in range(3)]
-    shown = [
-        PromptEmbeddings(2, b"", each, picture=Picture(picture.tobytes(), TILE, TILE, 1))
-        for picture, each in zip(pictures, names, strict=True)
-    ]
-    for device, runs in (("cpu", [prompt_embeddings(each, 2) for each in values]), ("cuda", [*shown, shown[0]])):
-        core = load_core(checkpoint, replace(CONFIG, device=device))
-        assert core.encodes_pictures is (device == "cuda")
-        ids, sampling = tuple(range(40, 60 + length)), SamplingParams(temperature=0.0, logprobs=1)
-        for place, each in enumerate([(), *((one,) for one in runs)]):
-            core.add(Request(f"{place}", ids, sampling, 4, embeddings=each))
-        texts = run(core)
-        assert not any(output.error for outputs in texts.values() for output in outputs)
-        found.append({name: outputs[0].logprobs[0].logprob for name, outputs in texts.items()})
-        core.close()
-    assert found[1].pop("4") == pytest.approx(found[1]["1"], abs=5e-3)  # found in the cache
-    for name, expected in found[0].items():
-        assert found[1].pop(name) == pytest.approx(expected, abs=5e-3), name
-    assert not found[1]
-    assert np.ptp([*found[0].values()]) > 0.02
-    assert "no graph" not in caplog.text
