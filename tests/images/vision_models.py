@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -197,6 +198,13 @@ def image_of(size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     width, height = size
     coarse = np.random.default_rng(width).integers(0, 256, (-(-height // 9), -(-width // 9), 3), dtype=np.uint8)
     return coarse.repeat(9, 0).repeat(9, 1)[:height, :width]
+
+
+def encoded(image: Any, kind: str = "PNG", **options: Any) -> bytes:
+    """A Pillow image as a file."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
 def build_vision_model(kind: str, path: Path) -> VisionModel:
