@@ -83,7 +83,7 @@ class MatmulConfig:
         if not isinstance(self.tiles, FP8Tiles):
             return [matmul_source(formats, self.tiles, self.epilogue, self.halves)]
         activation = None if self.epilogue == "residual" else self.epilogue
-        weights = [fp8_weights_source(each, activation is not None) for each in formats]
+        weights = [] if self.tiles.stored else [fp8_weights_source(each) for each in formats]
         return [*weights, fp8_source(len(formats), self.tiles, activation, self.halves)]
 
 
