@@ -243,7 +243,7 @@ def test_layouts_of_no_ggml_type_compile(arch: str, tiles: Tiles) -> None:
         grouped_layout(64),
         grouped_layout(16),
         bytes_with_minima,
-        *([] if tiles.kind == "matvec" else [e4m3_layout(128)]),
+        e4m3_layout(128),
     ]
     check([matmul_source((fragment_format(layout),), tiles) for layout in layouts], arch)
 

@@ -231,7 +231,7 @@ class MergedLinear:
             return FP8_INPUT
         if isinstance(matrix, PackedMatrix):
             assert self._matmuls is not None
-            halves = any(not each.format.has_matvec for each in self.packed)  # then all of them read halves
+            halves = any(kind.tokens > each.format.matvec_tokens for each in self.packed)  # then all do
             return self._matmuls.activation_format(kind.tokens, halves)
         return _FLOAT_FORMATS[matrix.dtype] if isinstance(matrix, torch.Tensor) else InputFormat("f16")
 
@@ -303,7 +303,7 @@ def route_gated(
 
     With `batch_invariant` it has one for every number of tokens or for none.
     """
-    activation_format = matmuls.activation_format(tokens, not matrix.format.has_matvec)
+    activation_format = matmuls.activation_format(tokens, tokens > matrix.format.matvec_tokens)
     if not matrix.interleaved or not matmuls.has_epilogues:
         return None
     if matmuls.batch_invariant and not is_gated(matmuls.tuning, matrix.out_features, matrix.in_features, matrix.format):
@@ -402,4 +402,4 @@ class Merger:
         if not all(isinstance(matrix, PackedMatrix) for matrix in down):
             return None
         packed = (matrix for matrix in (*self._weights.groups[key], *down) if isinstance(matrix, PackedMatrix))
-        return feed_forward.activation if len({matrix.format.has_matvec for matrix in packed}) <= 1 else None
+        return feed_forward.activation if len({matrix.format.matvec_tokens for matrix in packed}) <= 1 else None

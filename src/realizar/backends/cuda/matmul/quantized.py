@@ -138,7 +138,7 @@ class MatmulKernels:
         reads_halves: the reader of the sums takes halves. So they leave a single matrix in long steps on Hopper, but
         with `batch_invariant`.
         """
-        activation_format = self.activation_format(tokens, any(not matrix.format.has_matvec for matrix in matrices))
+        activation_format = self.activation_format(tokens, any(tokens > each.format.matvec_tokens for each in matrices))
         largest = max(matrices, key=lambda matrix: matrix.out_features)
         weight_formats = tuple(matrix.format for matrix in matrices)
         out_features = sum(matrix.out_features for matrix in matrices)
