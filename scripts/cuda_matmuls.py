@@ -199,7 +199,7 @@ def time_fp8(matmuls: MatmulKernels, layout: WeightLayout) -> None:
         matrices = [dataclasses.replace(one, interleaved=interleaved) for one in stack]
         in_halves = route_gated(matmuls, tokens, matrices[0], "silu") if interleaved else None
         configs = (
-            route_fp8(matmuls, matrices[:1], "silu" if interleaved else None),
+            route_fp8(matmuls, tokens, matrices[:1], "silu" if interleaved else None),
             in_halves or matmuls.route(tokens, matrices[0]),
         )
         matmuls.prepare([(matrices[0].format, config) for config in configs])
@@ -219,7 +219,7 @@ def time_fp8(matmuls: MatmulKernels, layout: WeightLayout) -> None:
                     if config.epilogue is not None:  # noqa: B023
                         launch_gated(matmuls, matrix, x, target, tokens, config)  # noqa: B023
                     elif config.format == FP8_INPUT:  # noqa: B023
-                        launch_fp8(matmuls, [matrix], x, sums, tokens, [0])  # noqa: B023
+                        launch_fp8(matmuls, [matrix], x, sums, tokens, config, [0])  # noqa: B023
                     else:
                         matmuls.launch(matrix, x, sums, tokens, config)  # noqa: B023
 

@@ -36,10 +36,10 @@ class EngineConfig:
             token's logits have the same bits in every batch, chunk and state of the prefix cache. On the CPU they
             always have.
         prompt_dtype: in what a GPU multiplies steps with prompts. `fp8`, on compute capability 9.0 alone, is e4m3 for
-            weights and activations of steps of 1,024 tokens and more, and of experts with 512 pairs each: it is faster,
-            and loses far more than all else here, a mean KL of 0.01 to 0.02 nats where halves have 0.00004. It can't be
-            combined with batch_invariant. `auto` is `fp8` there without batch_invariant for a checkpoint that asks for
-            activations in FP8, else `f16`.
+            weights and activations of steps of 1,024 tokens and more, or of 128 where weights are stored so, and of
+            experts with 512 pairs each: it is faster, and loses far more than all else here, a mean KL of 0.01 to 0.02
+            nats where halves have 0.00004. It can't be combined with batch_invariant. `auto` is `fp8` there without
+            batch_invariant for a checkpoint that asks for activations in FP8, else `f16`.
         graphs: on a GPU, true captures the steps of fixed shapes as graphs at load. Otherwise the host launches each
             kernel of a step, and small steps wait for the host.
         device_check: true compares a GPU with the CPU on small models, where no verdict on its card, driver and kernels
@@ -58,6 +58,11 @@ class EngineConfig:
         host_snapshot_bytes: memory of the host for snapshots of states that have no room on the device, of a model
             whose layers have states. None takes none on the CPU, and for a GPU an eighth of what is free, at most
             4 GiB, divided by host_sharers.
+        cache_dir: a folder in which blocks and snapshots of the prefix cache are kept beyond the engine's end: a prompt
+            starts from what an engine before it computed, where reading is faster than computing. It is its user's
+            alone, as blocks tell what was written. None keeps nothing.
+        cache_dir_bytes: of all files there, of all models; what was not used for longest is removed. None takes half of
+            what the disk has free, at most 64 GiB.
         host_sharers: engines that share the host's memory, each with its part of what host_snapshot_bytes is then.
         typical_request_tokens: expected prompt and output tokens of a request; longer and shorter ones run too.
         expert_used_count: experts that a token goes through in each mixture, which changes answers; None takes the
@@ -92,6 +97,8 @@ class EngineConfig:
     max_step_tokens: int | None = number(None, 1, 1 << 20)
     kv_cache_bytes: int | None = number(None, 1)
     host_snapshot_bytes: int | None = number(None, 0)
+    cache_dir: str | None = None
+    cache_dir_bytes: int | None = number(None, 1)
     host_sharers: int = number(1, 1)
     typical_request_tokens: int = number(1024, 1)
     expert_used_count: int | None = number(None, 1)
@@ -122,6 +129,9 @@ class EngineConfig:
                 "prompt_dtype fp8 and batch_invariant can't be combined: only long steps are multiplied in fp8",
                 "prompt_dtype",
             )
+        if self.cache_dir is not None and not (self.cache_dir and self.prefix_cache):
+            why = "needs the prefix cache" if self.cache_dir else "must name a folder, not be empty"
+            raise InvalidRequestError(f"cache_dir {why}", "cache_dir")
         known_values = {
             "kv_cache_dtype": KVCacheDType, "prompt_dtype": PromptDType, "instruction_set": InstructionSetName,
         }  # fmt: skip

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from clients.played_model import PlayedBackend, played_server
-from images.vision_models import image_of, write_vision_files
+from images.vision_models import encoded, image_of, write_vision_files
 from realizar.config import EngineConfig
 from realizar.server.settings import ServerSettings
 from server_thread import RunningServer, ServerThread
@@ -51,6 +50,4 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def png() -> bytes:
     """An image of which that model makes three rows of three tiles, and the whole: 160 tokens and marks."""
     pillow = pytest.importorskip("PIL.Image", reason="images are made by Pillow")
-    buffer = io.BytesIO()
-    pillow.fromarray(image_of((90, 96))).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(pillow.fromarray(image_of((90, 96))))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-import io
 import struct
 import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from PIL import Image
+
+from images.vision_models import encoded
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 _PNG_START = b"\x89PNG\r\n\x1a\n"
@@ -37,12 +38,6 @@ _File = tuple[str, str, bytes, bool]
 
 def _uri(kind: str, data: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def _encoded(image: Any, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def _plain(mode: str = "RGB", size: tuple[int, int] = (40, 30)) -> Any:
@@ -81,13 +76,13 @@ def _resized(jpeg: bytes, width: int, height: int) -> bytes:
 
 def _animated(kind: str, **options: Any) -> bytes:
     frames = [Image.new("RGB", (60, 40), colour) for colour in (RED, BLUE)] * 20
-    return _encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+    return encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)
 
 
 def _bombs() -> Iterator[_File]:
-    jpeg, gif = _encoded(_plain(), "JPEG"), _encoded(_plain("P"), "GIF")
+    jpeg, gif = encoded(_plain(), "JPEG"), encoded(_plain("P"), "GIF")
     text = zlib.compress(bytes(64 << 20))
-    scans = _encoded(Image.new("L", (900, 900)), "JPEG", progressive=True)
+    scans = encoded(Image.new("L", (900, 900)), "JPEG", progressive=True)
     last = scans.rindex(b"\xff\xda")
     yield "a PNG of 60,000 x 60,000", "png", _png(60_000, 60_000, 8, 2, rows=1), False
     yield "a PNG of 70,000 x 1,000", "png", _png(70_000, 1_000, 8, 2, rows=1), False
@@ -105,7 +100,7 @@ def _bombs() -> Iterator[_File]:
 
 
 def _long_headers() -> Iterator[_File]:
-    jpeg, gif = _encoded(_plain(), "JPEG"), _encoded(_plain("P"), "GIF")
+    jpeg, gif = encoded(_plain(), "JPEG"), encoded(_plain("P"), "GIF")
     start = 13 + 3 * (2 << (gif[10] & 7))  # after the colours
     yield "a PNG of 60,000 chunks", "png", _png(9, 9, 8, 2, extra=_chunk(b"prVt", b"") * 60_000), True
     yield "a JPEG of 100,000 comments", "jpeg", jpeg[:2] + b"\xff\xfe\0\2" * 100_000 + jpeg[2:], True
@@ -114,15 +109,15 @@ def _long_headers() -> Iterator[_File]:
 
 def _cut_files() -> Iterator[_File]:
     for kind in ("png", "jpeg", "webp", "gif"):
-        whole = _encoded(_plain("RGB", (200, 200)), kind)
+        whole = encoded(_plain("RGB", (200, 200)), kind)
         yield f"half of a {kind}", kind, whole[: len(whole) // 2], False
         yield f"20 bytes of a {kind}", kind, whole[:20], False
 
 
 def _other_types() -> Iterator[_File]:
     plain = _plain()
-    yield "a PNG that is said to be a JPEG", "jpeg", _encoded(plain, "PNG"), False
-    yield "a JPEG that is said to be a WebP", "webp", _encoded(plain, "JPEG"), False
+    yield "a PNG that is said to be a JPEG", "jpeg", encoded(plain, "PNG"), False
+    yield "a JPEG that is said to be a WebP", "webp", encoded(plain, "JPEG"), False
     yield (
         "an SVG",
         "svg+xml",
@@ -131,8 +126,8 @@ def _other_types() -> Iterator[_File]:
     )
     yield "HTML", "png", b"<!doctype html><title>404</title>", False
     yield "a PDF", "png", b"%PDF-1.7\n1 0 obj\n<<>>\nendobj\n", False
-    yield "a BMP", "png", _encoded(plain, "BMP"), False
-    yield "a TIFF", "png", _encoded(plain, "TIFF"), False
+    yield "a BMP", "png", encoded(plain, "BMP"), False
+    yield "a TIFF", "png", encoded(plain, "TIFF"), False
     yield "PostScript", "png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", False
     yield "nothing", "png", b"", False
 
@@ -141,27 +136,27 @@ def _odd_files() -> Iterator[_File]:
     plain, palette, exif = _plain(), _plain("P"), Image.Exif()
     exif[0x0112] = 6
     wrong = b"Exif\0\0MM\0*" + b"\xff" * 60
-    yield "CMYK", "jpeg", _encoded(_plain("CMYK"), "JPEG"), True
-    yield "16 bits of grey", "png", _encoded(Image.new("I;16", (40, 30), 40_000), "PNG"), True
+    yield "CMYK", "jpeg", encoded(_plain("CMYK"), "JPEG"), True
+    yield "16 bits of grey", "png", encoded(Image.new("I;16", (40, 30), 40_000), "PNG"), True
     yield "16 bits of each colour", "png", _png(40, 30, 16, 2), True
-    yield "a palette", "png", _encoded(palette, "PNG"), True
-    yield "a transparent palette", "png", _encoded(palette, "PNG", transparency=b"\0\x7f" * 128), True
+    yield "a palette", "png", encoded(palette, "PNG"), True
+    yield "a transparent palette", "png", encoded(palette, "PNG", transparency=b"\0\x7f" * 128), True
     yield (
         "a palette without colours",
         "png",
         _png(9, 9, 8, 0).replace(b"\x08\x00\x00\x00\x00", b"\x08\x03\0\0\0"),
         False,
     )
-    yield "one bit", "png", _encoded(_plain("1"), "PNG"), True
-    yield "grey and transparent", "png", _encoded(_plain("LA"), "PNG"), True
+    yield "one bit", "png", encoded(_plain("1"), "PNG"), True
+    yield "grey and transparent", "png", encoded(_plain("LA"), "PNG"), True
     yield "an animated GIF", "gif", _animated("GIF"), True
     yield "an animated WebP", "webp", _animated("WEBP"), True
     yield "an animated PNG", "png", _animated("PNG"), True
-    yield "a JPEG of several pictures", "jpeg", _encoded(plain, "MPO", save_all=True, append_images=[plain]), True
-    yield "rotated", "jpeg", _encoded(plain, "JPEG", exif=exif), True
-    yield "with wrong EXIF", "jpeg", _encoded(plain, "JPEG", exif=wrong), True
-    yield "1 x 60,000", "png", _encoded(Image.new("RGB", (1, 60_000), RED), "PNG"), True
-    yield "1 x 1", "gif", _encoded(Image.new("RGB", (1, 1), RED), "GIF"), True
+    yield "a JPEG of several pictures", "jpeg", encoded(plain, "MPO", save_all=True, append_images=[plain]), True
+    yield "rotated", "jpeg", encoded(plain, "JPEG", exif=exif), True
+    yield "with wrong EXIF", "jpeg", encoded(plain, "JPEG", exif=wrong), True
+    yield "1 x 60,000", "png", encoded(Image.new("RGB", (1, 60_000), RED), "PNG"), True
+    yield "1 x 1", "gif", encoded(Image.new("RGB", (1, 1), RED), "GIF"), True
 
 
 def _addresses(port: int) -> Iterator[str]:
@@ -176,4 +171,4 @@ def _addresses(port: int) -> Iterator[str]:
     yield "ftp://example.com/a.png"
     yield "data:image/png,abc"
     yield "data:image/png;base64,a*b="
-    yield "data:text/html;base64," + base64.b64encode(_encoded(_plain(), "PNG")).decode()
+    yield "data:text/html;base64," + base64.b64encode(encoded(_plain(), "PNG")).decode()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from images.vision_models import encoded
 from realizar.errors import EngineUnavailableError, InvalidRequestError
 from realizar.images import decode, given
 from realizar.images.decode import Cut, Made
@@ -28,12 +29,6 @@ Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
 ImageOps = pytest.importorskip("PIL.ImageOps")
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
-
-
-def encoded(image: Any, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def pixels_of(data: bytes) -> Pixels:

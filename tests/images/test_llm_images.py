@@ -75,6 +75,17 @@ def test_images_are_reduced_for_all_calls_or_for_one(path: Path) -> None:
         LLM(path, **OPTIONS, image_max_tokens=15)
 
 
+def test_a_pillow_image_may_have_the_colours_of_any_file(path: Path, tmp_path: Path) -> None:
+    """Of print too, which PNG files do not have."""
+    file = tmp_path / "print.jpeg"
+    Image.fromarray(image_of((28, 28))).convert("CMYK").save(file)
+    with LLM(path, **OPTIONS) as model, Image.open(file) as opened:
+        for image in (opened, opened.convert("F")):
+            (message,) = showing(1)
+            message["content"][0]["image"] = image
+            assert model.chat_tokens([message]) == model.chat_tokens(showing(1))
+
+
 def test_an_encoder_is_named_or_none_is_wanted(path: Path, tmp_path: Path) -> None:
     """One that was named runs, or the model does not: one of no use that lies beside it costs images alone."""
     tower = path.with_name("mmproj-tiny.gguf")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from images.tower_files import write_tower_file
 from images.vision_models import (
     IMAGE,
     KINDS,
@@ -20,11 +21,11 @@ from images.vision_models import (
     MERGE,
     PATCH,
     SIZES,
+    SOFT_TOKENS,
     TILE,
     VisionModel,
     build_vision_model,
     image_of,
-    write_tower_file,
     write_vision_files,
 )
 from realizar.backends.cpu.tower import CPUTower
@@ -49,7 +50,7 @@ from realizar.images.prepare import (
 )
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec, build_tower
-from realizar.models.tower import Fitted, Stretched, Tiles, Tower, Whole
+from realizar.models.tower import Budgeted, Fitted, Stretched, Tiles, Tower, Whole
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.load import load_tokenizer
 
@@ -95,6 +96,11 @@ def test_pixels_are_those_of_the_processor(vision: VisionModel, size: tuple[int,
         return
     if vision.kind == "lfm2_vl":
         _check_lfm2_pictures(tower, pictures, size)
+        return
+    if vision.kind == "gemma4":  # its processor gives patches as well, and the model takes one half away
+        squares = pictures[0].reshape(-1, 3 * PATCH**2)
+        np.testing.assert_array_equal(squares, 2 * (found["pixel_values"][0, : len(squares)].numpy() - 0.5))
+        assert not found["pixel_values"][0, len(squares) :].any()
         return
     wanted = found["pixel_values"].flatten(0, -4).numpy()
     np.testing.assert_array_equal([as_pixels(tower, each) for each in pictures], wanted)
@@ -160,6 +166,7 @@ def test_less_detail_is_512_pixels_by_512(vision: VisionModel) -> None:
         else replace(own, edge=2048, tile=512) if isinstance(own, Tiles)
         else replace(own, tile=512, whole=replace(own.whole, most=512**2)) if vision.kind == "lfm2_vl"
         else replace(own, tile=512, whole=replace(own.whole, edge=512)) if vision.kind == "internvl"
+        else replace(own, patches=1 << 16) if isinstance(own, Budgeted)
         else own
     )  # fmt: skip
     for size in ((1000, 1000), (2000, 300)):
@@ -167,7 +174,8 @@ def test_less_detail_is_512_pixels_by_512(vision: VisionModel) -> None:
         if isinstance(own, Stretched):
             assert low == features_of(tower, size)
         else:
-            assert 0.8 * (512 // PATCH // MERGE) ** 2 < low <= (512 // PATCH // MERGE) ** 2
+            most = (512 // PATCH // tower.merge) ** 2
+            assert 0.8 * most < low <= most
 
 
 def test_bounds_that_a_model_can_not_keep_are_refused_by_name(vision: VisionModel) -> None:
@@ -177,7 +185,7 @@ def test_bounds_that_a_model_can_not_keep_are_refused_by_name(vision: VisionMode
     if fewest > 1:
         with pytest.raises(InvalidRequestError, match=f"image_max_tokens must be at least {fewest}, not 15: "):
             with_most_tokens(tower, fewest - 1)
-    pixels = fewest * (PATCH * MERGE) ** 2
+    pixels = fewest * (PATCH * tower.merge) ** 2
     message = f"max_pixels must be at least {pixels}: this model reads no image as fewer"
     with pytest.raises(InvalidRequestError, match=message):
         bounded(tower, PixelBounds(most=pixels - 1))
@@ -214,6 +222,10 @@ def test_features_agree_with_transformers(vision: VisionModel, form: str, tmp_pa
         write_tower_file(checkpoint, tmp_path / "mmproj.gguf", swapped="older" in form)
         checkpoint = open_checkpoint(tmp_path / "mmproj.gguf")
     encoder = CPUTower(tower := tower_of(checkpoint), checkpoint, threads=2)
+    if vision.kind == "gemma4":  # a file does not say how many tokens an image has at most
+        assert isinstance(tower.preparation, Budgeted)
+        assert tower.preparation.patches == 9 * (SOFT_TOKENS if form == "safetensors" else 280)
+        tower = replace(tower, preparation=tower_of(open_checkpoint(vision.path)).preparation)
     for size in SIZES if form == "safetensors" else SIZES[2:3]:
         features = np.concatenate([encoder.encode(each) for each in patches(tower, size)])
         assert np.ptp(features) > 5
@@ -243,14 +255,19 @@ def test_a_tower_that_is_named_has_to_be_the_models(tmp_path: Path) -> None:
             opened(model, tower)
 
 
-@pytest.mark.parametrize(("kind", "most"), [(GGMLType.F16, 1e-3), (GGMLType.BF16, 1e-2), (GGMLType.Q8_0, 2e-2)])
-def test_other_formats_of_weights_are_near(kind: GGMLType, most: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "most"), [(GGMLType.F16, 1e-3), (GGMLType.BF16, 1e-2), (GGMLType.Q8_0, 3e-2)])
+@pytest.mark.parametrize("is_clipped", [False, True])
+def test_other_formats_of_weights_are_near(kind: GGMLType, most: float, is_clipped: bool, tmp_path: Path) -> None:
     """The norm of the difference to float32 weights, over that of the features."""
     found = []
     for each in (GGMLType.F32, kind):
         folder = tmp_path / each.name
         folder.mkdir()
-        write_vision_files(folder, each)
+        if is_clipped:
+            whole = open_checkpoint(build_vision_model("gemma4_e", folder).path)
+            write_tower_file(whole, folder / "mmproj-tiny.gguf", kind=each)
+        else:
+            write_vision_files(folder, each)
         checkpoint = open_checkpoint(folder / "mmproj-tiny.gguf")
         tower = tower_of(checkpoint)
         found.append(CPUTower(tower, checkpoint, threads=1).encode(patches(tower, (TILE, TILE))[-1]))
@@ -276,7 +293,7 @@ CONVERSATIONS = {
 
 
 def expected(vision: VisionModel, messages: list[dict[str, Any]]) -> tuple[list[int], NDArray[np.float32]]:
-    """transformers' ids of a prompt, and its log-probabilities of each id after those before it, from the second on."""
+    """The ids of a prompt, and transformers' log-probabilities of each after those before it, from the second on."""
     images = [part["image"] for m in messages if isinstance(m["content"], list) for part in m["content"][1::2]]
     prepared = vision.prepared(images)
     text = vision.tokenizer.apply_chat_template(
@@ -285,6 +302,7 @@ def expected(vision: VisionModel, messages: list[dict[str, Any]]) -> tuple[list[
     ids = vision.tokenizer(vision.text(text, prepared), return_tensors="pt")["input_ids"]
     with torch.no_grad():
         logits = vision.model(**vision.inputs(ids, prepared)).logits[0]
+    ids[ids == IMAGE] = vision.feature
     chosen = torch.log_softmax(logits[:-1], -1).gather(1, ids[0, 1:, None])
     return ids[0].tolist(), chosen[:, 0].numpy()
 
@@ -295,9 +313,9 @@ def test_prompts_with_images_agree_with_transformers(vision: VisionModel, name: 
     messages = CONVERSATIONS[name]
     ids, wanted = expected(vision, messages)
     sampling = SamplingParams(temperature=0.0, max_tokens=6, prompt_logprobs=0, logprobs=0)
-    with LLM(vision.path, threads=2, max_step_tokens=48) as llm:
+    with LLM(vision.path, threads=2, max_step_tokens=max(48, vision.least_step)) as llm:
         assert llm.chat_tokens(messages) == ids
-        assert ids.count(IMAGE) > 7
+        assert ids.count(vision.feature) > 7
         (scored,) = llm.chat(messages, sampling)
         plain = replace(sampling, prompt_logprobs=None)
         first, again = (llm.chat(messages, plain)[0] for _ in range(2))
@@ -371,6 +389,7 @@ def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
         name
         for name in checkpoint.tensors
         if name.startswith(("model.vision_model.", "vision_tower.", "model.visual.", "visual.", "model.vision_tower."))
+        and name.endswith("weight")
     )
     other = last.rsplit(".", 2)[0] + ".other.weight"
     without = {name: each for name, each in checkpoint.tensors.items() if name != last}
@@ -380,8 +399,9 @@ def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
         with pytest.raises(CheckpointError, match=message):
             check_tensors(tower_of(bent), bent)
     config = checkpoint.metadata["config"]
+    activation = "hidden_activation" if vision.kind == "gemma4" else "hidden_act"
     for changes, message in (
-        ({"hidden_act": "tanh"}, "'hidden_act': unsupported value 'tanh'"),
+        ({activation: "tanh"}, f"'{activation}': unsupported value 'tanh'"),
         ({"wide_layers": 3}, "'wide_layers': unsupported value 3"),
         ({"num_heads" if vision.kind == "qwen" else "num_attention_heads": 5}, "5 heads do not divide"),
         ({"patch_size": 5}, "patch"),
@@ -395,37 +415,56 @@ def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
             build_tower(bent)
 
 
-@pytest.fixture
-def stretching(tmp_path: Path) -> Path:
-    return build_vision_model("gemma3", tmp_path).path
-
-
-def test_vocabularies_may_lack_the_token_of_a_feature(stretching: Path) -> None:
+def test_vocabularies_may_lack_the_token_of_a_feature(tmp_path: Path) -> None:
     """As those of Gemma 3's GGUF files do; another id stands there then, and the answer is the same."""
+    build_vision_model("gemma3", tmp_path)
     messages, sampling = CONVERSATIONS["three images"], SamplingParams(temperature=0.0, max_tokens=6, logprobs=0)
-    with LLM(stretching, threads=1) as llm:
+    with LLM(tmp_path, threads=1) as llm:
         ids, (answer,) = llm.chat_tokens(messages), llm.chat(messages, sampling)
-    path = stretching / "tokenizer.json"
+    path = tmp_path / "tokenizer.json"
     path.write_text(path.read_text().replace("<image_soft_token>", "<unused>"))
-    with LLM(stretching, threads=1) as llm:
+    with LLM(tmp_path, threads=1) as llm:
         assert llm.chat_tokens(messages) == [0 if each == IMAGE else each for each in ids]
         assert llm.chat(messages, sampling)[0].outputs == answer.outputs
 
 
-@pytest.mark.parametrize(
-    ("file", "changes", "message"),
-    [
+OTHERWISE = {
+    "gemma3": [
         ("config", {"mm_tokens_per_image": 15}, "'mm_tokens_per_image': 15 are no squares of 8 x 8 patches"),
         ("config", {"mm_tokens_per_image": 9}, "'mm_tokens_per_image': 9 are no squares of 8 x 8 patches"),
         ("preprocessor_config", {"size": {"height": 32, "width": 64}}, "'size': expected 32 pixels"),
         ("preprocessor_config", {"do_pan_and_scan": True}, "'do_pan_and_scan': unsupported value True"),
         ("preprocessor_config", {"resample": 3}, "'resample': unsupported value 3"),
     ],
-)
-def test_what_a_stretching_processor_does_otherwise_is_named(
-    stretching: Path, file: str, changes: dict[str, Any], message: str
-) -> None:
-    checkpoint = open_checkpoint(stretching)
-    metadata = {**checkpoint.metadata, file: {**checkpoint.metadata[file], **changes}}
-    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
-        build_tower(replace(checkpoint, metadata=metadata))
+    "gemma4": [
+        ("text_config", {"num_kv_shared_layers": 2}, "'num_kv_shared_layers': unsupported value 2"),
+        ("vision_config", {"position_embedding_size": 209}, "209 positions are too few for a picture's edge"),
+        ("vision_config", {"rope_parameters": {"rope_type": "linear"}}, "rope_type': unsupported value 'linear'"),
+        ("preprocessor_config", {"do_normalize": True}, "'do_normalize': unsupported value True"),
+        ("preprocessor_config", {"pooling_kernel_size": 2}, "'pooling_kernel_size': unsupported value 2"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", OTHERWISE)
+def test_what_gemma_does_otherwise_is_named(kind: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(build_vision_model(kind, tmp_path).path)
+    config = checkpoint.metadata["config"]
+    for file, changes, message in OTHERWISE[kind]:
+        if file in config:
+            metadata = {"config": {**config, file: {**config[file], **changes}}}
+        else:
+            metadata = {file: {**checkpoint.metadata[file], **changes}}
+        with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+            build_tower(replace(checkpoint, metadata={**checkpoint.metadata, **metadata}))
+
+
+def test_bounds_of_matrices_are_numbers(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(build_vision_model("gemma4_e", tmp_path).path)
+    name = "model.vision_tower.encoder.layers.1.mlp.up_proj.input_max"
+    stored = checkpoint.tensors[name]
+    missing = {key: each for key, each in checkpoint.tensors.items() if key != name}
+    wrong = checkpoint.tensors | {name: replace(stored, data=np.array([np.nan], np.float32).view(np.uint8))}
+    for tensors, message in ((missing, f"'{name}': missing"), (wrong, f"'{name}': expected one number")):
+        with pytest.raises(CheckpointError, match=message):
+            build_tower(replace(checkpoint, tensors=tensors))

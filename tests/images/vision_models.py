@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
@@ -28,6 +28,7 @@ MARKS = (
 QWEN_MARKS = ("<end_of_utterance>", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 GEMMA3_MARKS = ("<end_of_utterance>", "<image_soft_token>", "<start_of_image>", "<end_of_image>", "\n\n\n")
 """The last is no control token: it takes in the end of the text before an image."""
+GEMMA4_MARKS = ("<end_of_utterance>", "<|image|>", "<|image>", "<image|>")
 MISTRAL_MARKS = ("<end_of_utterance>", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
 LFM2_MARKS = (
     "<end_of_utterance>", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
@@ -54,7 +55,7 @@ _TEXT: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "pad_token_id": None,
     "bos_token_id": None, "eos_token_id": 256, "rms_norm_eps": 1e-5,
 }  # fmt: skip
-_VISION = {
+VISION = {
     "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
     "image_size": TILE, "patch_size": PATCH,
 }  # fmt: skip
@@ -70,7 +71,7 @@ class VisionModel(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """`smolvlm`, `mistral3`, `gemma3`, `lfm2_vl`, `internvl`, or `qwen` for Qwen's models."""
+        """`smolvlm`, `mistral3`, `gemma3`, `gemma4`, `lfm2_vl`, `internvl`, or `qwen` for Qwen's models."""
         return _kind_of(str(self.model.config.model_type))
 
     @property
@@ -86,7 +87,14 @@ class VisionModel(NamedTuple):
     @property
     def least_step(self) -> int:
         """Tokens of a step that reads prompts with images in as many chunks as it can."""
-        return _SEEN_WHOLE.get(self.kind, 7)
+        if self.kind == "gemma4" and self.model.config.text_config.use_bidirectional_attention:
+            return SOFT_TOKENS
+        return (TILE // PATCH // MERGE) ** 2 if self.kind == "gemma3" else 7
+
+    @property
+    def feature(self) -> int:
+        """The id that stands for a feature; that of Gemma 4 is padding."""
+        return 0 if self.kind == "gemma4" else IMAGE
 
     def prepared(self, images: Sequence[Any]) -> Any:
         """The tensors of Pillow images that the model takes."""
@@ -119,6 +127,9 @@ class VisionModel(NamedTuple):
         elif self.kind == "internvl":
             mark, run = "<IMG_CONTEXT>", "<IMG_CONTEXT>" * (TILE // PATCH // MERGE) ** 2
             expanded = [f"<img>{run * int(count)}</img>" for count in prepared["num_patches"]]
+        elif self.kind == "gemma4":
+            mark = "<|image|>"
+            expanded = [f"<|image>{mark * int(count)}<image|>" for count in prepared["num_soft_tokens_per_image"]]
         elif self.kind == "qwen":
             mark = "<|image_pad|>"
             expanded = [mark * int(grid.prod() // MERGE**2) for grid in prepared["image_grid_thw"]]
@@ -145,7 +156,11 @@ class VisionModel(NamedTuple):
                 found = model.visual(pixels, grid_thw=prepared["image_grid_thw"])
                 more = getattr(found, "deepstack_features", None) or []
                 return torch.cat([found.pooler_output, *more], 1).numpy()
-            more = {"smolvlm": ["pixel_attention_mask"], "lfm2_vl": ["spatial_shapes", "pixel_attention_mask"]}
+            more = {
+                "smolvlm": ["pixel_attention_mask"],
+                "gemma4": ["image_position_ids"],
+                "lfm2_vl": ["spatial_shapes", "pixel_attention_mask"],
+            }
             found = model.get_image_features(
                 pixels, *(prepared[name] for name in more.get(self.kind, ()))
             ).pooler_output
@@ -154,9 +169,10 @@ class VisionModel(NamedTuple):
     def inputs(self, ids: Any, prepared: Any) -> dict[str, Any]:
         """What the model takes, of the ids of one prompt [1, tokens] and its images."""
         others = ["rows", "cols", "num_crops", "num_patches", "image_rows", "image_cols"]
+        others += ["num_soft_tokens_per_image"]
         others += ["image_sizes"] if self.kind == "lfm2_vl" else []
         tensors = {name: prepared[name] for name in prepared if name not in others}
-        kinds = {"qwen": "mm_token_type_ids", "gemma3": "token_type_ids"}
+        kinds = {"qwen": "mm_token_type_ids", "gemma3": "token_type_ids", "gemma4": "mm_token_type_ids"}
         more = {kinds[self.kind]: (ids == IMAGE).int()} if self.kind in kinds else {}
         return {"input_ids": ids, **tensors, **more}
 
@@ -167,12 +183,14 @@ def _kind_of(model_type: str) -> str:
 
 _SHOWN = {
     "mistral3": "[IMG]", "qwen": "<|vision_start|><|image_pad|><|vision_end|>",
-    "gemma3": "{{ '\n' }}<start_of_image>", "internvl": "<IMG_CONTEXT>",
+    "gemma3": "{{ '\n' }}<start_of_image>", "gemma4": "<|image|>", "internvl": "<IMG_CONTEXT>",
 }  # fmt: skip
-_MADE_MARKS = {"smolvlm": MARKS, "mistral3": MISTRAL_MARKS, "qwen": QWEN_MARKS, "gemma3": GEMMA3_MARKS}
-_MADE_MARKS |= {"lfm2_vl": LFM2_MARKS, "internvl": INTERNVL_MARKS}
-_SEEN_WHOLE = {"gemma3": (TILE // PATCH // MERGE) ** 2}
-"""Most tokens of an image that see each other."""
+_MADE_MARKS = {
+    "smolvlm": MARKS, "mistral3": MISTRAL_MARKS, "qwen": QWEN_MARKS, "gemma3": GEMMA3_MARKS, "gemma4": GEMMA4_MARKS,
+    "lfm2_vl": LFM2_MARKS, "internvl": INTERNVL_MARKS,
+}  # fmt: skip
+SOFT_TOKENS = 70
+"""Most tokens of an image of Gemma 4's, by its processor here."""
 
 
 def image_of(size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -180,6 +198,13 @@ def image_of(size: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     width, height = size
     coarse = np.random.default_rng(width).integers(0, 256, (-(-height // 9), -(-width // 9), 3), dtype=np.uint8)
     return coarse.repeat(9, 0).repeat(9, 1)[:height, :width]
+
+
+def encoded(image: Any, kind: str = "PNG", **options: Any) -> bytes:
+    """A Pillow image as a file."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
 def build_vision_model(kind: str, path: Path) -> VisionModel:
@@ -194,9 +219,16 @@ def build_vision_model(kind: str, path: Path) -> VisionModel:
             spread = 0.15 if values.dim() > 1 else 0.3
             is_norm = any(each in name for each in ("norm", "ln_pre", "ln_q", "lambda")) and "bias" not in name
             values.copy_(torch.randn(values.shape, generator=generator) * spread + is_norm)
+            if "vision_tower" in name and "q_norm" in name:  # where its weights are the scale of attention
+                values *= 0.15
+        for name, values in model.named_buffers():
+            if name.endswith(("put_min", "put_max")):  # most numbers are within, and some are not
+                values.copy_((1.0 if name.endswith("max") else -1.0) * (0.7 + torch.rand((), generator=generator)))
+            if name.endswith(("std_bias", "std_scale")):
+                values.copy_(torch.randn(values.shape, generator=generator) * 0.3 + name.endswith("scale"))
     model.save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(prepared))
-    _write_tokenizer(path, _kind_of(kind))
+    _write_tokenizer(path, _kind_of(str(model.config.model_type)))
     return VisionModel(model, processor, PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json")), path)
 
 
@@ -205,7 +237,7 @@ def _smolvlm() -> tuple[Any, Any, dict[str, Any]]:
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
     text = {"model_type": "llama", "vocab_size": 256 + len(MARKS), **_TEXT}
-    config = SmolVLMConfig(text_config=text, vision_config=_VISION, scale_factor=MERGE, image_token_id=IMAGE)
+    config = SmolVLMConfig(text_config=text, vision_config=VISION, scale_factor=MERGE, image_token_id=IMAGE)
     prepared = {"size": {"longest_edge": EDGE}, "max_image_size": {"longest_edge": TILE}}
     model = SmolVLMForConditionalGeneration(config).float().eval()
     return model, Idefics3ImageProcessorPil(**prepared), prepared | {"do_image_splitting": True, "resample": 1}
@@ -216,7 +248,7 @@ def _mistral3() -> tuple[Any, Any, dict[str, Any]]:
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
     text = {"model_type": "mistral", "vocab_size": 256 + len(MISTRAL_MARKS), "sliding_window": None, **_TEXT}
-    vision = {"model_type": "pixtral", "head_dim": 16, **_VISION, "intermediate_size": 24}
+    vision = {"model_type": "pixtral", "head_dim": 16, **VISION, "intermediate_size": 24}
     config = Mistral3Config(
         text_config=text, vision_config=vision, spatial_merge_size=MERGE, image_token_index=IMAGE,
         tie_word_embeddings=False,
@@ -234,7 +266,7 @@ def _gemma3() -> tuple[Any, Any, dict[str, Any]]:
     text |= {"layer_types": ["sliding_attention", "full_attention"]}
     count = (TILE // PATCH // MERGE) ** 2
     config = Gemma3Config(
-        text_config=text, vision_config=_VISION | {"vision_use_head": False}, mm_tokens_per_image=count,
+        text_config=text, vision_config=VISION | {"vision_use_head": False}, mm_tokens_per_image=count,
         image_token_index=IMAGE,
     )  # fmt: skip
     prepared = {"size": {"height": TILE, "width": TILE}, "image_seq_length": count, "do_pan_and_scan": None}
@@ -248,7 +280,7 @@ def _internvl() -> tuple[Any, Any, dict[str, Any]]:
 
     text = {"model_type": "qwen2", "vocab_size": 256 + len(INTERNVL_MARKS), **_TEXT}
     config = InternVLConfig(
-        text_config=text, vision_config=_VISION | {"attention_bias": True}, image_token_id=IMAGE,
+        text_config=text, vision_config=VISION | {"attention_bias": True}, image_token_id=IMAGE,
         tie_word_embeddings=False,
     )  # fmt: skip
     prepared = {"size": {"height": TILE, "width": TILE}, "max_patches": 4}
@@ -267,7 +299,7 @@ def _lfm2_vl() -> tuple[Any, Any, dict[str, Any]]:
 
     text = {"model_type": "lfm2", "vocab_size": 256 + len(LFM2_MARKS), **_TEXT, "norm_eps": 1e-5, "pad_token_id": 0}
     text |= {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
-    vision = {"model_type": "siglip2_vision_model", "vision_use_head": False, **_VISION, **_LFM2_POSITIONS}
+    vision = {"model_type": "siglip2_vision_model", "vision_use_head": False, **VISION, **_LFM2_POSITIONS}
     del vision["image_size"]
     config = Lfm2VlConfig(
         text_config=text, vision_config=vision, downsample_factor=MERGE, projector_hidden_size=40, image_token_id=IMAGE
@@ -301,6 +333,26 @@ def _lfm2_prepared(path: Path, images: Sequence[Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    own = {"vocab_size": 256 + len(GEMMA4_MARKS), "sliding_window": 24, "global_head_dim": 32, "num_hidden_layers": 4}
+    own |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "pad_token_id": 0}
+    sizes = {"num_key_value_heads": 3, "head_dim": 16, "position_embedding_size": 1024}
+    config = Gemma4Config(
+        text_config={**_TEXT, **own, **text}, vision_config={**VISION, **sizes, **vision}, audio_config=None,
+        image_token_id=IMAGE,
+    )  # fmt: skip
+    prepared = {"max_soft_tokens": SOFT_TOKENS, "patch_size": PATCH, "pooling_kernel_size": 3}
+    model = Gemma4ForConditionalGeneration(config).float().eval()
+    return model, Gemma4ImageProcessorPil(**prepared), prepared | {"do_normalize": False, "resample": 3}
+
+
+_LIKE_31B = {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}
+_LIKE_E2B = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 260, "num_kv_shared_layers": 2}
+_CLIPPED = {"use_clipped_linears": True, "hidden_size": 96, "head_dim": 32, "intermediate_size": 160}
+"""Its matrices have whole blocks of 32 columns."""
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _DELTA = {
@@ -346,6 +398,8 @@ KINDS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
     "gemma3": _gemma3,
     "lfm2_vl": _lfm2_vl,
     "internvl": _internvl,
+    "gemma4": lambda: _gemma4(_LIKE_31B, {"standardize": True}),
+    "gemma4_e": lambda: _gemma4(_LIKE_E2B, _CLIPPED),
     "qwen3_vl": lambda: _qwen("Qwen3VL", {}, _TAKEN),
     "qwen3_vl_moe": lambda: _qwen("Qwen3VLMoe", _EXPERTS, _TAKEN),
     "qwen3_5": lambda: _qwen("Qwen3_5", _DELTA, _LEARNED),
@@ -414,12 +468,12 @@ def write_vision_files(folder: Path, kind: GGMLType = GGMLType.F32) -> Path:
     }  # fmt: skip
     rng = np.random.default_rng(3)
     values = {name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
-    tensors = [_stored(name, each, kind) for name, each in values.items()]
+    tensors = [stored(name, each, kind) for name, each in values.items()]
     write_gguf(folder / "mmproj-tiny.gguf", tower_metadata(hidden, 2, 4, width, text), tensors)
     return path
 
 
-def _stored(name: str, values: np.ndarray[Any, np.dtype[np.float32]], kind: GGMLType) -> NewTensor:
+def stored(name: str, values: np.ndarray[Any, np.dtype[np.float32]], kind: GGMLType) -> NewTensor:
     """Vectors and what is no whole blocks stay float32."""
     if values.ndim == 1 or values.shape[-1] % 32 or kind == GGMLType.F32:
         return NewTensor(name, GGMLType.F32, values.shape, values.view(np.uint8).reshape(-1))
@@ -433,151 +487,3 @@ def _stored(name: str, values: np.ndarray[Any, np.dtype[np.float32]], kind: GGML
         codes = np.rint(blocks / scales.astype(np.float32)).astype(np.int8)
         data = np.concatenate([scales.view(np.uint8), codes.view(np.uint8)], axis=1)
     return NewTensor(name, kind, values.shape, data.reshape(-1))
-
-
-_GGUF_NAMES = (
-    ("model.vision_model.encoder.layers.", "v.blk."),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.out_proj", "attn_out"),
-    ("layer_norm1", "ln1"),
-    ("layer_norm2", "ln2"),
-    ("mlp.fc1", "ffn_up"),
-    ("mlp.fc2", "ffn_down"),
-    ("model.vision_model.embeddings.patch_embedding", "v.patch_embd"),
-    ("model.vision_model.embeddings.position_embedding", "v.position_embd"),
-    ("model.vision_model.post_layernorm", "v.post_ln"),
-    ("model.connector.modality_projection.proj", "mm.model.fc"),
-    ("vision_tower.vision_model.", "vision_tower."),
-    ("vision_tower.transformer.layers.", "v.blk."),
-    ("attention.o_proj", "attn_out"),
-    ("attention_norm", "ln1"),
-    ("ffn_norm", "ln2"),
-    *((f"attention.{name}_proj", f"attn_{name}") for name in "qkv"),
-    *((f"feed_forward.{name}_proj", f"ffn_{name}") for name in ("gate", "up", "down")),
-    ("visual.blocks.", "v.blk."),
-    ("attn.qkv", "attn_qkv"),
-    ("attn.proj", "attn_out"),
-    (".norm1", ".ln1"),
-    (".norm2", ".ln2"),
-    ("mlp.linear_fc1", "ffn_up"),
-    ("mlp.linear_fc2", "ffn_down"),
-    ("visual.patch_embed.proj", "v.patch_embd"),
-    ("visual.pos_embed", "v.position_embd"),
-    ("visual.merger.norm", "v.post_ln"),
-    ("visual.merger.ln_q", "v.post_ln"),
-    ("visual.merger.mlp", "mm"),
-    *((f"mlp.{name}_proj", f"ffn_{name}") for name in ("gate", "up", "down")),
-    ("visual.merger.linear_fc1", "mm.0"),
-    ("visual.merger.linear_fc2", "mm.2"),
-    ("visual.deepstack_merger_list.", "v.deepstack."),
-    (".linear_fc", ".fc"),
-    ("vision_tower.encoder.layer.", "v.blk."),
-    *((f"attention.{name}_proj", f"attn_{name}") for name in "qkv"),
-    ("attention.projection_layer", "attn_out"),
-    ("layernorm_before", "ln1"),
-    ("layernorm_after", "ln2"),
-    *((f"lambda_{number}", f"ls{number}.weight") for number in (1, 2)),
-    ("vision_tower.embeddings.cls_token", "v.class_embd"),
-    ("vision_tower.embeddings.position_embeddings", "v.position_embd.weight"),
-    ("vision_tower.embeddings.patch_embeddings.projection", "v.patch_embd"),
-    ("vision_tower.patch_conv", "v.patch_embd"),
-    ("vision_tower.ln_pre", "v.pre_ln"),
-    ("vision_tower.encoder.layers.", "v.blk."),
-    ("vision_tower.embeddings.patch_embedding", "v.patch_embd"),
-    ("vision_tower.embeddings.position_embedding", "v.position_embd"),
-    ("vision_tower.post_layernorm", "v.post_ln"),
-    ("multi_modal_projector.mm_input_projection_weight", "mm.input_projection.weight"),
-    ("multi_modal_projector.mm_soft_emb_norm", "mm.soft_emb_norm"),
-    ("multi_modal_projector.norm", "mm.input_norm"),
-    ("multi_modal_projector.layer_norm", "mm.input_norm"),
-    ("multi_modal_projector.patch_merger.merging_layer", "mm.patch_merger"),
-    ("multi_modal_projector.linear_", "mm."),
-)
-
-
-def write_tower_file(checkpoint: Checkpoint, path: Path, *, swapped: bool = False) -> None:
-    """Write the tower of a folder's checkpoint as a GGUF file, with the older names of feed-forwards if `swapped`."""
-    architecture, tensors = checkpoint.architecture, []
-    for stored, tensor in checkpoint.tensors.items():
-        if not stored.startswith(_GGUF_STARTS):
-            continue
-        name = stored.removeprefix("model.") if stored.startswith(_OF_NEWER) else stored
-        for old, new in _GGUF_NAMES:
-            name = name.replace(old, new)
-        if swapped and "ffn_" in name:
-            name = name.replace("ffn_up", "x").replace("ffn_down", "ffn_up").replace("x", "ffn_down")
-        values = tensor.data.view(np.float32).reshape(tensor.shape)
-        for suffixed, each in _converted(architecture, name, values):
-            data = np.ascontiguousarray(each)
-            tensors.append(NewTensor(suffixed, GGMLType.F32, data.shape, data.view(np.uint8).reshape(-1)))
-    if architecture == "mistral3":
-        row = np.ones(64, np.float32)
-        tensors.append(NewTensor("v.token_embd.img_break", GGMLType.F32, row.shape, row.view(np.uint8)))
-    write_gguf(path, _converted_metadata(architecture), tensors)
-
-
-_Values = np.ndarray[Any, np.dtype[np.float32]]
-
-
-def _converted(architecture: str, name: str, values: _Values) -> Iterator[tuple[str, _Values]]:
-    """A tensor as llama.cpp's converter has it, by its names."""
-    if architecture == "internvl" and name.startswith(("v.class_embd", "v.position_embd")):
-        yield name, values[0, 0] if name == "v.class_embd" else values[0]
-    elif architecture == "internvl" and name.startswith("mm."):
-        numbers = {"input_norm": "0", "1": "1", "2": "3"}
-        yield ".".join(("mm", numbers[name.split(".")[1]], name.rpartition(".")[2])), values
-    elif architecture == "mistral3" and name.endswith(("attn_q.weight", "attn_k.weight")):  # pairs become neighbours
-        yield name, values.reshape(3, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-    elif name == "mm.soft_emb_norm.weight":
-        yield name, values + 1
-    elif architecture == "lfm2_vl" and name == "v.patch_embd.weight":
-        yield name, values.reshape(-1, PATCH, PATCH, 3).transpose(0, 3, 1, 2)
-    elif architecture == "qwen2_5_vl" and "attn_qkv" in name:
-        yield from ((name.replace("qkv", part), each) for part, each in zip("qkv", np.split(values, 3), strict=True))
-    elif name == "v.patch_embd.weight" and values.ndim == 5:
-        yield from ((f"{name}{suffix}", values[:, :, frame]) for frame, suffix in enumerate(("", ".1")))
-    else:
-        yield name, values
-
-
-def _converted_metadata(architecture: str) -> dict[str, Any]:
-    of_smolvlm = tower_metadata(48, 2, 3, 80, 64)
-    if architecture in ("smolvlm", "idefics3"):
-        return of_smolvlm
-    of_all = {key: value for key, value in of_smolvlm.items() if key not in _OF_TILES}
-    vision: dict[str, Any]
-    activation = {}
-    if architecture == "gemma3":
-        projector, vision = "gemma3", {"projector.scale_factor": MERGE}
-    elif architecture == "internvl":
-        projector, vision = "internvl", {"projector.scale_factor": MERGE, "preproc_max_tiles": 4, **_COLOURS}
-    elif architecture == "lfm2_vl":
-        projector, vision = "lfm2", {"image_size": 7 * PATCH, "preproc_image_size": TILE, "preproc_max_tiles": 4}
-        vision |= {"image_min_pixels": 256, "image_max_pixels": 1024, "projector.scale_factor": MERGE}
-    elif architecture == "mistral3":
-        projector, vision = "pixtral", {"attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 24, **_COLOURS}
-        vision |= {"spatial_merge_size": MERGE}
-    else:
-        vision = {"image_min_pixels": 256, "image_max_pixels": 2048, "spatial_merge_size": MERGE}
-        if architecture == "qwen2_5_vl":
-            projector, activation = "qwen2.5vl_merger", {"clip.use_gelu": False, "clip.use_silu": True}
-            vision |= {"n_wa_pattern": 2, "window_size": 24, **_COLOURS}
-        else:
-            projector = "qwen3vl_merger"
-            vision |= {"is_deepstack_layers": np.array(["vl" in architecture] * 2)}
-    own = {f"clip.vision.{key}": value for key, value in vision.items()}
-    return of_all | {"clip.projector_type": projector} | activation | own
-
-
-_OF_TILES = ("clip.vision.projector.scale_factor", "clip.vision.preproc_image_size")
-_OF_NEWER = ("model.vision_tower.", "model.multi_modal_projector.", "model.visual.")
-_GGUF_STARTS = (
-    *("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.", "visual."),
-    *_OF_NEWER,
-)
-_COLOURS = {
-    "image_mean": np.array([0.48145466, 0.4578275, 0.40821073], np.float32),
-    "image_std": np.array([0.26862954, 0.26130258, 0.27577711], np.float32),
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from images.vision_models import EDGE, IMAGE, TILE, image_of, write_vision_files
+from images.vision_models import EDGE, IMAGE, TILE, encoded, image_of, write_vision_files
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.images import Kept, PlacedImage, open_images
@@ -44,9 +43,8 @@ def eyes(seeing: RunningServer) -> Iterator[openai.OpenAI]:
 
 
 def url_of(size: tuple[int, int], kind: str = "PNG", **options: Any) -> str:
-    buffer = io.BytesIO()
-    Image.fromarray(image_of(size)).save(buffer, kind, **options)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    data = encoded(Image.fromarray(image_of(size)), kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(data).decode()}"
 
 
 def shown(url: str, text: str = "What is this?", **options: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from images.vision_models import image_of, write_vision_files
+from images.vision_models import encoded, image_of, write_vision_files
 from realizar.config import EngineConfig
 from realizar.server.settings import ServerSettings
 from scripted_api import ScriptedApi, held
@@ -33,12 +33,6 @@ GIVE = """([kind, name, type, data]) => {
     log.dispatchEvent(new DragEvent('drop', { dataTransfer: given, ...options }));
   }
 }"""
-
-
-def encoded(image: Any, kind: str = "PNG", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def give(page: Any, how: str, name: str, data: bytes, kind: str = "image/png") -> None:

@@ -7,7 +7,7 @@ of a row are those of `realizar.batch`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -259,6 +259,35 @@ class FetchesSnapshots(Protocol):
 
     def time_fetch(self) -> float:
         """Seconds in which one becomes the state of a row."""
+
+
+@runtime_checkable
+class SavesCache(Protocol):
+    """A backend whose KV blocks and snapshots of states are copied to the host and back, between two steps.
+
+    They are parts of the cache: blocks of each cache group, and then, of a model with states, snapshots.
+    """
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        """Of one block or snapshot of each part, with those of a loaded drafter."""
+
+    @property
+    def layout(self) -> str:
+        """Names whatever else the bytes depend on beside the model and its `ResolvedConfig`."""
+
+    def new_buffer(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Memory of the host that is copied to the device soonest."""
+
+    def read_cached(self, part: int, places: Sequence[int]) -> Callable[[], NDArray[np.uint8]]:
+        """Copy blocks or snapshots as the steps leave them that were submitted by now.
+
+        What is returned waits for the copy, on any thread, and raises KernelError where the device failed: uint8
+        [places, bytes of one].
+        """
+
+    def write_cached(self, part: int, places: Sequence[int], contents: NDArray[np.uint8]) -> Callable[[], None]:
+        """Write uint8 [places, bytes of one] before the next step. What is returned waits until it was read."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,9 @@ _PADDING = 64  # files of one family pad their vocabularies differently, by up t
 
 class _GivingBackend(Backend, GivesHiddenStates, Drafts, Protocol):
     """A backend of which states and drafts are asked too."""
+
+    def planes(self, group: int) -> list[Any]:
+        """What blocks of a cache group have, in arrays whose first axis is the block."""
 
 
 def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -> ModelSource | None:
@@ -211,6 +214,11 @@ class PreviousStates:
         self._zeros = self._first_end + num_blocks
         self.states = backend.new_states(self._zeros + 1)
 
+    @property
+    def of_blocks(self) -> States:
+        """Those of the ends of blocks, [blocks, hidden_size]."""
+        return self.states[self._first_end : self._zeros]
+
     def before(self, rows: NDArray[np.intp], firsts: NDArray[np.int32], table: NDArray[np.int32]) -> NDArray[np.intp]:
         """Places of those before each row's token at position `firsts`, [rows]; of zeros before position 0.
 
@@ -268,6 +276,16 @@ class DraftModel:
     @property
     def backend(self) -> Backend:
         return self._backend
+
+    def planes(self, group: int) -> list[Any]:
+        """What blocks of a cache group of the main model have of the drafter, in arrays whose first axis is the block.
+
+        Its backend is of the main one's kind, and has `planes` of its own.
+        """
+        found = [plane for own, main in enumerate(self._groups) if main == group for plane in self._backend.planes(own)]
+        if self._previous is not None and self._groups[0] == group:
+            found.append(self._previous.of_blocks)
+        return found
 
     def joint_capacity(self, capacity: Capacity) -> Capacity:
         """The main model's capacity with the memory of both, and the drafts."""

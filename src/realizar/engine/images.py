@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _MOST_BYTES = 240 << 20  # of a prompt's embeddings, which have to fit into a frame between processes
+_MODES_OF_PNG = frozenset({"1", "L", "LA", "P", "I", "I;16", "RGB", "RGBA"})  # Pillow's
 _KEPT_BYTES = 128 << 20  # of embeddings that later turns of a conversation may need again
 
 Kept = tuple[PromptEmbeddings, ...]
@@ -332,7 +333,7 @@ def _bytes_of(image: Any, where: str) -> bytes:
         if isinstance(image, str | Path):
             return Path(image).read_bytes()
         buffer = io.BytesIO()
-        image.save(buffer, "PNG")
+        (image if image.mode in _MODES_OF_PNG else image.convert("RGB")).save(buffer, "PNG")
         return buffer.getvalue()
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
         reason = getattr(error, "strerror", None) or error

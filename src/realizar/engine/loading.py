@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from realizar.backends.base import Backend, FetchesSnapshots
+from realizar import backends
+from realizar.backends.base import Backend, FetchesSnapshots, OtherModels, SavesCache
 from realizar.backends.load_progress import LoadProgress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import free_room, make_backend, plan_load, refusal, resolve_model
@@ -22,6 +25,7 @@ from realizar.engine.planned_load import SHORTEST_CONTEXT, longest_fitting
 from realizar.errors import CapacityError, CaptureLostError, DeviceLostError, KernelError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
+from realizar.kv_cache.block_files import BlockFiles, sampled_digest
 from realizar.models.spec import ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
@@ -72,14 +76,19 @@ def load_core(
     Raises:
         UnsupportedModelError: the model can't run here.
         CheckpointError: a tensor is missing, unknown or of the wrong shape.
-        CapacityError: the model does not fit into memory.
+        CapacityError: the model does not fit into memory, or `cache_dir` can't be used.
         KernelError, DeviceLostError: the GPU's kernels fail or compute something else than the CPU, and nothing takes
             their place.
     """
-    backend, spec, resolved = _load_backend(checkpoint, config, progress, may_sleep=may_sleep, may_restart=may_restart)
+    backend, spec, resolved, others = _load_backend(
+        checkpoint, config, progress, may_sleep=may_sleep, may_restart=may_restart
+    )
     try:
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer, resolved)
-        core = EngineCore(backend, spec, resolved, policy=policy, new_grammars=new_grammars, drafter=drafter)
+        files = _open_files([checkpoint, *(each.checkpoint for each in others.values())], resolved, backend)
+        core = EngineCore(
+            backend, spec, resolved, policy=policy, new_grammars=new_grammars, drafter=drafter, files=files
+        )
         speed = measure_fetching(core, backend)
         if speed is not None:
             keep_speed(checkpoint.path, resolved, speed)
@@ -91,7 +100,7 @@ def load_core(
 
 def _load_backend(
     checkpoint: Checkpoint, config: EngineConfig, progress: LoadProgress | None, *, may_sleep: bool, may_restart: bool
-) -> tuple[Backend, ModelSpec, ResolvedConfig]:
+) -> tuple[Backend, ModelSpec, ResolvedConfig, OtherModels]:
     spec, resolved, others, refused = resolve_drafted(checkpoint, config)
     for reason in refused:
         _LOG.warning("%s", reason)
@@ -100,7 +109,7 @@ def _load_backend(
     try:
         backend = make_backend(resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for)
         backend.load(spec, checkpoint, resolved, others)
-        return backend, spec, resolved
+        return backend, spec, resolved, others
     except BaseException as error:
         if backend is not None:
             backend.shutdown()
@@ -111,6 +120,32 @@ def _load_backend(
             raise
         _LOG.warning("the model runs on the CPU, as its kernels fail on %s: %s", resolved.chosen.label, error)
     return _load_backend(checkpoint, replace(config, device="cpu"), progress, may_sleep=False, may_restart=False)
+
+
+def _open_files(checkpoints: Iterable[Checkpoint], config: ResolvedConfig, backend: Backend) -> BlockFiles | None:
+    """The files of the prefix cache of a loaded model, and of what drafts for it; None where none are kept."""
+    if config.cache_dir is None or not isinstance(backend, SavesCache):
+        return None
+    paths = sorted({tensor.path for each in checkpoints for tensor in each.tensors.values()})
+    facts = (
+        _backends_digest(), config.chosen.kind, backend.layout, backend.part_bytes, config.kv_dtype,
+        config.block_size, config.batch_invariant, config.prompt_dtype, config.expert_used_count, config.most_drafts,
+        *(sampled_digest(path) for path in paths),
+    )  # fmt: skip
+    files = BlockFiles(
+        Path(config.cache_dir), hashlib.sha256(repr(facts).encode()).hexdigest()[:32], config.cache_dir_bytes
+    )
+    _LOG.info("the prefix cache is kept in %s", files)
+    return files
+
+
+def _backends_digest() -> bytes:
+    """Of all that computes: other kernels may round otherwise."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(backends.__file__).parent.rglob("*")):
+        if path.suffix in (".py", ".cu", ".json"):
+            digest.update(path.read_bytes())
+    return digest.digest()
 
 
 def _new_grammars(

@@ -19,6 +19,7 @@ class EngineStats:
         prefix_cache_queries, prefix_cache_hits: prompt tokens looked up, and found computed.
         num_snapshots, num_host_snapshots: of states, kept on the device and on the host now.
         snapshots_taken, and the like: copies of states, as in `SnapshotCounts`.
+        blocks_saved, blocks_fetched: blocks and snapshots that were written to files, and read from there.
         num_drafts: times that drafts of a choice were verified. draft_tokens, accepted_tokens: tokens speculated, and
             those of them that were right. accepted_by_place: of the latter those that came first, second, and so on.
         num_steps: steps run. step_s: seconds spent in them.
@@ -43,6 +44,8 @@ class EngineStats:
     num_host_snapshots: int = 0
     snapshots_stored: int = 0
     snapshots_fetched: int = 0
+    blocks_saved: int = 0
+    blocks_fetched: int = 0
     num_drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0

@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 from realizar.errors import InvalidRequestError
 from realizar.images.decode import Cut
 from realizar.images.given import Pixels
-from realizar.models.tower import Fitted, Grid, Stretched, Tiles, Tower, Whole
+from realizar.models.tower import Budgeted, Fitted, Grid, Stretched, Tiles, Tower, Whole
 
 _MOST = 4096  # pixels of the longer edge, whatever a configuration of tiles says
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _END_OF_ROW, _END = "[IMG_BREAK]", "[IMG_END]"
-_STRETCHED, _END_OF_STRETCHED, _FEATURE_OF_STRETCHED = "<start_of_image>", "<end_of_image>", "<image_soft_token>"
-_MARKS = {Tiles: "<image>", Whole: "[IMG]", Fitted: "<|image_pad|>", Stretched: _STRETCHED}
+_STRETCHED, _END_OF_STRETCHED = "<start_of_image>", "<end_of_image>"
+_MARKS = {
+    Tiles: "<image>", Whole: "[IMG]", Fitted: "<|image_pad|>", Stretched: _STRETCHED, Budgeted: "<|image|>",
+}  # fmt: skip
+_FEATURES = {Stretched: "<image_soft_token>", Budgeted: "<pad>"}  # of layers' own inputs Gemma 4 adds those of padding
 _STEEPEST = 200  # of edges, the longer over the shorter one, that are fitted
 _LOW = 512**2  # pixels, as OpenAI's `detail: low` has them
 _LEAST, _MOST_GIVEN = "mm_processor_kwargs.min_pixels", "mm_processor_kwargs.max_pixels"
@@ -69,6 +72,8 @@ def largest_image(tower: Tower) -> LargestImage:
     preparation = tower.preparation
     if isinstance(preparation, Fitted):
         return LargestImage(None, preparation.most)
+    if isinstance(preparation, Budgeted):
+        return LargestImage(None, preparation.patches * tower.patch_size**2)
     if isinstance(preparation, Stretched | Grid):
         return LargestImage(None, None)  # a client keeps the ratio, and would reduce an edge that is enlarged here
     if isinstance(preparation, Tiles):
@@ -121,6 +126,9 @@ def bounded(tower: Tower, bounds: PixelBounds) -> Tower:
         raise InvalidRequestError(f"{_LEAST} is not supported by this model: it has no least size of an image", _LEAST)
     if most is None or isinstance(preparation, Stretched):
         return tower
+    if isinstance(preparation, Budgeted):
+        patches = min(preparation.patches, most // tower.patch_size**2)
+        return replace(tower, preparation=replace(preparation, patches=patches))
     if isinstance(preparation, Whole):
         return replace(tower, preparation=replace(preparation, most=min(most, preparation.most or most)))
     if isinstance(preparation, Grid):
@@ -177,7 +185,7 @@ def mark_of(tower: Tower) -> str:
 
 def feature_of(tower: Tower) -> str:
     """The control token that stands for a feature."""
-    return _FEATURE_OF_STRETCHED if isinstance(tower.preparation, Stretched) else mark_of(tower)
+    return _FEATURES.get(type(tower.preparation), mark_of(tower))
 
 
 def template_texts(tower: Tower) -> dict[str, str]:
@@ -202,6 +210,9 @@ def layout_of(tower: Tower, width: int, height: int) -> Layout:
         runs = ((preparation.tile // square) ** 2,) * (rows * columns)
         text = "".join(_of_grid(_GRIDS[tower.architecture], rows, columns))
         return Layout(text, (*runs, whole_width // square * (whole_height // square)))
+    if isinstance(preparation, Budgeted):
+        own_width, own_height = _budgeted_size(preparation, tower, width, height)
+        return Layout(f"<|image>{feature_of(tower)}<image|>", (own_width // square * (own_height // square),))
     if isinstance(preparation, Fitted):
         fitted_width, fitted_height = _fitted_size(preparation, square, width, height)
         rows, columns = fitted_height // square, fitted_width // square
@@ -243,6 +254,8 @@ def cut_of(tower: Tower, width: int, height: int) -> Cut:
             return Cut((whole,), preparation.filter)
         tile = preparation.tile
         return Cut(((columns * tile, rows * tile),), preparation.filter, tile, whole)
+    if isinstance(preparation, Budgeted):
+        return Cut((_budgeted_size(preparation, tower, width, height),))
     if isinstance(preparation, Whole):
         return Cut((_whole_size(preparation, square, width, height),))
     return Cut((_fitted_size(preparation, square, width, height),))
@@ -343,6 +356,19 @@ def _grid(grid: Grid, tower: Tower, width: int, height: int) -> tuple[int, int]:
         if distance < nearest or (distance == nearest and width * height > 0.5 * pixels):
             found, nearest = each, distance
     return (0, 0) if found == (1, 1) else (found[1], found[0])
+
+
+def _budgeted_size(budgeted: Budgeted, tower: Tower, width: int, height: int) -> tuple[int, int]:
+    """Width and height in whole squares; of an image that is too long or wide for its ratio one edge is one square."""
+    square = tower.patch_size * tower.merge
+    factor = math.sqrt(budgeted.patches * tower.patch_size**2 / (width * height))
+    columns, rows = math.floor(factor * width / square), math.floor(factor * height / square)
+    most = budgeted.patches // tower.merge**2
+    if rows == 0:
+        columns, rows = min(width // height, most), 1
+    elif columns == 0:
+        columns, rows = 1, min(height // width, most)
+    return columns * square, rows * square
 
 
 def _sizes(tiles: Tiles, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -5,8 +5,10 @@ A model whose layers have a state goes on from cached blocks only where a snapsh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,19 @@ from numpy.typing import NDArray
 from realizar.kv_cache.block_keys import BlockKeys, CacheChanges, KeyLog
 from realizar.kv_cache.block_pool import BlockCounts, BlockPool
 from realizar.kv_cache.snapshot_tiers import SnapshotTiers
+
+
+class CacheWatch(Protocol):
+    """Learns what can be found in a cache, and that nothing can any more."""
+
+    def added(self, keys: Sequence[bytes]) -> None:
+        """Blocks of a history are found from now on, in its order."""
+
+    def snapped(self, key: bytes) -> None:
+        """A snapshot is found from now on."""
+
+    def forgotten(self) -> None: ...
+
 
 _NEVER = np.iinfo(np.int32).max  # in place of a row's registered blocks: what it computes is not to be found
 
@@ -51,6 +66,7 @@ class KVCacheManager:
     Attributes:
         snapshots: of states.
         least_fetched_tokens: tokens that are sooner fetched than computed; a host snapshot that saves fewer is left.
+        watch: is told of what is computed and can be found; None tells nobody.
     """
 
     def __init__(
@@ -64,6 +80,7 @@ class KVCacheManager:
         self.has_state = has_state
         self.snapshots = SnapshotTiers(num_snapshots if has_state and prefix_cache else 0, num_host_snapshots)
         self.least_fetched_tokens = 1
+        self.watch: CacheWatch | None = None
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row, or _NEVER
         self._keys: list[Sequence[bytes]] = [()] * num_rows  # of each row's full blocks
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
@@ -93,7 +110,7 @@ class KVCacheManager:
         """
         most = min(most_tokens, len(token_ids)) // self.block_size if self.prefix_cache else 0
         wanted = keys.of(token_ids)[:most] if most else ()
-        runs = [group.runs(wanted) for group in self._groups]
+        runs = [group.runs(wanted, group.has) for group in self._groups]
         matched = end = self._first_usable(runs, range(min(map(len, runs)) - 1, 0, -1))
         if self.has_state:
             end = self._last_snapshot(wanted[:matched], runs)
@@ -103,6 +120,44 @@ class KVCacheManager:
             snapshot=wanted[end - 1] if self.has_state and end else None,
             num_matched_tokens=matched * self.block_size,
         )
+
+    def found(self, group: int, key: bytes) -> int | None:
+        """The block of a cache group with a key, or the snapshot on the device behind all groups."""
+        pool = self._groups[group].pool if group < len(self._groups) else self.snapshots.device
+        return pool.find(key)
+
+    def last_usable(self, keys: Sequence[bytes], has: Callable[[int, bytes], bool]) -> int:
+        """Blocks after which a sequence could go on if its history were where `has` says, of a group or a snapshot."""
+        whole_first = sorted(enumerate(self._groups), key=lambda each: each[1].window is not None)
+        runs: list[list[int]] = [[] for _ in self._groups]
+        for index, group in whole_first:
+            runs[index] = group.runs(keys, partial(has, index))
+            keys = keys[: len(runs[index]) - 1]
+        ends = range(min(map(len, runs)) - 1, 0, -1)
+        wanted = (end for end in ends if has(len(runs), keys[end - 1])) if self.has_state else ends
+        return self._first_usable(runs, wanted)
+
+    def seen_blocks(self, group: int, num_blocks: int) -> range:
+        """Those of the first blocks of a history that the token after them sees."""
+        return range(self._groups[group].first_needed(num_blocks * self.block_size), num_blocks)
+
+    def put(self, group: int, keys: Sequence[bytes]) -> list[int]:
+        """Name blocks for some that are written before the next step, and found from now on: as many as are free, or
+        were used before those of `keys` that are there.
+        """
+        pool = self._groups[group].pool
+        blocks = pool.allocate(min(len(keys), pool.num_available))
+        for block, key in zip(blocks, keys, strict=False):
+            pool.register(block, key)
+        pool.free(reversed(blocks))
+        return blocks
+
+    def touch(self, group: int, keys: Iterable[bytes]) -> None:
+        """Let cached blocks be given up last, the first ones after all others."""
+        pool = self._groups[group].pool
+        blocks = [block for block in map(pool.find, keys) if block is not None]
+        pool.share(blocks)
+        pool.free(reversed(blocks))
 
     def _last_snapshot(self, keys: Sequence[bytes], runs: Sequence[Sequence[int]]) -> int:
         """Blocks before the last snapshot that a sequence can go on from; one on the host is to save enough tokens."""
@@ -147,6 +202,8 @@ class KVCacheManager:
             for group in self._groups:
                 group.register(row, index, block_keys[index])
         self._num_registered[row], self._keys[row] = end, block_keys
+        if self.watch is not None:
+            self.watch.added(block_keys[start:end])
 
     def lets_find(self, row: int) -> bool:
         """True if what the row computes is to be found by others, now or later."""
@@ -158,6 +215,8 @@ class KVCacheManager:
         for group in self._groups:
             group.pool.forget()
         self.snapshots.forget()
+        if self.watch is not None:
+            self.watch.forgotten()
 
     def watch_keys(self) -> None:
         """Note changes of what can be found from now on, beginning with all that is there.
@@ -188,8 +247,12 @@ class KVCacheManager:
         self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int, client: str = ""
     ) -> None:
         """Take a snapshot of a row in the step that is being scheduled, after tokens in full, registered blocks."""
-        if self.lets_find(row):
-            self.snapshots.take(row, keys.of(token_ids)[num_tokens // self.block_size - 1], client)
+        if not self.lets_find(row):
+            return
+        key = keys.of(token_ids)[num_tokens // self.block_size - 1]
+        self.snapshots.take(row, key, client)
+        if self.watch is not None:
+            self.watch.snapped(key)
 
     def can_allocate(self, num_tokens: int, prefix: Prefix | None = None) -> bool:
         """True if a new sequence of `num_tokens` tokens fits now, beside a block for each row that may grow."""
@@ -290,11 +353,14 @@ class GroupBlocks:
         self.num_growing += (0 < now < self._most_held) - (0 < before < self._most_held)
         self.first[row], self.end[row] = first, end
 
-    def runs(self, keys: Sequence[bytes]) -> list[int]:
+    def has(self, key: bytes) -> bool:
+        return self.pool.find(key) is not None
+
+    def runs(self, keys: Sequence[bytes], has: Callable[[bytes], bool]) -> list[int]:
         """The number of cached blocks just before each block; without a window only up to the first that is missing."""
         runs = [0]
         for key in keys:
-            is_cached = self.pool.find(key) is not None
+            is_cached = has(key)
             if not is_cached and self.window is None:
                 break
             runs.append(runs[-1] + 1 if is_cached else 0)

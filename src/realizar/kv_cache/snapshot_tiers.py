@@ -101,6 +101,24 @@ class SnapshotTiers:
             self._count("taken", row)
             self.log.note(key, is_there=True)
 
+    def put(self, key: bytes) -> int | None:
+        """Name memory on the device for a snapshot that is written before the next step, and found from now on.
+
+        None if there is one with this key in either memory, or steps in flight name all.
+        """
+        if self.has(key):
+            return None
+        self.row = None
+        snapshot, given_up = self.device.take(key)
+        if given_up is not None and self.host.find(given_up) is None:
+            self._lose(given_up)
+        if snapshot is None:
+            return None
+        self._count("taken", None)
+        self.log.note(key, is_there=True)
+        self.device.free([snapshot])
+        return snapshot
+
     def take_moves(self) -> StateMoves:
         """The copies of the step that was scheduled."""
         moves, self._moves = self._moves, defaultdict(list)

@@ -28,13 +28,22 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class Clamps:
+    """The least and the largest number that a matrix reads, and that it gives; others become these."""
+
+    read: tuple[float, float]
+    given: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
-    """`y = x @ weight.T + bias`."""
+    """`y = x @ weight.T + bias`, with x and y within `clamps`, which matrices of towers alone have."""
 
     weight: TensorName
     out_features: int
     in_features: int
     bias: TensorName | None = None
+    clamps: Clamps | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from realizar.models.ranking import is_classifier, ranking_tensors
 from realizar.models.spec import ModelSpec
 from realizar.models.tensor_names import is_unneeded
 from realizar.models.tower import Tower
-from realizar.models.towers import pixtral, qwen_vl, siglip
+from realizar.models.towers import gemma4v, pixtral, qwen_vl, siglip
 from realizar.quantization.tensors import matrix_format
 
 BuildSpec = Callable[[HyperParameters], ModelSpec]
@@ -90,6 +90,7 @@ _ARCHITECTURES: tuple[tuple[BuildSpec, str | None, tuple[str, ...]], ...] = (
 _TOWERS: tuple[tuple[Callable[[Checkpoint], Tower], str, tuple[str, ...]], ...] = (
     (siglip.build_idefics3, "idefics3", ("idefics3", "smolvlm")),
     (siglip.build_gemma3, "gemma3", ("gemma3",)),
+    (gemma4v.build, "gemma4v", ("gemma4",)),
     (siglip.build_internvl, "internvl", ("internvl",)),
     (siglip.build_lfm2, "lfm2", ("lfm2_vl", "lfm2-vl")),
     (pixtral.build, "pixtral", ("mistral3",)),

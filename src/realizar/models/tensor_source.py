@@ -48,7 +48,7 @@ class TensorSource:
     columns: tuple[Run, ...] | None = None
 
     def cut(self, rows: Sequence[Run] | None = None, columns: Sequence[Run] | None = None) -> TensorSource:
-        """The part with some out_features and columns, as ascending runs; None takes all."""
+        """The part with some out_features and columns, as runs, in their order; None takes all."""
         shape, axis = list(self.shape), self.out_feature_axis
         for runs, at in ((rows, axis), (columns, axis + 1)):
             if runs is not None:

@@ -90,8 +90,32 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
+class Budgeted:
+    """How an image becomes one picture: it is enlarged or reduced to the most whole squares that have `patches` at most
+    and about its ratio.
+    """
+
+    patches: int
+    mean: Colour
+    deviation: Colour
+
+
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """y = (x * scale - shift) * factor, without shift and factor where these are None; then y is divided by its root
+    mean square, with `eps` added before the root.
+    """
+
+    scale: float
+    eps: float
+    shift: TensorName | None = None
+    factor: TensorName | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Projector:
-    """What makes features for a text model of squares of patches: second(activation(first(reduction(norm(x))))).
+    """What makes features for a text model of squares of patches:
+    second(activation(first(reduction(norm(standard(x)))))).
 
     x are the patches of a square side by side, row by row; or, where it `reads` channels, each of their features of all
     patches, one feature after another; or the mean of the patches. What is None is left out; without `second` there is
@@ -103,6 +127,7 @@ class Projector:
     second: Linear | None = None
     reduction: Linear | None = None
     norm: Norm | None = None
+    standard: Standard | None = None
     reads: Literal["patches", "channels", "mean"] = "patches"
 
     @property
@@ -132,12 +157,14 @@ class Tower(LayerStack):
         merge: patches of the edge of a square that becomes one feature.
         patches: read a patch's colours, [3, frames, patch_size, patch_size], all of whose frames are one; their outputs
             are added up. With `by_pixel` they read [patch_size, patch_size, 3].
+        final_norm: None where there is none.
         positions: [side ** 2, hidden_size], of the patches of a picture with so many rows and columns; None where there
             are none to add. A rope's positions are a patch's row and column.
         class_token: [hidden_size], of a token beside the patches, which no projector reads, and whose position is the
             first of one more. None where there is none.
         stretches: pictures of other sizes have positions between these, bilinear: with the corners in place, or as
             Pillow resizes pixels, smoothed where they become fewer. None where there are no such pictures.
+        by_axis: positions are [2 * side, hidden_size] instead, of columns and then of rows: a patch adds both of its.
         deepstack: layers, and the projectors of the stream after each: the text model adds these features to its stream
             after its first layers, one after another.
         spreads: the text model's rope gives features positions of three axes: all have that of the first on one, and
@@ -156,12 +183,13 @@ class Tower(LayerStack):
     layers: tuple[Layer, ...]
     final_norm: Norm | None
     projector: Projector
-    preparation: Tiles | Whole | Fitted | Stretched | Grid
+    preparation: Tiles | Whole | Fitted | Stretched | Grid | Budgeted
     input_norm: Norm | None = None
     class_token: TensorName | None = None
     side: int = 0
     by_pixel: bool = False
     stretches: Literal["corners", "pixels"] | None = None
+    by_axis: bool = False
     deepstack: tuple[tuple[int, Projector], ...] = ()
     spreads: bool = False
     seen_whole: bool = False
@@ -186,6 +214,8 @@ class Tower(LayerStack):
         norms = (self.input_norm, self.final_norm, *(each.norm for each in self.projectors))
         own = [name for norm in norms if norm is not None for name in vectors_of(norm)]
         own += [] if self.class_token is None else [self.class_token]
+        standards = (each.standard for each in self.projectors if each.standard is not None)
+        own += [name for each in standards for name in (each.shift, each.factor) if name is not None]
         return (*own, *(name for layer in self.layers for name in layer.vectors()))
 
     def tables(self) -> dict[TensorName, float]:

@@ -99,6 +99,11 @@ class Pace:
         self._token_beside: dict[int, _Estimate] = {}
         self._decode_aside: dict[int, _Estimate] = {}  # of decodes, while a chunk is read aside
 
+    @property
+    def alone_token_s(self) -> float | None:
+        """Seconds of a prompt token in steps without decodes; None before the first."""
+        return None if self._token_alone is None else self._token_alone.seconds
+
     def prompt_tokens(
         self, num_decode_tokens: int, position: int = 0, equal: int | None = None, *, is_much: bool = False
     ) -> int | None:

@@ -107,6 +107,11 @@ class Scheduler:
         return min(self._cache.context_length, self._cache.max_tokens)
 
     @property
+    def prompt_token_s(self) -> float | None:
+        """Seconds in which a token of a prompt is computed that is read alone; None before one was."""
+        return self._pace.alone_token_s
+
+    @property
     def counts(self) -> SchedulerCounts:
         return replace(self._counts, num_running=len(self._open.running), num_waiting=self._open.num_waiting)
 

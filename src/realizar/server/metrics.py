@@ -52,6 +52,8 @@ COUNTERS = (
     ("state_snapshots_dropped", "Snapshots that were given up.", "snapshots_dropped"),
     ("state_snapshots_stored", "Snapshots that were moved to the host's memory.", "snapshots_stored"),
     ("state_snapshots_fetched", "Choices that started from a snapshot in the host's memory.", "snapshots_fetched"),
+    ("kv_blocks_saved", "Blocks and snapshots written to the cache's folder.", "blocks_saved"),
+    ("kv_blocks_fetched", "Blocks and snapshots read from the cache's folder.", "blocks_fetched"),
     ("num_preemptions", "Choices computed again for lack of KV blocks.", "num_preemptions"),
     ("prompt_tokens", "Prompt tokens computed.", "prompt_tokens"),
     ("generation_tokens", "Tokens generated.", "generation_tokens"),

@@ -27,6 +27,7 @@ from realizar.backends.cuda.inspection.launch_times import time_launches  # noqa
 from realizar.backends.cuda.kernel_sizes import decode_parts, fixed_parts, part_keys  # noqa: E402
 from realizar.backends.cuda.launch import Launch, StepKind  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
+from realizar.backends.cuda.matmul.fp8 import least_tokens  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
@@ -158,8 +159,9 @@ def long_steps_are_in_fp8_where_asked_for(_runner: GPURunner) -> None:
     none = torch.zeros(0)
     matrix = PackedMatrix(64, 64, fragment_format(GGML_LAYOUTS[GGMLType.Q8_0]), none, none, None)
     matmuls = cast("MatmulKernels", SimpleNamespace(activation_format=lambda *_: InputFormat("half", 64)))
-    for asked, long in ((False, "half"), (True, "fp8")):
-        linear = MergedLinear([matrix], None, DEVICE, matmuls, prompts_in_fp8=asked)
+    assert least_tokens([matrix]) == 1024
+    for least, long in ((0, "half"), (1024, "fp8")):
+        linear = MergedLinear([matrix], None, DEVICE, matmuls, fp8_tokens=least)
         kinds = [linear.input_formats(StepKind(tokens))[0].kind for tokens in (1, 1023, 1024, 4096)]
         assert kinds == ["half", "half", long, long]
 

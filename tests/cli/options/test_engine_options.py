@@ -73,7 +73,7 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
     }  # fmt: skip
     drafts: dict[str, Any] = {"drafter": "small", "speculative_tokens": 2}
     assert {field.name for field in fields(EngineOptions)} == {*given, "prompt_dtype"}
-    assert {field.name for field in fields(BatchingOptions)} == {*batching}
+    assert {field.name for field in fields(BatchingOptions)} == {*batching, "cache_dir", "cache_dir_bytes"}
     assert {field.name for field in fields(DraftOptions)} == {*drafts}
     config = DraftOptions(**drafts).config(BatchingOptions(**batching).config(EngineOptions(**given).config()))
     assert config == EngineConfig(
@@ -82,6 +82,8 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
         kv_cache_bytes=9, prefix_cache=False, speculative_tokens=2, host_snapshot_bytes=8, drafter="small",
         mmproj="none", image_max_tokens=4,
     )  # fmt: skip
+    kept = BatchingOptions(cache_dir="folder", cache_dir_bytes=9).config(EngineConfig())
+    assert kept == EngineConfig(cache_dir="folder", cache_dir_bytes=9)
     assert BackendOptions(prompt_dtype="fp8").config() == EngineConfig(prompt_dtype="fp8")
     assert DraftOptions().config(BatchingOptions().config(EngineOptions().config())) == EngineConfig()
 

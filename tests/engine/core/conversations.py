@@ -107,7 +107,11 @@ class Chat:
         self._found: dict[tuple[str, int], list[TokenOutput]] = {}
 
     def run(self, arrivals: int) -> None:
-        while self.arrived < arrivals or self.core.has_work:
+        self.run_until(arrivals, all_ended=True)
+
+    def run_until(self, arrivals: int, *, all_ended: bool) -> None:
+        """Run until so many requests have arrived, and all of them have ended; or those that are open are lost."""
+        while self.arrived < arrivals or (all_ended and self.core.has_work):
             while self.arrived < arrivals and len(self.open) < 6 and self.rng.random() < 0.6:
                 self._add()
             if self._aborts and self.open and self.rng.random() < 0.01:
@@ -118,6 +122,8 @@ class Chat:
             for output in stepped(self.core):
                 self._take_in(output)
             self.core.audit()
+        self.lost += len(self.open)
+        self.open.clear()
 
     def _add(self) -> None:
         rng = self.rng

@@ -17,7 +17,7 @@ from realizar.backends.cpu.kernels.expert_linear import EXPERT_ACTIVATE, EXPERT_
 from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR
 from realizar.backends.cpu.kernels.layer_inputs import LAYER_INPUTS
 from realizar.backends.cpu.kernels.linear import LINEAR
-from realizar.backends.cpu.kernels.normalize import NORMALIZE, SELECT, norm_kind, normalize, select
+from realizar.backends.cpu.kernels.normalize import CLIP, NORMALIZE, SELECT, clip, norm_kind, normalize, select
 from realizar.backends.cpu.kernels.routing import CHOOSE, GATHER, SORT, SUM, choose, gather, sort_by_expert, sum_experts
 from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
 from realizar.backends.cpu.records import address
@@ -171,11 +171,11 @@ class Binder:
             yield self._normalize("norm", block.inputs.norm, "hidden", "normed", terms=terms)
         else:
             yield from self._pair(block.inputs.pair, terms=terms)
-        yield self._project(attention.q, "normed", "query", part, barrier=False)
-        yield self._project(attention.k, "normed", "key", part, barrier=False)
+        yield from self._clamped(attention.q, "normed", "query", part, barrier=False)
+        yield from self._clamped(attention.k, "normed", "key", part, barrier=False)
         if attention.gate is not None:
             yield self._project(attention.gate, "normed", "attention gate", part, barrier=False)
-        yield self._project(attention.v, "normed", "value", part, terms=terms)
+        yield from self._clamped(attention.v, "normed", "value", part, terms=terms)
         if attention.qk_norm_axis == "token":
             yield self._normalize("qk norm", attention.q_norm, "query", "query")
             yield self._normalize("qk norm", attention.k_norm, "key", "key")
@@ -258,8 +258,8 @@ class Binder:
     def _activated(self, feed_forward: FeedForward, part: str, together: int) -> Iterator[BoundOperation]:
         """From `normed` to `activated`; `together` as `_tiles_together` gives it."""
         if feed_forward.gate is not None:
-            yield self._project(feed_forward.gate, "normed", "gate", part, barrier=False, together=together)
-        yield self._project(feed_forward.up, "normed", "up", part, barrier=not together, together=together)
+            yield from self._clamped(feed_forward.gate, "normed", "gate", part, barrier=False, together=together)
+        yield from self._clamped(feed_forward.up, "normed", "up", part, barrier=not together, together=together)
         gate, up = self.workspace.buffers["gate"], self.workspace.buffers["up"]
         gated = gate.at if feed_forward.gate is not None else None
         width = feed_forward.up.out_features
@@ -292,10 +292,10 @@ class Binder:
 
     def _join(self, join: Join, source: str, part: str) -> Iterator[BoundOperation]:
         assert join.linear is not None
-        if join.adds_directly:
+        if join.adds_directly and join.linear.clamps is None:
             yield self._project(join.linear, source, "hidden", part, add_scale=join.scale)
         else:
-            yield self._project(join.linear, source, "branch", part)
+            yield from self._clamped(join.linear, source, "branch", part)
             name = "residual add" if join.norm is None else "norm"
             yield self._normalize(name, join.norm, "branch", "branch", add_scale=join.scale)
 
@@ -318,9 +318,31 @@ class Binder:
         """
         if gated is None:
             return 0
-        packed = all(map(self.weights.is_packed, gated.linears()[:-1]))
+        packed = all(self.weights.is_packed(each) and each.clamps is None for each in gated.linears()[:-1])
         whole = gated.up.out_features % GROUP == 0
         return GROUP // self.instructions.lanes if packed and whole else 0
+
+    def _clamped(
+        self, linear: Linear, source: str, target: str, part: str, *, barrier: bool = True, terms: bool = False,
+        together: int = 0,
+    ) -> Iterator[BoundOperation]:  # fmt: skip
+        """`_project`, within the matrix's bounds, where it has some."""
+        clamps = linear.clamps
+        if clamps is None:
+            yield self._project(linear, source, target, part, barrier=barrier, terms=terms, together=together)
+            return
+        yield self._clip(part, clamps.read, linear.in_features, source, "clipped")
+        yield self._project(linear, "clipped", target, part)
+        yield self._clip(part, clamps.given, linear.out_features, target, target)
+
+    def _clip(self, part: str, bounds: tuple[float, float], width: int, source: str, target: str) -> BoundOperation:
+        """target = source within bounds."""
+        read, written = self.workspace.buffers[source], self.workspace.buffers[target]
+        record = self.workspace.record(
+            CLIP, **read.fields("input"), width=width, low=bounds[0], high=bounds[1], **written.fields("out"),
+            **written_records(written.records),
+        )  # fmt: skip
+        return BoundOperation(part, clip.address, record)
 
     def _project(
         self, linear: Linear, source: str, target: str, part: str, *, add_scale: float | None = None,
@@ -402,7 +424,7 @@ class Binder:
     ) -> BoundOperation:
         """The input of `consumer`: activation(gate) * up, or activation(up), of `width` floats at addresses."""
         out = self.workspace.buffers["activated"]
-        quantised = self.weights.is_packed(consumer)
+        quantised = self.weights.is_packed(consumer) and consumer.clamps is None
         record = self.workspace.record(
             ACTIVATE, gate=up if gate is None else gate, up=up, input_stride=stride,
             groups=-(-width // GROUP), out=0 if quantised else out.at, out_stride=out.stride,

@@ -47,7 +47,8 @@ class AttentionBinder:
         Rounding before V costs more fidelity than before any other matmul of a layer (on SmolLM2-135M a quarter of the
         whole divergence), and with grouped queries V is the smallest. The terms go through the matmul as two tokens.
         """
-        return self.weights.is_packed(attention.v) and 2 * attention.num_kv_heads <= attention.num_heads
+        is_small = 2 * attention.num_kv_heads <= attention.num_heads
+        return is_small and self.weights.is_packed(attention.v) and attention.v.clamps is None
 
     def rotate(self, attention: Attention, layer: int, *, terms: bool) -> BoundOperation:
         """Norms of heads and rope; keys and values go into the cache. For `terms` see `two_terms`."""

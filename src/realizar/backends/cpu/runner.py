@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ from realizar.backends.cpu.kernels.attention_record import (
 from realizar.backends.cpu.load import PARTIAL_FLOATS, LoadedModel, load_model, refuse_fp8
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.plan import beside_drafter
+from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.sampling.step_sampler import Pooled, StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.workspace import added_features, kept_stream
@@ -217,6 +218,36 @@ class CPUBackend:
 
     def time_fetch(self) -> float:
         return self.model.states.time_fetch()
+
+    def planes(self, group: int) -> list[NDArray[np.uint8]]:
+        """Of blocks of a cache group, or of snapshots behind all groups, uint8 [blocks, bytes] each."""
+        if group == len(self.model.kv.num_blocks):
+            return [self.model.states.snapshots]
+        beside = [] if self._drafter is None else self._drafter.planes(group)
+        return [*self.model.kv.planes(group), *(plane.view(np.uint8) for plane in beside)]
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        num_parts = len(self.model.kv.num_blocks) + bool(self.model.spec.state_layers())
+        return tuple(sum(plane.shape[1] for plane in self.planes(part)) for part in range(num_parts))
+
+    @property
+    def layout(self) -> str:
+        return select(self.model.config.instruction_set).name
+
+    def new_buffer(self, num_bytes: int) -> NDArray[np.uint8]:
+        return aligned_zeros(num_bytes, np.uint8)
+
+    def read_cached(self, part: int, places: Sequence[int]) -> Callable[[], NDArray[np.uint8]]:
+        contents = np.concatenate([plane[places] for plane in self.planes(part)], axis=1)
+        return lambda: contents
+
+    def write_cached(self, part: int, places: Sequence[int], contents: NDArray[np.uint8]) -> Callable[[], None]:
+        start = 0
+        for plane in self.planes(part):
+            plane[places] = contents[:, start : start + plane.shape[1]]
+            start += plane.shape[1]
+        return lambda: None
 
     def close(self, row: int) -> None:
         self.model.rows.close(row)

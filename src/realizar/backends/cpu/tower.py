@@ -30,7 +30,7 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
-from realizar.models.tower import Tower
+from realizar.models.tower import Standard, Tower
 
 
 class CPUTower:
@@ -101,6 +101,8 @@ class CPUTower:
                 encoded = np.empty((count, tower.hidden_size), np.float32)
                 encoded[order] = self._buffer(source, count, tower.hidden_size)
                 squares = squares_of(encoded.reshape(rows, columns, -1), tower.merge, projector)
+                if projector.standard is not None:
+                    squares = self._standardized(squares, projector.standard)
                 self._buffer("squares", len(squares), squares.shape[1])[:] = squares
                 self._walk(program, len(squares))
                 found.append(self._buffer("features", len(squares), projector.num_features).copy())
@@ -124,6 +126,12 @@ class CPUTower:
         if name is None:
             hidden[:] = 0
             return
+        if self.tower.by_axis:
+            of_column, of_row = (np.empty((count, hidden.shape[1]), np.float32) for count in (columns, rows))
+            self._weights.rows(name, np.arange(columns, dtype=np.int32), of_column)
+            self._weights.rows(name, np.arange(side, side + rows, dtype=np.int32), of_row)
+            hidden[:] = (of_column + of_row[:, None]).reshape(hidden.shape)[order]
+            return
         if self.tower.stretches is None or (rows, columns) == (side, side):
             first = self.tower.max_tokens - self.tower.max_patches
             self._weights.rows(name, (first + order).astype(np.int32), hidden)
@@ -133,6 +141,14 @@ class CPUTower:
         down = places_between(self.tower.stretches, rows, side) @ table.reshape(side, -1)
         across = places_between(self.tower.stretches, columns, side) @ down.reshape(rows, side, -1)
         hidden[:] = across.reshape(rows * columns, -1)[order]
+
+    def _standardized(self, x: NDArray[np.float32], standard: Standard) -> NDArray[np.float32]:
+        y = x * np.float32(standard.scale)
+        if standard.shift is not None:
+            y -= self._weights.vector(standard.shift)[: x.shape[1]]
+        if standard.factor is not None:
+            y *= self._weights.vector(standard.factor)[: x.shape[1]]
+        return y / np.sqrt(np.square(y).mean(axis=1, keepdims=True) + np.float32(standard.eps))
 
     def _buffer(self, name: str, tokens: int, width: int) -> NDArray[np.float32]:
         return self._space.buffers[name].values[:tokens, :width]

@@ -103,6 +103,8 @@ def buffer_widths(spec: LayerStack, num_kept: int) -> dict[str, int]:
         )
         widths |= {"patches": spec.patches[0].in_features, "squares": linears[0].in_features, **inner}
         widths |= {"reduced": spec.projector.first.in_features, "features": spec.projector.num_features}
+        clipped = [each.in_features for each in spec.matrices() if each.clamps is not None]
+        widths |= {"clipped": max(clipped)} if clipped else {}
     if isinstance(spec, ModelSpec):
         widths |= {"selected": spec.hidden_size, "logits": spec.vocab_size}
         if spec.layer_inputs is not None:
@@ -179,7 +181,7 @@ def _too_many_tokens(config: ResolvedConfig, has_bytes: int, needed_bytes: int |
 # Buffers that matmuls read.
 RECORDED = (
     *("normed", "attended", "activated", "selected", "routed", "expert activated"),
-    *("streams", "patches", "squares", "reduced"),
+    *("streams", "patches", "squares", "reduced", "clipped"),
 )
 # Buffers of pairs of a token and an expert, by their positions (`kernels.routing`).
 ROUTED = ("routed", "expert gate", "expert up", "expert activated")

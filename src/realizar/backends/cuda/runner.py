@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from realizar.backends.base import (
     States,
     Transfer,
 )
+from realizar.backends.cuda.cache_copies import bytes_of_one, read_places, write_places
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, Family, open_device, refused_family
 from realizar.backends.cuda.device_errors import device_errors, step_errors
 from realizar.backends.cuda.launch import Launch, StepKind, StepLaunch
@@ -159,6 +160,33 @@ class CUDABackend:
     def time_fetch(self) -> float:
         with device_errors(self.device.torch_device):
             return self.model.states.time_fetch()
+
+    def planes(self, group: int) -> list[torch.Tensor]:
+        """Of blocks of a cache group, or of snapshots behind all groups: tensors whose first axis they are."""
+        if group == len(self.model.kv.num_blocks):
+            return self.model.states.snapshots
+        return [*self.model.kv.planes(group), *([] if self._drafter is None else self._drafter.planes(group))]
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        num_parts = len(self.model.kv.num_blocks) + bool(self.model.spec.state_layers())
+        return tuple(bytes_of_one(self.planes(part)) for part in range(num_parts))
+
+    @property
+    def layout(self) -> str:
+        return self.device.name
+
+    def new_buffer(self, num_bytes: int) -> NDArray[np.uint8]:
+        with device_errors(self.device.torch_device):
+            memory: NDArray[np.uint8] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.device.is_gpu).numpy()
+            return memory
+
+    def read_cached(self, part: int, places: Sequence[int]) -> Callable[[], NDArray[np.uint8]]:
+        return read_places(self.planes(part), places, self.device)
+
+    def write_cached(self, part: int, places: Sequence[int], contents: NDArray[np.uint8]) -> Callable[[], None]:
+        self.await_aside()  # a chunk may run whose request has ended, and whose blocks are others' now
+        return write_places(self.planes(part), places, contents, self.device)
 
     def open(self, opened: OpenedRow) -> None:
         with device_errors(self.device.torch_device):

@@ -418,6 +418,8 @@ def check_blocks(tower: Tower, blocks: Sequence[Block]) -> None:
     """UnsupportedModelError for a layer with parts that a tower does not have here, and one for the CPU's steps."""
     if tower.class_token is not None:
         raise UnsupportedModelError(f"{tower.architecture}: an encoder with a class token does not run on a GPU")
+    if tower.by_axis or tower.final_norm is None:
+        raise UnsupportedModelError(f"{tower.architecture}: an encoder with tables of two axes does not run on a GPU")
     if tower.seen_whole:
         raise UnsupportedModelError(f"{tower.architecture}: images of this model are read on the CPU alone")
     for block in blocks:

@@ -111,6 +111,8 @@ class BatchingOptions:
     Attributes:
         kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, or a GPU's free memory.
         host_snapshot_bytes: host memory for states; 0 is off; default on a GPU an eighth of what is free, up to 4 GiB.
+        cache_dir: folder that keeps the KV cache of prompts beyond a restart; default none.
+        cache_dir_bytes: of its files, such as 100G; default half of what the disk has free, up to 64 GiB.
         no_prefix_cache: do not reuse the KV cache of prompts with the same prefix.
     """
 
@@ -125,6 +127,8 @@ class BatchingOptions:
     ] = None
     kv_cache_bytes: Annotated[MaybeSize, Parameter(name=("--kv-cache-bytes", "--kv-cache-memory-bytes"))] = None
     host_snapshot_bytes: MaybeSize = None
+    cache_dir: str | None = None
+    cache_dir_bytes: MaybeSize = None
     no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
 
     def config(self, base: EngineConfig) -> EngineConfig:

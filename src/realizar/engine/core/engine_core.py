@@ -18,12 +18,14 @@ from realizar.backends.base import (
     DeviceMemory,
     ForwardInput,
     ReadsAside,
+    SavesCache,
     Sleeps,
     Step,
     Transfer,
 )
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import NO_STEP, ScheduledBatch
+from realizar.engine.core.disk_cache import Arrived, Batch, DiskCache, DiskCounts, Fetch
 from realizar.engine.core.row_grammars import RowGrammars
 from realizar.errors import (
     CapacityError,
@@ -34,6 +36,7 @@ from realizar.errors import (
     StepError,
     UnsupportedModelError,
 )
+from realizar.kv_cache.block_files import BlockFiles
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.models.spec import ModelSpec
 from realizar.outputs import RowError
@@ -54,6 +57,7 @@ class EngineCore:
         backend: loaded; shut down by `close`.
         config: what the backend was loaded with; the backend's own capacity bounds it.
         new_grammars: as `new_service` of `RowGrammars`; what it makes is closed by `close`.
+        files: where blocks and snapshots of the cache are kept, of this model on this backend; None keeps none.
         drafter: proposes drafts; None looks them up in the sequences themselves, where `config` asks for any.
 
     Attributes:
@@ -66,6 +70,7 @@ class EngineCore:
     def __init__(
         self, backend: Backend, spec: ModelSpec, config: ResolvedConfig, *, policy: Policy | None = None,
         new_grammars: Callable[[], GrammarService] | None = None, drafter: Drafter | None = None,
+        files: BlockFiles | None = None,
     ) -> None:  # fmt: skip
         capacity = backend.capacity()
         self._backend, self.spec, self.config, self.capacity = backend, spec, config, capacity
@@ -107,6 +112,18 @@ class EngineCore:
             aside_tokens=capacity.aside_tokens,
         )
 
+        self._disk: DiskCache | None = None
+        if files is not None and isinstance(backend, SavesCache):
+            self._disk = DiskCache(backend, self.cache, files, self._block_s)
+
+    def _block_s(self) -> float | None:
+        token_s = self.scheduler.prompt_token_s
+        return None if token_s is None else token_s * self.cache.block_size
+
+    @property
+    def disk_counts(self) -> DiskCounts:
+        return DiskCounts() if self._disk is None else self._disk.counts
+
     @property
     def device_memory(self) -> DeviceMemory | None:
         return self._backend.device_memory()
@@ -128,6 +145,8 @@ class EngineCore:
     def add(self, request: Request) -> None:
         """Queue a request. Waits for its grammar to be compiled, unless `acquire_grammar` has returned True for it.
 
+        What files have of its prompt is not read: see `fetch`.
+
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: it can't run.
             RequestFailedError: so too, but for a fault that may be the machine's.
@@ -138,6 +157,21 @@ class EngineCore:
         while not self.acquire_grammar(request):
             self.grammars.prepare(request)
         self.scheduler.add(request)
+
+    def fetch(self, request: Request, arrived: Arrived) -> Fetch | None:
+        """As `DiskCache.fetch`, of a request that is not queued yet. What arrives goes to `take_in`, in its order."""
+        self._check_alive()
+        return None if self._disk is None else self._disk.fetch(request, arrived)
+
+    def take_in(self, fetch: Fetch, batch: Batch | None) -> None:
+        """As `DiskCache.take_in`."""
+        self._check_alive()
+        assert self._disk is not None
+        self._disk.take_in(fetch, batch)
+
+    def save(self, *, is_idle: bool = True) -> bool:
+        """As `DiskCache.save`; False where nothing is saved."""
+        return self._disk is not None and self._disk.save(is_idle=is_idle)
 
     def acquire_grammar(self, request: Request) -> bool:
         """As `RowGrammars.acquire`. EngineDeadError: the engine stopped."""
@@ -159,6 +193,7 @@ class EngineCore:
         self._check_alive()
         try:
             self._step()
+            self.save(is_idle=False)
         except Exception as error:
             self._die(f"the engine stopped: {type(error).__name__}: {error}")
             _LOG.exception("a step failed")
@@ -175,6 +210,8 @@ class EngineCore:
     def clear_cache(self) -> None:
         """Let nothing that was computed by now be found again; open requests keep the blocks that they have."""
         self.cache.forget()
+        if self._disk is not None:
+            self._disk.clear()
 
     def sleep(self) -> Transfer:
         """Give the device's memory back; the prefix cache loses what it holds.
@@ -188,6 +225,8 @@ class EngineCore:
         if self.has_work:
             raise EngineUnavailableError("the model can't sleep while a request is open", 1.0)
         self.cache.forget()
+        if self._disk is not None:
+            self._disk.cancel()
         done = backend.sleep()
         self._is_asleep = True
         return done
@@ -215,6 +254,8 @@ class EngineCore:
         if self._death is None:
             self._die("the engine was closed")
         self.grammars.shutdown()
+        if self._disk is not None:
+            self._disk.close()
         self._backend.shutdown()
 
     def _step(self) -> None:
@@ -276,6 +317,8 @@ class EngineCore:
             if batch.aside.chunk is not None:
                 self._aside.read_aside(build_forward_input(ScheduledBatch(batch.aside.chunk), self.cache))
         self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self.cache))))
+        if self._disk is not None:
+            self._disk.submitted()
         self._end_failing()
 
     def _give_masks(self) -> Collection[int]:
@@ -298,6 +341,8 @@ class EngineCore:
         done, step = self._in_flight[0]
         output = step.result()
         self._in_flight.popleft()
+        if self._disk is not None:
+            self._disk.ended()
         self.grammars.advance(done.columns, output)
         if self._in_flight:  # the sooner, the sooner its masks are there; rows that end now leave a moment later
             self.grammars.start(self._in_flight[0][0].columns)
@@ -320,6 +365,8 @@ class EngineCore:
         if batch.num_rows and not any(each.columns.sequence_ids is batch.columns.sequence_ids for each in lost):
             lost.append(batch)
         self._in_flight.clear()
+        if self._disk is not None:
+            self._disk.ended(all_steps=True)
         self._end_failing()
         self.grammars.drop()
         if isinstance(error, CapacityError):

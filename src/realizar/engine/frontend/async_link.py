@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from realizar.backends.load_progress import LoadProgress
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.process.loop import EngineLoop, death_of, describe
+from realizar.engine.process.loop import SAVE_S, EngineLoop, death_of, describe
 from realizar.engine.process.messages import (
     Command,
     EngineLost,
@@ -130,9 +130,14 @@ class InlineLink(EngineLoop):
             anew = _IN_A_NEW_PROCESS if isinstance(death.__cause__, DeviceLostError) else _ANEW
             self._deliver(EngineLost(record_error(EngineDeadError(f"{death}; {anew}")), restarting=False))
         else:
-            if self._core.has_work and not self._step_is_due and self._loop is not None:
+            if self._step_is_due or self._loop is None:
+                return
+            if self._core.has_work:
                 self._step_is_due = True
                 self._loop.call_soon(self._do, self._next_step)
+            elif self._core.save():
+                self._step_is_due = True
+                self._loop.call_later(SAVE_S, self._do, self._next_step)
 
     def _next_step(self) -> None:
         self._step_is_due = False

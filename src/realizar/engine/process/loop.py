@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from realizar.backends.base import Transfer
 from realizar.backends.machine import resident_bytes
+from realizar.engine.core.disk_cache import Batch, Fetch
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.process.messages import (
     Abort,
@@ -48,6 +49,8 @@ from realizar.step_deltas import StepDeltas
 
 _LOG = logging.getLogger(__name__)
 _KEYS_S = 0.05  # between reports of the prefix cache, while there is work
+SAVE_S = 0.01
+"""Seconds without work between copies of blocks that are to be saved."""
 _IDLE_S = 1.0  # after so long without work, the block audit is run
 
 
@@ -57,7 +60,16 @@ class _Compiled:
     error: RealizarError | None
 
 
-_Command: TypeAlias = Command | _Compiled
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """A part of what files have of a request's prompt, or None behind the last one."""
+
+    add: Add
+    fetch: Fetch
+    batch: Batch | None
+
+
+_Command: TypeAlias = Command | _Compiled | _Fetched
 
 
 class EngineLoop:
@@ -77,6 +89,7 @@ class EngineLoop:
         self._keys_reported_s = 0.0
         self._unsent: list[int] = []  # numbers of choices of the last step that could not be sent
         self._compiling: dict[str, tuple[Add, Callable[[], None]]] = {}  # and what cancels the compilation, by id
+        self._fetching: dict[str, tuple[Add, Fetch]] = {}
 
     def post(self, command: _Command) -> None:
         """Put a command into the inbox without waiting. Any thread may call this."""
@@ -126,11 +139,15 @@ class EngineLoop:
         """Take the commands from the inbox, waiting if there is no work. Each idle time runs the block audit once."""
         while True:
             audited = self._num_audited_steps == self._num_steps
+            saves = False
             if not core.has_work:
                 self._report_keys(core)
+                saves = core.save()
             with self._news:
                 if not self._inbox and not core.has_work:
-                    self._news.wait(None if audited else _IDLE_S)
+                    self._news.wait(SAVE_S if saves else None if audited else _IDLE_S)
+                if saves and not self._inbox:
+                    continue
                 if self._inbox or core.has_work or audited:
                     commands = list(self._inbox)
                     self._inbox.clear()
@@ -188,9 +205,26 @@ class EngineLoop:
         cancel = core.grammars.prepare_later(request, lambda error: self.post(_Compiled(command, error)))
         self._compiling[request.request_id] = command, cancel
 
-    def _add(self, core: EngineCore, command: Add) -> None:
+    def _fetch(self, core: EngineCore, command: Add) -> bool:
+        """True where files are read first, that have more of a request's prompt than the cache."""
+        started = core.fetch(command.request, lambda fetch, batch: self.post(_Fetched(command, fetch, batch)))
+        if started is not None:
+            self._fetching[command.request.request_id] = command, started
+        return started is not None
+
+    def _take_fetched(self, core: EngineCore, fetched: _Fetched) -> None:
+        core.take_in(fetched.fetch, fetched.batch)
+        request_id = fetched.add.request.request_id
+        add, _ = self._fetching.get(request_id, (None, None))
+        if fetched.batch is None and add is fetched.add:  # else it was aborted meanwhile
+            del self._fetching[request_id]
+            self._add(core, add, fetches=False)
+
+    def _add(self, core: EngineCore, command: Add, *, fetches: bool = True) -> None:
         request = command.request
         try:
+            if fetches and self._fetch(core, command):
+                return
             if not core.acquire_grammar(request):
                 self._compile(core, command)
                 return
@@ -210,6 +244,8 @@ class EngineLoop:
     def handle(self, core: EngineCore, command: _Command) -> None:
         if isinstance(command, _Compiled):
             self._take_compiled(core, command)
+        elif isinstance(command, _Fetched):
+            self._take_fetched(core, command)
         elif isinstance(command, Add):
             self._add(core, command)
         elif isinstance(command, Abort):
@@ -228,6 +264,9 @@ class EngineLoop:
             _, cancel = self._compiling.pop(request_id, (None, None))
             if cancel is not None:
                 cancel()
+            _, fetch = self._fetching.pop(request_id, (None, None))
+            if fetch is not None:
+                fetch.is_cancelled = True
 
     def _take_compiled(self, core: EngineCore, compiled: _Compiled) -> None:
         request_id = compiled.add.request.request_id
@@ -236,7 +275,7 @@ class EngineLoop:
             return  # it was aborted meanwhile
         del self._compiling[request_id]
         if compiled.error is None:
-            self._add(core, compiled.add)
+            self._add(core, compiled.add, fetches=False)
         else:
             self._report(Refused(request_id, record_error(compiled.error)))
 
@@ -274,6 +313,8 @@ class EngineLoop:
             num_host_snapshots=snapshots.host_kept,
             snapshots_stored=snapshots.stored,
             snapshots_fetched=snapshots.fetched,
+            blocks_saved=core.disk_counts.saved,
+            blocks_fetched=core.disk_counts.fetched,
             num_steps=self._num_steps,
             step_s=self._step_s,
             prompt_tokens=self._prompt_tokens,

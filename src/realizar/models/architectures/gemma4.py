@@ -144,6 +144,7 @@ def _mixer(builder: SpecBuilder, index: int, shape: _Shape, shapes: list[_Shape]
         q_norm=q_norm,
         k_norm=builder.norm(f"{base}.k_norm", shape.head_size),
         v_norm_eps=sizes.norm_eps,
+        sees_images_whole=shape.is_local,
     )
 
 

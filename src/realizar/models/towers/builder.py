@@ -58,10 +58,17 @@ class TowerBuilder(SpecBuilder):
         layers: str,
         gguf_names: Mapping[str, str],
         norm_kind: Literal["rms", "layer"] = "layer",
+        activation_key: str = "hidden_act",
         default_activation: Activation = "gelu_tanh",
     ) -> None:
-        biases = norm_kind == "layer"
-        super().__init__(hparams, sizes, norm_kind=norm_kind, norm_bias=biases, default_activation=default_activation)
+        super().__init__(
+            hparams,
+            sizes,
+            norm_kind=norm_kind,
+            norm_bias=norm_kind == "layer",
+            activation_key=activation_key,
+            default_activation=default_activation,
+        )
         self._layers = "v.blk" if hparams.is_gguf else layers
         self._stored = names
         if hparams.is_gguf:
@@ -110,12 +117,18 @@ class TowerBuilder(SpecBuilder):
         return self._tensors
 
 
-def tower_parameters(checkpoint: Checkpoint, projector: str) -> HyperParameters:
-    """Those of a tower: the keys of `clip` in a GGUF file, or the `vision_config` of a configuration."""
+def tower_parameters(checkpoint: Checkpoint, projector: str, *, beside_sound: bool = False) -> HyperParameters:
+    """Those of a tower: the keys of `clip` in a GGUF file, or the `vision_config` of a configuration.
+
+    A GGUF file may hold an encoder of sound too where the tower is `beside_sound`, which is not read.
+    """
     if checkpoint.format == "gguf":
         hparams = HyperParameters(checkpoint, "clip")
-        if hparams.boolean("has_audio_encoder", None, default=False):
+        if hparams.boolean("has_audio_encoder", None, default=False) and not beside_sound:
             raise UnsupportedModelError(f"{checkpoint.path}: encoders of sound are not supported")
+        for key in checkpoint.metadata:
+            if key.startswith("clip.audio.") and beside_sound:
+                hparams.raw(key.removeprefix("clip."), None)
         for key in ("has_vision_encoder", "projector_type", "vision.projector_type"):
             hparams.raw(key, None)
         return hparams
@@ -130,7 +143,7 @@ def whole_parameters(hparams: HyperParameters) -> HyperParameters:
     return HyperParameters(hparams.checkpoint, hparams.architecture, hparams.checkpoint.metadata["config"])
 
 
-def processor_parameters(hparams: HyperParameters, resample: int) -> HyperParameters:
+def processor_parameters(hparams: HyperParameters, resample: int, *, normalizes: bool = True) -> HyperParameters:
     """How a model's images are prepared: `preprocessor_config.json`; in a GGUF file the tower's own parameters.
 
     Raises:
@@ -144,8 +157,9 @@ def processor_parameters(hparams: HyperParameters, resample: int) -> HyperParame
     if not isinstance(config, Mapping):
         raise CheckpointError(path, "file", "is missing, which says how images are prepared")
     own = HyperParameters(checkpoint, hparams.architecture, config)
-    for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb", "do_pad"):
+    for key in ("do_resize", "do_rescale", "do_convert_rgb", "do_pad"):
         own.only(None, key, True)
+    own.only(None, "do_normalize", normalizes)
     own.only(None, "resample", resample)
     own.only(None, "rescale_factor", 1 / 255)
     return own
@@ -209,7 +223,7 @@ def read_tower_sizes(
     if image % patch or (image // patch) ** 2 > _MAX_PATCHES:
         raise hparams.malformed("vision.image_size", "image_size", f"{image} pixels are no whole patches of {patch}")
     patches = (image // patch) ** 2
-    eps_keys = ("vision.attention.layer_norm_epsilon", "layer_norm_eps")
+    eps_keys = ("vision.attention.layer_norm_epsilon", others.get("layer_norm_eps", "layer_norm_eps"))
     sizes = Dimensions(
         vocab_size=patches,
         hidden_size=hidden,

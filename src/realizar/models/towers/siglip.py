@@ -180,18 +180,7 @@ def build_internvl(checkpoint: Checkpoint) -> Tower:
     prefix = (
         "model.vision_tower." if "model.vision_tower.embeddings.cls_token" in checkpoint.tensors else "vision_tower."
     )
-    start = f"{prefix.partition('vision_tower.')[0]}multi_modal_projector."
-    builder = TowerBuilder(
-        hparams,
-        sizes,
-        names=_LAYER_NAMES
-        | _INTERNVL_LAYER_NAMES
-        | {"patches": f"{prefix}embeddings.patch_embeddings.projection"}
-        | {name: start + stored for name, stored in _LFM2_NAMES.items()},
-        layers=f"{prefix}encoder.layer",
-        gguf_names=_INTERNVL_GGUF_NAMES,
-        default_activation=read_default_activation(hparams, "gelu"),
-    )
+    builder = _internvl_builder(hparams, sizes, prefix)
     bias = builder.bias("attention_bias", "self_attn.q_proj")
     layers = builder.layers(
         lambda index: builder.attention(index, rope=None, biases=(bias, True)),
@@ -222,6 +211,22 @@ def build_internvl(checkpoint: Checkpoint) -> Tower:
     )
     hparams.refuse_unread()
     return tower
+
+
+def _internvl_builder(hparams: HyperParameters, sizes: Dimensions, prefix: str) -> TowerBuilder:
+    """`prefix` is of the encoder's own tensors in safetensors."""
+    start = f"{prefix.partition('vision_tower.')[0]}multi_modal_projector."
+    return TowerBuilder(
+        hparams,
+        sizes,
+        names=_LAYER_NAMES
+        | _INTERNVL_LAYER_NAMES
+        | {"patches": f"{prefix}embeddings.patch_embeddings.projection"}
+        | {name: start + stored for name, stored in _LFM2_NAMES.items()},
+        layers=f"{prefix}encoder.layer",
+        gguf_names=_INTERNVL_GGUF_NAMES,
+        default_activation=read_default_activation(hparams, "gelu"),
+    )
 
 
 def _check_internvl_keys(hparams: HyperParameters, whole: HyperParameters) -> None:

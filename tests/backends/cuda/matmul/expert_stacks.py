@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,6 +15,10 @@ from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.block_source import block_source
 from realizar.quantization.random_blocks import random_blocks
+from realizar.quantization.source import MatrixSource
+
+Made = Callable[[int, int, np.random.Generator], MatrixSource]
+"""A random matrix of so many out_features and columns."""
 
 
 def float_matrix(out_features: int, cols: int, rng: np.random.Generator) -> tuple[PackedMatrix, torch.Tensor]:
@@ -24,20 +30,26 @@ def float_matrix(out_features: int, cols: int, rng: np.random.Generator) -> tupl
 
 
 def expert_matrix(
-    ggml_type: GGMLType, out_features: int, cols: int, rng: np.random.Generator, gated: bool
+    ggml_type: GGMLType | Made, out_features: int, cols: int, rng: np.random.Generator, gated: bool
 ) -> tuple[PackedMatrix, torch.Tensor]:
     """One expert's matrix, or its gate and up interleaved; and the values, gate above up."""
     if ggml_type == GGMLType.BF16:
         assert not gated
         return float_matrix(out_features, cols, rng)
     sizes = [out_features // 2] * 2 if gated else [out_features]
-    sources = [block_source(ggml_type, random_blocks(ggml_type, rows, cols, rng, 0.05), rows, cols) for rows in sizes]
+    if isinstance(ggml_type, GGMLType):
+        blocks = [random_blocks(ggml_type, rows, cols, rng, 0.05) for rows in sizes]
+        sources: list[MatrixSource] = [
+            block_source(ggml_type, data, rows, cols) for data, rows in zip(blocks, sizes, strict=True)
+        ]
+    else:
+        sources = [ggml_type(rows, cols, rng) for rows in sizes]
     values = np.concatenate([source.dequantize() for source in sources])
     return pack_by_threads(sources, "cpu", interleaved=gated), torch.from_numpy(values).double()
 
 
 def random_stack(
-    ggml_type: GGMLType, count: int, out_features: int, cols: int, *, gated: bool = False,
+    ggml_type: GGMLType | Made, count: int, out_features: int, cols: int, *, gated: bool = False,
     seed: int = 0,
 ) -> tuple[PackedExperts, torch.Tensor]:  # fmt: skip
     """Experts on the GPU, and float64 [count, out_features, cols] of their values."""

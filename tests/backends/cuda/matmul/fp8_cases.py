@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat, 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.parts import Linear
 from realizar.models.spec import ExpertLinear, ModelSpec
+from realizar.quantization.float_tensors import e4m3_layout
+from realizar.quantization.planes import Planes
+from realizar.quantization.source import PlanesSource
 from reference_model import Array, ReferenceModel
 from reference_tensors import load_tensors
 
@@ -68,8 +72,8 @@ class FP8Values:
     def read(codes: torch.Tensor, scales: torch.Tensor, tokens: int, cols: int) -> FP8Values:
         """Those of a buffer: uint8 [blocks, chunks, 4, runs, run, 16] and float32 [blocks, groups, runs * run]."""
         blocks, chunks, _, runs, run, _ = codes.shape
-        split = codes.view(blocks, chunks, 4, runs, run, 4, 2, 2)  # .., four columns, a token's 4, ones and twos
-        plain = split.permute(0, 3, 4, 1, 5, 2, 7, 6).reshape(blocks * runs * run, chunks // 2, GROUP)[:tokens]
+        split = codes.view(blocks, 4 * chunks, runs, run, 16).permute(0, 2, 3, 1, 4)
+        plain = split.reshape(blocks * runs * run, chunks // 2, GROUP)[:tokens]
         order = _scale_order(runs * run)
         by_token = scales[:, :, order].permute(0, 2, 1).reshape(blocks * runs * run, -1)
         return FP8Values(plain.contiguous().view(torch.float8_e4m3fn), by_token[:tokens], cols)
@@ -85,7 +89,7 @@ class FP8Values:
         blocks, _, _, runs, run, _ = made.codes.shape
         plain = torch.zeros((blocks * runs * run, groups * GROUP), dtype=torch.uint8, device=self.codes.device)
         plain[:tokens] = self.codes.view(torch.uint8).flatten(1)
-        split = plain.view(blocks, runs, run, 2 * groups, 4, 4, 2, 2).permute(0, 3, 5, 1, 2, 4, 7, 6)
+        split = plain.view(blocks, runs, run, 8 * groups, 16).permute(0, 3, 1, 2, 4)
         made.codes.copy_(split.reshape(made.codes.shape))
         scales = torch.zeros((blocks * runs * run, groups), device=self.codes.device)
         scales[:tokens] = self.scales
@@ -96,6 +100,22 @@ class FP8Values:
 def _scale_order(block: int) -> list[int]:
     """Where the scales of a block's tokens lie."""
     return [r // 16 * 16 + r % 8 // 2 * 4 + r % 16 // 8 * 2 + r % 2 for r in range(block)]
+
+
+SHARES = "block", "tensor", "feature", "own"
+Share = Literal["block", "tensor", "feature", "own"]
+"""What numbers of eight bits that have a scale in common are of; `own`: an output feature's by 128 columns."""
+
+
+def e4m3_source(share: str, out_features: int, cols: int, rng: np.random.Generator) -> PlanesSource:
+    group = next(each for each in (128, 64, 32) if cols % each == 0)
+    numbers = torch.from_numpy(rng.standard_normal((out_features, cols)).astype(np.float32) * 80).clamp(-448, 448)
+    codes = numbers.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    rows = {"block": 128, "tensor": out_features}.get(share, 1)
+    blocks = -(-out_features // rows), 1 if share in ("tensor", "feature") else -(-cols // 128)
+    scales = rng.uniform(0.5, 1.5, blocks).astype(np.float16).astype(np.float32) / 2048
+    places = np.arange(out_features)[:, None] // rows, np.arange(0, cols, group) // 128 % blocks[1]
+    return PlanesSource(e4m3_layout(group), Planes(e4m3_layout(group), codes, scales[places]))
 
 
 def row_errors(found: Array, expected: Array) -> Array:

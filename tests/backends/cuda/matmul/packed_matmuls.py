@@ -7,6 +7,7 @@ matrices, and matmuls that end with an activation.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from backends.cuda.matmul.fp8_cases import BLOCK, GROUP, FP8Values
 from backends.cuda.matmul.recorded_launches import record_launches
 from realizar.backends.cuda.attention import decode as attention_decode
 from realizar.backends.cuda.device import DeviceProfile, Family, interpreter_device
+from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.weights import load as weights
@@ -127,20 +129,26 @@ class HostKernel:
                     to[:] = sums[token]
 
     def _launch_fp8(self, arguments: Sequence[Any], sizes: str) -> None:
-        count = sizes.index("ppiii") // 5
-        x_at, scales_at, tokens, chunks, token_stride = arguments[5 * count :][:5]
+        own = 6 if sizes.startswith("t") else 5  # of a matrix; stored ones have a map and factors
+        count = sizes.index("ppiii") // own
+        x_at, scales_at, tokens, chunks, splits, token_stride, split_stride = arguments[own * count :][:7]
         x = _read_fp8(x_at, scales_at, tokens, chunks)
         self.launches.norms.append(False)
         for index in range(count):
-            weights_at, _, out, out_features, _ = arguments[5 * index :][:5]
+            weights_at, *_, out, out_features, _ = arguments[own * index :][:own]
+            weights_at = getattr(weights_at, "address", weights_at)
             matrix = _floats[weights_at]
             assert len(matrix) == out_features
-            sums = x[:, : matrix.shape[1]] @ matrix.T
             if sizes.endswith("ip"):
-                _write_fp8(_activated(self.name, sums), out, arguments[-1])
+                _write_fp8(_activated(self.name, x[:, : matrix.shape[1]] @ matrix.T), out, arguments[-1])
                 continue
-            for token in range(tokens):
-                _array(out + 4 * token * token_stride, np.float32, out_features)[:] = sums[token]
+            halves = "_halves_" in self.name
+            dtype, divisor = (np.float16, HALF_FACTOR.value) if halves else (np.float32, 1.0)
+            for split, token in itertools.product(range(splits), range(tokens)):
+                first, end = (128 * (-(-chunks // 2) * each // splits) for each in (split, split + 1))
+                sums = x[token, first : min(end, matrix.shape[1])] @ matrix[:, first:end].T
+                place = out + np.dtype(dtype).itemsize * (split * split_stride + token * token_stride)
+                _array(place, dtype, out_features)[:] = sums / divisor
 
 
 def decoded(activations: ActivationBuffer, tokens: int, cols: int) -> NDArray[np.float32]:

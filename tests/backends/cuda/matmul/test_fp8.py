@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 if torch.cuda.is_available():
     pytest.skip("interpreted only where there is no GPU", allow_module_level=True)
 
+from backend_runs import Request  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.fp8_cases import (  # noqa: E402
     BLOCK,
@@ -21,23 +24,30 @@ from backends.cuda.matmul.fp8_cases import (  # noqa: E402
     awkward_rows,
     check_tokens,
     converted,
+    e4m3_source,
     poisoned,
     row_errors,
 )
 from backends.cuda.matmul.packed_experts import run_packed_experts  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
+from quantization.stored_checkpoints import Stored, write_model  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cpu.runner import CPUBackend  # noqa: E402
 from realizar.backends.cuda import load  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
 from realizar.backends.cuda.kernels.activate import activate  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
-from realizar.backends.cuda.matmul import grouped_tiles, linears, tuning_table  # noqa: E402
-from realizar.backends.cuda.matmul.fp8 import FP8_ROWS, runs_fp8  # noqa: E402
+from realizar.backends.cuda.matmul import fp8, grouped_tiles, tuning_table  # noqa: E402
+from realizar.backends.cuda.matmul.fp8 import FP8_ROWS, decoded_bytes, runs_fp8, stored_weights  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads  # noqa: E402
+from realizar.checkpoint.checkpoint import Checkpoint  # noqa: E402
+from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import InvalidRequestError  # noqa: E402
+from realizar.models.registry import build_spec  # noqa: E402
+from realizar.models.spec import ModelSpec  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from resolving import resolved  # noqa: E402
@@ -59,7 +69,7 @@ def test_every_element_has_its_place() -> None:
     for m in (0, 7, 8, 120, 127, 128, 255, 256, 299):
         for c in range(200):
             d = c % 64
-            at = m // BLOCK, c // 64, d % 16 // 4, m % BLOCK // 8, m % 8, d // 16 * 4 + d % 2 * 2 + d % 4 // 2
+            at = m // BLOCK, c // 64, d // 16, m % BLOCK // 8, m % 8, d % 16
             assert int(buffer.codes[at]) == int(values.codes[m, c // 128, c % 128].view(torch.uint8))
             assert not seen[at]
             seen[at] = True
@@ -118,6 +128,47 @@ def test_norms() -> None:
     check_tokens(rounded, plain.values)
 
 
+@pytest.mark.parametrize("share", ["block", "tensor", "feature", "own"])
+@pytest.mark.parametrize(("out_features", "cols"), [(296, 640), (192, 704), (48, 64), (130, 96)])
+def test_numbers_of_eight_bits_lie_where_the_copy_engine_finds_them(
+    share: str, out_features: int, cols: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In boxes of rows, with scales of 64 output features and 128 columns, and factors where each feature has one."""
+    monkeypatch.setattr(fp8, "TensorMap", Boxes)
+    source = e4m3_source(share, out_features, cols, np.random.default_rng(1))
+    matrix = pack_by_threads([source], "cpu")
+    found = stored_weights(matrix)
+    if share == "own" and cols > 128:
+        assert found is None
+        assert decoded_bytes([matrix]) > 0
+        return
+    assert found is not None
+    assert found is stored_weights(matrix)
+    assert decoded_bytes([matrix]) == 0
+    assert (found.features is None) == (share in ("block", "tensor"))
+    boxes = cast("Boxes", found.boxes)
+    rows = matrix.weights.as_strided(boxes.sizes, boxes.strides).permute(2, 1, 4, 0, 3).squeeze(-1)
+    values = rows.flatten(2).flatten(0, 1)[:out_features, :cols].view(torch.float8_e4m3fn).float()
+    scales = found.scales[0].permute(0, 2, 1).flatten(0, 1).repeat_interleave(64, 0).repeat_interleave(128, 1)
+    weights = values * scales[:out_features, :cols]
+    if found.features is not None:
+        weights *= found.features[0, :out_features, None]
+    assert torch.equal(weights, torch.from_numpy(source.dequantize()))
+
+
+class Boxes:
+    """A stand-in for `TensorMap` that keeps what it was made of."""
+
+    def __init__(
+        self, address: int, element: str, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+    ) -> None:
+        assert (element, tuple(box)) == ("u8", (64, 64, 4, 1, 1))
+        self.address, self.sizes, self.strides = address, tuple(sizes), (1, *strides)
+
+    def getPtr(self) -> int:
+        return self.address
+
+
 MODELS = {
     "gated": SMALL,
     "biases": dataclasses.replace(SMALL, parts=("biases",)),
@@ -131,7 +182,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long steps in FP8, decodes beside chunks among them, and short steps after and between as without."""
-    monkeypatch.setattr(linears, "LEAST_TOKENS", 32)
+    monkeypatch.setattr(fp8, "LEAST_TOKENS", 32)
     monkeypatch.setattr(grouped_tiles, "FP8_PAIRS", 32)
     monkeypatch.setattr(load, "runs_fp8", lambda _: True)
     monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
@@ -159,14 +210,39 @@ def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert experts["grouped in 8-bit floats"] == (2 * len(spec.mixtures()))
     gated = any(kernel.startswith("wgmma_fp8") and "_silu_" in kernel for kernel in launched.names)
     assert gated == (name in ("gated", "post_norms"))
+    check_long(spec, checkpoint, ((first, 18), (second, 17)))
+    runner.close()
+
+
+@pytest.mark.parametrize("stored", [Stored("fp8"), Stored("float", group=0, rows=1)], ids=str)
+def test_checkpoints_in_fp8(stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their numbers are multiplied as they are: nothing is decoded."""
+    monkeypatch.setattr(fp8, "STORED_TOKENS", 32)
+    monkeypatch.setattr(load, "runs_fp8", lambda _: True)
+    monkeypatch.setattr(fp8, "TensorMap", Boxes)
+    launched = run_packed(monkeypatch)
+    write_model(tmp_path, stored)
+    checkpoint = open_checkpoint(tmp_path)
+    spec = build_spec(checkpoint)
+    runner = GPURunner(spec, checkpoint, CONFIG)
+    request = runner.request(0, list(range(40)))
+    runner.step([(request, 32)])
+    kernels = [name for name in launched.names if "fp8" in name]
+    assert kernels
+    assert all(name.startswith("wgmma_fp8_stored") for name in kernels)
+    check_long(spec, checkpoint, ((request, 32),))
+    runner.close()
+
+
+def check_long(spec: ModelSpec, checkpoint: Checkpoint, requests: Iterable[tuple[Request, int]]) -> None:
+    """The first logits of requests, of steps in FP8, are those of rounded activations."""
     reference, exact = FP8Reference(spec, checkpoint), ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
-    for request, long in ((first, 18), (second, 17)):
+    for request, long in requests:
         tokens = request.token_ids[: request.computed]
         errors = row_errors(request.values()[:long], reference.logits(tokens)[:long])
         assert np.median(errors) <= 0.01  # where no rounding went the other way, nothing differs
         assert errors.max() <= 0.12
         assert row_errors(request.values()[:long], exact.logits(tokens)[:long]).mean() > 0.01
-    runner.close()
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,8 +132,6 @@ def test_every_kernel_multiplies_a_layout_of_no_ggml_type(matmuls: MatmulKernels
     matrix = Packer("cuda").pack([source])
     exact = torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
     wanted = [(tokens, config) for tokens in TOKENS for config in kernels(matmuls, tokens)]
-    if not matrix.format.has_matvec:
-        wanted = [(tokens, config) for tokens, config in wanted if config.tiles.kind != "matvec"]
     matmuls.prepare([(matrix.format, config) for _, config in wanted])
     for tokens, config in wanted:
         assert relative_error(matmuls, matrix, exact, tokens, config) < _TOLERANCE, (tokens, config)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from images.vision_models import MERGE, PATCH, build_vision_model, image_of, write_tower_file
+from images.tower_files import write_tower_file
+from images.vision_models import MERGE, PATCH, build_vision_model, image_of
 from realizar.backends.cpu.tower import CPUTower
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import UnsupportedModelError

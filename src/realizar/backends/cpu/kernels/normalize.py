@@ -93,6 +93,32 @@ def normalize(address: int, thread: int, threads: int) -> None:
                     quantize_residual(values, first, terms + offset_of(2 * token + 1, group, groups, lanes))
 
 
+# `out` and `records` as those of NORMALIZE; `out` may be `input`.
+CLIP = Record(
+    "step count_field input input_stride width low=f32 high=f32 out out_stride records records_groups records_width"
+)
+
+
+@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+def clip(address: int, thread: int, threads: int) -> None:
+    """Values of each token within two numbers; the rest of the last group of 32 becomes zero."""
+    arguments = CLIP(address)
+    tokens = read_i64(arguments.step, arguments.count_field)
+    width, low, high = arguments.width, arguments.low, arguments.high
+    count = (width + GROUP - 1) // GROUP
+    for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
+        target = arguments.out + token * arguments.out_stride
+        x = view(arguments.input + token * arguments.input_stride, width, np.float32)
+        y = view(target, count * GROUP, np.float32)
+        for i in range(width):
+            y[i] = min(max(x[i], low), high)
+        y[width:] = 0.0
+        if arguments.records != 0:
+            for group in range(count):
+                place = arguments.records + offset_of(token, group, arguments.records_groups, arguments.records_width)
+                quantize_group(target + group * GROUP * 4, place)
+
+
 SELECT = Record("step count_field indices input input_stride out out_stride width")
 
 

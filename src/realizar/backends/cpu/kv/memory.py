@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from realizar.backends.cpu.kv.layout import BLOCK_MULTIPLE, KVLayout
 from realizar.backends.cpu.records import address, aligned_zeros
@@ -146,6 +147,11 @@ class KVMemory:
 
     def address_of(self, layer: int) -> int:
         return address(self._memory[layer])
+
+    def planes(self, group: int) -> list[NDArray[np.uint8]]:
+        """Of each layer of a group uint8 [blocks, bytes]."""
+        layers = (layer for layer, own in self._group.items() if own == group)
+        return [self._memory[layer].reshape(-1, self.layouts[layer].block_bytes) for layer in layers]
 
     @property
     def size_bytes(self) -> int:

@@ -72,6 +72,11 @@ class StateMemory:
     def size_bytes(self) -> int:
         return int(self._slots.nbytes + self._replays.nbytes + self._host.nbytes)
 
+    @property
+    def snapshots(self) -> NDArray[np.uint8]:
+        """uint8 [snapshots, bytes]."""
+        return self._slots[self._max_rows :].view(np.uint8)
+
     def begin(self, columns: StepRows, moves: StateMoves) -> None:
         """Make the copies with which a step begins, and write the rows of the step that is to run now.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cache
+from itertools import zip_longest
 from typing import Any, get_args
 
 import numpy as np
@@ -94,7 +95,7 @@ class Weights:
         distinct = [each for each in distinct if self._taken(each) is None]
         self._rows = {name: EmbeddingRows(self._tensors.matrix(name)) for name in self._spec.tables()}
         with ThreadPoolExecutor(self._threads) as pool:
-            for each, following in zip(distinct, [*distinct[1:], None], strict=True):
+            for each, following in zip_longest(distinct, distinct[1:]):
                 if isinstance(following, Linear):
                     self._tensors.matrix(following.weight).prefetch()
                 with naming_refusals(each.weight):

@@ -114,6 +114,14 @@ class KVMemory:
     def group_of(self, layer: int) -> int:
         return self._group[layer]
 
+    def planes(self, group: int) -> list[torch.Tensor]:
+        """Keys, values and scales of each layer of a group, whose first axis is the block."""
+        caches = (cache for layer, cache in self.layers.items() if self._group[layer] == group)
+        tensors = (
+            each for cache in caches for each in (cache.keys, cache.values, cache.key_scales, cache.value_scales)
+        )
+        return [tensor for tensor in tensors if tensor.dim() > 1]
+
     @property
     def joint_bytes(self) -> int:
         """Bytes of all blocks, with those of a model beside."""

@@ -71,14 +71,12 @@ def store_fp8(
     """x [BLOCK] as the columns from `first` to `limit`, multiples of 128, in the order of `layouts.activations`."""
     groups = tl.reshape(x, [BLOCK // 128, 128])
     scale = tl.maximum(tl.max(tl.abs(groups), axis=1), 1e-30) / 448.0
-    split = tl.reshape(groups / scale[:, None], [BLOCK // 64, 4, 4, 2, 2])
-    ordered = tl.reshape(tl.permute(split, (0, 2, 1, 4, 3)), [BLOCK])
+    code = fp8_code(tl.reshape(groups / scale[:, None], [BLOCK]))
     index = tl.arange(0, BLOCK)
     row = token % BLOCK_TOKENS
     chunk = token // BLOCK_TOKENS * ((CHUNKS + 1) // 2 * 2) + first // 64 + index // 64
     at = (chunk * 4 + index % 64 // 16) * BLOCK_TOKENS + row
-    column = first + index // 64 * 64 + index % 16 // 4 * 16
-    tl.store(codes + at * 16 + index % 16, fp8_code(ordered), mask=column < limit)
+    tl.store(codes + at * 16 + index % 16, code, mask=first + index < limit)
     group = token // BLOCK_TOKENS * ((CHUNKS + 1) // 2) + first // 128 + tl.arange(0, BLOCK // 128)
     place = row // 16 * 16 + row % 8 // 2 * 4 + row % 16 // 8 * 2 + row % 2
     inside = first + tl.arange(0, BLOCK // 128) * 128 < limit

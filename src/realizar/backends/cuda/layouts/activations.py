@@ -39,7 +39,7 @@ columns padded to a multiple of 128:
 
 Token m, column c lies at block m // block_tokens, chunk c // 64 and, with d = c % 64,
 
-    [d % 16 // 4, m % block_tokens // 8, m % 8, d // 16 * 4 + d % 2 * 2 + d % 4 // 2]
+    [d // 16, m % block_tokens // 8, m % 8, d % 16]
 
 and the scale of its columns at [m // block_tokens, c // 128, n], where n puts the two tokens of 16 that a lane adds up
 near each other: with r = m % block_tokens, n = r // 16 * 16 + r % 8 // 2 * 4 + r % 16 // 8 * 2 + r % 2. Rows that

@@ -36,7 +36,7 @@ import torch
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs, gated_activation
-from realizar.backends.cuda.matmul.fp8 import EXPERT_TILES, FP8_ROWS, decoded_bytes, laid_bytes, launch_fp8_experts
+from realizar.backends.cuda.matmul.fp8 import FP8_ROWS, decoded_bytes, expert_tiles, laid_bytes, launch_fp8_experts
 from realizar.backends.cuda.matmul.grouped_tiles import (
     MOST_STAGES,
     StepTiles,
@@ -115,8 +115,8 @@ class GroupedConfig:
         """Kernels of the matmul, the last its own."""
         laid = [lay_source(self.tiles.tokens, isinstance(self.tiles, FP8Tiles))] if self.lays else []
         if isinstance(self.tiles, FP8Tiles):
-            decode = fp8_weights_source(self.format, self.activation is not None)
-            return [*laid, decode, fp8_experts_source(self.tiles, self.activation, self.halves)]
+            decode = [] if self.tiles.stored else [fp8_weights_source(self.format)]
+            return [*laid, *decode, fp8_experts_source(self.tiles, self.activation, self.halves)]
         own = grouped_source(self.format, self.tiles, self.gathers, self.activation, self.chunks, self.halves)
         return [*laid, own]
 
@@ -213,7 +213,7 @@ class GroupedMatmuls:
         shape = ExpertShape.of_stack(stack.routed, stack.out_features, stack.in_features, gated)
         if step.in_fp8:
             halves = halves and stack.out_features % 8 == 0
-            return GroupedConfig(stack.format, EXPERT_TILES, tiled, activation, chunks, halves)
+            return GroupedConfig(stack.format, expert_tiles(stack), tiled, activation, chunks, halves)
         measured = _measured(self.lines, step, shape, gated)
         tiles: AnyTiles
         if isinstance(measured, DirectTiles) and fits(measured, stack.format, chunks, shared):

@@ -18,10 +18,10 @@ from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.fixed_order import is_gated
 from realizar.backends.cuda.matmul.fp8 import (
     FP8_INPUT,
-    LEAST_TOKENS,
     decoded_bytes,
     launch_fp8,
     launch_fp8_gated,
+    least_tokens,
     route_fp8,
 )
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, FoldedNorm, InputFormat
@@ -63,20 +63,21 @@ class MergedLinear:
         activation: of the feed-forward whose gate and up these are, where the consumer of its result is packed.
         adds_residual: whether its sums go to the residual stream, through no norm.
         batch_invariant: whether a token's sums have one order, whatever the number of tokens.
-        prompts_in_fp8: whether packed matrices are multiplied in 8-bit floats in long steps: see `matmul.fp8`.
+        fp8_tokens: tokens of a step, padded, from which on packed matrices are multiplied in 8-bit floats
+            (`matmul.fp8`); 0 where they never are.
         reads_halves: whether the reader of its sums takes halves, as a norm does.
 
     Attributes:
-        matrices: in the order of their columns. packed: the packed ones among them. prompts_in_fp8: as given.
+        matrices: in the order of their columns. packed: the packed ones among them.
     """
 
     def __init__(
         self, matrices: Sequence[Matrix], bias: torch.Tensor | None, device: DeviceProfile,
         matmuls: MatmulKernels | None, activation: GatedActivation | None = None, adds_residual: bool = False,
-        batch_invariant: bool = False, prompts_in_fp8: bool = False, reads_halves: bool = False,
+        batch_invariant: bool = False, fp8_tokens: int = 0, reads_halves: bool = False,
     ) -> None:  # fmt: skip
         self._reads_halves = reads_halves
-        self._device, self._matmuls, self.bias, self.prompts_in_fp8 = device, matmuls, bias, prompts_in_fp8
+        self._device, self._matmuls, self.bias, self._fp8_tokens = device, matmuls, bias, fp8_tokens
         self._activation, self._adds_residual, self._fixed = activation, adds_residual, batch_invariant
         self._routes: dict[int, MatmulConfig] = {}
         self.matrices = tuple(matrices)
@@ -115,8 +116,9 @@ class MergedLinear:
     def _choose_route(self, kind: StepKind, matmuls: MatmulKernels) -> MatmulConfig:
         reads_halves = self._reads_halves and len(self.matrices) == 1
         if self._in_fp8(kind):
-            config = route_fp8(matmuls, self.packed, self._activation)
-            return replace(config, halves=reads_halves and matmuls.leave_as_halves(self.packed))
+            config = route_fp8(matmuls, kind.tokens, self.packed, self._activation)
+            halves = reads_halves and config.splits == 1 and matmuls.leave_as_halves(self.packed)
+            return replace(config, halves=halves, splits=config.splits if self.all_packed else 1)
         epilogue = self._epilogue_route(kind.tokens, matmuls)
         return epilogue or matmuls.route_merged(kind.tokens, self.packed, reads_halves)
 
@@ -162,7 +164,7 @@ class MergedLinear:
         if self._matmuls is not None and config is not None and self.all_packed:
             source = inputs(config.format, self.cols).with_norm(norm)
             if self._in_fp8(kind):
-                launch_fp8(self._matmuls, self.packed, source, partials, tokens, self._columns)
+                launch_fp8(self._matmuls, self.packed, source, partials, tokens, config, self._columns)
             else:
                 self._matmuls.launch_merged(self.packed, source, partials, tokens, config)
             return
@@ -175,7 +177,7 @@ class MergedLinear:
                 assert self._matmuls is not None
                 assert config is not None
                 if self._in_fp8(kind):
-                    launch_fp8(self._matmuls, [matrix], source, partials, tokens, [column])
+                    launch_fp8(self._matmuls, [matrix], source, partials, tokens, config, [column])
                 else:
                     self._matmuls.launch(matrix, source, partials, tokens, config, column=column)
             elif isinstance(matrix, PlainMatrix):
@@ -213,19 +215,23 @@ class MergedLinear:
         return self.all_packed and not self._in_fp8(kind)
 
     @property
+    def prompts_in_fp8(self) -> bool:
+        return self._fp8_tokens > 0
+
+    @property
     def decoded_bytes(self) -> int:
         """Bytes of weights that a launch in 8-bit floats decodes."""
         return decoded_bytes(self.packed) if self.prompts_in_fp8 else 0
 
     def _in_fp8(self, kind: StepKind) -> bool:
-        return self.prompts_in_fp8 and kind.tokens >= LEAST_TOKENS
+        return self.prompts_in_fp8 and kind.tokens >= self._fp8_tokens
 
     def _input_format(self, matrix: Matrix, kind: StepKind) -> InputFormat:
         if isinstance(matrix, PackedMatrix) and self._in_fp8(kind):
             return FP8_INPUT
         if isinstance(matrix, PackedMatrix):
             assert self._matmuls is not None
-            halves = any(not each.format.has_matvec for each in self.packed)  # then all of them read halves
+            halves = any(kind.tokens > each.format.matvec_tokens for each in self.packed)  # then all do
             return self._matmuls.activation_format(kind.tokens, halves)
         return _FLOAT_FORMATS[matrix.dtype] if isinstance(matrix, torch.Tensor) else InputFormat("f16")
 
@@ -297,7 +303,7 @@ def route_gated(
 
     With `batch_invariant` it has one for every number of tokens or for none.
     """
-    activation_format = matmuls.activation_format(tokens, not matrix.format.has_matvec)
+    activation_format = matmuls.activation_format(tokens, tokens > matrix.format.matvec_tokens)
     if not matrix.interleaved or not matmuls.has_epilogues:
         return None
     if matmuls.batch_invariant and not is_gated(matmuls.tuning, matrix.out_features, matrix.in_features, matrix.format):
@@ -329,7 +335,7 @@ def launch_gated(
     assert config.epilogue is not None
     if isinstance(config.tiles, FP8Tiles):
         assert config.epilogue != "residual"
-        launch_fp8_gated(matmuls, matrix, activations, target, tokens, config.epilogue)
+        launch_fp8_gated(matmuls, matrix, activations, target, tokens, config)
         return
     source, tiles = matmul_source((matrix.format,), config.tiles, config.epilogue), config.tiles
     out, out_scales = target.addresses
@@ -340,9 +346,10 @@ def launch_gated(
 
 
 class Merger:
-    """Makes the merged matmuls of a program, each once; `batch_invariant` and `prompts_in_fp8` as in `MergedLinear`.
+    """Makes the merged matmuls of a program, each once; `batch_invariant` as in `MergedLinear`.
 
-    The head keeps its precision.
+    `prompts_in_fp8`: long steps are multiplied in 8-bit floats, all matmuls from one number of tokens on, but for the
+    head, which keeps its precision.
     """
 
     def __init__(
@@ -350,8 +357,11 @@ class Merger:
         batch_invariant: bool = False, prompts_in_fp8: bool = False,
     ) -> None:  # fmt: skip
         self._weights, self._device, self._matmuls = weights, device, matmuls
-        self._batch_invariant, self._prompts_in_fp8 = batch_invariant, prompts_in_fp8
+        self._batch_invariant = batch_invariant
         self._head: Group = (program.tail.head.weight,)
+        others = (group for key, group in weights.groups.items() if key != self._head)
+        packed = [matrix for group in others for matrix in group if isinstance(matrix, PackedMatrix)]
+        self._fp8_tokens = least_tokens(packed) if prompts_in_fp8 else 0
         adds_residual = (block.join for block in program.blocks)
         self._residual_adds: set[Group] = {
             (join.linear.weight,) for join in adds_residual if join.linear and join.adds_directly
@@ -374,7 +384,7 @@ class Merger:
                 self._activation(key),
                 adds_residual,
                 self._batch_invariant,
-                self._prompts_in_fp8 and key != self._head,
+                0 if key == self._head else self._fp8_tokens,
                 key in self._read_by_norms,
             )
         return self._made[key]
@@ -392,4 +402,4 @@ class Merger:
         if not all(isinstance(matrix, PackedMatrix) for matrix in down):
             return None
         packed = (matrix for matrix in (*self._weights.groups[key], *down) if isinstance(matrix, PackedMatrix))
-        return feed_forward.activation if len({matrix.format.has_matvec for matrix in packed}) <= 1 else None
+        return feed_forward.activation if len({matrix.format.matvec_tokens for matrix in packed}) <= 1 else None

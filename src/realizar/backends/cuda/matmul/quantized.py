@@ -83,7 +83,7 @@ class MatmulConfig:
         if not isinstance(self.tiles, FP8Tiles):
             return [matmul_source(formats, self.tiles, self.epilogue, self.halves)]
         activation = None if self.epilogue == "residual" else self.epilogue
-        weights = [fp8_weights_source(each, activation is not None) for each in formats]
+        weights = [] if self.tiles.stored else [fp8_weights_source(each) for each in formats]
         return [*weights, fp8_source(len(formats), self.tiles, activation, self.halves)]
 
 
@@ -138,7 +138,7 @@ class MatmulKernels:
         reads_halves: the reader of the sums takes halves. So they leave a single matrix in long steps on Hopper, but
         with `batch_invariant`.
         """
-        activation_format = self.activation_format(tokens, any(not matrix.format.has_matvec for matrix in matrices))
+        activation_format = self.activation_format(tokens, any(tokens > each.format.matvec_tokens for each in matrices))
         largest = max(matrices, key=lambda matrix: matrix.out_features)
         weight_formats = tuple(matrix.format for matrix in matrices)
         out_features = sum(matrix.out_features for matrix in matrices)

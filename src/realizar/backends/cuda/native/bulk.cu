@@ -32,6 +32,8 @@ INLINE void prefetch_bulk_once(const void* from, u32 bytes) {
       "cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(from), "r"(bytes), "l"(leaves_first())
       : "memory");
 }
+// Where the engine finds boxes of an array: chunks/tensor_map.py.
+struct __align__(64) TensorMap { char bytes[128]; };
 INLINE void store_bulk(void* to, u32 from, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }

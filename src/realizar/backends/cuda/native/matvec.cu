@@ -1,4 +1,5 @@
-// Matmuls for few tokens: integer dot products of codes with int8 activations.
+// Matmuls for few tokens: dot products of codes with int8 activations, as integers; of e4m3, which are no integers,
+// as halves.
 // Defined around it: TOKENS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns) UNROLL
 // (chunks requested at once) BLOCKS (blocks per multiprocessor); ACTIVATION beside matvec_gated.cu where the epilogue
 // is a feed-forward's activation, RESIDUAL beside matvec_residual.cu where it is the residual add; with it PAIR_PARTS
@@ -40,6 +41,32 @@ INLINE void all_code_bytes(u32 (&words)[4], const Raw& raw, const void* table) {
   words[2] = code_bytes<R, 2, SIDE...>(raw, table);
   words[3] = code_bytes<R, 3, SIDE...>(raw, table);
 }
+
+#if E4M3
+// Dot products of a lane's sixteen columns with 2^-8 of its weights of both halves, in pairs of columns; eight of them
+// are added as halves.
+INLINE void dot_floats(float (&d0)[TOKENS], float (&d1)[TOKENS], const Raw& raw, const uint4 (&x)[TOKENS]) {
+  u32 sums[2][TOKENS];
+  auto step = [&](auto j) {
+    constexpr int J = decltype(j)::value;
+    const u32 low[2] = {code_halves<0, J, 0>(raw, raw.codes[J]), code_halves<0, J, 1>(raw, raw.codes[J])};
+    const u32 high[2] = {code_halves<1, J, 0>(raw, raw.codes[4 + J]), code_halves<1, J, 1>(raw, raw.codes[4 + J])};
+#pragma unroll
+    for (int m = 0; m < TOKENS; m++) {  // 0x64xx is 1024 + xx, and xx 128 more than the code
+      const u32 codes = (J == 0 ? x[m].x : J == 1 ? x[m].y : J == 2 ? x[m].z : x[m].w) ^ 0x80808080u;
+      const u32 first = add2(permute(codes, 0x64646464u, 0x4240), 0xe480e480u);
+      const u32 second = add2(permute(codes, 0x64646464u, 0x4341), 0xe480e480u);
+      sums[0][m] = fma2(low[1], second, J % 2 ? fma2(low[0], first, sums[0][m]) : mul2(low[0], first));
+      sums[1][m] = fma2(high[1], second, J % 2 ? fma2(high[0], first, sums[1][m]) : mul2(high[0], first));
+      if constexpr (J % 2) {
+        d0[m] = (J == 1 ? 0.f : d0[m]) + (low_half(sums[0][m]) + high_half(sums[0][m]));
+        d1[m] = (J == 1 ? 0.f : d1[m]) + (low_half(sums[1][m]) + high_half(sums[1][m]));
+      }
+    }
+  };
+  step(Index<0>{}); step(Index<1>{}); step(Index<2>{}); step(Index<3>{});
+}
+#endif
 
 #if !defined(ACTIVATION) && !defined(RESIDUAL)
 INLINE void store_sums(
@@ -120,9 +147,14 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
 #pragma unroll
   for (int m = 0; m < TOKENS; m++) scaled[0][m] = scaled[1][m] = beside[0][m] = beside[1][m] = 0.f;
   auto add = [&](const Raw& raw, const uint4(&x)[TOKENS], const float2(&term)[TOKENS]) {
+#if E4M3
+    float floats0[TOKENS], floats1[TOKENS];
+    dot_floats(floats0, floats1, raw, x);
+#else
     u32 q0[4], q1[4];
     all_code_bytes<0>(q0, raw, table);
     all_code_bytes<1>(q1, raw, table);
+#endif
 #if E2M1
     u32 n0[4], n1[4];
     all_code_bytes<0, true>(n0, raw, table);
@@ -133,6 +165,9 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     const float m0 = MINIMA ? high_half(p.pair[0]) : s0, m1 = MINIMA ? high_half(p.pair[1]) : s1;
 #pragma unroll
     for (int m = 0; m < TOKENS; m++) {
+#if E4M3
+      const float d0 = floats0[m], d1 = floats1[m];
+#else
       auto dots = [&](const u32(&q)[4]) {
         return dot4(q[3], x[m].w, dot4(q[2], x[m].z, dot4(q[1], x[m].y, dot4(q[0], x[m].x, 0))));
       };
@@ -140,6 +175,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
       const int d0 = dots(q0) - dots(n0), d1 = dots(q1) - dots(n1);
 #else
       const int d0 = dots(q0), d1 = dots(q1);
+#endif
 #endif
       scaled[0][m] += s0 * term[m].x * (float)d0;
       scaled[1][m] += s1 * term[m].x * (float)d1;
@@ -179,7 +215,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     request(even, k + 2 * UNROLL);
     consume(odd, k + UNROLL);
   }
-  constexpr float scale0 = power(POSITION0 - 24), scale1 = power(POSITION1 - 24 - (BYTES_TIMES_16 ? 4 : 0));
+  constexpr float scale0 = E4M3 ? 1.f : power(POSITION0 - 24), scale1 = E4M3 ? 1.f : power(POSITION1 - 24 - (BYTES_TIMES_16 ? 4 : 0));
   constexpr float shift0 = MINIMA ? 1.f : -OFFSET * power(POSITION0 - 24), shift1 = MINIMA ? 1.f : -OFFSET * power(POSITION1 - 24);
 #pragma unroll
   for (int m = 0; m < TOKENS; m++) {

@@ -59,6 +59,25 @@ INLINE u32 e4m3_pair(float low, float high) {
 // Where the scale of a row of 8-bit floats stands in its block, so that a lane of the matmul has those of its two
 // tokens two places apart: layouts/activations.py.
 INLINE int scale_place(int row) { return row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2; }
+// Words of four lanes: the k-th of each goes to lane k, in the order of lanes.
+INLINE void transpose_words(u32 (&words)[4], int t) {
+#pragma unroll
+  for (int s = 1; s <= 2; s *= 2)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      if (k & s) continue;
+      const u32 got = __shfl_xor_sync(~0u, t & s ? words[k] : words[k | s], s);
+      if (t & s) words[k] = got;
+      else words[k | s] = got;
+    }
+}
+// 8-bit floats of 64 columns that four lanes have, columns 2 t and 2 t + 1 of every eight: those of the columns from
+// 16 i on in word i. Returns the sixteen from 16 t on, in their order.
+INLINE uint4 sixteen_columns(u32 (&words)[4], int t) {
+  transpose_words(words, t);
+  return make_uint4(permute(words[0], words[1], 0x5410), permute(words[2], words[3], 0x5410),
+                    permute(words[0], words[1], 0x7632), permute(words[2], words[3], 0x7632));
+}
 // Sums that leave as halves are divided by this: `HALF_FACTOR` of kernels/reduce.py.
 constexpr float SUM_FACTOR = 16.f;
 

@@ -164,12 +164,14 @@ class FP8Tiles:
         stages: of the ring.
         cluster: blocks that share the weights which they copy: 1 or 2.
         beside: clusters of tokens that run beside each other with the same weights.
+        stored: weights are e4m3 in fragment order, which need no decoding: see `matmul.stored_fp8`.
     """
 
     tokens: int = 128
     stages: int = 4
     cluster: int = 2
     beside: int = 8
+    stored: bool = False
 
     kind: Literal["wgmma_fp8"] = "wgmma_fp8"
 
@@ -184,7 +186,7 @@ class FP8Tiles:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
-        return self.stages * (FP8_FEATURES * 128 + self.tokens * 132 + 128)
+        return self.stages * (FP8_FEATURES * 128 + self.tokens * 132 + 512)
 
     def defines(self) -> Defines:
         return of_fields(self) | wgmma_operands("PART", 64, "%{}, %{}") | {"PREDICATE": '"%66"'}
@@ -295,21 +297,27 @@ def fp8_source(count: int, tiles: FP8Tiles, activation: GatedActivation | None =
     """The kernel in 8-bit floats for `count` matrices side by side, of any format: `fp8_weights_source` decodes them.
 
     Its parameters: of each matrix its decoded weights and scales, output, out_features and first tile; then the
-    activations' two addresses, tokens, chunks, token stride, and with an activation the next matmul's scales. `halves`
-    as of `matmul_source`.
+    activations' two addresses, tokens, chunks, splits, token stride and split stride, and with an activation the next
+    matmul's scales. In place of decoded weights `stored` ones have their map, then factors of output features or null.
+    `halves` as of `matmul_source`.
     """
-    name = f"wgmma_fp8_{count}{f'_{activation}' if activation else '_halves' if halves else ''}_tokens{tiles.tokens}"
-    parameters = [f"const char* w{i}, const float* s{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)]
-    parameters.append("const char* x, const float* scales, int tokens, int chunks, int token_stride")
+    name = f"wgmma_fp8{'_stored' if tiles.stored else ''}_{count}"
+    name += f"{f'_{activation}' if activation else '_halves' if halves else ''}_{tiles.cluster}_tokens{tiles.tokens}"
+    weights = "const __grid_constant__ TensorMap w{0}, const float* o{0}" if tiles.stored else "const char* w{0}"
+    sizes = "const float* s{0}, float* p{0}, int n{0}, int f{0}"
+    parameters = [f"{weights}, {sizes}".format(i) for i in range(count)]
+    parameters.append("const char* x, const float* scales, int tokens, int chunks, int splits")
+    parameters.append("int token_stride, int split_stride")
     parameters.extend(["float* out_scales"] if activation else [])
     lines = ["  auto segment_of = [&](int tile) -> Segment {"]
     for i in reversed(range(count)):
         condition = f"if (tile >= f{i}) " if i else ""
         out_scales = "out_scales" if activation else "nullptr"
-        lines.append(f"    {condition}return {{w{i}, s{i}, p{i}, n{i}, tile - f{i}, {out_scales}}};")
+        own, features = (f"(const char*)&w{i}", f", o{i}, 0") if tiles.stored else (f"w{i}", "")
+        lines.append(f"    {condition}return {{{own}, s{i}, p{i}, n{i}, tile - f{i}, {out_scales}{features}}};")
     lines.append("  };")
-    lines.append(f"  const Tiles tiles{{f{count - 1}, n{count - 1}, tokens}};")
-    lines.append("  multiply_tiles(Dense{tiles, segment_of, token_stride}, chunks, x, scales);")
+    lines.append(f"  const Tiles tiles{{f{count - 1}, n{count - 1}, tokens, splits}};")
+    lines.append("  multiply_tiles(Dense{tiles, segment_of, token_stride, split_stride}, chunks, x, scales);")
     return _fp8_kernel(name, tiles, activation, {"HALVES": int(halves)}, ["fp8/dense.cu"], parameters, lines)
 
 
@@ -317,22 +325,24 @@ def fp8_source(count: int, tiles: FP8Tiles, activation: GatedActivation | None =
 def fp8_experts_source(tiles: FP8Tiles, activation: GatedActivation | None, halves: bool = False) -> Source:
     """The kernel in 8-bit floats for the rows of experts, in tiles of `FP8Tiles.tokens` places, and for any format.
 
-    Its parameters: the stack's decoded weights and scales, its biases, the output, with an activation the next matmul's
-    scales, the pairs' weights, the activations' two addresses, slots and work as the sort writes them, out_features
-    and chunks.
+    Its parameters: the stack's decoded weights, or of `stored` ones their map and factors, as of `fp8_source`; scales,
+    its biases, the output, with an activation the next matmul's scales, the pairs' weights, the activations' two
+    addresses, slots and work as the sort writes them, out_features and chunks.
 
     Args:
         activation: of interleaved gate and up, whose output lies in tiles; None writes sums to their pairs' rows.
         halves: those sums leave as halves, divided by 16.
     """
-    name = f"experts_fp8_{activation or ('halves' if halves else 'pairs')}"
+    name = f"experts_fp8{'_stored' if tiles.stored else ''}_{activation or ('halves' if halves else 'pairs')}"
     parameters = [
-        "const char* weights, const float* block_scales, const float* bias, char* out, float* out_scales",
+        "const __grid_constant__ TensorMap weights, const float* features" if tiles.stored else "const char* weights",
+        "const float* block_scales, const float* bias, char* out, float* out_scales",
         "const float* pair_weights, const char* x, const float* scales, const int* slots, const int* work",
         "int out_features, int chunks",
     ]  # fmt: skip
     lines = ["  __shared__ TileEnd staged[2];", "  __shared__ __align__(8) u64 ends[4];", "  __shared__ int total;"]
-    fields = "weights, block_scales, bias, out, out_scales, pair_weights, slots, work, out_features, chunks"
+    fields = "(const char*)&weights, block_scales, features" if tiles.stored else "weights, block_scales, nullptr"
+    fields += ", bias, out, out_scales, pair_weights, slots, work, out_features, chunks"
     lines.append(f"  const Grouped grouped{{{fields}, &total, staged, shared_address(ends)}};")
     lines.append("  if (grouped.first() >= load_listed(work) * grouped.columns()) return;")
     lines.append("  multiply_tiles(grouped, chunks, x, scales);")
@@ -356,14 +366,14 @@ def _fp8_kernel(
 
 
 @cache
-def fp8_weights_source(weight_format: FragmentFormat, interleaved: bool) -> Source:
-    """Weights of a format as `fp8_source` reads them: `interleaved` ones of gate and up for its gated epilogue.
+def fp8_weights_source(weight_format: FragmentFormat) -> Source:
+    """Weights of a format as `fp8_source` reads them.
 
     Its parameters: the weights, block scales and table of one matrix or of several, the decoded weights and scales,
     bytes from matrix to matrix, strips and chunks.
     """
-    name = f"decode_fp8_{format_name(weight_format)}{'_gated' if interleaved else ''}"
-    numbers: Defines = {"POWER": weight_format.fp8_power, "INTERLEAVED": int(interleaved), "NAME": name}
+    name = f"decode_fp8_{format_name(weight_format)}"
+    numbers: Defines = {"POWER": weight_format.fp8_power, "NAME": name}
     files = ("primitives.cu", "weights.cu", "fp8/decode.cu")
     return Source(name, define(format_defines(weight_format) | numbers) + "".join(map(read, files)))
 

@@ -114,6 +114,11 @@ class StateMemory:
         self._copy([(row, self._rows + snapshot) for row, snapshot in moves.taken])
 
     @property
+    def snapshots(self) -> list[torch.Tensor]:
+        """States and rings of each layer, [snapshots, ...]."""
+        return [tensor[self._rows :] for tensor in self._tensors]
+
+    @property
     def snapshot_bytes(self) -> int:
         return sum(tensor[0].nbytes for tensor in self._tensors)
 

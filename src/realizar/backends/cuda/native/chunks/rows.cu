@@ -138,7 +138,6 @@ INLINE void write_halves(const Arguments& in, const float (&sums)[OWN / 2], int 
 // The same as its 8-bit floats: 128 columns, which four lanes have, share a scale.
 INLINE void write_e4m3(const Arguments& in, const float (&sums)[OWN / 2], int r, float kept, int token, int head,
                        int side, int t, bool own) {
-  const bool odd = t % 2;
   const int block = in.block_tokens, row = token % block;
   const long first = (long)(token / block) * (in.chunks / 2) + (head * HEAD + side * OWN) / 128;
 #pragma unroll
@@ -151,23 +150,17 @@ INLINE void write_e4m3(const Arguments& in, const float (&sums)[OWN / 2], int r,
     top = fmaxf(fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * kept, 1e-30f);
     const float factor = 448.f / top * kept;
     if (own && t == 0) in.input_scales[(first + c) * block + scale_place(row)] = top / 448.f;
-    char* to = in.inputs + (first + c) * (block * 128) + row * 16 + (t / 2 + odd * 2) * (block * 16);
+    char* to = in.inputs + (first + c) * (block * 128) + row * 16 + t * (block * 16);
 #pragma unroll
     for (int h = 0; h < 2; h++) {  // 64 columns
       u32 words[4];
 #pragma unroll
-      for (int s = 0; s < 2; s++) {  // 32 columns
-        const float* y = x + (h * 8 + s * 4) * 4;
-        auto run = [&](int i) {
-          return e4m3_pair(y[i * 4] * factor, y[i * 4 + 1] * factor) |
-                 e4m3_pair(y[i * 4 + 8] * factor, y[i * 4 + 9] * factor) << 16;
-        };
-        const u32 even_run = run(0), odd_run = run(1), other = __shfl_xor_sync(~0u, odd ? even_run : odd_run, 1);
-        const u32 low = odd ? other : even_run, high = odd ? odd_run : other;
-        words[s * 2] = permute(low, high, 0x5140);
-        words[s * 2 + 1] = permute(low, high, 0x7362);
+      for (int i = 0; i < 4; i++) {
+        const float* y = x + (h * 8 + i * 2) * 4;
+        words[i] = e4m3_pair(y[0] * factor, y[1] * factor) | e4m3_pair(y[4] * factor, y[5] * factor) << 16;
       }
-      if (own) *(uint4*)(to + h * (block * 64)) = make_uint4(words[0], words[1], words[2], words[3]);
+      const uint4 columns = sixteen_columns(words, t);
+      if (own) *(uint4*)(to + h * (block * 64)) = columns;
     }
   }
 }

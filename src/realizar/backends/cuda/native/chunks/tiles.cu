@@ -31,7 +31,6 @@ static_assert(COPIES <= 32 && GROUP * TOKENS <= QUERIES && HEAD % 8 == 0);
 static_assert(SUM_WIDTH == HEAD || (SUM_WIDTH % 64 == 0 && OWN % SUM_WIDTH == 0));
 static_assert(!CODED || ROWS * ((HEAD + 31) / 32) % 8 == 0);  // the copy engine takes runs of 16 bytes
 
-struct __align__(64) TensorMap { char bytes[128]; };
 struct Span { int from, to; };  // keys of a place that a tile may see; to -1 is the end
 
 INLINE void copy_box(u32 to, const TensorMap* map, int x, int y, u32 barrier) {

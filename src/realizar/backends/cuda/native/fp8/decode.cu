@@ -1,16 +1,15 @@
 // Weights of any format as 8-bit floats (e4m3), in the order of the tensor cores' B operand: tiles of 256 output
-// features, then groups of 128 columns, 32 KB each: [8 runs of 16 columns][32 octets of features][8][16], columns of a
-// run in the order of layouts/activations.py. What lies beyond the matrix is zeros. Octets of gate and up of a
-// feed-forward, whose strips of 64 alternate, alternate: a thread of the matmul has both of an output.
-// Defined around it: NAME (of the kernel) POWER (2^POWER times weights as decoded fit e4m3) INTERLEAVED. Before it:
-// weights.cu.
+// features, then groups of 128 columns, 32 KB each: [2 chunks][256 features][64 columns], of a feature its four runs of
+// 16 columns in the places that the copy engine gives them (a swizzle of 64 bytes). What lies beyond the matrix is
+// zeros.
+// Defined around it: NAME (of the kernel) POWER (2^POWER times weights as decoded fit e4m3). Before it: weights.cu.
 
-// Four weights, from two pairs of halves.
+// Four weights in the order of their columns, from the pairs of the first and third, and of the others.
 INLINE u32 to_e4m3(u32 first, u32 second) {
   u32 r;
   asm("{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f16x2 l, %1; cvt.rn.satfinite.e4m3x2.f16x2 h, %2; mov.b32 %0, {l, h};}"
       : "=r"(r) : "r"(mul2(first, half_power(POWER))), "r"(mul2(second, half_power(POWER))));
-  return r;
+  return permute(r, r, 0x3120);
 }
 
 #if E4M3
@@ -44,8 +43,7 @@ NAME(const char* weights, const float* block_scales, const void* table, char* ou
   const int groups = (chunks + 1) / 2, tiles = gridDim.y / 2;
   const long before = (long)blockIdx.z * tiles * groups + strip / 4 * groups;
   const float block_scale = strip < strips ? block_scales[blockIdx.z * strips + strip] * power(-(POWER)) : 0.f;
-  const int octet = INTERLEAVED ? (strip / 2 % 2 * 8 + tile * 2) * 2 + strip % 2 : strip % 4 * 8 + tile * 2;
-  constexpr int APART = INTERLEAVED ? 256 : 128;  // bytes between the octets of a tile of 16 rows
+  const int g = lane >> 2, run = lane & 3, feature = strip % 4 * 64 + tile * 16 + g;
   const char* from = weights + blockIdx.z * stride + strip * strip_bytes(chunks);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -65,20 +63,19 @@ NAME(const char* weights, const float* block_scales, const void* table, char* ou
     scale *= take_out_scale(raw, there, strip < strips, warp / 4, tile);
 #endif
     if (lane == 0 && tile == 0) scales[(before + group) * 4 + strip % 4] = scale;
-    char* to = out + (before + group) * 32768 + octet * 128 + lane * 4;
+    char* to = out + (before + group) * 32768 + feature * 64 + (run ^ g / 2) * 16;
 #pragma unroll
     for (int c = 0; c < 2; c++) {
-      u32 values[8];  // run i / 2 of the chunk, octet i % 2
-#pragma unroll
-      for (int j = 0; j < 8; j++) values[j] = 0;
+      uint4 low = make_uint4(0, 0, 0, 0), high = low;  // of features g and g + 8
       if (strip < strips && c < there) {
         u32 halves[4][4];
         decode(halves, raw[c], table);
-#pragma unroll
-        for (int j = 0; j < 8; j++) values[j] = to_e4m3(halves[j / 2][j % 2], halves[j / 2][j % 2 + 2]);
+        auto four = [&](int j, int half) { return to_e4m3(halves[j][half], halves[j][half + 2]); };
+        low = make_uint4(four(0, 0), four(1, 0), four(2, 0), four(3, 0));
+        high = make_uint4(four(0, 1), four(1, 1), four(2, 1), four(3, 1));
       }
-#pragma unroll
-      for (int j = 0; j < 8; j++) *(u32*)(to + c * 16384 + j / 2 * 4096 + j % 2 * APART) = values[j];
+      *(uint4*)(to + c * 16384) = low;
+      *(uint4*)(to + c * 16384 + 512) = high;
     }
   }
 }

@@ -10,22 +10,10 @@ struct TileEnd {
   float factors[TOKENS];  // of their sums
 };
 
-// Words of four lanes: the k-th of each goes to lane k, in the order of lanes.
-INLINE void transpose_words(u32 (&words)[4], int t) {
-#pragma unroll
-  for (int s = 1; s <= 2; s *= 2)
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-      if (k & s) continue;
-      const u32 got = __shfl_xor_sync(~0u, t & s ? words[k] : words[k | s], s);
-      if (t & s) words[k] = got;
-      else words[k | s] = got;
-    }
-}
-
-// bias: of the tile's output features, of which `left` are there, or null. out: of the first of them, of pair 0.
-INLINE void store_pairs(const float (&sums)[PARTS][PART], const TileEnd& own, const float* bias, char* out,
-                        int out_features, int left) {
+// bias, features: of the tile's output features, of which `left` are there, or null. out: of the first of them, of pair
+// 0.
+INLINE void store_pairs(const float (&sums)[PARTS][PART], const TileEnd& own, const float* bias, const float* features,
+                        char* out, int out_features, int left) {
   const int thread = anew(threadIdx.x), g = thread % 32 >> 2, t = thread & 3;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -42,6 +30,10 @@ INLINE void store_pairs(const float (&sums)[PARTS][PART], const TileEnd& own, co
           const float* sum = sums[strip / 2] + (strip % 2 * 8 + i * 4 + k) * 4 + r * 2;
           x[k] = make_float2(sum[0] * factor, sum[1] * factor);
           const int feature = strip * 64 + (i * 4 + k) * 8 + t * 2;
+          if (features && feature < left) {
+            x[k].x *= __ldg(features + feature);
+            x[k].y *= __ldg(features + feature + 1);
+          }
           if (bias && feature < left) {
             x[k].x += __ldg(bias + feature) * factor;
             x[k].y += __ldg(bias + feature + 1) * factor;
@@ -69,8 +61,9 @@ INLINE void store_pairs(const float (&sums)[PARTS][PART], const TileEnd& own, co
 }
 
 struct Grouped {
-  const char* weights;    // as decode.cu writes them, and their scales, expert after expert
+  const char* weights;    // as decode.cu writes them, and their scales, expert after expert; STORED: their map
   const float* scales;
+  const float* features;  // STORED: factors of output features, of each expert up to a whole strip, or null
   const float* bias;      // [experts, out_features], or null
   char* out;              // of pairs; with the gated epilogue the next matmul's codes
   float* out_scales;      // with the gated epilogue: the next matmul's scales
@@ -90,12 +83,13 @@ struct Grouped {
     return tile < *total;
   }
   INLINE Place place(int tile) const { return {tile % columns(), tile / columns()}; }
+  INLINE int first_group(int split, int groups) const { return split * groups; }  // there is one
   INLINE Segment segment(const Place& place) const {
     const long expert = load_listed(work + 1 + place.token_block) >> 1;
     const long groups = (chunks + 1) / 2;
     const long tiles = expert * columns() * groups;
-    return {weights + tiles * WEIGHTS_STAGE, scales + tiles * (FEATURES / 64), (float*)out, out_features, place.column,
-            out_scales};
+    return {weights + (STORED ? 0 : tiles * WEIGHTS_STAGE), scales + tiles * (FEATURES / 64), (float*)out, out_features,
+            place.column, out_scales, nullptr, (int)expert};
   }
   INLINE void begin() const {
     *total = load_listed(work) * columns();
@@ -131,11 +125,12 @@ struct Grouped {
     barrier_wait(full, turn >> 1 & 1);
     const int first = place.column * FEATURES;
     const float* tile_bias = bias ? bias + (long)own.expert * out_features + first : nullptr;
+    const float* factors = features ? features + (long)own.expert * ((out_features + 63) / 64 * 64) + first : nullptr;
 #ifdef ACTIVATION
     const Segment matrix{nullptr, nullptr, (float*)out, out_features, place.column, out_scales};
-    store_gated(sums, matrix, tile_bias, place.token_block);
+    store_gated(sums, matrix, tile_bias, factors, place.token_block);
 #else
-    store_pairs(sums, own, tile_bias, out + first * (HALVES ? 2 : 4), out_features, out_features - first);
+    store_pairs(sums, own, tile_bias, factors, out + first * (HALVES ? 2 : 4), out_features, out_features - first);
 #endif
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(full + 16);

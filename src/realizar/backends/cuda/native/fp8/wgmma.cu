@@ -7,10 +7,22 @@
 // the same weights, and each copies a part of them for all.
 // Before it: wgmma_instructions.cu, and dense.cu or experts.cu.
 
-#ifdef ACTIVATION
-constexpr bool INTERLEAVED = true;  // octets of gate and up, which have scales of their own
-#else
-constexpr bool INTERLEAVED = false;
+#if STORED
+// A chunk of a tile's output features, from their map: bytes of a strip, features, strips, experts.
+INLINE void copy_chunk(u32 to, const Segment& segment, int chunk, u32 barrier) {
+  const int strip = segment.tile * (FEATURES / 64);
+  if constexpr (CLUSTER == 1)
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%2, %2, %3, %4, %5}], [%6];"
+                 ::"r"(to), "l"(segment.weights), "r"(0), "r"(strip), "r"(segment.expert), "r"(chunk), "r"(barrier)
+                 : "memory");
+  else
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %2, %3, %4, %5}], [%6], %7;"
+                 ::"r"(to), "l"(segment.weights), "r"(0), "r"(strip), "r"(segment.expert), "r"(chunk), "r"(barrier),
+                 "h"((u16)((1 << CLUSTER) - 1))
+                 : "memory");
+}
 #endif
 
 // The producer: tile after tile, 128 columns a stage.
@@ -25,21 +37,29 @@ INLINE void fill_ring(const Work& work, int groups, const char* values, const ch
     const Place place = work.place(tile);
     const Segment segment = work.segment(place);
     const int last = work.token_blocks() - 1, block = place.token_block < last ? place.token_block : last;
-    const char* weights = segment.weights + (long)segment.tile * groups * WEIGHTS_STAGE + rank * WEIGHTS_PART;
-    const char* strips = (const char*)segment.scales + (long)segment.tile * groups * STRIPS_BYTES;
-    const char* x = values + (long)block * groups * X_STAGE;
-    const char* x_scales = scales + (long)block * groups * SCALES_BYTES;
+    const int begin = work.first_group(place.split, groups), end = work.first_group(place.split + 1, groups);
+#if !STORED
+    const char* weights = segment.weights + ((long)segment.tile * groups + begin) * WEIGHTS_STAGE + rank * WEIGHTS_PART;
+#endif
+    const char* strips = (const char*)segment.scales + ((long)segment.tile * groups + begin) * STRIPS_BYTES;
+    const char* x = values + ((long)block * groups + begin) * X_STAGE;
+    const char* x_scales = scales + ((long)block * groups + begin) * SCALES_BYTES;
 #pragma unroll 1
-    for (int group = 0; group < groups; group++) {
+    for (int group = begin; group < end; group++) {
       const u32 barrier = full + slot * 8, to = base + slot * STAGE_BYTES;
       barrier_wait(empty + slot * 8, parity);
       barrier_expect(barrier, WEIGHTS_STAGE + X_STAGE + SCALES_BYTES + STRIPS_BYTES);
+#if STORED
+      for (int c = rank; c < 2; c += CLUSTER) copy_chunk(to + c * (WEIGHTS_STAGE / 2), segment, group * 2 + c, barrier);
+#else
       if constexpr (CLUSTER == 1) copy_bulk(to, weights, WEIGHTS_STAGE, barrier);
       else copy_bulk_to_all(to + rank * WEIGHTS_PART, weights, WEIGHTS_PART, barrier, CLUSTER);
+      weights += WEIGHTS_STAGE;
+#endif
       copy_bulk(to + WEIGHTS_STAGE, x, X_STAGE, barrier);
       copy_bulk(to + WEIGHTS_STAGE + X_STAGE, x_scales, SCALES_BYTES, barrier);
       copy_bulk(to + WEIGHTS_STAGE + X_STAGE + SCALES_BYTES, strips, STRIPS_BYTES, barrier);
-      weights += WEIGHTS_STAGE, x += X_STAGE, x_scales += SCALES_BYTES, strips += STRIPS_BYTES;
+      x += X_STAGE, x_scales += SCALES_BYTES, strips += STRIPS_BYTES;
       if (++slot == STAGES) { slot = 0; parity ^= 1; }
     }
   } while (work.next(tile));
@@ -61,20 +81,20 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
   if constexpr (CLUSTER > 1) { arrive_at_cluster(); wait_for_cluster(); }  // a block's barriers are there once it came
 
   if (warp >= 8) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 256) fill_ring(work, groups, values, (const char*)scales, shared_address(barriers));
     __syncwarp();
     if (warp == 9) work.stage();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const u32 full = shared_address(barriers), empty = full + STAGES * 8, base = shared_address(ring);
     const int lane = threadIdx.x % 32;
     float sums[PARTS][PART];
-    // Core matrices of eight tokens or features and 16 columns are 128 bytes apart, a column of them along K; no
-    // swizzle.
-    constexpr u32 X_CORE = TOKENS * 16, W_CORE = FEATURES * 16;
-    constexpr u64 octets = (u64)(128 >> 4) << 32;
-    const u32 w_low = (W_CORE / 16 << 16) + ((base & 0x3ffff) >> 4);
+    // Core matrices of eight tokens and 16 columns are 128 bytes apart, a column of them along K; no swizzle. Eight
+    // features have 64 columns each in 512 bytes, with the swizzle of 64 bytes.
+    constexpr u32 X_CORE = TOKENS * 16;
+    constexpr u64 octets = (u64)(128 >> 4) << 32, features = (u64)(512 >> 4) << 32 | (u64)2 << 62;
+    const u32 w_low = (1 << 16) + ((base & 0x3ffff) >> 4);
     const u32 x_low = (X_CORE / 16 << 16) + (((base + WEIGHTS_STAGE + warp / 4 * 1024) & 0x3ffff) >> 4);
     // The scale of this thread's first token; that of its second is two places on.
     const float* own = (const float*)(ring + WEIGHTS_STAGE + X_STAGE) + warp * 16 + lane / 8 * 4 + lane / 4 % 2;
@@ -89,10 +109,11 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
         const float2 both = strips[part];
         const float factors[2][2] = {{first * both.x, first * both.y}, {second * both.x, second * both.y}};
         float c[PART];  // an instruction that does not add to them writes them first
-        const u32 x = x_low + slot * (STAGE_BYTES / 16), w = w_low + slot * (STAGE_BYTES / 16) + part * 128;
+        const u32 x = x_low + slot * (STAGE_BYTES / 16), w = w_low + slot * (STAGE_BYTES / 16) + part * 512;
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int j = 0; j < 4; j++) multiply(c, octets | (x + j * (X_CORE / 8)), octets | (w + j * (W_CORE / 8)), j > 0);
+        for (int j = 0; j < 4; j++)
+          multiply(c, octets | (x + j * (X_CORE / 8)), features | (w + j / 2 * (WEIGHTS_STAGE / 32) + j % 2 * 2), j > 0);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
@@ -109,7 +130,7 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
 #pragma unroll
         for (int i = 0; i < PART; i++) {
           const int at = i % (PART / 2) / 2 * 4 + i / (PART / 2) * 2 + i % 2;
-          sums[part][at] += c[at] * factors[at % 4 / 2][INTERLEAVED ? at / 4 % 2 : at / (PART / 2)];
+          sums[part][at] += c[at] * factors[at % 4 / 2][at / (PART / 2)];
         }
       }
       if (++slot == STAGES) { slot = 0; parity ^= 1; }
@@ -119,9 +140,10 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
     do {
 #pragma unroll
       for (int i = 0; i < PARTS * PART; i++) sums[i / PART][i % PART] = 0.f;
-#pragma unroll 1
-      for (int i = 0; i < chunks; i += 2) stage();
       const Place place = work.place(tile);
+      int left = work.first_group(place.split + 1, groups) - work.first_group(place.split, groups);
+#pragma unroll 1
+      for (; left > 0; left--) stage();
       if (place.token_block < work.token_blocks()) work.store(sums, place, turn);
       turn++;
     } while (work.next(tile));

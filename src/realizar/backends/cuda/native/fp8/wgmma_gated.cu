@@ -3,10 +3,10 @@
 // Defined around it: what gated_epilogue.cu and wgmma.cu have. Before it: codes.cu.
 
 // All of the block's tokens are written, also those beyond the step's: no token of the next matmul sees another.
-// bias: of the tile's output features, or null.
-INLINE void store_gated(const float (&sums)[PARTS][PART], const Segment& segment, const float* bias, int token_block) {
+// bias, features: of the tile's output features, or null.
+INLINE void store_gated(const float (&sums)[PARTS][PART], const Segment& segment, const float* bias,
+                        const float* features, int token_block) {
   const int thread = anew(threadIdx.x), g = thread % 32 >> 2, t = thread & 3;
-  const bool odd = t % 2;
   const int groups = (segment.out_features + FEATURES - 1) / FEATURES;
   const int left = segment.out_features - segment.tile * FEATURES;
   const long group = (long)token_block * groups + segment.tile;
@@ -17,13 +17,11 @@ INLINE void store_gated(const float (&sums)[PARTS][PART], const Segment& segment
     float top = 0.f;
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-      const int o = i / 2;  // octet of outputs: gate's, then up's
-      const float* sum = sums[o / 8] + o % 8 * 8 + r * 2 + i % 2;
-      float gate = sum[0], up = sum[4];
-      if (bias && o / 8 * 128 < left) {
-        const float* own = bias + o / 8 * 128 + o % 8 * 8 + t * 2 + i % 2;
-        gate += __ldg(own), up += __ldg(own + 64);
-      }
+      const int o = i / 2, at = o / 8 * 128 + o % 8 * 8 + t * 2 + i % 2;  // octet of outputs, and gate's feature
+      const float* sum = sums[o / 8] + o % 8 * 4 + r * 2 + i % 2;
+      float gate = sum[0], up = sum[PART / 2];
+      if (features && o / 8 * 128 < left) gate *= __ldg(features + at), up *= __ldg(features + at + 64);
+      if (bias && o / 8 * 128 < left) gate += __ldg(bias + at), up += __ldg(bias + at + 64);
       x[i] = gated(gate, up);
       top = larger(top, fabsf(x[i]));
     }
@@ -31,23 +29,16 @@ INLINE void store_gated(const float (&sums)[PARTS][PART], const Segment& segment
     top = larger(larger(top, __shfl_xor_sync(~0u, top, 2)), 1e-30f);
     const float inverse = 448.f / top;
     if (t == 0) segment.out_scales[group * TOKENS + scale_place(row)] = top / 448.f;
-    char* to = (char*)segment.out + group * (TOKENS * 128) + row * 16 + (t / 2 + odd * 2) * (TOKENS * 16);
+    char* to = (char*)segment.out + group * (TOKENS * 128) + row * 16 + t * (TOKENS * 16);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {  // 64 columns: lanes t and t ^ 1 have the columns of runs of 16 bytes between them
+    for (int h = 0; h < 2; h++) {  // 64 columns
       u32 words[4];
 #pragma unroll
-      for (int s = 0; s < 2; s++) {  // 32 columns
-        const float* y = x + (h * 8 + s * 4) * 2;
-        auto run = [&](int i) {
-          return e4m3_pair(y[i * 2] * inverse, y[i * 2 + 1] * inverse) |
-                 e4m3_pair(y[i * 2 + 4] * inverse, y[i * 2 + 5] * inverse) << 16;
-        };
-        const u32 even_run = run(0), odd_run = run(1), other = __shfl_xor_sync(~0u, odd ? even_run : odd_run, 1);
-        const u32 low = odd ? other : even_run, high = odd ? odd_run : other;
-        words[s * 2] = permute(low, high, 0x5140);
-        words[s * 2 + 1] = permute(low, high, 0x7362);
+      for (int i = 0; i < 4; i++) {
+        const float* y = x + (h * 8 + i * 2) * 2;
+        words[i] = e4m3_pair(y[0] * inverse, y[1] * inverse) | e4m3_pair(y[2] * inverse, y[3] * inverse) << 16;
       }
-      *(uint4*)(to + h * (TOKENS * 64)) = make_uint4(words[0], words[1], words[2], words[3]);
+      *(uint4*)(to + h * (TOKENS * 64)) = sixteen_columns(words, t);
     }
   }
 }

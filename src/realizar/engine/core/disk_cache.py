@@ -1,0 +1,333 @@
+"""`DiskCache`: blocks and snapshots of the prefix cache in files, written behind the steps and read before a request.
+
+What a step computed is saved once the step has ended, as long as it is in the cache. A request whose prompt goes on
+where the cache ends is queued when the files have been read into the cache, from which it then starts as from any other
+prefix. So scheduler and steps know nothing of files.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.base import SavesCache
+from realizar.errors import RealizarError
+from realizar.kv_cache.block_files import BlockFiles
+from realizar.kv_cache.block_keys import BlockKeys
+from realizar.kv_cache.manager import KVCacheManager
+from realizar.request import Request
+
+_LOG = logging.getLogger(__name__)
+_BATCH_BYTES = 64 << 20  # copied at once, or one block where that is more
+_BUFFERS = 4  # of so many bytes, into which files are read
+_READ_AT_ONCE = 3  # batches: one is handed on while the next are read
+_MOST_WRITING = 8  # batches that wait for the disk; what does not fit waits in the cache, as long as it stays there
+_BUSY_S = 0.05  # between copies from the device while requests run
+_MOST_READERS = 16
+_WRITERS = 2
+
+
+class _Saved(NamedTuple):
+    """A key whose block or snapshot is to be saved once `step`, counted from the start, has ended."""
+
+    step: int
+    key: bytes
+    is_snapshot: bool
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """Reading the prefix of a prompt, whose blocks have `keys`. `present` has what is in the cache already."""
+
+    keys: Sequence[bytes]
+    present: frozenset[tuple[int, bytes]]
+    least: int  # blocks that the prompt starts from without it
+    most_block_s: float  # in which a block is computed; reading is to be faster
+    arrived: Arrived
+    started_s: float = 0.0
+    num_bytes: int = 0
+    is_cancelled: bool = False
+
+
+Arrived: TypeAlias = Callable[[Fetch, "Batch | None"], None]
+"""Takes what was read for a request, on another thread, and None behind the last."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Contents that were read, uint8 [keys, bytes], of a part of the cache (`SavesCache`).
+
+    `buffer` is the memory that they lie in.
+    """
+
+    part: int
+    keys: Sequence[bytes]
+    contents: NDArray[np.uint8]
+    buffer: NDArray[np.uint8]
+
+
+class _Reading(NamedTuple):
+    batch: Batch
+    jobs: list[Future[bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCounts:
+    """Blocks and snapshots since the start that were written to files, and read from them into the cache."""
+
+    saved: int = 0
+    fetched: int = 0
+
+
+class DiskCache:
+    """Used by the engine's thread; files are read and written by threads of its own, which `close` ends.
+
+    Args:
+        block_s: seconds in which a block of a prompt is computed by what was measured; None where nothing was yet.
+    """
+
+    def __init__(
+        self, backend: SavesCache, cache: KVCacheManager, files: BlockFiles, block_s: Callable[[], float | None]
+    ) -> None:
+        self._backend, self._cache, self._files, self._block_s = backend, cache, files, block_s
+        self._part_bytes = backend.part_bytes
+        self._num_groups = len(cache.counts)
+        self._batch_bytes = max(_BATCH_BYTES, *self._part_bytes)
+        self._num_submitted = self._num_ended = self._num_saved = self._num_fetched = 0
+        self._unsaved: deque[_Saved] = deque()
+        self._saved_s = 0.0
+        self._read_s: float | None = None  # of a byte
+        self._is_closed = False
+        self._buffers: SimpleQueue[NDArray[np.uint8]] | None = None  # made for the first fetch
+        self._writing: deque[Future[int]] = deque()
+        self._reading: set[Fetch] = set()
+        readers = min(_MOST_READERS, os.cpu_count() or 1)
+        self._fetches = ThreadPoolExecutor(1, "realizar-fetch")
+        self._readers = ThreadPoolExecutor(readers, "realizar-read")
+        self._writers = ThreadPoolExecutor(_WRITERS, "realizar-write")
+        cache.watch = self
+
+    @property
+    def counts(self) -> DiskCounts:
+        return DiskCounts(self._num_saved, self._num_fetched)
+
+    # What the cache tells, as its `CacheWatch`.
+
+    def added(self, keys: Sequence[bytes]) -> None:
+        self._unsaved += [_Saved(self._num_submitted, key, is_snapshot=False) for key in keys]
+
+    def snapped(self, key: bytes) -> None:
+        self._unsaved.append(_Saved(self._num_submitted + 1, key, is_snapshot=True))
+
+    def forgotten(self) -> None:
+        self._unsaved.clear()
+
+    # Saving.
+
+    def submitted(self) -> None:
+        """A step was submitted."""
+        self._num_submitted += 1
+
+    def ended(self, *, all_steps: bool = False) -> None:
+        """The oldest step in flight has ended, or all have, as they were given up."""
+        self._num_ended = self._num_submitted if all_steps else self._num_ended + 1
+
+    def save(self, *, is_idle: bool) -> bool:
+        """Have some of what was computed written, if it is time to. True where there is more for later."""
+        while self._writing and self._writing[0].done():
+            self._num_saved += self._writing.popleft().result()
+        now_s = time.monotonic()
+        if not self._unsaved or not self._files.takes_more or not (is_idle or now_s - self._saved_s > _BUSY_S):
+            return bool(self._unsaved) and self._files.takes_more
+        if len(self._writing) < _MOST_WRITING:
+            self._saved_s = now_s
+            for part, places in self._next_places().items():
+                contents = self._backend.read_cached(part, list(places.values()))
+                self._writing.append(self._writers.submit(self._write, part, list(places), contents))
+        return bool(self._unsaved)
+
+    def _next_places(self) -> dict[int, dict[bytes, int]]:
+        """By part of the cache, the next places to be saved by their keys: about as many as are copied at once."""
+        found: dict[int, dict[bytes, int]] = {}
+        left = self._batch_bytes
+        while self._unsaved and self._unsaved[0].step <= self._num_ended and left > 0:
+            saved = self._unsaved.popleft()
+            for part in [self._num_groups] if saved.is_snapshot else range(self._num_groups):
+                place = self._cache.found(part, saved.key)
+                if place is not None and not self._files.has(saved.key, part):
+                    found.setdefault(part, {})[saved.key] = place
+                    left -= self._part_bytes[part]
+        return found
+
+    def _write(self, part: int, keys: Sequence[bytes], contents: Callable[[], NDArray[np.uint8]]) -> int:
+        """Write a batch, on a writer's thread; the number of files."""
+        try:
+            rows = contents()
+        except RealizarError as error:
+            _LOG.warning("blocks could not be copied from the device: %s", error)
+            return 0
+        written = 0
+        for key, row in zip(keys, rows, strict=True):
+            if not self._is_closed and self._files.takes_more:
+                written += self._files.write(key, part, row)
+        return written
+
+    # Reading.
+
+    def fetch(self, request: Request, arrived: Arrived) -> Fetch | None:
+        """Start to read what the files have of a request's prompt beyond the cache; None where they have nothing."""
+        cache, size = self._cache, self._cache.block_size
+        if not cache.prefix_cache or request.pooling == "mean" or request.sampling.prompt_logprobs is not None:
+            return None  # it starts from nothing
+        token_ids = np.array(request.prompt_token_ids, np.int32)
+        history, most = BlockKeys(size, request.cache_salt, request.embeddings), (len(token_ids) - 1) // size
+        keys = history.of(token_ids)[:most]
+        least = cache.find_prefix(history, token_ids, most * size).num_tokens // size
+        parts = range(len(self._part_bytes))
+        present = {(part, key) for part in parts for key in keys if cache.found(part, key) is not None}
+        block_s = self._block_s()
+        started = Fetch(keys, frozenset(present), least, math.inf if block_s is None else block_s, arrived)
+        if cache.last_usable(keys, partial(self._has, started)) <= least:
+            return None
+        for part in range(self._num_groups):
+            cache.touch(part, keys)
+        self._reading.add(started)
+        self._fetches.submit(self._run, started)
+        return started
+
+    def take_in(self, fetch: Fetch, batch: Batch | None) -> None:
+        """Write what was read into the cache, from which the next request may start; not if it was cancelled."""
+        if batch is None:
+            self._reading.discard(fetch)
+            return
+        cache, keys = self._cache, batch.keys
+        rows = [row for row, key in enumerate(keys) if cache.found(batch.part, key) is None]
+        waits: Callable[[], None] | None = None
+        if rows and not fetch.is_cancelled:
+            if batch.part == self._num_groups:
+                places = self._put_snapshot(keys[rows[0]])
+            else:
+                places = cache.put(batch.part, [keys[row] for row in rows])
+            rows = rows[: len(places)]
+            self._num_fetched += len(places)
+            if places:
+                contents = batch.contents if len(rows) == len(keys) else batch.contents[rows]
+                waits = self._backend.write_cached(batch.part, places, contents)
+        self._readers.submit(self._give_back, waits, batch.buffer)
+
+    def _put_snapshot(self, key: bytes) -> list[int]:
+        """The snapshot to write, if the block is there that it follows."""
+        if any(self._cache.found(part, key) is None for part in range(self._num_groups)):
+            return []
+        snapshot = self._cache.snapshots.put(key)
+        return [] if snapshot is None else [snapshot]
+
+    def cancel(self) -> None:
+        """Let nothing be taken in of what is being read."""
+        for fetch in self._reading:
+            fetch.is_cancelled = True
+
+    def _give_back(self, waits: Callable[[], None] | None, buffer: NDArray[np.uint8]) -> None:
+        assert self._buffers is not None
+        try:
+            if waits is not None:
+                waits()
+        finally:
+            self._buffers.put(buffer)
+
+    def _has(self, fetch: Fetch, part: int, key: bytes) -> bool:
+        return (part, key) in fetch.present or self._files.has(key, part)
+
+    def _run(self, fetch: Fetch) -> None:
+        """Read a prefix, on the thread of fetches."""
+        try:
+            fetch.started_s = time.monotonic()
+            wanted, reading, goes_on = deque(self._wanted(fetch)), deque[_Reading](), True
+            while goes_on and (wanted or reading):
+                while wanted and len(reading) < _READ_AT_ONCE:
+                    reading.append(self._start(*wanted.popleft()))
+                goes_on = self._hand_on(fetch, reading.popleft())
+            for left in reading:
+                self._put_back(left)
+            if fetch.num_bytes:
+                seconds = (time.monotonic() - fetch.started_s) / fetch.num_bytes
+                self._read_s = seconds if self._read_s is None else (self._read_s + seconds) / 2
+        except Exception:  # noqa: BLE001 - of what is only to be faster
+            _LOG.exception("a prefix could not be read")
+        finally:
+            fetch.arrived(fetch, None)
+
+    def _wanted(self, fetch: Fetch) -> list[tuple[int, list[bytes]]]:
+        """What is to be read, in batches of one part, blocks before the snapshot behind them."""
+        end = self._cache.last_usable(fetch.keys, partial(self._has, fetch))
+        keys, batches = fetch.keys[:end], []
+        for part in range(self._num_groups):
+            seen = [keys[block] for block in self._cache.seen_blocks(part, end)]
+            missing = [key for key in seen if (part, key) not in fetch.present]
+            most = self._batch_bytes // self._part_bytes[part]
+            batches += [(part, missing[first : first + most]) for first in range(0, len(missing), most)]
+        if end and self._cache.has_state and (self._num_groups, keys[-1]) not in fetch.present:
+            batches.append((self._num_groups, [keys[-1]]))
+        num_bytes = sum(self._part_bytes[part] * len(own) for part, own in batches)
+        is_faster = self._read_s is None or self._read_s * num_bytes < fetch.most_block_s * (end - fetch.least)
+        return batches if is_faster else []
+
+    def _start(self, part: int, keys: list[bytes]) -> _Reading:
+        """Start to read a batch into a buffer that is free."""
+        if self._buffers is None:
+            self._buffers = SimpleQueue()
+            for _ in range(_BUFFERS):
+                self._buffers.put(self._backend.new_buffer(self._batch_bytes))
+        buffer, size = self._buffers.get(), self._part_bytes[part]
+        contents = buffer[: len(keys) * size].reshape(len(keys), size)
+        rows = zip(keys, contents, strict=True)
+        jobs = [] if self._is_closed else [self._readers.submit(self._files.read, key, part, row) for key, row in rows]
+        return _Reading(Batch(part, keys, contents, buffer), jobs)
+
+    def _hand_on(self, fetch: Fetch, reading: _Reading) -> bool:
+        """Hand on a batch; False where a file of it is missing or damaged, or nothing is wanted any more."""
+        batch = reading.batch
+        digests = [job.result() for job in reading.jobs]
+        if fetch.is_cancelled or self._is_closed:
+            self._put_back(reading)
+            return False
+        are_read = self._files.checked(batch.keys, batch.part, batch.contents, digests)
+        whole = are_read.index(False) if False in are_read else len(batch.keys)
+        fetch.num_bytes += whole * self._part_bytes[batch.part]
+        self._writers.submit(self._files.used, batch.keys[:whole], batch.part)
+        fetch.arrived(fetch, replace(batch, keys=batch.keys[:whole], contents=batch.contents[:whole]))
+        return whole == len(batch.keys)
+
+    def _put_back(self, reading: _Reading) -> None:
+        assert self._buffers is not None
+        wait(reading.jobs)
+        self._buffers.put(reading.batch.buffer)
+
+    def clear(self) -> None:
+        """Remove the files of this model. What is being written is awaited."""
+        self.cancel()
+        self._unsaved.clear()
+        while self._writing:
+            self._num_saved += self._writing.popleft().result()
+        self._files.clear()
+
+    def close(self) -> None:
+        """End all threads; what is not written yet is lost. Idempotent."""
+        self._is_closed = True
+        self._cache.watch = None
+        if self._buffers is not None:
+            self._buffers.put(np.zeros(self._batch_bytes, np.uint8))  # for a fetch that waits for one
+        for pool in (self._fetches, self._writers, self._readers):
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,223 @@
+"""`BlockFiles`: contents of KV blocks and snapshots in files, by the key of their history.
+
+A file has the contents of one block of one cache group, or of one snapshot of a state, and a digest of them. It is
+written under another name and then renamed, so that a process that is killed leaves a whole file or none. Whatever else
+may have become of a file shows in its digest: it is then removed, and costs its own reuse.
+
+Several processes may share a folder. Each bounds it when it has written enough since it looked last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.errors import CapacityError
+from realizar.sizes import format_bytes
+
+_LOG = logging.getLogger(__name__)
+_FOLDER = "realizar-blocks"
+_NAME = re.compile(r"[0-9a-f]{64}\.\d+(\.\d+\.\d+)?")  # of a file; nothing else is ever removed
+_DIGEST_BYTES = 32
+_PAGE_BYTES = 4096
+_SAMPLED_BYTES = 1 << 20
+_SAMPLES = 256
+_FREE_SHARE = 2  # of what a disk has free, one in so many parts is taken where no bound is configured
+_MOST_BYTES = 64 << 30  # then
+_SWEPT_SHARE = 0.9  # of the bound, which is left once it was reached
+_CHECKED_SHARE = 16  # of the bound: after one in so many parts was written, the folder is looked at
+_PAUSE_S = 60.0  # without writing, after a disk refused
+_STALE_S = 3600.0  # after which a file that was never renamed is another process' that was killed
+
+
+class BlockFiles:
+    """The files of one model, below a folder that is its user's alone. Threads may share it.
+
+    Args:
+        folder: has a folder of the files of all models, which is made here.
+        name: of this model and whatever else contents depend on.
+        limit_bytes: of all files in the folder; None takes half of what the disk has free, at most 64 GiB.
+
+    Raises CapacityError where the folder can't be made or belongs to somebody else.
+    """
+
+    def __init__(self, folder: Path, name: str, limit_bytes: int | None = None) -> None:
+        self._all = folder.expanduser().absolute() / _FOLDER
+        self._own = self._all / name
+        try:
+            self._all.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_owner(self._all)
+            self._own.mkdir(mode=0o700, exist_ok=True)
+            if limit_bytes is None:
+                limit_bytes = min(shutil.disk_usage(self._own).free // _FREE_SHARE + self._taken(), _MOST_BYTES)
+        except OSError as error:
+            raise CapacityError(f"cache_dir {folder} can't be used: {error.strerror or error}") from error
+        self.limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._written_bytes = 0  # since the folder was looked at
+        self._refused_until_s = 0.0
+        self._sweep()
+
+    def __str__(self) -> str:
+        return f"{self._all}, at most {format_bytes(self.limit_bytes)}"
+
+    @property
+    def takes_more(self) -> bool:
+        """False for a while after the disk refused to write."""
+        return time.monotonic() >= self._refused_until_s
+
+    def has(self, key: bytes, part: int) -> bool:
+        return self._path(key, part).exists()
+
+    def write(self, key: bytes, part: int, contents: NDArray[np.uint8]) -> bool:
+        """Keep contents, uint8 [bytes]; False where the disk refuses, which is logged."""
+        path = self._path(key, part)
+        written = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(contents.data)
+                file.write(_digests([key], part, contents[None])[0])
+            written.replace(path)
+        except OSError as error:
+            _remove(written)
+            self._refused_until_s = time.monotonic() + _PAUSE_S
+            _LOG.warning("%s takes no blocks for %d s: %s", self._all, _PAUSE_S, error.strerror or error)
+            return False
+        with self._lock:
+            self._written_bytes += contents.size
+            is_much = self._written_bytes > self.limit_bytes // _CHECKED_SHARE
+            if is_much:
+                self._written_bytes = 0
+        if is_much:
+            self._sweep()
+        return True
+
+    def read(self, key: bytes, part: int, into: NDArray[np.uint8]) -> bytes | None:
+        """Read contents of just the bytes of `into`, and return their digest, for `checked`; None where there are none.
+
+        This is little but the system's own work, so that many threads read at once.
+        """
+        digest = bytearray(_DIGEST_BYTES + 1)
+        try:
+            file = os.open(self._path(key, part), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                size = os.preadv(file, [into.data, digest], 0)
+            finally:
+                os.close(file)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _LOG.warning("%s can't be read: %s", self._path(key, part), error.strerror or error)
+            return None
+        return bytes(digest[:-1]) if size == into.size + _DIGEST_BYTES else b""
+
+    def checked(
+        self, keys: Sequence[bytes], part: int, contents: NDArray[np.uint8], digests: Sequence[bytes | None]
+    ) -> list[bool]:
+        """Which of the contents that were read, uint8 [keys, bytes], are what was written. Other files are removed."""
+        found = []
+        for key, digest, own in zip(keys, digests, _digests(keys, part, contents), strict=True):
+            found.append(digest == own)
+            if digest not in (None, own):
+                path = self._path(key, part)
+                _LOG.warning("%s is damaged and is removed", path)
+                _remove(path)
+        return found
+
+    def used(self, keys: Iterable[bytes], part: int) -> None:
+        """Note that some were of use now."""
+        for key in keys:
+            with suppress(OSError):  # another process removed it
+                os.utime(self._path(key, part))
+
+    def clear(self) -> None:
+        """Remove all that is there of this model."""
+        for path in _files(self._own):
+            _remove(path)
+
+    def _path(self, key: bytes, part: int) -> Path:
+        name = key.hex()
+        return self._own / name[:2] / f"{name}.{part}"
+
+    def _taken(self) -> int:
+        return sum(size for _, size, _ in _sizes(self._all))
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left, and beyond the bound the files that were not read for the longest time."""
+        now_s, kept = time.time(), []
+        for path, size, used_s in _sizes(self._all):
+            if path.name.count(".") > 1 and now_s - used_s > _STALE_S:
+                _remove(path)
+            else:
+                kept.append((used_s, size, path))
+        taken = sum(size for _, size, _ in kept)
+        if taken <= self.limit_bytes:
+            return
+        for _, size, path in sorted(kept):
+            _remove(path)
+            taken -= size
+            if taken <= _SWEPT_SHARE * self.limit_bytes:
+                return
+
+
+def sampled_digest(path: Path) -> bytes:
+    """SHA-256 of a file's size, time, beginning and a page of each of 256 parts: weights differ in all of them."""
+    found = path.stat()
+    digest = hashlib.sha256(f"{found.st_size} {found.st_mtime_ns}".encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_SAMPLED_BYTES))
+        for part in range(_SAMPLES):
+            file.seek(found.st_size * part // _SAMPLES)
+            digest.update(file.read(_PAGE_BYTES))
+    return digest.digest()
+
+
+def _check_owner(folder: Path) -> None:
+    """Raise OSError for a folder in which somebody else could have written: contents are read as this user's own."""
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(0, "it must belong to this user, and no one else may write there")
+
+
+def _digests(keys: Sequence[bytes], part: int, contents: NDArray[np.uint8]) -> list[bytes]:
+    """Of each row SHA-256 of its name, the sums of its pages of 4 KiB and what is left: as fast as memory is read."""
+    rows, size = contents.shape
+    whole = size // _PAGE_BYTES * _PAGE_BYTES
+    pages = contents[:, :whole].view(np.uint64).reshape(rows, -1, _PAGE_BYTES // 8)
+    sums = np.concatenate([pages.sum(axis=2, dtype=np.uint64).view(np.uint8), contents[:, whole:]], axis=1)
+    named = part.to_bytes(4, "little") + size.to_bytes(8, "little")
+    return [hashlib.sha256(key + named + row.tobytes()).digest() for key, row in zip(keys, sums, strict=True)]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for root, _, names in os.walk(folder):
+        yield from (Path(root, name) for name in names if _NAME.fullmatch(name))
+
+
+def _sizes(folder: Path) -> Iterator[tuple[Path, int, float]]:
+    """Each file with its size, and the time of its last use."""
+    for path in _files(folder):
+        try:
+            found = path.stat()
+        except OSError:
+            continue  # another process removed it
+        yield path, found.st_size, found.st_mtime
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _LOG.warning("%s can't be removed: %s", path, error.strerror or error)
