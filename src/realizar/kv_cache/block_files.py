@@ -104,11 +104,23 @@ class BlockFiles:
             self._sweep()
         return True
 
-    def read(self, key: bytes, part: int, into: NDArray[np.uint8]) -> bytes | None:
-        """Read contents of just the bytes of `into`, and return their digest, for `checked`; None where there are none.
+    def read(self, keys: Sequence[bytes], part: int, contents: NDArray[np.uint8]) -> list[bool]:
+        """Read contents of just so many bytes into uint8 [keys, bytes].
 
-        This is little but the system's own work, so that many threads read at once.
+        False where there are none, or they are not what was written: such a file is removed.
         """
+        stored = [self._read(key, part, row) for key, row in zip(keys, contents, strict=True)]
+        found = []
+        for key, digest, own in zip(keys, stored, _digests(keys, part, contents), strict=True):
+            found.append(digest == own)
+            if digest not in (None, own):
+                path = self._path(key, part)
+                _LOG.warning("%s is damaged and is removed", path)
+                _remove(path)
+        return found
+
+    def _read(self, key: bytes, part: int, into: NDArray[np.uint8]) -> bytes | None:
+        """Read one, and return the digest that it was written with: none of a file of another size."""
         digest = bytearray(_DIGEST_BYTES + 1)
         try:
             file = os.open(self._path(key, part), os.O_RDONLY | os.O_CLOEXEC)
@@ -122,19 +134,6 @@ class BlockFiles:
             _LOG.warning("%s can't be read: %s", self._path(key, part), error.strerror or error)
             return None
         return bytes(digest[:-1]) if size == into.size + _DIGEST_BYTES else b""
-
-    def checked(
-        self, keys: Sequence[bytes], part: int, contents: NDArray[np.uint8], digests: Sequence[bytes | None]
-    ) -> list[bool]:
-        """Which of the contents that were read, uint8 [keys, bytes], are what was written. Other files are removed."""
-        found = []
-        for key, digest, own in zip(keys, digests, _digests(keys, part, contents), strict=True):
-            found.append(digest == own)
-            if digest not in (None, own):
-                path = self._path(key, part)
-                _LOG.warning("%s is damaged and is removed", path)
-                _remove(path)
-        return found
 
     def used(self, keys: Iterable[bytes], part: int) -> None:
         """Note that some were of use now."""

@@ -32,6 +32,7 @@ from realizar.request import Request
 _LOG = logging.getLogger(__name__)
 _BATCH_BYTES = 64 << 20  # copied at once, or one block where that is more
 _BUFFERS = 4  # of so many bytes, into which files are read
+_JOB_BYTES = 16 << 20  # of files that a thread reads and checks one after the other
 _READ_AT_ONCE = 3  # batches: one is handed on while the next are read
 _MOST_WRITING = 8  # batches that wait for the disk; what does not fit waits in the cache, as long as it stays there
 _BUSY_S = 0.05  # between copies from the device while requests run
@@ -80,7 +81,7 @@ class Batch:
 
 class _Reading(NamedTuple):
     batch: Batch
-    jobs: list[Future[bytes | None]]
+    jobs: list[Future[list[bool]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,18 +293,18 @@ class DiskCache:
                 self._buffers.put(self._backend.new_buffer(self._batch_bytes))
         buffer, size = self._buffers.get(), self._part_bytes[part]
         contents = buffer[: len(keys) * size].reshape(len(keys), size)
-        rows = zip(keys, contents, strict=True)
-        jobs = [] if self._is_closed else [self._readers.submit(self._files.read, key, part, row) for key, row in rows]
+        step = max(_JOB_BYTES // size, 1)
+        runs = [slice(first, first + step) for first in range(0, 0 if self._is_closed else len(keys), step)]
+        jobs = [self._readers.submit(self._files.read, keys[run], part, contents[run]) for run in runs]
         return _Reading(Batch(part, keys, contents, buffer), jobs)
 
     def _hand_on(self, fetch: Fetch, reading: _Reading) -> bool:
         """Hand on a batch; False where a file of it is missing or damaged, or nothing is wanted any more."""
         batch = reading.batch
-        digests = [job.result() for job in reading.jobs]
+        are_read = [is_read for job in reading.jobs for is_read in job.result()]
         if fetch.is_cancelled or self._is_closed:
             self._put_back(reading)
             return False
-        are_read = self._files.checked(batch.keys, batch.part, batch.contents, digests)
         whole = are_read.index(False) if False in are_read else len(batch.keys)
         fetch.num_bytes += whole * self._part_bytes[batch.part]
         self._writers.submit(self._files.used, batch.keys[:whole], batch.part)
