@@ -183,11 +183,16 @@ def test_random_conversations_over_restarts(
         fresh.close()
 
 
+def leave_prompt(folder: Path) -> None:
+    """Files of the blocks of `PROMPT`, by an engine that has ended."""
+    core = make_core(ATTENTION, folder)
+    ask(core, "a", PROMPT)
+    save(core)
+    core.close()
+
+
 def test_what_is_slower_than_computing_is_not_read(tmp_path: Path) -> None:
-    first = make_core(ATTENTION, tmp_path)
-    ask(first, "a", PROMPT)
-    save(first)
-    first.close()
+    leave_prompt(tmp_path)
     second = make_core(ATTENTION, tmp_path, kind=EngineCore)
     assert second._disk is not None
     ask(second, "b", tuple(reversed(PROMPT)))  # by which the speed of computing is known
@@ -198,10 +203,7 @@ def test_what_is_slower_than_computing_is_not_read(tmp_path: Path) -> None:
 
 
 def test_what_is_cleared_while_it_is_read_is_not_taken_in(tmp_path: Path) -> None:
-    first = make_core(ATTENTION, tmp_path)
-    ask(first, "a", PROMPT)
-    save(first)
-    first.close()
+    leave_prompt(tmp_path)
     second = make_core(ATTENTION, tmp_path, kind=EngineCore)
     arrived: SimpleQueue[tuple[Fetch, Batch | None]] = SimpleQueue()
     request = Request("a", PROMPT, SamplingParams(temperature=0.0), 8)
