@@ -287,7 +287,8 @@ def _layers(
         layers.append(Middleware(TraceMiddleware, tracer=make_tracer(settings.traces_endpoint)))
     layers.append(Middleware(GuardMiddleware, fault=KeyRing(settings.api_keys).fault, open_paths=open_paths))
     clients = Clients(settings.api_keys, settings.key_weights, have_own_caches=settings.have_own_caches)
-    layers.append(Middleware(RequestMemoryMiddleware, total_bytes=settings.request_memory_bytes, clients=clients))
+    total, images = settings.request_memory_bytes, settings.image_memory_bytes
+    layers.append(Middleware(RequestMemoryMiddleware, total_bytes=total, image_bytes=images, clients=clients))
     return layers
 
 

@@ -32,6 +32,7 @@ class ServerSettings:
         max_body_bytes: size of a request's body.
         request_memory_bytes: memory that large requests (over 32 KiB) may hold together, from their first byte to the
             end of their answer; a client may have half of it.
+        image_memory_bytes: memory that embeddings of images may take together, likewise.
         body_timeout_s: seconds for a request's body to arrive.
         max_header_bytes: size of a request line and its headers together.
         header_timeout_s: seconds for them to arrive.
@@ -67,6 +68,7 @@ class ServerSettings:
     allow_request_keep_alive: bool = False
     max_body_bytes: int = 8 << 20
     request_memory_bytes: int = 96 << 20
+    image_memory_bytes: int = 2 << 30
     body_timeout_s: float = 30.0
     max_header_bytes: int = 64 << 10
     header_timeout_s: float = 20.0
@@ -127,4 +129,5 @@ class ServerSettings:
             self,
             max_connections=connections + (place < rest),
             request_memory_bytes=max(self.request_memory_bytes // num_processes, 1),
+            image_memory_bytes=max(self.image_memory_bytes // num_processes, 1),
         )

@@ -249,6 +249,7 @@ def test_connections_and_memory_are_divided_among_processes() -> None:
     shares = [settings.share(place, 3) for place in range(3)]
     assert [share.max_connections for share in shares] == [3, 3, 2]
     assert {share.request_memory_bytes for share in shares} == {settings.request_memory_bytes // 3}
+    assert {share.image_memory_bytes for share in shares} == {(2 << 30) // 3}
     assert settings.share(0, 1) == settings
     with pytest.raises(InvalidRequestError, match="9 API processes need as many connections") as refused:
         settings.share(0, 9)

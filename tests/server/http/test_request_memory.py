@@ -40,6 +40,22 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     return HEAD.format(path, len(body), "".join(header + "\r\n" for header in headers)).encode() + body
 
 
+def test_images_have_an_account_of_their_own() -> None:
+    memory, images = RequestMemory(100 * FREE_BYTES), RequestMemory(1000 * FREE_BYTES, "--image-memory", "the images")
+    first, second = (RequestLease(memory, Client("a"), images) for _ in range(2))
+    first.hold(50 * FREE_BYTES)
+    first.hold_images(400 * FREE_BYTES)
+    with pytest.raises(
+        ApiError, match=r"^the images take 19200 KiB; at most 16000 KiB are allowed \(--image-memory\)$"
+    ):
+        first.hold_images(200 * FREE_BYTES)
+    with pytest.raises(ApiError, match=r"share \(--image-memory\)"):
+        second.hold_images(400 * FREE_BYTES)
+    first.release()
+    second.hold_images(500 * FREE_BYTES)
+    second.hold(50 * FREE_BYTES)
+
+
 def test_a_client_gets_half_and_others_the_rest() -> None:
     memory = RequestMemory(1000 * FREE_BYTES)
     size = 250 * FREE_BYTES

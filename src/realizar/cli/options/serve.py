@@ -59,6 +59,7 @@ class ServerOptions:
         no_web_page: turn off the chat page at /.
         max_body_bytes: maximum size of a request's body, such as 8M.
         request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
+        image_memory: memory of embeddings of images, until they are answered; a client may have half of it.
         stored_responses: number of responses that are kept for requests with previous_response_id; 0 keeps none.
         stored_response_memory: memory of kept responses; the least recently used of who has the most are dropped.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
@@ -94,6 +95,7 @@ class ServerOptions:
     no_web_page: bool = False
     max_body_bytes: Size = 8 << 20
     request_memory: Size = 96 << 20
+    image_memory: Size = 2 << 30
     stored_responses: Integer = 0
     stored_response_memory: Size = 64 << 20
     max_connections: Integer = 1024
@@ -137,6 +139,7 @@ class ServerOptions:
             trusted_proxies=self.trusted_proxy,
             web_page=not self.no_web_page,
             request_memory_bytes=self.request_memory,
+            image_memory_bytes=self.image_memory,
             max_stored_responses=self.stored_responses,
             stored_response_bytes=self.stored_response_memory,
             **{name: getattr(self, name) for name in same} | self._tls(),

@@ -102,7 +102,7 @@ class ChatRun(Run[AnswerDelta]):
         model = self.api.model
         if not images or (reader := model.images) is None:
             return ()
-        self._lease.take(reader.embedded_bytes(self.plan.token_ids))
+        self._lease.hold_images(reader.embedded_bytes(self.plan.token_ids))
         return await model.image_lane.run(self._lease.client.name, lambda stop: reader.embeddings(images, stop.check))
 
     def _take_in(self, delta: ChoiceDelta) -> AnswerDelta:

@@ -23,10 +23,16 @@ _BYTES_PER_BASE64_VALUE = 12
 
 
 class RequestMemory:
-    """Counts the memory of large requests. A client may hold as much as is left free, so a single one gets half."""
+    """Counts memory of requests. A client may hold as much as is left free, so a single one gets half.
 
-    def __init__(self, total_bytes: int) -> None:
-        self._total = self._free = total_bytes
+    `option` bounds it, and `what` takes it, in errors.
+    """
+
+    def __init__(
+        self, total_bytes: int, option: str = "--request-memory", what: str = "the request and its answer"
+    ) -> None:
+        self._total, self._option, self._what = total_bytes, option, what
+        self._free = total_bytes
         self._held: Counter[str] = Counter()
 
     def take(self, client: str, num_bytes: int, held_bytes: int = 0, *, is_running: bool = False) -> None:
@@ -37,13 +43,13 @@ class RequestMemory:
         """
         held, most = self._held[client], self._total // 2
         if held_bytes + num_bytes > most:
-            taken = f"the request and its answer take {held_bytes + num_bytes >> 10} KiB"
-            message = f"{taken}; at most {most >> 10} KiB are allowed (--request-memory)"
+            taken = f"{self._what} take {held_bytes + num_bytes >> 10} KiB"
+            message = f"{taken}; at most {most >> 10} KiB are allowed ({self._option})"
             raise closing(413, message, "request_too_large")
         if not is_running and held + num_bytes > self._free - num_bytes:
             message = (
                 f"this client's large requests hold {held >> 10} KiB, and {num_bytes >> 10} KiB more are above its "
-                "share (--request-memory); try again when some have been answered"
+                f"share ({self._option}); try again when some have been answered"
             )
             raise later(429, message, "too_much_in_flight", 1.0)
         self._held[client] += num_bytes
@@ -59,12 +65,16 @@ class RequestMemory:
 class RequestLease:
     """What one request holds until its answer is complete; who makes it releases it then.
 
-    `body_bytes` is the size of its body, once it is read.
+    Attributes:
+        body_bytes: the size of its body, once it is read.
+
+    Args:
+        images: of embeddings of images; without it they count as the rest does.
     """
 
-    def __init__(self, memory: RequestMemory, client: Client) -> None:
-        self._memory, self.client = memory, client
-        self._held = self._logprobs = 0
+    def __init__(self, memory: RequestMemory, client: Client, images: RequestMemory | None = None) -> None:
+        self._memory, self._images, self.client = memory, images or memory, client
+        self._held = self._held_of_images = self._logprobs = 0
         self._releases: list[Callable[[], None]] = []
         self.body_bytes = 0
 
@@ -108,6 +118,11 @@ class RequestLease:
         if size > FREE_BYTES:
             self.take(size)
 
+    def hold_images(self, num_bytes: int) -> None:
+        """Hold the memory of embeddings of images. Raises as `hold`."""
+        self._images.take(self.client.name, num_bytes, self._held_of_images)
+        self._held_of_images += num_bytes
+
     def at_end(self, release: Callable[[], None]) -> None:
         """Have something else released with the memory."""
         self._releases.append(release)
@@ -119,25 +134,29 @@ class RequestLease:
     def release(self) -> None:
         for release in self._releases:
             release()
-        if self._held:
-            self._memory.give(self.client.name, self._held)
-            if self._held >= _WORTH_RETURNING_BYTES:
-                return_memory()
-            self._held = 0
+        held, of_images = self._held, self._held_of_images
+        self._held = self._held_of_images = 0
+        if of_images:
+            self._images.give(self.client.name, of_images)
+        if held:
+            self._memory.give(self.client.name, held)
+        if held + of_images >= _WORTH_RETURNING_BYTES:
+            return_memory()
 
 
 class RequestMemoryMiddleware:
     """Gives every request a lease, in `scope["state"]["lease"]`, and releases it at the end."""
 
-    def __init__(self, app: ASGIApp, total_bytes: int, clients: Clients) -> None:
+    def __init__(self, app: ASGIApp, total_bytes: int, image_bytes: int, clients: Clients) -> None:
         self._app, self._clients = app, clients
         self._memory = RequestMemory(total_bytes)
+        self._images = RequestMemory(image_bytes, "--image-memory", "the embeddings of the prompt's images")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        lease = RequestLease(self._memory, self._clients.of(scope))
+        lease = RequestLease(self._memory, self._clients.of(scope), self._images)
         scope["state"]["lease"] = lease
         try:
             await self._app(scope, receive, send)
