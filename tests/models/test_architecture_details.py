@@ -10,6 +10,7 @@ import pytest
 
 from gguf_conversion import INTERLEAVED, PERMUTED
 from handmade_checkpoint import (
+    CONFIG,
     HEADS,
     HIDDEN,
     KV_HEADS,
@@ -67,7 +68,8 @@ _GGUF_KEYS: dict[str, dict[str, Any]] = {
 }
 _CONFIG_KEYS: dict[str, dict[str, Any]] = {
     "starcoder2": {"norm_epsilon": 1e-5},
-    "lfm2": {"conv_L_cache": 3, "full_attn_idxs": [1]},
+    **{key: {"conv_L_cache": 3, "full_attn_idxs": [1]} for key in ("lfm2", "lfm2_vl", "lfm2-vl")},
+    "internvl": {"text_config": {**CONFIG, "model_type": "qwen2"}},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
     **DELTA_CONFIGS,
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
