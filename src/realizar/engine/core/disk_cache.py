@@ -35,7 +35,7 @@ _BUFFERS = 4  # of so many bytes, into which files are read
 _JOB_BYTES = 16 << 20  # of files that a thread reads and checks one after the other
 _READ_AT_ONCE = 3  # batches: one is handed on while the next are read
 _MOST_WRITING = 8  # batches that wait for the disk; what does not fit waits in the cache, as long as it stays there
-_BUSY_S = 0.05  # between copies from the device while requests run
+_BUSY_S, _BUSY_BYTES = 0.05, 16 << 20  # between copies while requests run, and of each: steps wait for them
 _MOST_READERS = 16
 _WRITERS = 2
 
@@ -107,7 +107,8 @@ class DiskCache:
         self._num_groups = len(cache.counts)
         self._batch_bytes = max(_BATCH_BYTES, *self._part_bytes)
         self._num_submitted = self._num_ended = self._num_saved = self._num_fetched = 0
-        self._unsaved: deque[_Saved] = deque()
+        num_places = sum(counts.total for counts in cache.counts) + cache.snapshots.counts.total
+        self._unsaved: deque[_Saved] = deque(maxlen=2 * num_places)  # what came first is the first to be given up
         self._saved_s = 0.0
         self._read_s: float | None = None  # of a byte
         self._is_closed = False
@@ -149,20 +150,19 @@ class DiskCache:
         """Have some of what was computed written, if it is time to. True where there is more for later."""
         while self._writing and self._writing[0].done():
             self._num_saved += self._writing.popleft().result()
+        if not self._files.takes_more:
+            self._unsaved.clear()
         now_s = time.monotonic()
-        if not self._unsaved or not self._files.takes_more or not (is_idle or now_s - self._saved_s > _BUSY_S):
-            return bool(self._unsaved) and self._files.takes_more
-        if len(self._writing) < _MOST_WRITING:
+        if self._unsaved and len(self._writing) < _MOST_WRITING and (is_idle or now_s - self._saved_s > _BUSY_S):
             self._saved_s = now_s
-            for part, places in self._next_places().items():
+            for part, places in self._next_places(self._batch_bytes if is_idle else _BUSY_BYTES).items():
                 contents = self._backend.read_cached(part, list(places.values()))
                 self._writing.append(self._writers.submit(self._write, part, list(places), contents))
         return bool(self._unsaved)
 
-    def _next_places(self) -> dict[int, dict[bytes, int]]:
-        """By part of the cache, the next places to be saved by their keys: about as many as are copied at once."""
+    def _next_places(self, left: int) -> dict[int, dict[bytes, int]]:
+        """By part of the cache, the next places to be saved by their keys: those of `left` bytes, and one more."""
         found: dict[int, dict[bytes, int]] = {}
-        left = self._batch_bytes
         while self._unsaved and self._unsaved[0].step <= self._num_ended and left > 0:
             saved = self._unsaved.popleft()
             for part in [self._num_groups] if saved.is_snapshot else range(self._num_groups):
@@ -174,15 +174,15 @@ class DiskCache:
 
     def _write(self, part: int, keys: Sequence[bytes], contents: Callable[[], NDArray[np.uint8]]) -> int:
         """Write a batch, on a writer's thread; the number of files."""
+        written = 0
         try:
-            rows = contents()
+            for key, row in zip(keys, contents(), strict=True):
+                if not self._is_closed and self._files.takes_more:
+                    written += self._files.write(key, part, row)
         except RealizarError as error:
             _LOG.warning("blocks could not be copied from the device: %s", error)
-            return 0
-        written = 0
-        for key, row in zip(keys, rows, strict=True):
-            if not self._is_closed and self._files.takes_more:
-                written += self._files.write(key, part, row)
+        except Exception:  # noqa: BLE001 - of what is only to be faster
+            _LOG.exception("blocks could not be saved")
         return written
 
     # Reading.
@@ -192,6 +192,8 @@ class DiskCache:
         cache, size = self._cache, self._cache.block_size
         if not cache.prefix_cache or request.pooling == "mean" or request.sampling.prompt_logprobs is not None:
             return None  # it starts from nothing
+        if request.num_prompt_tokens >= cache.context_length:
+            return None  # it is refused
         token_ids = np.array(request.prompt_token_ids, np.int32)
         history, most = BlockKeys(size, request.cache_salt, request.embeddings), (len(token_ids) - 1) // size
         keys = history.of(token_ids)[:most]
