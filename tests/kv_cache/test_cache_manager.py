@@ -250,3 +250,22 @@ def test_without_a_prefix_cache_nothing_is_kept() -> None:
     assert manager.find_prefix(keys, history, 15).num_tokens == 0
     manager.free(0)
     assert manager.counts == (BlockCounts(free=6, used=0, total=6),)
+
+
+def test_what_is_put_takes_the_place_of_others_alone() -> None:
+    """Not that of blocks in use, nor of those of the history that it goes on."""
+    manager = make_manager(num_blocks=6)
+    own, others, more = ([bytes([first + place]) * 32 for place in range(3)] for first in (0, 10, 20))
+    assert len(manager.put(0, own[:2], own)) == 2
+    assert len(manager.put(0, others, others)) == 3
+    manager.allocate(0, 0, 1)
+    assert len(manager.put(0, more, own)) == 3
+    assert [manager.found(0, key) is not None for key in (*own, *others, *more)] == [True] * 2 + [False] * 4 + [
+        True
+    ] * 3
+    assert manager.put(0, [b"x" * 32], (*own, *more)) == []
+    manager.free(0)
+    manager.touch(0, more)
+    assert len(manager.put(0, others, ())) == 3  # in the free block's place, and those of what was used before
+    assert [manager.found(0, key) is not None for key in (*own[:2], *more)] == [False, False, True, True, True]
+    assert manager.audit()[0].used == 0

@@ -85,7 +85,7 @@ def load_core(
     )
     try:
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer, resolved)
-        files = _open_files([checkpoint, *(each.checkpoint for each in others.values())], resolved, backend)
+        files = _open_files([checkpoint, *(each.checkpoint for each in others.values())], spec, resolved, backend)
         core = EngineCore(
             backend, spec, resolved, policy=policy, new_grammars=new_grammars, drafter=drafter, files=files
         )
@@ -122,15 +122,19 @@ def _load_backend(
     return _load_backend(checkpoint, replace(config, device="cpu"), progress, may_sleep=False, may_restart=False)
 
 
-def _open_files(checkpoints: Iterable[Checkpoint], config: ResolvedConfig, backend: Backend) -> BlockFiles | None:
+def _open_files(
+    checkpoints: Iterable[Checkpoint], spec: ModelSpec, config: ResolvedConfig, backend: Backend
+) -> BlockFiles | None:
     """The files of the prefix cache of a loaded model, and of what drafts for it; None where none are kept."""
     if config.cache_dir is None or not isinstance(backend, SavesCache):
         return None
-    paths = sorted({tensor.path for each in checkpoints for tensor in each.tensors.values()})
+    paths = {tensor.path for each in checkpoints for tensor in each.tensors.values()}
+    paths |= {path for each in checkpoints for path in each.path.glob("*.json")}  # of a folder
+    ropes = {repr(attention.rope) for _, attention in spec.attentions()}  # may depend on the context's length
     facts = (
         _backends_digest(), config.chosen.kind, backend.layout, backend.part_bytes, config.kv_dtype,
         config.block_size, config.batch_invariant, config.prompt_dtype, config.expert_used_count, config.most_drafts,
-        *(sampled_digest(path) for path in paths),
+        sorted(ropes), *(sampled_digest(path) for path in sorted(paths)),
     )  # fmt: skip
     files = BlockFiles(
         Path(config.cache_dir), hashlib.sha256(repr(facts).encode()).hexdigest()[:32], config.cache_dir_bytes

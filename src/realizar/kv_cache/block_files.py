@@ -78,7 +78,10 @@ class BlockFiles:
         return time.monotonic() >= self._refused_until_s
 
     def has(self, key: bytes, part: int) -> bool:
-        return self._path(key, part).exists()
+        try:
+            return self._path(key, part).exists()
+        except OSError:  # the disk can't say
+            return False
 
     def write(self, key: bytes, part: int, contents: NDArray[np.uint8]) -> bool:
         """Keep contents, uint8 [bytes]; False where the disk refuses, which is logged."""

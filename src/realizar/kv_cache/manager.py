@@ -137,19 +137,27 @@ class KVCacheManager:
         wanted = (end for end in ends if has(len(runs), keys[end - 1])) if self.has_state else ends
         return self._first_usable(runs, wanted)
 
+    @property
+    def whole_groups(self) -> list[int]:
+        """Cache groups whose layers see all tokens."""
+        return [index for index, group in enumerate(self._groups) if group.window is None]
+
     def seen_blocks(self, group: int, num_blocks: int) -> range:
         """Those of the first blocks of a history that the token after them sees."""
         return range(self._groups[group].first_needed(num_blocks * self.block_size), num_blocks)
 
-    def put(self, group: int, keys: Sequence[bytes]) -> list[int]:
-        """Name blocks for some that are written before the next step, and found from now on: as many as are free, or
-        were used before those of `keys` that are there.
+    def put(self, group: int, keys: Sequence[bytes], history: Iterable[bytes]) -> list[int]:
+        """Name blocks for some that are written before the next step, and found from now on: as many as there are
+        beside those in use and those of their `history`.
         """
-        pool = self._groups[group].pool
+        pool, self.snapshots.row = self._groups[group].pool, None
+        own = [block for block in map(pool.find, history) if block is not None]
+        pool.share(own)
         blocks = pool.allocate(min(len(keys), pool.num_available))
         for block, key in zip(blocks, keys, strict=False):
             pool.register(block, key)
         pool.free(reversed(blocks))
+        pool.free(reversed(own))
         return blocks
 
     def touch(self, group: int, keys: Iterable[bytes]) -> None:

@@ -22,6 +22,7 @@ from realizar.config import EngineConfig
 from realizar.engine.core import disk_cache
 from realizar.engine.core.disk_cache import Batch, Fetch
 from realizar.engine.core.engine_core import EngineCore
+from realizar.errors import CapacityError
 from realizar.kv_cache import block_files
 from realizar.kv_cache.block_files import BlockFiles
 from realizar.outputs import RowError
@@ -228,4 +229,40 @@ def test_a_step_that_failed_leaves_nothing_to_be_saved(tmp_path: Path, monkeypat
     core.scheduler.lose([], RowError("a kernel failed"))
     save(core)
     assert not list(tmp_path.rglob("*.0"))
+    core.close()
+
+
+def test_too_little_memory_for_copies_costs_reuse_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: Any) -> Any:
+        raise CapacityError("the GPU is out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CPUBackend, "read_cached", refused)
+        leave_prompt(tmp_path)
+    assert not list(tmp_path.rglob("*.0"))
+    leave_prompt(tmp_path)
+    core = make_core(ATTENTION, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(CPUBackend, "write_cached", refused)
+        text, hits = ask(core, "a", PROMPT)
+    assert hits == 0
+    assert ask(core, "b", PROMPT) == (text, 288)
+    core.audit()
+    core.close()
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_an_engine_ends_while_prefixes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes in what was read, and another request waits for a buffer."""
+    monkeypatch.setattr(disk_cache, "_BATCH_BYTES", 1)
+    leave_prompt(tmp_path)
+    core = make_core(ATTENTION, tmp_path, kind=EngineCore)
+    arrived: SimpleQueue[tuple[Fetch, Batch | None]] = SimpleQueue()
+    for name in ("a", "b", "c"):
+        request = Request(name, PROMPT, SamplingParams(temperature=0.0), 8)
+        assert core.fetch(request, lambda *part: arrived.put(part)) is not None
+    for _ in range(disk_cache._BUFFERS - disk_cache._READ_AT_ONCE + 1):
+        assert arrived.get(timeout=30)[1] is not None
     core.close()

@@ -174,7 +174,7 @@ class CUDABackend:
 
     @property
     def layout(self) -> str:
-        return self.device.name
+        return f"{self.device.name} {sorted(self.device.without)}"
 
     def new_buffer(self, num_bytes: int) -> NDArray[np.uint8]:
         with device_errors(self.device.torch_device):

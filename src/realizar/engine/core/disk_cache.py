@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import SavesCache
-from realizar.errors import RealizarError
+from realizar.errors import CapacityError, KernelError, RealizarError
 from realizar.kv_cache.block_files import BlockFiles
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.manager import KVCacheManager
@@ -34,8 +34,10 @@ _BATCH_BYTES = 64 << 20  # copied at once, or one block where that is more
 _BUFFERS = 4  # of so many bytes, into which files are read
 _JOB_BYTES = 16 << 20  # of files that a thread reads and checks one after the other
 _READ_AT_ONCE = 3  # batches: one is handed on while the next are read
-_MOST_WRITING = 8  # batches that wait for the disk; what does not fit waits in the cache, as long as it stays there
+_MOST_WRITING = 2  # batches that wait for the disk; what does not fit waits in the cache, as long as it stays there
 _BUSY_S, _BUSY_BYTES = 0.05, 16 << 20  # between copies while requests run, and of each: steps wait for them
+_USED_S = 60.0
+_MOST_USED = 4096
 _MOST_READERS = 16
 _WRITERS = 2
 
@@ -115,6 +117,7 @@ class DiskCache:
         self._buffers: SimpleQueue[NDArray[np.uint8]] | None = None  # made for the first fetch
         self._writing: deque[Future[int]] = deque()
         self._reading: set[Fetch] = set()
+        self._used_s: dict[bytes, float] = {}  # when files were last noted to be of use, by the last key of a history
         readers = min(_MOST_READERS, os.cpu_count() or 1)
         self._fetches = ThreadPoolExecutor(1, "realizar-fetch")
         self._readers = ThreadPoolExecutor(readers, "realizar-read")
@@ -128,7 +131,7 @@ class DiskCache:
     # What the cache tells, as its `CacheWatch`.
 
     def added(self, keys: Sequence[bytes]) -> None:
-        self._unsaved += [_Saved(self._num_submitted, key, is_snapshot=False) for key in keys]
+        self._unsaved += [_Saved(self._num_submitted + 1, key, is_snapshot=False) for key in keys]
 
     def snapped(self, key: bytes) -> None:
         self._unsaved.append(_Saved(self._num_submitted + 1, key, is_snapshot=True))
@@ -156,14 +159,19 @@ class DiskCache:
         if self._unsaved and len(self._writing) < _MOST_WRITING and (is_idle or now_s - self._saved_s > _BUSY_S):
             self._saved_s = now_s
             for part, places in self._next_places(self._batch_bytes if is_idle else _BUSY_BYTES).items():
-                contents = self._backend.read_cached(part, list(places.values()))
+                try:
+                    contents = self._backend.read_cached(part, list(places.values()))
+                except (CapacityError, KernelError) as error:
+                    _LOG.warning("%d blocks are not saved: %s", len(places), error)
+                    continue
                 self._writing.append(self._writers.submit(self._write, part, list(places), contents))
         return bool(self._unsaved)
 
     def _next_places(self, left: int) -> dict[int, dict[bytes, int]]:
         """By part of the cache, the next places to be saved by their keys: those of `left` bytes, and one more."""
         found: dict[int, dict[bytes, int]] = {}
-        while self._unsaved and self._unsaved[0].step <= self._num_ended and left > 0:
+        all_ended = self._num_ended == self._num_submitted
+        while self._unsaved and (all_ended or self._unsaved[0].step <= self._num_ended) and left > 0:
             saved = self._unsaved.popleft()
             for part in [self._num_groups] if saved.is_snapshot else range(self._num_groups):
                 place = self._cache.found(part, saved.key)
@@ -202,7 +210,8 @@ class DiskCache:
         present = {(part, key) for part in parts for key in keys if cache.found(part, key) is not None}
         block_s = self._block_s()
         started = Fetch(keys, frozenset(present), least, math.inf if block_s is None else block_s, arrived)
-        if cache.last_usable(keys, partial(self._has, started)) <= least:
+        self._use(keys[:least])
+        if least == most or not all(self._has(started, part, keys[least]) for part in cache.whole_groups):
             return None
         for part in range(self._num_groups):
             cache.touch(part, keys)
@@ -214,21 +223,36 @@ class DiskCache:
         """Write what was read into the cache, from which the next request may start; not if it was cancelled."""
         if batch is None:
             self._reading.discard(fetch)
+            self._use(fetch.keys)
             return
+        waits: Callable[[], None] | None = None
+        try:
+            if not fetch.is_cancelled:
+                waits = self._write_cached(fetch, batch)
+        except (CapacityError, KernelError) as error:
+            _LOG.warning("the prefix cache is forgotten, as blocks could not be written to it: %s", error)
+            fetch.is_cancelled = True
+            self._cache.forget()
+        self._readers.submit(self._give_back, waits, batch.buffer)
+
+    def _write_cached(self, fetch: Fetch, batch: Batch) -> Callable[[], None] | None:
+        """Write what the cache lacks of a batch; what waits until it was read. Without room no more is taken in."""
         cache, keys = self._cache, batch.keys
         rows = [row for row, key in enumerate(keys) if cache.found(batch.part, key) is None]
-        waits: Callable[[], None] | None = None
-        if rows and not fetch.is_cancelled:
-            if batch.part == self._num_groups:
-                places = self._put_snapshot(keys[rows[0]])
-            else:
-                places = cache.put(batch.part, [keys[row] for row in rows])
-            rows = rows[: len(places)]
-            self._num_fetched += len(places)
-            if places:
-                contents = batch.contents if len(rows) == len(keys) else batch.contents[rows]
-                waits = self._backend.write_cached(batch.part, places, contents)
-        self._readers.submit(self._give_back, waits, batch.buffer)
+        if not rows:
+            return None
+        if batch.part == self._num_groups:
+            places = self._put_snapshot(keys[rows[0]])
+        else:
+            places = cache.put(batch.part, [keys[row] for row in rows], fetch.keys)
+        fetch.is_cancelled = len(places) < len(rows)
+        if not places:
+            return None
+        rows = rows[: len(places)]
+        contents = batch.contents if len(rows) == len(keys) else batch.contents[rows]
+        waits = self._backend.write_cached(batch.part, places, contents)
+        self._num_fetched += len(places)
+        return waits
 
     def _put_snapshot(self, key: bytes) -> list[int]:
         """The snapshot to write, if the block is there that it follows."""
@@ -257,13 +281,7 @@ class DiskCache:
         """Read a prefix, on the thread of fetches."""
         try:
             fetch.started_s = time.monotonic()
-            wanted, reading, goes_on = deque(self._wanted(fetch)), deque[_Reading](), True
-            while goes_on and (wanted or reading):
-                while wanted and len(reading) < _READ_AT_ONCE:
-                    reading.append(self._start(*wanted.popleft()))
-                goes_on = self._hand_on(fetch, reading.popleft())
-            for left in reading:
-                self._put_back(left)
+            self._read_all(fetch, deque(self._wanted(fetch)))
             if fetch.num_bytes:
                 seconds = (time.monotonic() - fetch.started_s) / fetch.num_bytes
                 self._read_s = seconds if self._read_s is None else (self._read_s + seconds) / 2
@@ -271,6 +289,30 @@ class DiskCache:
             _LOG.exception("a prefix could not be read")
         finally:
             fetch.arrived(fetch, None)
+
+    def _read_all(self, fetch: Fetch, wanted: deque[tuple[int, list[bytes]]]) -> None:
+        reading, goes_on = deque[_Reading](), True
+        try:
+            while goes_on and (wanted or reading):
+                while wanted and len(reading) < _READ_AT_ONCE and not self._is_closed:
+                    reading.append(self._start(*wanted.popleft()))
+                goes_on = bool(reading) and self._hand_on(fetch, reading[0])
+                if reading:
+                    reading.popleft()
+        finally:
+            for left in reading:
+                self._put_back(left)
+
+    def _use(self, keys: Sequence[bytes]) -> None:
+        """Note in a while's first use of a history that its files are of use, the beginning last: it goes last."""
+        now_s = time.monotonic()
+        if not keys or now_s - self._used_s.get(keys[-1], -math.inf) < _USED_S:
+            return
+        if len(self._used_s) >= _MOST_USED:
+            self._used_s.clear()
+        self._used_s[keys[-1]] = now_s
+        for part in range(len(self._part_bytes)):
+            self._writers.submit(self._files.used, keys[::-1], part)
 
     def _wanted(self, fetch: Fetch) -> list[tuple[int, list[bytes]]]:
         """What is to be read, in batches of one part, blocks before the snapshot behind them."""
@@ -290,9 +332,10 @@ class DiskCache:
     def _start(self, part: int, keys: list[bytes]) -> _Reading:
         """Start to read a batch into a buffer that is free."""
         if self._buffers is None:
+            made = [self._backend.new_buffer(self._batch_bytes) for _ in range(_BUFFERS)]
             self._buffers = SimpleQueue()
-            for _ in range(_BUFFERS):
-                self._buffers.put(self._backend.new_buffer(self._batch_bytes))
+            for each in made:
+                self._buffers.put(each)
         buffer, size = self._buffers.get(), self._part_bytes[part]
         contents = buffer[: len(keys) * size].reshape(len(keys), size)
         step = max(_JOB_BYTES // size, 1)
@@ -309,7 +352,6 @@ class DiskCache:
             return False
         whole = are_read.index(False) if False in are_read else len(batch.keys)
         fetch.num_bytes += whole * self._part_bytes[batch.part]
-        self._writers.submit(self._files.used, batch.keys[:whole], batch.part)
         fetch.arrived(fetch, replace(batch, keys=batch.keys[:whole], contents=batch.contents[:whole]))
         return whole == len(batch.keys)
 

@@ -161,11 +161,10 @@ class EngineCore:
     def fetch(self, request: Request, arrived: Arrived) -> Fetch | None:
         """As `DiskCache.fetch`, of a request that is not queued yet. What arrives goes to `take_in`, in its order."""
         self._check_alive()
-        return None if self._disk is None or self._is_asleep else self._disk.fetch(request, arrived)
+        return None if self._disk is None else self._disk.fetch(request, arrived)
 
     def take_in(self, fetch: Fetch, batch: Batch | None) -> None:
-        """As `DiskCache.take_in`."""
-        self._check_alive()
+        """As `DiskCache.take_in`; also where the model sleeps meanwhile, which has cancelled what is read."""
         assert self._disk is not None
         self._disk.take_in(fetch, batch)
 
