@@ -156,6 +156,18 @@ def test_images_are_reduced_to_so_many_tokens(vision: VisionModel, most: int) ->
         assert layout.grid in (None, (height // PATCH // MERGE, width // PATCH // MERGE))
 
 
+def test_an_image_of_any_size_fits_into_a_prompt(vision: VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that reads larger ones is given no more than the embeddings that a prompt may bring."""
+    tower = tower_of(open_checkpoint(vision.path))
+    width = sum(each.num_features for each in tower.projectors)
+    monkeypatch.setattr("realizar.images.prepare.MOST_EMBEDDED_BYTES", 4 * width * 20)
+    if isinstance(tower.preparation, Fitted):
+        assert features_of(with_most_tokens(tower, None), (3000, 2000)) <= 20 < features_of(tower, (3000, 2000))
+        assert features_of(with_most_tokens(tower, 12), (3000, 2000)) <= 12
+    else:
+        assert with_most_tokens(tower, None) == tower
+
+
 def test_less_detail_is_512_pixels_by_512(vision: VisionModel) -> None:
     """Of models that read more; the fewest tokens of one that has no choice."""
     tower = tower_of(open_checkpoint(vision.path))

@@ -160,7 +160,7 @@ def test_errors_name_the_image(seeing: RunningServer, field: str, message: str, 
 
 def test_turns_whose_images_take_too_much_are_dropped(seeing: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a client allows it; else it learns that its prompt is too long."""
-    monkeypatch.setattr("realizar.engine.images._MOST_BYTES", 250 << 10)  # of one image, of 160 KiB
+    monkeypatch.setattr("realizar.engine.images.MOST_EMBEDDED_BYTES", 250 << 10)  # of one image, of 160 KiB
     turn = {"role": "user", "content": [{"type": "input_image", "image_url": url_of((28, 28))}]}
     body = {"model": NAME, "max_output_tokens": 16, "input": [turn, {"role": "assistant", "content": "So."}, turn]}
     for truncation, status in (("auto", 200), ("disabled", 400)):

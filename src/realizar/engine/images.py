@@ -24,6 +24,7 @@ from realizar.images.decode import Cut
 from realizar.images.given import EncodedImage, GivenImage, pictures_of
 from realizar.images.prepare import (
     ANY_SIZE,
+    MOST_EMBEDDED_BYTES,
     LargestImage,
     Layout,
     PixelBounds,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from realizar.backends.cpu.tower import CPUTower
 
 _LOG = logging.getLogger(__name__)
-_MOST_BYTES = 240 << 20  # of a prompt's embeddings, which have to fit into a frame between processes
 _MODES_OF_PNG = frozenset({"1", "L", "LA", "P", "I", "I;16", "RGB", "RGBA"})  # Pillow's
 _KEPT_BYTES = 128 << 20  # of embeddings that later turns of a conversation may need again
 
@@ -134,8 +134,8 @@ class ImageReader:
                     grids[len(expanded)] = layout.grid
                 expanded += [self._feature] * run + self._tokenizer.encode(text, add_special=False)
             starts.append(tuple(places))
-        if (size := self.embedded_bytes(expanded)) > _MOST_BYTES:
-            taken, most = format_bytes(size), format_bytes(_MOST_BYTES)
+        if (size := self.embedded_bytes(expanded)) > MOST_EMBEDDED_BYTES:
+            taken, most = format_bytes(size), format_bytes(MOST_EMBEDDED_BYTES)
             message = f"embeddings of the prompt's images take {taken}, so the prompt is too long: {most} are allowed"
             raise ContextLengthError(message, "messages")
         return expanded, starts, _positions(len(expanded), grids)

@@ -27,6 +27,8 @@ _MARKS = {
 }  # fmt: skip
 _FEATURES = {Stretched: "<image_soft_token>", Budgeted: "<pad>"}  # of layers' own inputs Gemma 4 adds those of padding
 _STEEPEST = 200  # of edges, the longer over the shorter one, that are fitted
+MOST_EMBEDDED_BYTES = 240 << 20
+"""Of a prompt's embeddings, which have to fit into a frame between processes."""
 _LOW = 512**2  # pixels, as OpenAI's `detail: low` has them
 _LEAST, _MOST_GIVEN = "mm_processor_kwargs.min_pixels", "mm_processor_kwargs.max_pixels"
 
@@ -148,7 +150,13 @@ def _bounded_grid(grid: Grid, most: int) -> Grid:
 
 
 def with_most_tokens(tower: Tower, most: int | None) -> Tower:
-    """A tower that makes so many features of an image, at most. InvalidRequestError: it always makes more."""
+    """A tower that makes so many features of an image, at most, and of any size no more than a prompt may bring.
+
+    InvalidRequestError: it always makes more.
+    """
+    if isinstance(tower.preparation, Fitted):
+        width = sum(each.num_features for each in tower.projectors)
+        most = min(MOST_EMBEDDED_BYTES // (4 * width), MOST_EMBEDDED_BYTES if most is None else most)
     if most is None:
         return tower
     square = (tower.patch_size * tower.merge) ** 2
