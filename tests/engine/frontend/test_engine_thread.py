@@ -356,9 +356,19 @@ def test_an_interrupt_ends_what_the_caller_waits_for_alone() -> None:
     client = make_client(ScriptedBackend(context_length=4000, num_blocks=[1000]))
     other = client.submit([1], SamplingParams(temperature=0.0, max_tokens=60))
     stream = client.submit([2], SamplingParams(temperature=0.0))
-    threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt), stream:
+    caller, is_waiting = threading.get_ident(), threading.Event()
+
+    def interrupt() -> None:
+        assert is_waiting.wait(HANG_S)
+        signal.pthread_kill(caller, signal.SIGINT)
+
+    def wait() -> None:
+        is_waiting.set()
         threading.Event().wait(HANG_S)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt), stream:
+        wait()
     with pytest.raises(RealizarError, match="the request was closed"):
         stream.result()
     assert other.result().outputs[0].text == spelled(expected_tokens([1], (None,), GREEDY, 60))
