@@ -206,13 +206,13 @@ class DiskCache:
         history, most = BlockKeys(size, request.cache_salt, request.embeddings), (len(token_ids) - 1) // size
         keys = history.of(token_ids)[:most]
         least = cache.find_prefix(history, token_ids, most * size).num_tokens // size
+        self._use(keys[:least])
+        if least == most or not all(self._is_kept(part, keys[least]) for part in cache.whole_groups):
+            return None  # nearly always
         parts = range(len(self._part_bytes))
         present = {(part, key) for part in parts for key in keys if cache.found(part, key) is not None}
         block_s = self._block_s()
         started = Fetch(keys, frozenset(present), least, math.inf if block_s is None else block_s, arrived)
-        self._use(keys[:least])
-        if least == most or not all(self._has(started, part, keys[least]) for part in cache.whole_groups):
-            return None
         for part in range(self._num_groups):
             cache.touch(part, keys)
         self._reading.add(started)
@@ -221,6 +221,8 @@ class DiskCache:
 
     def take_in(self, fetch: Fetch, batch: Batch | None) -> None:
         """Write what was read into the cache, from which the next request may start; not if it was cancelled."""
+        if self._is_closed:
+            return
         if batch is None:
             self._reading.discard(fetch)
             self._use(fetch.keys)
@@ -274,7 +276,12 @@ class DiskCache:
         finally:
             self._buffers.put(buffer)
 
+    def _is_kept(self, part: int, key: bytes) -> bool:
+        """True if the cache or a file has it."""
+        return self._cache.found(part, key) is not None or self._files.has(key, part)
+
     def _has(self, fetch: Fetch, part: int, key: bytes) -> bool:
+        """As `_is_kept` was when the fetch began, for the thread that reads."""
         return (part, key) in fetch.present or self._files.has(key, part)
 
     def _run(self, fetch: Fetch) -> None:
