@@ -153,8 +153,7 @@ class ImageReader:
 
     def embedded_bytes(self, token_ids: Sequence[int]) -> int:
         """Bytes of the embeddings of a prompt's images, whose tokens are in their places."""
-        width = sum(each.num_features for each in self.tower.projectors)
-        return 4 * width * token_ids.count(self._feature)
+        return 4 * self.tower.num_features * token_ids.count(self._feature)
 
     def prepare(self, image: EncodedImage, starts: tuple[int, ...], bounds: PixelBounds = ANY_SIZE) -> PlacedImage:
         """Find an image's embeddings, if they are kept; nothing is decoded. `bounds` are those of `expand`."""

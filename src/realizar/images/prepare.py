@@ -155,8 +155,8 @@ def with_most_tokens(tower: Tower, most: int | None) -> Tower:
     InvalidRequestError: it always makes more.
     """
     if isinstance(tower.preparation, Fitted):
-        width = sum(each.num_features for each in tower.projectors)
-        most = min(MOST_EMBEDDED_BYTES // (4 * width), MOST_EMBEDDED_BYTES if most is None else most)
+        fits = MOST_EMBEDDED_BYTES // (4 * tower.num_features)
+        most = fits if most is None else min(most, fits)
     if most is None:
         return tower
     square = (tower.patch_size * tower.merge) ** 2

@@ -206,6 +206,11 @@ class Tower(LayerStack):
         """All of them, in the order in which features of one square follow each other."""
         return (self.projector, *(each for _, each in self.deepstack))
 
+    @property
+    def num_features(self) -> int:
+        """Of a square, those of all projectors: what a request brings for a token."""
+        return sum(each.num_features for each in self.projectors)
+
     def matrices(self) -> tuple[Linear, ...]:
         layers = (linear for layer in self.layers for linear in layer.linears())
         return (*self.patches, *layers, *(linear for each in self.projectors for linear in each.linears()))

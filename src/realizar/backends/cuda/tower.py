@@ -196,7 +196,7 @@ class CUDATower:
 
     def _found(self, patches: int) -> torch.Tensor:
         """The features of a picture of so many patches, where `start` leaves them."""
-        width, rows = sum(each.num_features for each in self.tower.projectors), patches // self.tower.merge**2
+        width, rows = self.tower.num_features, patches // self.tower.merge**2
         return self._features[: rows * width].view(rows, width)
 
     def _run(self, grid: _Grid) -> None:
@@ -393,7 +393,7 @@ def buffer_sizes(tower: Tower) -> BufferSizes:
     for projector in tower.projectors:
         sums += [merged * each.out_features for each in projector.linears()]
         inner += [merged * each.out_features for each in projector.linears()]
-    features = merged * sum(each.num_features for each in tower.projectors)
+    features = merged * tower.num_features
     return BufferSizes(most * 3 * tower.patch_size**2, hidden, features, hidden, max(sums), max(inner))
 
 
