@@ -112,7 +112,7 @@ def _check_lfm2_pictures(tower: Tower, pictures: list[NDArray[np.float32]], size
     tiles = 0 if rows * columns == 1 else rows * columns
     assert [each.shape[:2] for each in pictures[:-1]] == [(TILE // PATCH, TILE // PATCH)] * tiles
     assert pictures[-1].shape[:2] == tuple(edge // PATCH for edge in whole)
-    pytest.importorskip("torchvision", reason="transformers has no other processor of LFM2-VL")
+    pytest.importorskip("torchvision", reason="the pixels to compare with need torchvision")
     from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
 
     found = Lfm2VlImageProcessor(**LFM2_PREPARED)([Image.fromarray(image_of(size))], return_tensors="pt")
