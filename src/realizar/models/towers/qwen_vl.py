@@ -5,7 +5,7 @@ features of several layers; most layers of Qwen2.5-VL's have windows. numpy only
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -16,6 +16,7 @@ from realizar.models.dimensions import MAX_LAYERS
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.parts import Linear, Rope
 from realizar.models.rope import plain_frequencies
+from realizar.models.spec import Layer
 from realizar.models.tower import Colour, Fitted, Projector, Tower
 from realizar.models.towers.builder import (
     MAX_EDGE,
@@ -116,29 +117,10 @@ def build_qwen25(checkpoint: Checkpoint) -> Tower:
         lambda index: builder.attention(index, rope=rope, window=windows[index], biases=(True, True)),
         lambda index: builder.feed_forward(index, bias=True),
     )
-    frames, width = _read_frames(hparams), sizes.hidden_size * merge**2
-    tower = Tower(
-        architecture="qwen2.5vl_merger",
-        patch_size=patch_size,
-        max_patches=_MOST_PATCHES,
-        merge=merge,
-        hidden_size=sizes.hidden_size,
-        patches=_patches(builder, patch_size, frames),
-        positions=None,
-        layers=tuple(layers),
-        final_norm=builder.norm("model.norm"),
-        projector=Projector(
-            builder.linear("projector.first", width, width, bias=True),
-            "gelu",
-            builder.linear("projector.second", text, width, bias=True),
-        ),
-        preparation=_preparation(hparams, patch_size, merge, frames, _QWEN25),
-        spreads=True,
-        tensors=builder.tensors,
-        ignored_tensors=_ignored(checkpoint, prefix),
-    )
-    hparams.refuse_unread()
-    return tower
+    width = sizes.hidden_size * merge**2
+    first = builder.linear("projector.first", width, width, bias=True)
+    projector = Projector(first, "gelu", builder.linear("projector.second", text, width, bias=True))
+    return _tower(builder, "qwen2.5vl_merger", (patch_size, merge), layers, projector, prefix, _QWEN25)
 
 
 def build_qwen3(checkpoint: Checkpoint) -> Tower:
@@ -172,27 +154,49 @@ def build_qwen3(checkpoint: Checkpoint) -> Tower:
         second = builder.linear(f"{base}.second", text, width, bias=True)
         return Projector(first, "gelu", second, norm=builder.norm(f"{base}.norm", width) if normed else None)
 
-    frames = _read_frames(hparams)
-    tower = Tower(
-        architecture="qwen3vl_merger",
-        patch_size=patch_size,
-        max_patches=_MOST_PATCHES,
-        merge=merge,
-        hidden_size=sizes.hidden_size,
-        patches=_patches(builder, patch_size, frames),
+    hparams.only("use_gelu", None, True)
+    tower = _tower(
+        builder, "qwen3vl_merger", (patch_size, merge), layers, projector("projector", normed=False), _OWN, _QWEN3
+    )
+    return replace(
+        tower,
         positions=builder.table("positions", sizes.vocab_size),
-        layers=tuple(layers),
-        final_norm=builder.norm("model.norm"),
-        projector=projector("projector", normed=False),
-        preparation=_preparation(hparams, patch_size, merge, frames, _QWEN3),
         side=int(sizes.vocab_size**0.5),
         stretches="corners",
         deepstack=tuple((layer, projector(f"deepstack.{layer}", normed=True)) for layer in taken),
+    )
+
+
+def _tower(
+    builder: TowerBuilder,
+    architecture: str,
+    edges: tuple[int, int],
+    layers: Sequence[Layer],
+    projector: Projector,
+    prefix: str,
+    published: _Published,
+) -> Tower:
+    """What the towers of both have alike. `edges` are pixels of a patch and patches of a square; `prefix` is that of
+    their tensors. UnsupportedModelError: a parameter was read by nothing.
+    """
+    hparams, (patch_size, merge) = builder.hparams, edges
+    frames = hparams.integer(None, "temporal_patch_size", high=16, default=2)
+    tower = Tower(
+        architecture=architecture,
+        patch_size=patch_size,
+        max_patches=_MOST_PATCHES,
+        merge=merge,
+        hidden_size=builder.sizes.hidden_size,
+        patches=_patches(builder, patch_size, frames),
+        positions=None,
+        layers=tuple(layers),
+        final_norm=builder.norm("model.norm"),
+        projector=projector,
+        preparation=_preparation(hparams, patch_size, merge, frames, published),
         spreads=True,
         tensors=builder.tensors,
-        ignored_tensors=_ignored(checkpoint, _OWN),
+        ignored_tensors=_ignored(hparams.checkpoint, prefix),
     )
-    hparams.only("use_gelu", None, True)
     hparams.refuse_unread()
     return tower
 
@@ -204,10 +208,6 @@ def _ignored(checkpoint: Checkpoint, prefix: str) -> frozenset[str]:
 
 def _read_merge(hparams: HyperParameters) -> int:
     return hparams.integer("vision.spatial_merge_size", "spatial_merge_size", high=16, default=2)
-
-
-def _read_frames(hparams: HyperParameters) -> int:
-    return hparams.integer(None, "temporal_patch_size", high=16, default=2)
 
 
 def _patches(builder: TowerBuilder, patch_size: int, frames: int) -> tuple[Linear, ...]:
