@@ -64,6 +64,15 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_are_short(page: Path) -> None:
+    """Tables and blocks of code are as wide as they are."""
+    code_or_row = re.compile(r"```.*?```|^\|[^\n]*", re.DOTALL | re.MULTILINE)
+    prose = code_or_row.sub(lambda found: "\n" * found[0].count("\n"), page.read_text())
+    wide = [number for number, line in enumerate(prose.splitlines(), 1) if len(line) > 120]
+    assert not wide, f"lines over 120 characters: {wide}"
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
     reached, todo = set(), [ROOT / "README.md"]
     while todo:
