@@ -68,6 +68,7 @@ class ScriptedEngine:
         logprobs: of every token, where they are asked for.
         num_asked: requests so far. num_closed: streams that were closed before their end.
         num_cleared: times that the cache was cleared.
+        device: the kind that its `info` names.
     """
 
     deltas: Sequence[str | RealizarError | None] = ("Hel", "lo")
@@ -81,6 +82,7 @@ class ScriptedEngine:
     num_asked: int = 0
     num_closed: int = 0
     num_cleared: int = 0
+    device: str = "cpu"
 
     @property
     def info(self) -> ScriptedInfo:
@@ -88,7 +90,7 @@ class ScriptedEngine:
             raise EngineDeadError("the engine stopped at 0x7f0012345678 in /srv/engine.py")
         if self.state != "ready":
             raise EngineUnavailableError(f"the engine is {self.state}", 3.0)
-        return ScriptedInfo()
+        return ScriptedInfo(device=self.device)
 
     async def stats(self) -> EngineStats:
         return EngineStats(num_running=2, num_blocks=4, num_used_blocks=1, prefix_cache_hits=3, prompt_tokens=9)

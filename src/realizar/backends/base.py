@@ -66,7 +66,6 @@ class Capacity:
         num_drafts: tokens that the backend itself proposes after a row's sampled tokens, at most (`StepOutput.drafts`).
         spare_positions: that it needs for keys and values after a row's tokens, beyond one for each of these drafts.
         aside_tokens: of a chunk that it reads aside, at most (`ReadsAside`); 0 where it does not.
-        sees_images_whole: tokens of an image may see each other (`StepRows.images`).
     """
 
     block_size: int
@@ -82,7 +81,6 @@ class Capacity:
     num_drafts: int = 0
     spare_positions: int = 0
     aside_tokens: int = 0
-    sees_images_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.machine import default_threads, free_memory_bytes
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig, resolve_config
+from realizar.backends.supported import Supported
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
@@ -172,15 +173,26 @@ def _reporting_compilation(progress: LoadProgress | None) -> AbstractContextMana
 
 def refusal(spec: ModelSpec, kind: Device) -> str | None:
     """Why the backend of a kind of device refuses a model, whatever the card; None if it runs it."""
+    try:
+        _supported(kind).check(spec)
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
+
+
+def image_refusal(kind: Device, *, seen_whole: bool) -> str | None:
+    """Why a kind of device reads no images of a model that it runs; None if it does. `seen_whole` is its tower's."""
+    if not seen_whole or _supported(kind).sees_images_whole:
+        return None
+    return "images of this model are read on the CPU alone, as their tokens see each other"
+
+
+def _supported(kind: Device) -> Supported:
     if kind == "cuda":
         from realizar.backends.cuda.supported import SUPPORTED
     else:
         from realizar.backends.cpu.supported import SUPPORTED
-    try:
-        SUPPORTED.check(spec)
-    except UnsupportedModelError as error:
-        return str(error)
-    return None
+    return SUPPORTED
 
 
 def _device_for(spec: ModelSpec, chosen: ChosenDevice) -> ChosenDevice:

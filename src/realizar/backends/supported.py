@@ -45,12 +45,16 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Supported:
-    """The kinds that a backend runs; `backend` is its name in messages, such as `the CPU backend`."""
+    """The kinds that a backend runs; `backend` is its name in messages, such as `the CPU backend`.
+
+    `sees_images_whole`: tokens of an image may see each other (`StepRows.images`).
+    """
 
     backend: str
     mixers: frozenset[type[Mixer]]
     feed_forwards: frozenset[type[AnyFeedForward]]
     features: frozenset[Feature] = frozenset()
+    sees_images_whole: bool = False
 
     def check(self, spec: ModelSpec) -> None:
         """Refuse a model with parts of other kinds.

@@ -14,7 +14,7 @@ from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import plan_memory, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.config import EngineConfig
+from realizar.config import Device, EngineConfig
 from realizar.engine.draft_models import resolve_drafted
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
@@ -50,6 +50,10 @@ class PlannedLoad(msgspec.Struct, frozen=True):
     max_open: int
     host_bytes: int = 0
     asleep_bytes: int = 0
+
+    @property
+    def kind(self) -> Device:
+        return "cpu" if self.device == "cpu" else "cuda"
 
 
 def plan_within(

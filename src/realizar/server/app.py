@@ -320,18 +320,19 @@ class _OneModel:
         return self.api.engine.fault
 
     def listed(self) -> Sequence[ModelStatus]:
-        model = self.api.model
+        model, info = self.api.model, self.api.engine.info if self.state == "ready" else None
+        device = None if info is None else info.device
         return (
             ModelStatus(
                 model.names,
                 model.created_s,
                 self.api.max_model_len,
                 model.default_sampling,
-                model.facts,
+                model.facts.on(device),
                 _STATES[self.state],
                 self.fault,
-                device=self.api.engine.info.device if self.state == "ready" else None,
-                device_label=self.api.engine.info.device_label if self.state == "ready" else None,
+                device=device,
+                device_label=None if info is None else info.device_label,
             ),
         )
 

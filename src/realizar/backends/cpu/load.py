@@ -74,9 +74,8 @@ class LoadedModel:
     @property
     def capacity(self) -> Capacity:
         return loaded_capacity(
-            self.config, self.kv, self.weights.size_bytes, self.load_s, token_bytes=self.weights.token_bytes,
-            sees_images_whole=True,
-        )  # fmt: skip
+            self.config, self.kv, self.weights.size_bytes, self.load_s, token_bytes=self.weights.token_bytes
+        )
 
 
 def refuse_fp8(config: ResolvedConfig) -> None:

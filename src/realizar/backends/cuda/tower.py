@@ -420,8 +420,6 @@ def check_blocks(tower: Tower, blocks: Sequence[Block]) -> None:
         raise UnsupportedModelError(f"{tower.architecture}: an encoder with a class token does not run on a GPU")
     if tower.by_axis or tower.final_norm is None:
         raise UnsupportedModelError(f"{tower.architecture}: an encoder with tables of two axes does not run on a GPU")
-    if tower.seen_whole:
-        raise UnsupportedModelError(f"{tower.architecture}: images of this model are read on the CPU alone")
     for block in blocks:
         if isinstance(block, AttentionBlock):
             attention = block.attention

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from realizar.backends.memory_plan import MemoryPlan
     from realizar.backends.resolved_config import ResolvedConfig
     from realizar.checkpoint.checkpoint import Checkpoint
-    from realizar.config import EngineConfig
+    from realizar.config import Device, EngineConfig
     from realizar.engine.draft_models import DraftedModel
     from realizar.engine.fetch_speed import FetchSpeed
     from realizar.models.parameters import ParameterCounts
@@ -114,7 +114,8 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
         config, memory = least.config, least.memory_bytes
     drafted = resolve_drafted(checkpoint, config, chosen, memory)
     spec, resolved, others, _ = drafted
-    plan, encoder = plan_memory(spec, checkpoint, resolved, memory, others), _plan_encoder(checkpoint, config.mmproj)
+    plan = plan_memory(spec, checkpoint, resolved, memory, others)
+    encoder = _plan_encoder(checkpoint, config.mmproj, resolved.chosen.kind)
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     counts = count_parameters(spec)
     more["fetch_speed"] = None if speed is None else asdict(speed)
@@ -149,15 +150,17 @@ class _PlannedEncoder:
         return [f"encoder      {said}: {self.name} of {self.file}"]
 
 
-def _plan_encoder(checkpoint: Checkpoint, mmproj: str) -> _PlannedEncoder:
+def _plan_encoder(checkpoint: Checkpoint, mmproj: str, kind: Device) -> _PlannedEncoder:
     """Raises as `usable_tower`."""
-    from realizar.backends.select import plan_tower
+    from realizar.backends.select import image_refusal, plan_tower
     from realizar.engine.images import usable_tower
 
     found, reason = usable_tower(checkpoint, mmproj)
     if found is None:
         return _PlannedEncoder(reason=reason)
     holder, tower = found
+    if (reason := image_refusal(kind, seen_whole=tower.seen_whole)) is not None:
+        return _PlannedEncoder(reason=reason)
     return _PlannedEncoder(tower.architecture, holder.path.name, *plan_tower(tower, holder))
 
 

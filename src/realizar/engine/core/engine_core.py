@@ -13,7 +13,6 @@ import numpy as np
 
 from realizar.backends.base import (
     Backend,
-    Capacity,
     CountsExperts,
     DeviceMemory,
     ForwardInput,
@@ -24,7 +23,9 @@ from realizar.backends.base import (
     Transfer,
 )
 from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.select import image_refusal
 from realizar.batch import NO_STEP, ScheduledBatch
+from realizar.config import Device
 from realizar.engine.core.disk_cache import Arrived, Batch, DiskCache, DiskCounts, Fetch
 from realizar.engine.core.row_grammars import RowGrammars
 from realizar.errors import (
@@ -153,7 +154,7 @@ class EngineCore:
             QueueFullError: the queue is full. EngineDeadError: the engine stopped.
         """
         self._check_alive()
-        _check_embeddings(request, self.spec, self.capacity)
+        _check_embeddings(request, self.spec, self.config.chosen.kind)
         while not self.acquire_grammar(request):
             self.grammars.prepare(request)
         self.scheduler.add(request)
@@ -397,10 +398,10 @@ class EngineCore:
         self._in_flight.clear()
 
 
-def _check_embeddings(request: Request, spec: ModelSpec, capacity: Capacity) -> None:
+def _check_embeddings(request: Request, spec: ModelSpec, kind: Device) -> None:
     end, hidden_size = 0, spec.hidden_size
-    if request.longest_whole_run and not capacity.sees_images_whole:
-        raise InvalidRequestError("images of this model are read on the CPU alone, and it runs on a GPU", "prompt")
+    if (reason := image_refusal(kind, seen_whole=request.longest_whole_run > 0)) is not None:
+        raise InvalidRequestError(reason, "prompt")
     if request.rope_positions and len(request.rope_positions) != 4 * 3 * request.num_prompt_tokens:
         raise InvalidRequestError("positions of the rope's axes do not fit the prompt", "prompt")
     widths = {hidden_size, hidden_size * (1 + spec.deepstack)}

@@ -356,17 +356,18 @@ def _status_of(model: ShelvedModel) -> ModelStatus:
     if model.unloads_s is not None:
         unloads_s = round(time.time() + model.unloads_s - asyncio.get_running_loop().time(), 3)
     alive = None if running is None or running.engine.state != "ready" else running.api
+    device = None if alive is None else alive.engine.info.device
     return ModelStatus(
         (known.name,),
         known.created_s,
         known.load.context_length if running is None or running.engine.state == "dead" else running.api.max_model_len,
         known.default_sampling,
-        known.facts if running is None else running.api.model.facts,
+        (known.facts if running is None else running.api.model.facts).on(device or known.load.kind),
         model.state,
         None if model.fault is None else cleaned(str(model.fault)),
         model.load.num_bytes,
         unloads_s,
-        None if alive is None else alive.engine.info.device,
+        device,
         model.held_bytes,
         model.held_host_bytes or None,
         None if alive is None else alive.engine.info.device_label,
