@@ -93,7 +93,7 @@ _CHAT_ADVICE: Mapping[str, Advice] = {
     "add_generation_prompt": Advice((True,), "the prompt always ends where the answer begins"),
     "continue_final_message": Advice((False,), "generate() goes on with a text"),
     "chat_template": Advice((), "LLM(chat_template=) takes it"),
-    "chat_template_content_format": Advice(("auto",), "messages have text"),
+    "chat_template_content_format": Advice(("auto",), "the template gets texts or parts, whichever it reads"),
     "lora_request": Advice((), "LoRA is not supported"),
 }
 """Arguments of vLLM's `LLM.chat` that are no variables of a template."""

@@ -171,7 +171,7 @@ class WorkerLimits:
         memory_bytes: memory of one grammar and its rows; the heaviest takes about 50 MB.
         total_bytes: memory of all grammars, above which none is compiled.
         grammars: number of grammars, including those of waiting requests.
-        workers: that grammars share; None is a half of the cores, and 8 at the most.
+        workers: that grammars share; None is all cores but two, at least one and 14 at the most.
         idle: number of idle grammars that are kept for later requests.
         queued_per_client: grammars of one client that may wait to be compiled.
         slots: rows that may follow grammars, those that have ended while their masks were computed among them.
