@@ -204,6 +204,28 @@ def test_turns_whose_images_take_too_much_are_dropped(seeing: RunningServer, mon
     assert "embeddings of the prompt's images take 327.7 kB, so the prompt is too long" in answer.text
 
 
+def test_where_turns_are_dropped_each_image_is_opened_once(
+    seeing: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the conversation is tried without its oldest turns."""
+    monkeypatch.setattr("realizar.engine.images.MOST_EMBEDDED_BYTES", 250 << 10)  # of one image, of 160 KiB
+    shown_once = [[{"type": "input_image", "image_url": url_of((28, 28 - turn))}] for turn in range(9)]
+    turns: list[Any] = []
+    for parts in shown_once:
+        turns += [{"role": "user", "content": parts}, {"role": "assistant", "content": "So."}]
+    body = {"model": NAME, "max_output_tokens": 16, "truncation": "auto", "input": turns[:-1]}
+    opened = list[bytes]()
+    open_one = GivenImage.open
+
+    def counted(image: GivenImage) -> EncodedImage:
+        opened.append(open_one(image).data)
+        return open_one(image)
+
+    monkeypatch.setattr(GivenImage, "open", counted)
+    posted(seeing, "/v1/responses", body)
+    assert len(opened) == len(set(opened)) == len(shown_once)
+
+
 def test_prompts_of_too_many_images_are_refused(eyes: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any of them is decoded."""
     monkeypatch.setattr("realizar.engine.images.pictures_of", None)

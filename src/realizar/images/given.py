@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -125,6 +125,18 @@ def open_all(images: Sequence[GivenImage]) -> list[EncodedImage]:
         where = remote[0].where
         raise RemoteImagesError(f"{where} must be a data URI; no URL is fetched", where, remote)
     return [each.open() for each in images]
+
+
+def opening_once() -> Callable[[Sequence[GivenImage]], list[EncodedImage]]:
+    """`open_all` for a request that is planned several times: each of its images is opened once. They have to live."""
+    opened: dict[int, EncodedImage] = {}  # by the image's identity, as equality would compare its bytes
+
+    def open_new(images: Sequence[GivenImage]) -> list[EncodedImage]:
+        new = [each for each in images if id(each) not in opened]
+        opened.update(zip(map(id, new), open_all(new), strict=True))
+        return [opened[id(each)] for each in images]
+
+    return open_new
 
 
 def pictures_of(image: EncodedImage, cut: Cut) -> list[Pixels]:

@@ -14,7 +14,7 @@ from typing import Any
 from realizar.backends.select import image_refusal
 from realizar.engine.images import ImageReader, PlacedImage, check_bounds, check_room, take_images
 from realizar.errors import ContextLengthError
-from realizar.images.given import EncodedImage, open_all
+from realizar.images.given import EncodedImage, GivenImage, open_all, opening_once
 from realizar.images.prepare import ANY_SIZE, PixelBounds
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
@@ -46,6 +46,9 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _ROOM = 4  # where turns are dropped, the answer gets a quarter of the context, or what it may take if that is less
 _MAX_KWARGS_CHARACTERS = 64 << 10
 _RESERVED = ("messages", "tools", "add_generation_prompt", "self")  # the last is the template's own
+
+
+_Opens = Callable[[Sequence[GivenImage]], list[EncodedImage]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,9 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
     sampling = _sampling(api, conversation)
     template = _template(api, conversation)
     variables = _variables(conversation, template)
-    shown, num_messages = tools.shown, len(conversation.messages)
+    shown, num_messages, opens = tools.shown, len(conversation.messages), opening_once()
     if conversation.drops_oldest:
-        conversation = _shortened(api, conversation, sampling.max_tokens, template, variables, stop)
+        conversation = _shortened(api, conversation, sampling.max_tokens, template, variables, opens, stop)
     _check_sizes(api, conversation)
     stop.check()
     # This renders the template, so that its errors come first.
@@ -126,7 +129,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
     with about("messages"):
         rendered = render_prompt(
             api, template, conversation.messages, shown, variables, add_prompt=conversation.add_prompt,
-            continues=conversation.continues, bounds=conversation.image_bounds,
+            continues=conversation.continues, bounds=conversation.image_bounds, opens=opens,
         )  # fmt: skip
         token_ids = rendered.token_ids
         if rendered.images:
@@ -189,7 +192,7 @@ class RenderedPrompt:
 def render_prompt(
     api: Api, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: Tools | None,
     variables: Mapping[str, Any], *, add_prompt: bool = True, continues: bool = False,
-    bounds: PixelBounds = ANY_SIZE,
+    bounds: PixelBounds = ANY_SIZE, opens: _Opens = open_all,
 ) -> RenderedPrompt:  # fmt: skip
     """Render the prompt of checked messages; of their images, read within bounds, no more than the headers are read.
 
@@ -206,7 +209,7 @@ def render_prompt(
         token_ids = template.encode(marked, tools, add_prompt, **variables)
     if not given or api.model.images is None:
         return RenderedPrompt(token_ids)
-    images = open_all(given)
+    images = opens(given)
     token_ids, starts, positions = api.model.images.expand(token_ids, images, bounds)
     return RenderedPrompt(token_ids, list(zip(images, starts, strict=True)), api.model.images, bounds, positions)
 
@@ -240,6 +243,7 @@ def _shortened(
     max_tokens: int | None,
     template: ChatTemplate,
     variables: Mapping[str, Any],
+    opens: _Opens,
     stop: Stop,
 ) -> Conversation:
     """The conversation without its oldest turns, if the answer would have too little of the context otherwise."""
@@ -253,7 +257,7 @@ def _shortened(
             with about("messages"):
                 rendered = render_prompt(
                     api, template, given.messages, given.tools.shown, variables, add_prompt=given.add_prompt,
-                    bounds=given.image_bounds,
+                    bounds=given.image_bounds, opens=opens,
                 )  # fmt: skip
         except ContextLengthError:
             return False
