@@ -304,9 +304,17 @@ def test_no_conversation_is_saved_that_could_not_be_loaded(
 
 
 def test_what_is_no_image_waits_for_no_message(session: ChatSession, model: Model, tmp_path: Path) -> None:
-    text = tmp_path / "a.png"
+    text, torn, chat = tmp_path / "a.png", tmp_path / "torn.png", tmp_path / "chat.json"
     text.write_text("<svg/>")
+    Image.new("RGB", (64, 64)).save(torn)
+    torn.write_bytes(torn.read_bytes()[:-40])
+    url = f"data:image/png;base64,{base64.b64encode(torn.read_bytes()).decode()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    chat.write_text(json.dumps([{"role": "user", "content": [part]}]))
+    with pytest.raises(InvalidRequestError, match="an image of message 1 of .* is malformed"):
+        say(session, f"/load {chat}")
     for name, reason in (
+        (torn, "torn.png is malformed"),
         (text, "is no image of a known format"),
         (tmp_path / "none.png", "/image can't read .*: No such file"),
         (tmp_path, "Is a directory"),

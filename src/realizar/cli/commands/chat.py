@@ -26,7 +26,8 @@ from realizar.cli.options.sampling import SamplingOptions, describe, parse_assig
 from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import error_line
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
-from realizar.images.given import MAX_BYTES, GivenImage
+from realizar.images.decode import Cut
+from realizar.images.given import MAX_BYTES, EncodedImage, GivenImage, pictures_of
 from realizar.sampling_params import SamplingParams
 from realizar.strict_json import StrictJSONError, is_too_large, parse_strictly
 
@@ -376,11 +377,18 @@ def _text_of(message: Message) -> str:
 def _image_part(name: str) -> dict[str, Any]:
     """The part of a message that shows a file, with its bytes: files of conversations have them too.
 
-    It raises InvalidRequestError if it can't be read, or is no image of a known format within the bounds.
+    It raises InvalidRequestError if it can't be read, or is no image of a known format within the bounds, or torn.
     """
-    image = GivenImage(name, _read_bytes("/image", name, MAX_BYTES)).open()
+    image = _whole(GivenImage(name, _read_bytes("/image", name, MAX_BYTES)))
     url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _whole(given: GivenImage) -> EncodedImage:
+    """An image whose pixels were decoded, to see that they can be. Raises as `GivenImage.open` and `pictures_of`."""
+    image = given.open()
+    pictures_of(image, Cut(((1, 1),)))
+    return image
 
 
 # Conversations in files, as `/save` writes them and `/load` reads them.
@@ -463,7 +471,7 @@ def _part(item: Any, place: str) -> dict[str, Any]:
     if kind == "text" and isinstance(item.get("text"), str):
         return {"type": kind, "text": checked_text(item["text"], place)}
     if kind == "image_url" and isinstance(item.get(kind), dict) and isinstance(url := item[kind].get("url"), str):
-        GivenImage(f"an image of {place}", url=url).open()
+        _whole(GivenImage(f"an image of {place}", url=url))
         return {"type": kind, kind: {"url": url}}
     raise InvalidRequestError(f"{place} has no content that is text, or parts of text and images")
 
