@@ -311,10 +311,10 @@ def test_what_is_no_image_waits_for_no_message(session: ChatSession, model: Mode
     url = f"data:image/png;base64,{base64.b64encode(torn.read_bytes()).decode()}"
     part = {"type": "image_url", "image_url": {"url": url}}
     chat.write_text(json.dumps([{"role": "user", "content": [part]}]))
-    with pytest.raises(InvalidRequestError, match="an image of message 1 of .* is malformed"):
+    with pytest.raises(InvalidRequestError, match=r"an image of message 1 of .* is malformed"):
         say(session, f"/load {chat}")
     for name, reason in (
-        (torn, "torn.png is malformed"),
+        (torn, r"torn\.png is malformed"),
         (text, "is no image of a known format"),
         (tmp_path / "none.png", "/image can't read .*: No such file"),
         (tmp_path, "Is a directory"),
