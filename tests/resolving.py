@@ -29,7 +29,8 @@ def resolved(
 ) -> ResolvedConfig:
     """The configuration that loading gives a backend. Without a checkpoint matrices count as quantised."""
     float32_weights = checkpoint is not None and WeightTensors(spec, checkpoint).are_float32(spec.linears())
-    return resolve_config(spec, config, ChosenDevice(kind), float32_weights=float32_weights)
+    device = ChosenDevice(kind, capability=(9, 0) if kind == "cuda" else (0, 0))
+    return resolve_config(spec, config, device, float32_weights=float32_weights)
 
 
 def new_core(

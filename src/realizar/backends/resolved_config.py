@@ -10,6 +10,7 @@ from typing import Any
 from realizar.backends.devices import TRAITS, ChosenDevice
 from realizar.backends.machine import default_threads
 from realizar.config import QUEUED_PER_ROW, EngineConfig
+from realizar.errors import InvalidRequestError
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ def resolve_config(
     Args:
         float32_weights: the checkpoint stores every matrix in float32 (`WeightTensors.are_float32`).
         fp8_activations: it asks for activations in FP8 (`quantization.tensors.asks_for_fp8`).
+
+    InvalidRequestError: prompts are asked for in FP8, which the device does not multiply.
     """
     traits = TRAITS[device.kind]
     automatic = "f32" if float32_weights else traits.kv_dtype
@@ -87,10 +90,6 @@ def resolve_config(
     step_tokens = config.max_step_tokens
     if step_tokens is None:
         step_tokens = max(traits.step_tokens, max_running)
-    prompt_dtype = config.prompt_dtype
-    if prompt_dtype == "auto":
-        runs_fp8 = device.capability == _FP8_CAPABILITY and not config.batch_invariant
-        prompt_dtype = "fp8" if fp8_activations and runs_fp8 else "f16"
     given: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(EngineConfig)}
     derived: dict[str, Any] = {
         "threads": default_threads() if config.threads is None else config.threads,
@@ -100,13 +99,25 @@ def resolve_config(
         "speculative_tokens": config.most_drafts,
         "chosen": device,
         "kv_dtype": automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
-        "prompt_dtype": prompt_dtype,
+        "prompt_dtype": _prompt_dtype(config, device, asked_for=fp8_activations),
         "queue_length": QUEUED_PER_ROW * max_running if config.max_queued is None else config.max_queued,
         "steps_in_flight": traits.steps_in_flight,
         "tile_tokens": traits.tile_tokens,
         "stretch": traits.stretch,
     }
     return ResolvedConfig(**(given | derived))
+
+
+def _prompt_dtype(config: EngineConfig, device: ChosenDevice, *, asked_for: bool) -> str:
+    runs_fp8 = device.capability == _FP8_CAPABILITY
+    if config.prompt_dtype == "auto":
+        return "fp8" if asked_for and runs_fp8 and not config.batch_invariant else "f16"
+    if config.prompt_dtype == "fp8" and not runs_fp8:
+        needed, there = (".".join(map(str, each)) for each in (_FP8_CAPABILITY, device.capability))
+        found = "not the CPU" if device.kind == "cpu" else f"and {device.name} has {there}"
+        message = f"prompt_dtype fp8 needs an NVIDIA GPU of compute capability {needed}, {found}"
+        raise InvalidRequestError(message, "prompt_dtype")
+    return config.prompt_dtype
 
 
 def _context_length(spec: ModelSpec, config: EngineConfig) -> int:

@@ -69,7 +69,26 @@ def resolve_model(
             config = replace(config, host_snapshot_bytes=0)  # nothing is gained by moving them, and the cache takes it
     float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.matrices())
     in_fp8 = asks_for_fp8(checkpoint)
-    return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights, fp8_activations=in_fp8)
+    resolved = resolve_config(spec, config, chosen, float32_weights=float32_weights, fp8_activations=in_fp8)
+    if resolved.prompt_dtype == "fp8" and chosen.name and not _multiplies_in_fp8(spec, checkpoint, resolved):
+        resolved = replace(resolved, prompt_dtype="f16")
+    return spec, resolved
+
+
+def _multiplies_in_fp8(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> bool:
+    """True if the chosen card does, as far as it was compared with the CPU: a load may find kernels wrong that it is
+    the first to compare.
+    """
+    from realizar.backends.cuda.device import open_device
+    from realizar.backends.cuda.matmul.fp8 import runs_fp8
+
+    opened = open_device(config.chosen.index)
+    if config.device_check:
+        from realizar.backends.verdict.apply import known_faults
+        from realizar.backends.verdict.small_models import small_models_like
+
+        opened = replace(opened, without=known_faults(opened, small_models_like(spec, checkpoint)))
+    return runs_fp8(opened)
 
 
 def make_backend(

@@ -208,6 +208,27 @@ def test_the_comparison_can_be_left_out(gpu: Card, tmp_path: Path, monkeypatch: 
     assert not gpu.runs
 
 
+def test_a_plan_goes_by_the_verdicts_that_are_kept(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are not said to be in FP8 on a card that goes without the kernels; nothing is compared for it."""
+    hopper = replace(CARD, torch_device=torch.device("cuda"), capability=(9, 0))
+    monkeypatch.setattr(device_module, "open_device", lambda _index: hopper)
+    write_tiny_model(tmp_path / "model.gguf")
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    chosen = ChosenDevice("cuda", 0, hopper.name, hopper.capability)
+
+    def prompt_dtype(**options: Any) -> str:
+        config = EngineConfig(device="cuda", prompt_dtype="fp8", **options)
+        return select.resolve_model(checkpoint, config, chosen)[1].prompt_dtype
+
+    assert prompt_dtype() == "fp8"
+    for family, expected in (("attention", "fp8"), ("wgmma", "f16")):
+        verdict = Verdict("1 nats apart", frozenset({family}), False)
+        kept.keep_verdicts(hopper, {f"small of {weights}": verdict for weights in ("q4_k_m", "bf16")})
+        assert prompt_dtype() == expected
+    assert prompt_dtype(device_check=False) == "fp8"
+    assert not card.runs
+
+
 def test_doctor_compares_again(card: Card, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """By all models, and keeps what comes of it."""
     kept.keep_verdicts(CARD, {str(MODELS[0]): Verdict("once", frozenset({"repack"}), False)})

@@ -30,7 +30,6 @@ from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import InvalidRequestError
 from realizar.models.parts import BlockInputs
 from realizar.models.spec import ModelSpec
 
@@ -76,12 +75,6 @@ class LoadedModel:
         return loaded_capacity(
             self.config, self.kv, self.weights.size_bytes, self.load_s, token_bytes=self.weights.token_bytes
         )
-
-
-def refuse_fp8(config: ResolvedConfig) -> None:
-    """Raise InvalidRequestError where prompts are asked for in 8-bit floats, which only a GPU multiplies."""
-    if config.prompt_dtype == "fp8":
-        raise InvalidRequestError("prompt_dtype fp8 needs a GPU of compute capability 9.0, not the CPU", "prompt_dtype")
 
 
 def load_model(

@@ -8,7 +8,7 @@ from realizar.backends.base import ModelSource
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.sampling.record import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVSizes, kv_limit_bytes, most_kv_bytes
-from realizar.backends.cpu.load import PARTIAL_FLOATS, refuse_fp8
+from realizar.backends.cpu.load import PARTIAL_FLOATS
 from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.load import Weights
@@ -37,9 +37,7 @@ def plan_memory(
         CheckpointError: a tensor is missing, left over or of the wrong shape.
         UnsupportedModelError: the CPU backend does not run a part of the model, or a tensor's type.
         CapacityError: the block size does not suit the CPU.
-        InvalidRequestError: prompts are asked for in 8-bit floats.
     """
-    refuse_fp8(config)
     SUPPORTED.check(spec)
     check_tensors(spec, checkpoint)
     instructions = select(config.instruction_set)

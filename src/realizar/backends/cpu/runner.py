@@ -21,7 +21,7 @@ from realizar.backends.cpu.kernels.attention_record import (
     STEP_TOKENS,
     TILE,
 )
-from realizar.backends.cpu.load import PARTIAL_FLOATS, LoadedModel, load_model, refuse_fp8
+from realizar.backends.cpu.load import PARTIAL_FLOATS, LoadedModel, load_model
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.plan import beside_drafter
 from realizar.backends.cpu.records import aligned_zeros
@@ -97,7 +97,6 @@ class CPUBackend:
     def load(
         self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
     ) -> None:
-        refuse_fp8(config)
         SUPPORTED.check(spec)
         check_tensors(spec, checkpoint)
         drafter = find_drafter(others, spec, config)

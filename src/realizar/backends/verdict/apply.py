@@ -48,6 +48,12 @@ def trusted(device: DeviceProfile, label: str, models: Sequence[SmallModel], pro
     return replace(device, without=device.without | without)
 
 
+def known_faults(device: DeviceProfile, models: Sequence[SmallModel]) -> frozenset[Family]:
+    """Families that `trusted` gives up by the verdicts that are kept; nothing is compared."""
+    verdicts = known_verdicts(device)
+    return frozenset().union(*(verdicts[str(model)].without for model in models if str(model) in verdicts))
+
+
 def compared_anew(device: DeviceProfile, label: str) -> str | None:
     """Compare a GPU by all small models, and keep the verdicts; raises as `trusted` and `judge` do.
 

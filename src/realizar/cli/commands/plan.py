@@ -245,13 +245,14 @@ def _report(
     experts = []
     if plan.token_weight_bytes is not None and counts.active != counts.total:
         experts.append(f"parameters   {parameters_text(counts)}, which reads {format_bytes(plan.token_weight_bytes)}")
+    where = "" if config.chosen.name else ", on a card of compute capability 9.0"
     lines = [
         f"weights      {format_bytes(plan.weight_bytes)} packed, and the embedding, {kept}",
         *experts,
         *helpers,
         f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
-        *(["prompts      multiplied in FP8, weights and activations"] if config.prompt_dtype == "fp8" else []),
+        *([f"prompts      multiplied in FP8, weights and activations{where}"] if config.prompt_dtype == "fp8" else []),
         *states_lines(plan, config.max_running, speed),
         f"free memory  {format_bytes(plan.free_bytes)}{' for each replica' if beside else ''}{short}",
         *beside,

@@ -32,7 +32,6 @@ from backends.cuda.matmul.packed_experts import run_packed_experts  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from quantization.stored_checkpoints import Stored, write_model  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cpu.runner import CPUBackend  # noqa: E402
 from realizar.backends.cuda import load  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
 from realizar.backends.cuda.kernels.activate import activate  # noqa: E402
@@ -41,6 +40,8 @@ from realizar.backends.cuda.matmul import fp8, grouped_tiles, tuning_table  # no
 from realizar.backends.cuda.matmul.fp8 import FP8_ROWS, decoded_bytes, runs_fp8, stored_weights  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads  # noqa: E402
+from realizar.backends.devices import ChosenDevice  # noqa: E402
+from realizar.backends.resolved_config import resolve_config  # noqa: E402
 from realizar.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
@@ -251,14 +252,12 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequestError, match="prompt_dtype must be one of auto, f16, fp8, not int4"):
         EngineConfig(prompt_dtype="int4")  # type: ignore[arg-type]
     spec, checkpoint = random_model(SMALL)
-    with pytest.raises(InvalidRequestError, match=r"needs a GPU of compute capability 9\.0, not the CPU"):
-        CPUBackend().load(spec, checkpoint, resolved(spec, checkpoint, CONFIG))
-    with pytest.raises(InvalidRequestError, match=r"capability 9\.0; interpreter has 0\.0"):
-        GPURunner(spec, checkpoint, CONFIG)
-    gpu = torch.device("cuda")
+    with pytest.raises(InvalidRequestError, match=r"needs an NVIDIA GPU of compute capability 9\.0, not the CPU"):
+        resolved(spec, checkpoint, CONFIG)
     for name, capability in (("A100", (8, 0)), ("L40", (8, 9)), ("B200", (10, 0))):
-        with pytest.raises(InvalidRequestError, match=rf"{name} has {capability[0]}\.{capability[1]}"):
-            runs_fp8(DeviceProfile(gpu, name, capability, 1, 1))
+        with pytest.raises(InvalidRequestError, match=rf"9\.0, and {name} has {capability[0]}\.{capability[1]}"):
+            resolve_config(spec, CONFIG, ChosenDevice("cuda", 0, name, capability), float32_weights=False)
+    gpu = torch.device("cuda")
     assert runs_fp8(DeviceProfile(gpu, "", (9, 0), 1, 1))
     assert not runs_fp8(DeviceProfile(gpu, "H100", (9, 0), 1, 1, without=frozenset({"wgmma"})))
     monkeypatch.setattr(torch.version, "hip", "6.0")
@@ -274,7 +273,7 @@ def test_commands(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run_app(app, [*plan, "cuda"]) == 0
     for command in ([*plan, "cpu"], ["run", model, "hi", *_ON_CPU], ["bench", model, *_ON_CPU]):
         assert run_app(app, command) != 0
-        assert "prompt_dtype fp8 needs a GPU" in capsys.readouterr().err
+        assert "prompt_dtype fp8 needs an NVIDIA GPU" in capsys.readouterr().err
     assert run_app(app, ["run", model, "hi", "--prompt-dtype", "fp8", "--batch-invariant"]) != 0
     assert "can't be combined" in capsys.readouterr().err
     for command in ("run", "bench", "serve"):

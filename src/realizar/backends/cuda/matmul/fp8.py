@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,7 +37,6 @@ from realizar.backends.cuda.native.sources import (
 )
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
-from realizar.errors import InvalidRequestError
 
 _LOG = logging.getLogger(__name__)
 LEAST_TOKENS, STORED_TOKENS = 1024, 128
@@ -46,7 +46,6 @@ TILES, EXPERT_TILES = FP8Tiles(), FP8Tiles(cluster=1)
 FP8_INPUT = InputFormat("fp8", TILES.tokens)
 FP8_ROWS = InputFormat("fp8", 1)
 """Of rows that are laid in tiles."""
-_CAPABILITY = (9, 0)
 _MOST_SPLITS, _END_GROUPS, _SPLIT_GROUPS = 8, 6, 0.5
 """Splits of a matmul at most; what a tile's end, and adding up a split, take as long as, in groups of 128 columns."""
 _TILE_BYTES = FP8_FEATURES * 128  # of a tile's output features and 128 columns
@@ -282,18 +281,15 @@ def _decoded_sizes(matrix: PackedMatrix) -> tuple[int, int]:
 
 
 def runs_fp8(device: DeviceProfile) -> bool:
-    """True if a GPU multiplies in 8-bit floats; false, with a line in the log, where it goes without kernels for it.
-
-    Raises InvalidRequestError for one that can't.
+    """True if a GPU of compute capability 9.0 multiplies in 8-bit floats; false, with a line in the log, where it goes
+    without kernels for it.
     """
-    if device.capability != _CAPABILITY:
-        major, minor = device.capability
-        raise InvalidRequestError(
-            f"prompt_dtype fp8 needs an NVIDIA GPU of compute capability {_CAPABILITY[0]}.{_CAPABILITY[1]};"
-            f" {device.name} has {major}.{minor}",
-            "prompt_dtype",
-        )
     if device.runs("matmuls") and device.runs("wgmma"):
         return True
-    _LOG.warning("prompts are multiplied in halves: %s goes without the kernels for 8-bit floats", device.name)
+    _warn_of_halves(device.name)
     return False
+
+
+@cache
+def _warn_of_halves(name: str) -> None:
+    _LOG.warning("prompts are multiplied in halves: %s goes without the kernels for 8-bit floats", name)
