@@ -50,6 +50,25 @@ QWEN3_VL: dict[str, Any] = {
 }
 """Rotary embedding and vision part of Qwen3-VL, dense or a mixture."""
 
+GLM4V: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+    },
+    "vision_config": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "image_size": 16,
+        "patch_size": 4,
+    },
+}
+"""Rotary embedding and vision part of GLM-4.1V, and of GLM-4.5V with its mixture."""
+
 DENSE: dict[str, Case] = {
     "arcee": Case("Arcee", {**_LONG, "head_dim": 24, "rope_parameters": _YARN}, num_tokens=600),
     "arcee-biases-tied": Case("Arcee", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -185,6 +204,9 @@ DENSE: dict[str, Case] = {
         },
         num_tokens=600,
     ),
+    "glm4": Case("Glm4", {**_LONG, "head_dim": 32, "attention_bias": True}, num_tokens=600),
+    "glm4-plain": Case("Glm4", {"partial_rotary_factor": 0.25, "tie_word_embeddings": True}),
+    "glm4v": Case("Glm4v", {**_LONG, **GLM4V}, num_tokens=600),
     "gemma4": Case(
         "Gemma4",
         {

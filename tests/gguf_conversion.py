@@ -22,6 +22,7 @@ Array = NDArray[np.float32]
 
 _ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2"} | {
     "ministral3": "mistral3",
+    "glm4v": "glm4",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
@@ -36,7 +37,10 @@ PERMUTED = (
     "smollm3",
     "mistral3",
 )  # the architectures whose rows of Q and K the converter reorders
-INTERLEAVED = ("ernie4_5", "ernie4_5-moe", "ernie4_5_moe")  # those whose pairs are neighbours before it too
+INTERLEAVED = (
+    *("ernie4_5", "ernie4_5-moe", "ernie4_5_moe"),
+    *("glm4", "glm4v"),
+)  # those whose pairs are neighbours before it too
 
 
 def convert_to_gguf(
@@ -103,6 +107,9 @@ def _converted(hf_name: str, values: Array, config: Any, name: str) -> Array:
         return _permuted(values, config.num_attention_heads)
     if name in PERMUTED and ".k_proj." in hf_name:
         return _permuted(values, config.num_key_value_heads)
+    if name == "glm4" and "mrope_section" in config.rope_parameters and "self_attn" in hf_name:
+        heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}.get(hf_name.split(".")[-2][0])
+        return values if heads is None else _parted(values, heads, config.rope_parameters["partial_rotary_factor"])
     if hf_name.endswith(".conv.conv.weight"):
         return np.ascontiguousarray(values[:, 0])
     if name in ("gemma2", "gemma3") and hf_name.endswith("norm.weight"):
@@ -114,6 +121,14 @@ def _permuted(values: Array, heads: int) -> Array:
     """Rows of each head so that halves become neighbours."""
     halves = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+
+
+def _parted(values: Array, heads: int, share: float) -> Array:
+    """Rows of each head so that neighbours become halves, of the share of them that is rotated."""
+    rows = values.reshape(heads, len(values) // heads, -1)
+    rotated = rows[:, : int(rows.shape[1] * share)]
+    parted = np.concatenate([rotated[:, ::2], rotated[:, 1::2], rows[:, rotated.shape[1] :]], axis=1)
+    return np.ascontiguousarray(parted.reshape(values.shape))
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: Any, name: str) -> None:

@@ -13,6 +13,7 @@ Array = NDArray[np.float32]
 MIXTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe": "glm4moe",
+    "glm4v_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe",
@@ -80,9 +81,10 @@ def _of_all_tokens(hf_name: str, values: Array) -> Iterator[tuple[str, Array]]:
 
 def add_experts(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
     """The keys of a mixture; nothing where a model has none."""
-    if config.model_type not in MIXTURES and config.model_type != "qwen3_vl_moe_text":
+    model_type = config.model_type.removesuffix("_text")
+    if model_type not in MIXTURES:
         return
-    if config.model_type in ("granitemoe", "granitemoeshared", "glm4_moe"):
+    if model_type in ("granitemoe", "granitemoeshared", "glm4_moe", "glm4v_moe"):
         writer.add_expert_count(config.num_local_experts)
     else:
         writer.add_expert_count(config.num_experts)
@@ -90,7 +92,7 @@ def add_experts(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
     width = getattr(config, "moe_intermediate_size", config.intermediate_size)
     if name not in ("llama", "olmoe", "granitemoe"):
         writer.add_expert_feed_forward_length(width)
-    if config.model_type == "granitemoeshared":
+    if model_type == "granitemoeshared":
         writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     if name == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from architecture_case import Case
-from dense_architectures import QWEN3_VL
+from dense_architectures import GLM4V, QWEN3_VL
 
 _LONG: dict[str, Any] = {"max_position_embeddings": 640}
 
@@ -163,6 +163,18 @@ MIXTURES: dict[str, Case] = {
             "norm_topk_prob": False,
             "partial_rotary_factor": 0.25,
         },
+    ),
+    "glm4vmoe": Case(
+        "Glm4vMoe",
+        {
+            **_LONG,
+            **GLM4V,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+        },
+        num_tokens=600,
     ),
     "minimax-m2": Case(
         "MiniMaxM2",

@@ -306,15 +306,25 @@ def test_exaone4_refuses_a_pattern_of_other_letters(pattern: str) -> None:
         _config("exaone4", sliding_window=8, sliding_window_pattern=pattern)
 
 
-def test_ernie_refuses_scaled_positions_and_partial_rotation() -> None:
+def test_ernie_refuses_scaled_positions() -> None:
     with pytest.raises(UnsupportedModelError, match="compression_ratio"):
         _config("ernie4_5", compression_ratio=2.0)
-    with pytest.raises(UnsupportedModelError, match=r"ernie4_5\.rope\.dimension_count.*2"):
-        _gguf("ernie4_5", rope__dimension_count=2)
     assert _config("ernie4_5").layers[0].mixer.head_size == 128
     biased = _config("ernie4_5", use_bias=True).layers[0]
     assert biased.mixer.o.bias is not None
     assert biased.feed_forward.down.bias is not None
+
+
+def test_glm_rotates_neighbours_in_a_part_of_each_head() -> None:
+    """But in GGUF files of models that see, whose rows the converter reorders."""
+    seeing = _gguf("glm4", rope__dimension_count=2, rope__dimension_sections=[0, 1, 0, 0])
+    for spec, expected in (
+        (_config("glm4"), ("interleaved", 64, ())),
+        (_config("glm4", head_dim=4, partial_rotary_factor=1.0), ("interleaved", 4, ())),
+        (_gguf("glm4", rope__dimension_count=2), ("interleaved", 2, ())),
+        (seeing, ("neox", 2, (1,))),
+    ):
+        assert {(rope.pairing, rope.size, rope.axes) for rope in _ropes(spec) if rope is not None} == {expected}
 
 
 def _growths(spec: ModelSpec) -> set[QueryGrowth | None]:

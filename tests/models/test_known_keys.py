@@ -132,6 +132,17 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo 2": ("olmo2", {"attention_bias": False, "attention_dropout": 0.0, "pad_token_id": 100277}),
+    "glm 4 9b 0414": (
+        "glm4",
+        {
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "head_dim": 4,
+            "pad_token_id": 151329,
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 10000.0,
+        },
+    ),
     "starcoder2": (
         "starcoder2",
         {

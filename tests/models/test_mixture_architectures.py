@@ -62,6 +62,7 @@ FOLDER: dict[str, dict[str, Any]] = {
         "conv_L_cache": 3, "layer_types": ["conv", "full_attention"],
     },
 }  # fmt: skip
+FOLDER["glm4v_moe"] = FOLDER["glm4_moe"]
 
 
 def gguf(name: str, **keys: Any) -> Checkpoint:

@@ -11,6 +11,7 @@ from realizar.models import registry
 FORMS_OF_FAMILIES = [(registry.model_type_of(case.model_class), case.forms) for case in CASES.values()]
 IN_GGUF = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2"} | {
     "ministral3": "mistral3",
+    "glm4v": "glm4",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",

@@ -30,7 +30,7 @@ def main() -> int:
     wanted = [(name, device) for device in devices for name in options.case or CASES if device in CASES[name].run_by]
     for name, device, found in _measured(wanted, options.processes):
         failed += _note(figures["rows"], name, device, found)
-        figures["measured"][device] = _stamp(device)
+        _stamp(figures["measured"], device, options.case)
         save(figures)
     if "cpu" in devices:
         figures["vocabularies"] = measure_vocabularies()
@@ -72,13 +72,18 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _stamp(device: str) -> str:
+def _stamp(measured: dict[str, str], device: str, cases: Sequence[str] | None) -> None:
+    """Say when and where the rows of a device were measured: all, or some of them since."""
     import torch
 
+    if not cases:
+        for earlier in [each for each in measured if each.startswith(f"{device}, ")]:
+            del measured[earlier]
     name = read_machine().processor if device == "cpu" else torch.cuda.get_device_name()
     version = importlib.metadata.version("transformers")
     today = dt.datetime.now(dt.UTC).date().isoformat()
-    return f"{today}, `make parity`, {name}, transformers {version}"
+    command = "python -m parity_table --case" if cases else "make parity"
+    measured[", ".join([device, *(cases or [])])] = f"{today}, `{command}`, {name}, transformers {version}"
 
 
 if __name__ == "__main__":

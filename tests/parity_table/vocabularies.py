@@ -57,11 +57,12 @@ def _measure(name: str, recorded: dict[str, Any]) -> VocabularyFigures:
     lines = (_DATA / f"{name}.out").read_text(encoding="utf-8").splitlines()
     expected += [(text, [int(n) for n in line.split()]) for text, line in zip(texts, lines, strict=True)]
     equal = sum(tokenizer.encode(text, add_special=False, parse_special=False) == ids for text, ids in expected)
-    rendered = _templates(tokenizer) if tokenizer.chat_template else []
+    template = tokenizer.chat_templates.get("default")
+    rendered = _templates(tokenizer, template) if template else []
     return VocabularyFigures(len(expected), equal, len(rendered), sum(rendered))
 
 
-def _templates(tokenizer: Tokenizer) -> list[bool]:
+def _templates(tokenizer: Tokenizer, template: str) -> list[bool]:
     """True for each conversation with the same bytes; one that the template refuses itself is left out."""
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
@@ -70,7 +71,7 @@ def _templates(tokenizer: Tokenizer) -> list[bool]:
     for messages in _CONVERSATIONS:
         try:
             expected, _ = render_jinja_template(
-                [copy.deepcopy(messages)], chat_template=tokenizer.chat_template, add_generation_prompt=True,
+                [copy.deepcopy(messages)], chat_template=template, add_generation_prompt=True,
                 **tokenizer.special_texts,
             )  # fmt: skip
         except TemplateError:

@@ -59,7 +59,7 @@ def read_rope(
     """
     if hparams.is_gguf:
         rope = _read_gguf(hparams, sizes, pairing, default_base, yarn_truncate)
-        if pairing == "interleaved" and rope.size != sizes.head_size:
+        if pairing == "interleaved" != config_pairing and rope.size != sizes.head_size:
             raise hparams.unsupported("rope.dimension_count", None, rope.size)
         return rope
     rope = _read_config(hparams, sizes, layer_type, (default_base, default_partial), has_axes)
