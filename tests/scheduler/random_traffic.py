@@ -49,7 +49,7 @@ class Traffic:
             max_queued=8,
             policy=Policy(rng.choice(["decode", "decode", "prefill"])),
             pace=Pace(2.5, 4) if rng.random() < 0.5 else None,
-            drafting=Drafting(PromptLookup(drafts, 2, 1), drafts, IDS) if drafts else None,
+            drafting=Drafting(PromptLookup(drafts, 2, 1), drafts, IDS, rows) if drafts else None,
             clock=self.clock,
         )
         self.in_flight: deque[ScheduledBatch] = deque()

@@ -51,7 +51,7 @@ def make_scheduler(
         cache,
         max_queued=max_queued,
         policy=policy,
-        drafting=Drafting(PromptLookup(drafts, 3, 1), drafts, 1000, proposed) if drafts else None,
+        drafting=Drafting(PromptLookup(drafts, 3, 1), drafts, 1000, max_running, proposed) if drafts else None,
         clock=Clock(),
     )
 

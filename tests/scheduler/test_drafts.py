@@ -186,6 +186,6 @@ def test_steps_stay_in_flight_where_no_draft_pays(monkeypatch: pytest.MonkeyPatc
     scheduler.add(request("a", (1, 2), max_tokens=9))
     first = scheduler.schedule()
     assert scheduler.awaits(first)
-    monkeypatch.setattr(DraftDepth, "of", lambda *_: 0)
+    monkeypatch.setattr(DraftDepth, "pays", lambda *_: False)
     assert not scheduler.awaits(first)
     assert [(row.token_ids, row.lookahead) for row in rows_of(scheduler.schedule())] == [((FROM_PREVIOUS_STEP,), 0)]

@@ -17,10 +17,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.batch import PROPOSED, ProposedDrafts
+from realizar.batch import PROPOSED, ProposedDrafts, StepRows
 from realizar.errors import InvalidRequestError
 from realizar.outputs import DraftUse
-from realizar.scheduler.row_table import Sequence
+from realizar.scheduler.row_table import Rows, Sequence
 
 _BYTES = 4  # of a token id
 _LOG = logging.getLogger(__name__)
@@ -174,35 +174,66 @@ class DraftLookup:
         return None
 
 
-_RUN_STEPS = 16  # of one depth, by which it is measured
-_RUNS_OF_BEST = 48  # after which a neighbour of the best depth is measured again, which may be half as fast
+_RUN_STEPS = 16  # of one way, by which it is measured
+_RUNS_OF_BEST = 64  # after which another way is measured again, which may be half as fast
 _NEW_SHARE = 0.5  # of a measure in the average
+_KEPT = 0.98  # of what was seen of a row, a step later: drafts that are never right cost it 2 % of a token a step
+_LEVELS = 64  # of a row's share of right drafts
 
 
 class DraftDepth:
-    """Says how many drafts the backend is to propose for a row: as many as gave the most tokens a second.
+    """Says how many drafts the backend is to propose for each row: as many as bring more than their time would.
 
-    Steps of decodes alone are measured. Numbers of rows that are less than a half apart share their measures: with more
-    rows a step takes longer for each draft that it verifies. 0 is a depth as others are.
+    Seen are the seconds of a step by the drafts of its rows, the tokens that came of it, and of each row the share that
+    was right of those drafts before which all were. A row begins with one right draft, and what was seen of it fades:
+    where drafts were refused one is tried again at times. Steps of decodes alone are measured. Numbers of rows that are
+    less than a half apart share their measures: with more rows a step takes longer for each draft that it verifies. 0
+    is a depth as others are.
 
-    `measures` false proposes as many as there may be.
+    `measures` false proposes as many as there may be. `num_rows` is of the backend.
     """
 
-    def __init__(self, most: int, *, measures: bool) -> None:
+    def __init__(self, most: int, num_rows: int, *, measures: bool) -> None:
         self._depths = [*(depth for depth in (0, 1, 2, 3, 4, 6, 8, 12) if depth < most), most]
         self._measures = measures
+        self._right, self._seen = np.zeros(num_rows), np.zeros(num_rows)  # drafts of each row, right ones and all
         self._groups: dict[int, _Depths] = {}
-        self._last: _Depths | None = None  # of the last step, if the next one begins with drafts of the same depth
+        self._last: _Depths | None = None  # of the last step, if the next one begins with drafts of the same way
         self._ended_s = 0.0
 
-    def of(self, num_rows: int) -> int:
-        return self._group(num_rows).depth if self._measures else self._depths[-1]
+    def pays(self, num_rows: int) -> bool:
+        """False where none of so many rows is to have drafts."""
+        return bool(self._group(num_rows).by_share[-1])
 
-    def take_in(self, num_rows: int, num_tokens: int, now_s: float, *, only_decodes: bool) -> None:
-        """Take in a step that gave rows so many tokens and ended now; it began when the one before it ended."""
-        group, last, seconds = self._group(num_rows), self._last, now_s - self._ended_s
-        self._last, self._ended_s = group if only_decodes else None, now_s
-        if only_decodes and group is last and group.take_in(num_tokens, seconds):
+    def of(self, rows: Rows, num_rows: int) -> NDArray[np.int32]:
+        """int32 [rows], of some rows in a step in which `num_rows` sample."""
+        shares = (1 + self._right[rows]) / (1 + self._seen[rows])
+        return self._group(num_rows).by_share[(_LEVELS * shares).astype(np.intp)]
+
+    def forget(self, row: int) -> None:
+        """Another sequence may have the row."""
+        self._right[row] = self._seen[row] = 0
+
+    def take_in(
+        self, step: StepRows, num_sampled: NDArray[np.intp], proposed: NDArray[np.bool_], now_s: float, *,
+        only_decodes: bool,
+    ) -> None:  # fmt: skip
+        """Take in a step that ended now; it began when the one before it ended.
+
+        Args:
+            num_sampled: intp [rows], tokens that each row was given.
+            proposed: bool [rows], true where the row's drafts are the backend's.
+        """
+        if not self._measures:
+            return
+        made = step.samples & (num_sampled > 0)
+        rows, num_drafts, num_right = step.numbers[made], step.num_drafts[made], num_sampled[made] - 1
+        self._right[rows] = _KEPT * self._right[rows] + proposed[made] * num_right
+        self._seen[rows] = _KEPT * self._seen[rows] + proposed[made] * np.minimum(num_right + 1, num_drafts)
+        group, last, seconds = self._group(len(rows)), self._last, now_s - self._ended_s
+        is_measured = only_decodes and len(rows) > 0
+        self._last, self._ended_s = group if is_measured else None, now_s
+        if is_measured and group is last and group.take_in(1 + num_right.mean(), num_drafts.mean(), seconds):
             self._last = None
 
     def _group(self, num_rows: int) -> _Depths:
@@ -213,49 +244,78 @@ class DraftDepth:
 
 
 class _Depths:
-    """The depths of one group of numbers of rows, with what was measured of each, and the one to go on with.
+    """What the steps of one group of numbers of rows take and give, and the depths of rows that follow from it.
 
-    A step of the present depth that takes longer than before is taken for a slower machine or a longer context, which
-    all depths have in common. What its drafts bring is its own.
+    A run of steps goes one of these ways: all rows have the same depth, or each its own. Each way has a run at first;
+    then comes the one of two that gave more tokens a second, each its own or none, and at times another. Where that one
+    takes longer than before, it is taken for a slower machine or a longer context, which all have in common.
+
+    Attributes:
+        by_share: int32 [levels + 1], the depth of a row by the share of its drafts that was right.
     """
 
     def __init__(self, depths: ListOf[int]) -> None:
-        self._depths = depths
-        self._tokens, self._seconds = np.zeros(len(depths)), np.zeros(len(depths))  # of a step of each depth
-        self._unknown = [*range(1, len(depths) - 1), 0]  # places, the next one last
-        self._place, self._num_runs = len(depths) - 1, 0
-        self._run_steps, self._run_tokens, self._run_s = 0, 0, 0.0
+        self._depths = np.array(depths, np.int32)
+        self._own = len(depths)  # the way in which each row has its own depth; the others are places of depths
+        self._seen = np.zeros((len(depths) + 1, 3))  # tokens and drafts of a row, and seconds, of a step of each way
+        self._unknown: list[int] = [self._own, *range(self._own - 2, -1, -1)]  # ways, the next one last
+        self._way, self._is_best = self._own - 1, False
+        self._num_runs = self._run_steps = 0
+        self._run = np.zeros(3)
+        self.by_share = self._depths_by_share()
 
-    @property
-    def depth(self) -> int:
-        return self._depths[self._place]
+    def take_in(self, num_tokens: float, num_drafts: float, seconds: float) -> bool:
+        """Take in a step of the present way; True where that ended its run, and other depths may follow.
 
-    def take_in(self, num_tokens: int, seconds: float) -> bool:
-        """Take in a step of the present depth; True where that ended its run, and another depth may follow."""
-        self._run_steps, self._run_tokens = self._run_steps + 1, self._run_tokens + num_tokens
-        self._run_s += seconds
+        Tokens and drafts are those of a row, in the mean.
+        """
+        self._run += num_tokens, num_drafts, seconds
+        self._run_steps += 1
         if self._run_steps < _RUN_STEPS:
             return False
-        place, tokens, step_s = self._place, self._run_tokens / _RUN_STEPS, max(self._run_s / _RUN_STEPS, 1e-9)
-        if self._seconds[place]:
-            self._tokens[place] += _NEW_SHARE * (tokens - self._tokens[place])
-            self._seconds *= 1 + _NEW_SHARE * (step_s / self._seconds[place] - 1)
-        else:
-            self._tokens[place], self._seconds[place] = tokens, step_s
-        self._run_steps, self._run_tokens, self._run_s = 0, 0, 0.0
-        self._place = self._next_place()
+        self._end_run(np.maximum(self._run / _RUN_STEPS, 1e-9))
+        self._run_steps, self._run = 0, np.zeros(3)
+        self._way = self._next_way()
+        self.by_share = self._depths_by_share()
         return True
 
-    def _next_place(self) -> int:
+    def _end_run(self, run: NDArray[np.float64]) -> None:
+        old = self._seen[self._way].copy()
+        new = old + (_NEW_SHARE if old[2] else 1.0) * (run - old)
+        if self._is_best:
+            old_s, new_s, run_s = np.interp((old[1], new[1], run[1]), self._depths, self._seen[: self._own, 2])
+            slower = 1 + _NEW_SHARE * (run[2] / (old[2] * run_s / old_s) - 1)
+            self._seen[:, 2] *= slower
+            new[2] = old[2] * new_s / old_s * slower
+        self._seen[self._way] = new
+
+    @property
+    def _rates(self) -> NDArray[np.float64]:
+        """Tokens of a row a second, of each way; 0 of one that is not known."""
+        return self._seen[:, 0] / np.maximum(self._seen[:, 2], 1e-9)
+
+    def _next_way(self) -> int:
         if self._unknown:
-            place: int = self._unknown.pop()
-            return place
+            return self._unknown.pop()
         self._num_runs += 1
-        best = int((self._tokens / self._seconds).argmax())
-        if self._num_runs % _RUNS_OF_BEST:
+        best, other = (self._own, 0) if self._rates[self._own] > self._rates[0] else (0, self._own)
+        turn, is_of_depth = divmod(self._num_runs // _RUNS_OF_BEST, 2)
+        self._is_best = self._num_runs % _RUNS_OF_BEST > 0
+        if self._is_best:
             return best
-        aside = 1 if self._num_runs % (2 * _RUNS_OF_BEST) or best == 0 else -1
-        return min(best + aside, len(self._depths) - 1)
+        return other if is_of_depth else 1 + turn % (self._own - 1)
+
+    def _depths_by_share(self) -> NDArray[np.int32]:
+        """Of each share the depth whose right drafts are the most more than what their time would bring otherwise."""
+        if self._way < self._own:
+            return np.full(_LEVELS + 1, self._depths[self._way])
+        rates, seconds = self._rates, self._seen[: self._own, 2]
+        rate = max(rates[0], rates[self._own]) if rates[self._own] else rates.max()
+        shares = np.arange(_LEVELS + 1)[:, None] / _LEVELS
+        right = np.cumsum(shares ** np.arange(1, self._depths[-1] + 1), axis=1)
+        gained = np.pad(right, ((0, 0), (1, 0)))[:, self._depths] - rate * (seconds - seconds[0])
+        depths: NDArray[np.int32] = self._depths[gained.argmax(axis=1)]
+        return depths
 
 
 class Drafting:
@@ -266,6 +326,7 @@ class Drafting:
     Args:
         drafter: goes before the backend, whose drafts are taken where it has none.
         most_drafts: of a sequence that the backend has room for. most_proposed: that it proposes itself.
+        num_rows: of the backend.
         forced: up to so many next tokens of a row that its grammar forces. They go before the drafter's, and are
             verified all the same.
         measures: how many drafts the backend proposes is measured (`DraftDepth`), and not always as many as it may.
@@ -273,7 +334,7 @@ class Drafting:
     """
 
     def __init__(
-        self, drafter: Drafter | None, most_drafts: int, vocab_size: int, most_proposed: int = 0,
+        self, drafter: Drafter | None, most_drafts: int, vocab_size: int, num_rows: int, most_proposed: int = 0,
         forced: Callable[[int, int], tuple[int, ...]] = lambda _row, _most: (), *, measures: bool = True,
         spare: int = 0,
     ) -> None:  # fmt: skip
@@ -283,7 +344,8 @@ class Drafting:
         self._drafter, self._most_drafts, self._vocab_size = drafter, most_drafts, vocab_size
         self._forced, self.spare = forced, spare
         self.most_proposed = min(most_proposed, most_drafts)
-        self.depth = DraftDepth(self.most_proposed, measures=measures and self.most_proposed > 0)
+        self._depth = DraftDepth(self.most_proposed, num_rows, measures=measures and self.most_proposed > 0)
+        self._of_backend = np.zeros(num_rows, np.bool_)  # rows whose drafts the backend has proposed
         self._of_drafter: set[int] = set()  # ids of sequences whose drafts the drafter has proposed
 
     def awaits_results(self, num_rows: int) -> bool:
@@ -292,8 +354,20 @@ class Drafting:
         Where the backend might, and its depth is 0, steps stay in flight: looking up drafts would have them waited for.
         """
         if self.most_proposed:
-            return self.depth.of(num_rows) > 0
+            return self._depth.pays(num_rows)
         return self._drafter is not None and self._drafter.awaits_results
+
+    def wanted(self, step: StepRows) -> NDArray[np.int32] | None:
+        """int32 [rows], drafts that the backend is to propose after a step; None for none at all."""
+        num_rows = int(step.samples.sum())
+        if not self.most_proposed or not self._depth.pays(num_rows):
+            return None
+        return self._depth.of(step.numbers, num_rows)
+
+    def ended(self, step: StepRows, num_sampled: NDArray[np.intp], now_s: float, *, only_decodes: bool) -> None:
+        """Take in how long a step took and how many tokens its rows were given, intp [rows]."""
+        if self.most_proposed:
+            self._depth.take_in(step, num_sampled, self._of_backend[step.numbers], now_s, only_decodes=only_decodes)
 
     @property
     def is_on(self) -> bool:
@@ -318,6 +392,7 @@ class Drafting:
         rows = go_on.nonzero()[0].tolist()
         for row, sequence in zip(rows, going, strict=True):
             drafts = self._usable(sequence, found.get(sequence.sequence_id, ()))
+            self._of_backend[sequence.own_row] = not drafts
             if not drafts and proposed is not None:
                 count = min(int(proposed.counts[row]), self._most_drafts, max(sequence.max_drafts, 0))
                 drafts = tuple(range(PROPOSED, PROPOSED - count, -1))
@@ -334,6 +409,8 @@ class Drafting:
 
     def forget(self, sequence: Sequence) -> None:
         self._of_drafter.discard(sequence.sequence_id)
+        if sequence.row is not None:
+            self._depth.forget(sequence.row)
         if self._drafter is not None:
             with self._faults():
                 self._drafter.forget(sequence.sequence_id)

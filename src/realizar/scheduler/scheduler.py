@@ -91,7 +91,7 @@ class Scheduler:
         self._open = OpenSequences(cache.block_size, self._table)
         self._rows = self._open.rows
         self._ended_s: deque[float] = deque(maxlen=32)  # when the last sequences ended
-        self._drafting = drafting or Drafting(None, 0, 0)
+        self._drafting = drafting or Drafting(None, 0, 0, cache.num_rows)
         self._read_steps = ReadSteps()
         self._deltas = GrowingDeltas()
         self._copies = StateCopies(cache, self._open, self._deltas, self._pace)
@@ -303,11 +303,9 @@ class Scheduler:
         self._limit.fitted()
         decodes = batch.num_decode_tokens
         self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position, batch.aside)
+        self._drafting.ended(batch.columns, output.num_sampled, now, only_decodes=decodes == batch.num_tokens)
         self._update_rows(batch.columns, output)
         self._finished(batch)
-        if self._drafting.most_proposed:
-            num_rows, num_tokens = int(batch.columns.samples.sum()), int(output.num_sampled.sum())
-            self._drafting.depth.take_in(num_rows, num_tokens, now, only_decodes=decodes == batch.num_tokens)
         if self._drafting.is_on:
             go_on = self._table.go_on(batch.columns)
             self._drafting.propose(self._open.of_rows(batch.columns.numbers[go_on]), output.drafts, go_on)
@@ -540,9 +538,7 @@ class Scheduler:
 
     def _look_ahead(self, columns: StepRows) -> StepRows:
         """The rows, with blocks for drafts that the backend proposes after them; nobody gives way for them."""
-        if not self._drafting.most_proposed or not len(columns):
-            return columns
-        if not (most := self._drafting.depth.of(int(columns.samples.sum()))):
+        if not len(columns) or (most := self._drafting.wanted(columns)) is None:
             return columns
         rows, ends = columns.numbers, columns.num_context_tokens
         # The sampled token stands after the row's tokens, and another one follows the last draft.

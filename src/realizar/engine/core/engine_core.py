@@ -105,6 +105,7 @@ class EngineCore:
                 drafter,
                 most_drafts,
                 spec.vocab_size,
+                self.cache.num_rows,
                 capacity.num_drafts,
                 self.grammars.certain_ids,
                 measures=policy.measures_drafts,
