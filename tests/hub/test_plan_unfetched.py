@@ -206,7 +206,7 @@ def test_values_that_a_plan_depends_on_are_read(
     """The order of a GPTQ model's columns, or ModelOpt's own file; small reads leave holes in a small file."""
     write_model(tmp_path, stored)
     if stored.method == "modelopt":
-        write_model_opt_file(tmp_path, "NVFP4")
+        write_model_opt_file(tmp_path, quant_algo="NVFP4")
     names = sorted(path.name for path in tmp_path.iterdir())
     listing = Listing(None, tuple(RemoteFile(name, (tmp_path / name).stat().st_size, 1, None) for name in names))
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.checkpoint.open import open_checkpoint
 from realizar.quantization.microscaling import e4m3
 
 HIDDEN, WIDTH, HEAD, HEADS, VOCABULARY, LAYERS = 128, 256, 32, 4, 48, 2
@@ -25,12 +26,13 @@ MIXTURE: dict[str, Any] = CONFIG | {
     "model_type": "qwen3_moe", "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH,
     "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
-_E4M3 = np.dtype("V1")
+_E4M3, _E8M0 = np.dtype("V1"), np.dtype("S1")
 _DTYPES = {
-    "void8": "F8_E4M3",
+    "void8": "F8_E4M3", "bytes8": "F8_E8M0",
     "float16": "F16", "uint16": "BF16", "float32": "F32", "int8": "I8", "uint8": "U8", "int32": "I32", "uint32": "U32",
     "int64": "I64",
 }  # fmt: skip
+_EXPONENTS = ("uint8", "e8m0")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -38,7 +40,7 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 class Stored:
     """How a matrix is stored; a `group` of 0 is all columns, and of `rows`, which are of floats alone, all of them."""
 
-    method: str  # awq, gptq, gptq_v2, packed, unpacked, fp8, float, nvfp4 or modelopt; of the last with 4 or 8 bits
+    method: str  # awq, gptq, gptq_v2, packed, unpacked, fp8, mxfp8, float, nvfp4, mxfp4 or modelopt (with 4 or 8 bits)
     bits: int = 4
     group: int = 128
     symmetric: bool = False
@@ -47,7 +49,7 @@ class Stored:
 
     @property
     def is_float(self) -> bool:
-        return self.method in ("fp8", "float", "nvfp4", "modelopt")
+        return self.method in ("fp8", "mxfp8", "float", "nvfp4", "mxfp4", "modelopt")
 
     @property
     def rounds(self) -> bool:
@@ -59,6 +61,15 @@ class Stored:
         return self.method == "nvfp4" or (self.method == "modelopt" and self.bits == 4)
 
     @property
+    def algorithm(self) -> str:
+        """ModelOpt's name."""
+        if self.bits == 4:
+            return "NVFP4"
+        if self.scale in _EXPONENTS:
+            return "MXFP8"
+        return "FP8_PB_WO" if self.group else "FP8_PER_CHANNEL_PER_TOKEN" if self.rows else "FP8"
+
+    @property
     def config(self) -> dict[str, Any]:
         """The `quantization_config`."""
         if self.method == "awq":
@@ -68,23 +79,29 @@ class Stored:
                 "quant_method": "gptq", "bits": self.bits, "group_size": self.group or -1, "desc_act": False,
                 "sym": self.symmetric, "checkpoint_format": self.method,
             }  # fmt: skip
-        if self.method == "fp8":
+        if self.method in ("fp8", "mxfp8"):
             block = [self.rows, self.group] if self.group else None
-            return {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": block}
+            return {
+                "quant_method": self.method, "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": block,
+                "scale_fmt": "ue8m0" if self.scale in _EXPONENTS else None,
+            }  # fmt: skip
         if self.method == "modelopt":
-            algorithm = "NVFP4" if self.bits == 4 else "FP8"
-            return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"], "producer": {}}
+            return {"quant_method": "modelopt", "quant_algo": self.algorithm, "ignore": ["lm_head"], "producer": {}}
         weights = {
             "num_bits": self.bits, "type": "int", "symmetric": self.symmetric, "group_size": self.group or None,
             "strategy": "group" if self.group else "channel", "actorder": None,
         }  # fmt: skip
         names = {"packed": "pack-quantized", "unpacked": "int-quantized", "float": "float-quantized"}
-        names |= {"nvfp4": "nvfp4-pack-quantized"}
+        names |= {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized"}
         inputs = {"num_bits": 8, "type": "float", "dynamic": False} if self.is_float else None
         if self.is_float:
             strategy = "block" if self.group else "channel" if self.rows else "tensor"
             weights |= {"num_bits": 8, "type": "float", "strategy": strategy}
             weights |= {"block_structure": [self.rows, self.group]} if self.group else {}
+        if self.scale in _EXPONENTS or self.method == "mxfp4":
+            bits = 4 if self.method == "mxfp4" else 8
+            weights |= {"num_bits": bits, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+            names["float"] = "mxfp8-quantized"
         if self.is_nvfp4:
             weights |= {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
         group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
@@ -127,6 +144,11 @@ def _random_floats(
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
     if stored.is_nvfp4:
         return _random_nvfp4(stored, out_features, in_features, rng)
+    if stored.method == "mxfp4":
+        codes, values = _random_e2m1(out_features, in_features, rng)
+        scales = rng.integers(120, 123, (out_features, in_features // 32)).astype(np.uint8)
+        weights = values * np.repeat(np.exp2(scales.astype(np.float64) - 127), 32, axis=1)
+        return {".weight_packed": codes, ".weight_scale": scales}, weights
     codes = rng.integers(0, 255, (out_features, in_features)).astype(np.uint8)
     codes[codes == 127] = 0
     rows, group = stored.rows or out_features, stored.group or in_features
@@ -134,19 +156,18 @@ def _random_floats(
     kept, scales = _kept(scales, stored.scale)
     spread = np.repeat(np.repeat(scales, rows, axis=0), group, axis=1)[:out_features, :in_features]
     weights = e4m3()[codes].astype(np.float64) * spread.astype(np.float64)
-    name = ".weight_scale_inv" if stored.method == "fp8" else ".weight_scale"
+    name = ".weight_scale_inv" if stored.method in ("fp8", "mxfp8") else ".weight_scale"
     return {".weight": codes.view(_E4M3), name: kept if kept.size > 1 else kept.reshape(-1)}, weights
 
 
 def _random_nvfp4(
     stored: Stored, out_features: int, in_features: int, rng: np.random.Generator
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
-    codes = rng.integers(0, 16, (out_features, in_features)).astype(np.uint8)
+    packed_codes, values = _random_e2m1(out_features, in_features, rng)
     scales = rng.integers(40, 127, (out_features, in_features // 16)).astype(np.uint8)
     factor = np.float32(1 / 4000 if stored.rounds else 1 / 4096)
-    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    weights = np.where(codes < 8, 1, -1) * values[codes & 7] * np.repeat(e4m3()[scales], 16, axis=1) * float(factor)
-    packed_codes, packed_scales = codes[:, 0::2] | codes[:, 1::2] << 4, scales.view(_E4M3)
+    weights = values * np.repeat(e4m3()[scales], 16, axis=1) * float(factor)
+    packed_scales = scales.view(_E4M3)
     if stored.method == "modelopt":
         return {".weight": packed_codes, ".weight_scale": packed_scales, ".weight_scale_2": np.array(factor)}, weights
     whole = np.array([1 / factor], np.float32)
@@ -156,8 +177,20 @@ def _random_nvfp4(
     }, weights  # fmt: skip
 
 
+def _random_e2m1(
+    out_features: int, in_features: int, rng: np.random.Generator
+) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """Codes, two a byte, and their values."""
+    codes = rng.integers(0, 16, (out_features, in_features)).astype(np.uint8)
+    values = np.where(codes < 8, 1, -1) * np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7]
+    return codes[:, 0::2] | codes[:, 1::2] << 4, values
+
+
 def _kept(scales: NDArray[np.float64], kind: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Scales as they are stored, and as numbers."""
+    if kind in _EXPONENTS:
+        exponents = np.rint(np.log2(scales) + 127).astype(np.uint8)
+        return exponents.view(_E8M0) if kind == "e8m0" else exponents, np.exp2(exponents.astype(np.float64) - 127)
     if kind != "bfloat16":
         return scales.astype(kind), scales.astype(kind)
     kept = (scales.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -191,9 +224,10 @@ def _tensors(stored: Stored, codes: NDArray[Any], zeros: NDArray[Any], scales: N
 
 def write_model(
     folder: Path, stored: Stored, *, mixture: bool = False, more: Mapping[str, NDArray[Any]] = MappingProxyType({}),
-    **method: Any,
+    others: Mapping[str, Stored] = MappingProxyType({}), **method: Any,
 ) -> dict[str, NDArray[np.float64]]:  # fmt: skip
-    """A Llama, or a Qwen3 of experts, whose layers' matrices are stored so, `more` tensors and keys of the `method`.
+    """A Llama, or a Qwen3 of experts, whose layers' matrices are stored so, or as `others` by their names in a layer;
+    with `more` tensors and keys of the `method`.
 
     Returns their weights, by the names that they would have.
     """
@@ -219,7 +253,7 @@ def write_model(
             tensors |= {f"{base}.self_attn.{each}_norm.weight": np.ones(HEAD, np.float32) for each in "qk"}
             tensors[f"{base}.mlp.gate.weight"] = rng.standard_normal((EXPERTS, HIDDEN)).astype(np.float16)
         for name, shape in shapes.items():
-            made, weights[f"{base}.{name}.weight"] = random_matrix(stored, *shape, rng)
+            made, weights[f"{base}.{name}.weight"] = random_matrix(others.get(name, stored), *shape, rng)
             tensors |= {f"{base}.{name}{suffix}": array for suffix, array in made.items()}
     write_checkpoint(folder, tensors, stored.config | method, MIXTURE if mixture else CONFIG)
     return weights
@@ -242,10 +276,29 @@ def write_checkpoint(
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": method}), encoding="utf-8")
 
 
-def write_model_opt_file(folder: Path, algorithm: str | None, *, alone: bool = True) -> None:
+def join_experts(folder: Path, target: Path) -> None:
+    """The mixture of a folder in FP8, its layers' experts in two tensors, as transformers 5 has them in memory."""
+    stored = open_checkpoint(folder)
+    dtypes = {name: dtype for dtype, name in _DTYPES.items()}
+    tensors = {
+        name: each.data.view(_E4M3 if each.dtype == "F8_E4M3" else dtypes[each.dtype]).reshape(each.shape)
+        for name, each in stored.tensors.items()
+    }
+    for layer in range(LAYERS):
+        base = f"model.layers.{layer}.mlp.experts"
+        for before, after in ((".weight", ""), (".weight_scale_inv", "_scale_inv")):
+            gate, up, down = (
+                np.stack([tensors.pop(f"{base}.{expert}.{part}_proj{before}") for expert in range(EXPERTS)])
+                for part in ("gate", "up", "down")
+            )
+            tensors |= {f"{base}.gate_up_proj{after}": np.concatenate([gate, up], 1), f"{base}.down_proj{after}": down}
+    write_checkpoint(target, tensors, stored.metadata["config"]["quantization_config"], MIXTURE)
+
+
+def write_model_opt_file(folder: Path, *, alone: bool = True, **method: Any) -> None:
     """ModelOpt's own file, beside the `quantization_config` that the folder has or `alone`, without that."""
     details = {"kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": ["lm_head"]}
-    whole = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm, **details}}
+    whole = {"producer": {"name": "modelopt"}, "quantization": {**details, **method}}
     (folder / "hf_quant_config.json").write_text(json.dumps(whole), encoding="utf-8")
     if alone:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

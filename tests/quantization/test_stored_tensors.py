@@ -22,8 +22,13 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
-from realizar.quantization.tensors import stored_names, tensor_layout, tensor_shape, tensor_source
+from realizar.quantization.tensors import expert_source, stored_names, tensor_layout, tensor_shape, tensor_source
 
+MICROSCALED = [
+    Stored("mxfp8", group=32, rows=1, scale="uint8"), Stored("fp8", group=32, rows=1, scale="e8m0"),
+    Stored("fp8", scale="e8m0"), Stored("float", group=32, rows=1, scale="uint8"), Stored("mxfp4"),
+    Stored("modelopt", bits=8, group=32, rows=1, scale="uint8"),
+]  # fmt: skip
 FORMS = [
     Stored("awq"), Stored("awq", group=32), Stored("awq", group=0, scale="bfloat16"),
     Stored("gptq"), Stored("gptq", symmetric=True), Stored("gptq", bits=8, group=32, symmetric=True, scale="float32"),
@@ -36,7 +41,8 @@ FORMS = [
     Stored("float", group=0, rows=1, scale="bfloat16"), Stored("float", group=0, rows=0, scale="float32"),
     Stored("float", scale="float32"), Stored("float", group=0, rows=1), Stored("nvfp4"),
     Stored("nvfp4", scale="float32"), Stored("modelopt"), Stored("modelopt", scale="float32"),
-    Stored("modelopt", bits=8, group=0, rows=0, scale="float32"),
+    Stored("modelopt", bits=8, group=0, rows=0, scale="float32"), Stored("modelopt", bits=8, scale="float32"),
+    Stored("modelopt", bits=8, group=0, rows=1, scale="bfloat16"), *MICROSCALED,
 ]  # fmt: skip
 _E4M3 = np.dtype("V1")
 NAME = "model.layers.1.mlp.down_proj"
@@ -57,7 +63,7 @@ def test_weights(stored: Stored, shape: tuple[int, int], tmp_path: Path) -> None
     assert tensor_shape(checkpoint, name) == shape
     source = tensor_source(checkpoint, name)
     assert source.layout == tensor_layout(checkpoint, name)
-    assert source.raw is None
+    assert (source.raw is None) == (stored.method != "mxfp4")
     most = 2**-11 * np.abs(weights).max() if stored.rounds else 0.0
     same = partial(np.testing.assert_allclose, rtol=0, atol=most)
     same(source.dequantize(), weights.astype(np.float32))
@@ -72,6 +78,21 @@ def test_weights(stored: Stored, shape: tuple[int, int], tmp_path: Path) -> None
     assert source.find_not_finite(0, shape[0]) is None
     source.prefetch()
     source.release(0, shape[0])
+
+
+@pytest.mark.parametrize("rows", [128, 0])
+def test_a_stack_of_matrices(rows: int, tmp_path: Path) -> None:
+    """Of out_features that are no whole number of blocks, with scales by blocks or one a matrix."""
+    stored, rng = Stored("fp8", group=rows, rows=rows, scale="float32"), np.random.default_rng(3)
+    tensors, weights = zip(*(random_matrix(stored, 72, 256, rng) for _ in range(3)), strict=True)
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    codes, scales = (np.stack([each[suffix] for each in tensors]) for suffix in (".weight", ".weight_scale_inv"))
+    write_checkpoint(tmp_path, {name: codes, f"{name}_scale_inv": scales}, stored.config)
+    checkpoint = open_checkpoint(tmp_path)
+    assert tensor_shape(checkpoint, name) == (3, 72, 256)
+    for expert, expected in enumerate(weights):
+        found = expert_source(checkpoint, name, expert)
+        np.testing.assert_array_equal(found.read(5, 70), expected[5:70].astype(np.float32))
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq", "packed", "unpacked", "float"])
@@ -129,6 +150,15 @@ def test_scales_that_are_not_finite_are_refused(method: str, tmp_path: Path) -> 
         ),
         (Stored("modelopt"), ".weight_scale", np.zeros((64, 9), _E4M3), r"\(64, 9\), and not \(64, 16\)"),
         (Stored("float"), ".weight_scale", np.zeros((32, 1), np.float16), r"\(32, 1\), and the weights \(64, 256\)"),
+        (MICROSCALED[0], ".weight_scale_inv", np.zeros((64, 4), np.uint8), r"\(64, 4\), and the weights \(64, 256\)"),
+        (MICROSCALED[0], ".weight_scale_inv", np.zeros((64, 8), np.float32), r"\(64, 8\), and the weights \(64, 256\)"),
+        (MICROSCALED[4], ".weight_scale", np.zeros((64, 4), np.uint8), r"has the shape \(64, 4\), and not \(64, 8\)"),
+        (
+            MICROSCALED[4],
+            ".weight_packed",
+            np.zeros((64, 8), np.uint8),
+            "has 16 columns, which are not a multiple of 32",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_together_are_refused(
@@ -137,6 +167,24 @@ def test_tensors_that_do_not_fit_together_are_refused(
     tensors, _ = random_matrix(stored, 64, 256, np.random.default_rng(1))
     with pytest.raises(CheckpointError, match=message):
         tensor_source(opened(tmp_path, stored, {**tensors, suffix: array}), f"{NAME}.weight").dequantize()
+
+
+@pytest.mark.parametrize(
+    ("stored", "value", "reason"),
+    [
+        (Stored("fp8", group=0, rows=1, scale="float32"), 0, "a scale of out_feature 9 is 0, and its numbers are not"),
+        (MICROSCALED[0], 255, "a scale of out_feature 9 is not finite"),
+        (MICROSCALED[4], 255, "the scale of group 0 of out_feature 9 is not finite"),
+    ],
+    ids=str,
+)
+def test_scales_that_no_weight_has_are_refused(stored: Stored, value: int, reason: str, tmp_path: Path) -> None:
+    tensors, _ = random_matrix(stored, 16, 256, np.random.default_rng(1))
+    next(each for name, each in tensors.items() if "scale" in name)[9, 0] = value
+    source = tensor_source(opened(tmp_path, stored, tensors), f"{NAME}.weight")
+    source.check_finite(0, 9)
+    with pytest.raises(CheckpointError, match=rf"tensor '{NAME}\.weight': {reason}$"):
+        source.check_finite(8, 16)
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -206,10 +254,28 @@ def test_zeros_beside_the_middle_are_refused_where_the_file_says_that_there_are_
         (Stored("gptq"), {"checkpoint_format": "marlin"}, r"checkpoint_format': unsupported value 'marlin'"),
         (Stored("gptq"), {"is_marlin_format": True}, r"is_marlin_format': unsupported value True"),
         (Stored("gptq"), {"pack_dtype": "int16"}, r"pack_dtype': unsupported value 'int16'"),
-        (Stored("packed"), {"format": "mxfp4-pack-quantized"}, "of 'mxfp4-pack-quantized'; weights of float-quantized"),
-        (Stored("modelopt"), {"quant_algo": "MIXED_PRECISION"}, "quant_algo': unsupported value 'MIXED_PRECISION'"),
+        (Stored("packed"), {"format": "marlin-24"}, "of 'marlin-24'; weights of float-quantized"),
+        (
+            Stored("modelopt"),
+            {"quant_algo": "NVFP4_SVD"},
+            "quant_algo': NVFP4_SVD: inputs with scales of their own are",
+        ),
+        (Stored("modelopt"), {"quant_algo": "W8A16"}, "quant_algo': unsupported value 'W8A16'$"),
+        (Stored("modelopt"), {"quant_algo": "MIXED_PRECISION"}, r"quantized_layers': missing, or no object of objects"),
+        (
+            Stored("modelopt"),
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {NAME: {"quant_algo": "W4A16_AWQ"}}},
+            rf"quantized_layers': W4A16_AWQ for '{NAME}': inputs with scales of their own are not read$",
+        ),
+        (
+            Stored("modelopt"),
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {NAME: {"quant_algo": None}}},
+            rf"quantized_layers': unsupported value None for '{NAME}'$",
+        ),
         (Stored("fp8"), {"fmt": "e5m2"}, r"fmt': unsupported value 'e5m2'"),
-        (Stored("fp8"), {"weight_block_size": [1, 32]}, r"weight_block_size': unsupported value \[1, 32\]"),
+        (Stored("fp8"), {"weight_block_size": [1, 64]}, r"weight_block_size': unsupported value \[1, 64\]"),
+        (Stored("fp8"), {"scale_fmt": "ue5m3"}, r"scale_fmt': unsupported value 'ue5m3'"),
+        (Stored("fp8"), {"expert_dtype": "fp4"}, r"expert_dtype': unsupported value 'fp4'"),
         (Stored("fp8"), {"store_dtype": "e4m3"}, r"store_dtype': unknown"),
         (Stored("packed"), {"sparsity_config": {"format": "dense"}}, r"sparsity_config': unsupported value"),
         (Stored("packed", bits=8), {"config_groups": {}}, r"config_groups': missing, or no object of objects"),
@@ -237,8 +303,13 @@ def test_zeros_beside_the_middle_are_refused_where_the_file_says_that_there_are_
         ),
         (
             Stored("packed"),
+            {"config_groups": {"a": {"weights": {"type": "float", "num_bits": 8, "strategy": "attn_head"}}}},
+            r"config_groups': a has weights of type float, 8 bits and strategy attn_head: integers by group or",
+        ),
+        (
+            Stored("packed"),
             {"config_groups": {"a": {"weights": {"type": "float", "num_bits": 8, "strategy": "group"}}}},
-            r"config_groups': a has weights of type float, 8 bits and strategy group: integers by group or",
+            r"config_groups': a has floats by None columns, and those by 32 are read",
         ),
     ],
 )
@@ -254,7 +325,7 @@ def test_parameters_are_refused_by_name(stored: Stored, changes: dict[str, Any],
 @pytest.mark.parametrize("stored", [Stored("modelopt"), Stored("modelopt", bits=8, group=0, rows=0)], ids=str)
 def test_a_file_of_modelopt_names_the_method(stored: Stored, alone: bool, tmp_path: Path) -> None:
     weights = write_model(tmp_path, stored)
-    write_model_opt_file(tmp_path, stored.config["quant_algo"], alone=alone)
+    write_model_opt_file(tmp_path, quant_algo=stored.algorithm, alone=alone)
     checkpoint, name = open_checkpoint(tmp_path), f"{NAME}.weight"
     check_tensors(build_spec(checkpoint), checkpoint)
     found = tensor_source(checkpoint, name).dequantize()
@@ -264,7 +335,7 @@ def test_a_file_of_modelopt_names_the_method(stored: Stored, alone: bool, tmp_pa
 @pytest.mark.parametrize(
     ("algorithm", "alone", "message"),
     [
-        ("W4A16_AWQ", True, r"hf_quant_config\.json: key 'quantization\.quant_algo': unsupported value 'W4A16_AWQ'$"),
+        ("W4A16_AWQ", True, r"hf_quant_config\.json: key 'quantization\.quant_algo': W4A16_AWQ: inputs with scales of"),
         (None, True, r"hf_quant_config\.json: key 'quantization\.quant_algo': unsupported value None$"),
         (
             "FP8",
@@ -277,7 +348,7 @@ def test_a_file_of_modelopt_that_does_not_fit_is_refused(
     algorithm: str | None, alone: bool, message: str, tmp_path: Path
 ) -> None:
     write_model(tmp_path, Stored("modelopt"))
-    write_model_opt_file(tmp_path, algorithm, alone=alone)
+    write_model_opt_file(tmp_path, quant_algo=algorithm, alone=alone)
     with pytest.raises((UnsupportedModelError, CheckpointError), match=message):
         build_spec(open_checkpoint(tmp_path))
 

@@ -29,6 +29,9 @@ def check_tensors(spec: LayerStack, checkpoint: Checkpoint) -> None:
         CheckpointError: tensors are missing, unexpected or of another shape; lists them.
     """
     require_weights(checkpoint)
+    stored = matrix_format(checkpoint)
+    if stored is not None:
+        stored.check(checkpoint)
     sources: dict[str, list[TensorSource]] = {}
     for source in spec.tensors.values():
         for name in source.names:
@@ -40,11 +43,11 @@ def check_tensors(spec: LayerStack, checkpoint: Checkpoint) -> None:
     for name in complete:
         tensor_layout(checkpoint, name)
     known = set(itertools.chain.from_iterable(held.values()))
-    any_type = matrix_format(checkpoint) is not None
+    any_type = stored is not None
     extra = [
         name
-        for name, stored in checkpoint.tensors.items()
-        if name not in known and (any_type or stored.ggml_type is not None)
+        for name, tensor in checkpoint.tensors.items()
+        if name not in known and (any_type or tensor.ggml_type is not None)
     ]
     misshaped = [
         f"{name} {shape} in place of {expected}"

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.quantization.float_tensors import BLOCK, float_source, nvfp4_source
+from realizar.quantization.float_tensors import BLOCK, EXPONENTS, MICRO, float_source, four_bit_source
 from realizar.quantization.layout import ScaleType, WeightLayout
 from realizar.quantization.parts import (
     GROUPS,
@@ -49,10 +49,14 @@ _WORD_BITS = 32
 _SMALL: Mapping[int, ScaleType] = {4: "u8", 8: "i8"}
 """The type of zeros, by the bits of codes."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "pack-quantized")
+_COMPRESSED = (
+    "float-quantized", "int-quantized", "mxfp4-pack-quantized", "mxfp8-quantized", "naive-quantized",
+    "nvfp4-pack-quantized", "pack-quantized",
+)  # fmt: skip
 _WEIGHTS = (
     ("int", 4, "group"), ("int", 4, "channel"), ("int", 8, "group"), ("int", 8, "channel"), ("float", 8, "tensor"),
-    ("float", 8, "channel"), ("float", 8, "block"), ("float", 4, "tensor_group"),
+    ("float", 8, "channel"), ("float", 8, "block"), ("float", 8, "group"), ("float", 4, "group"),
+    ("float", 4, "tensor_group"),
 )  # fmt: skip
 """Of compressed-tensors: types, bits and strategies."""
 
@@ -288,21 +292,21 @@ class CompressedTensors(PartsFormat):
         return any(_is_fp8(weights) and isinstance(inputs, Mapping) and _is_fp8(inputs) for weights, inputs in pairs)
 
     def _check_group(self, number: str, group: Mapping[str, Any]) -> None:
-        weights, inputs = group.get("weights"), group.get("input_activations")
+        weights = group.get("weights")
         if not isinstance(weights, Mapping):
             raise CheckpointError(self.path, f"key 'quantization_config.config_groups.{number}.weights'", "missing")
         kind, bits, strategy = (weights.get(key) for key in ("type", "num_bits", "strategy"))
         if (kind, bits, strategy) not in _WEIGHTS:
             reason = f"{number} has weights of type {kind}, {bits} bits and strategy {strategy}"
-            known = "integers by group or channel, floats of 8 bits by tensor, channel or block, NVFP4"
+            known = "integers by group or channel, floats of 8 bits by tensor, channel or block, NVFP4, MXFP4, MXFP8"
             raise self.unsupported("config_groups", f"{reason}: {known} are read")
         if strategy == "block" and weights.get("block_structure") != [BLOCK, BLOCK]:
             reason = (
                 f"{number} has blocks of {weights.get('block_structure')}, and those of {BLOCK} by {BLOCK} are read"
             )
             raise self.unsupported("config_groups", reason)
-        if kind == "int" and isinstance(inputs, Mapping) and (inputs.get("type") != kind or not inputs.get("dynamic")):
-            reason = f"{number} has inputs of type {inputs.get('type')} that are not rounded as they come"
+        if (kind, strategy) == ("float", "group") and weights.get("group_size") != MICRO:
+            reason = f"{number} has floats by {weights.get('group_size')} columns, and those by {MICRO} are read"
             raise self.unsupported("config_groups", reason)
 
     def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
@@ -310,20 +314,26 @@ class CompressedTensors(PartsFormat):
         if f"{base}.weight_scale" not in checkpoint.tensors and (plain is None or plain.dtype != "F8_E4M3"):
             return {}
         own = {"codes": ".weight_packed" if plain is None else ".weight", "scales": ".weight_scale"}
-        if divisor := self.there(checkpoint, base, divisor=".weight_global_scale"):
+        packed, scales = (checkpoint.tensors.get(base + own[part]) for part in ("codes", "scales"))
+        if plain is None and packed is not None and (packed.dtype == "U8" or not self._bits):
+            divisor = {"divisor": ".weight_global_scale"}
+            if scales is not None and scales.dtype in EXPONENTS:  # those of MXFP4 have none
+                divisor = self.there(checkpoint, base, **divisor)
             return own | divisor | self.there(checkpoint, base, inputs=".input_global_scale")
         if plain is not None and plain.dtype == "F8_E4M3":
             return own | self.there(checkpoint, base, inputs=".input_scale")
         shape = {} if plain is not None else {"shape": ".weight_shape"}
-        return own | shape | self.there(checkpoint, base, zeros=".weight_zero_point", order=".weight_g_idx")
+        others = self.there(checkpoint, base, inputs=".input_scale", input_zeros=".input_zero_point")
+        zeros = self.there(checkpoint, base, zeros=".weight_zero_point", order=".weight_g_idx")
+        return own | shape | zeros | others
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
         parts = self.parts(checkpoint, name)
         codes, scales, zeros = parts["codes"], parts["scales"], parts.get("zeros")
         if codes.dtype == "F8_E4M3":
             return float_source(name, parts)
-        if "divisor" in parts:
-            return nvfp4_source(name, parts)
+        if codes.name.endswith("_packed") and "shape" not in parts:
+            return four_bit_source(name, parts)
         if "shape" in parts:
             out_features, words = matrix_shape(codes, "I32")
             bits = self._packed_bits(parts["shape"], words)

@@ -37,6 +37,10 @@ class MatrixFormat(ABC):
         A name that the checkpoint lacks is reported as missing.
         """
 
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError where what the method says of modules is not so in the checkpoint."""
+        return
+
     def shape(self, checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
         """The shape of the weights: of a matrix, or of a stack whose matrices lie one below the other in the source.
 

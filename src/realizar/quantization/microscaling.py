@@ -22,6 +22,14 @@ def half_e8m0() -> NDArray[np.float32]:
 
 
 @lru_cache
+def e8m0() -> NDArray[np.float32]:
+    """float32 [256]: the value of each E8M0 byte, 2^(b - 127); 255 is NaN."""
+    values = np.ldexp(np.ones(256), np.arange(256) - 127)
+    values[255] = np.nan
+    return values.astype(np.float32)
+
+
+@lru_cache
 def half_e4m3() -> NDArray[np.float32]:
     """float32 [256]: half the value of each E4M3 byte without its sign. 0x7F, NaN by the standard, is 0 in ggml."""
     byte = np.arange(256)

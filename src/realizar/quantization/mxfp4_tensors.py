@@ -47,12 +47,7 @@ class Mxfp4Tensors(MatrixFormat):
         return experts, out_features, groups * _LAYOUT.block_size
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
-        blocks, scales = self._stored(checkpoint, name)
-        groups = blocks.shape[2]
-        codes = blocks.data.reshape(-1, groups, _HALF)
-        stored = codes, scales.data.reshape(-1, groups), np.arange(len(codes))
-        pages = Pages(blocks, 0, groups * _HALF)
-        return _Mxfp4Source(GGMLType.MXFP4, groups * _LAYOUT.block_size, stored, _blocks, blocks.path, name, pages)
+        return mxfp4_source(name, *self._stored(checkpoint, name))
 
     def _stored(self, checkpoint: Checkpoint, name: str) -> tuple[StoredTensor, StoredTensor]:
         """Codes and scales; CheckpointError where they do not fit together."""
@@ -68,6 +63,15 @@ class Mxfp4Tensors(MatrixFormat):
             reason = f"has the shape {scales.shape}, and the codes are of {blocks.shape}"
             raise CheckpointError(scales.path, f"tensor {shown(scales.name)}", reason)
         return blocks, scales
+
+
+def mxfp4_source(name: str, blocks: StoredTensor, scales: StoredTensor) -> MatrixSource:
+    """A matrix, or several one below the other, of codes and of scales [..., out_features, groups]."""
+    groups = scales.shape[-1]
+    codes = blocks.data.reshape(-1, groups, _HALF)
+    stored = codes, scales.data.reshape(-1, groups), np.arange(len(codes))
+    pages = Pages(blocks, 0, groups * _HALF)
+    return _Mxfp4Source(GGMLType.MXFP4, groups * _LAYOUT.block_size, stored, _blocks, blocks.path, name, pages)
 
 
 class _Mxfp4Source(CopiedSource):

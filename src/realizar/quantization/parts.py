@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from realizar.quantization.layout import WeightLayout
 from realizar.quantization.matrix_format import MatrixFormat
 from realizar.quantization.source import MatrixSource
 
+_LISTS = ("exclude_modules", "ignore", "ignored_layers", "modules_to_not_convert")
 GROUPS = (128, 64, 32)  # of a layout; a stored group of more columns is several of them
 Parts = Mapping[str, StoredTensor]
 """The tensors of a matrix as its method names them."""
@@ -46,7 +47,8 @@ class PartsFormat(MatrixFormat):
 
     def __init__(self, config: Mapping[str, Any], path: Path, key: str = "quantization_config") -> None:
         super().__init__(config, path, key)
-        unknown = sorted(set(config) - self.known - {"quant_method"})
+        stated = {key for key, value in config.items() if value is not None}
+        unknown = sorted(stated - self.known - {"quant_method"})
         if unknown:
             raise self.unsupported(unknown[0])
 
@@ -70,10 +72,43 @@ class PartsFormat(MatrixFormat):
         """Those of some parts, by name, whose tensors a checkpoint has."""
         return {part: suffix for part, suffix in suffixes.items() if base + suffix in checkpoint.tensors}
 
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Compare the lists of modules that are stored as plain tensors, but for their patterns, which are not run.
+
+        Raises CheckpointError: one of them is stored by the method, or a list has no name of this checkpoint.
+        """
+        modules = {name.rpartition(".")[0] for name in checkpoint.tensors}
+        parts = {part for name in checkpoint.tensors for part in name.split(".")}
+        for key in _LISTS:
+            place, listed = f"key '{self.key}.{key}'", self.config.get(key) or []
+            if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+                raise CheckpointError(self.path, place, "is no list of texts")
+            if listed and not any(_may_name(each, parts) for each in listed):
+                raise CheckpointError(self.path, place, f"names nothing of this checkpoint: {shown(listed[0])}")
+            names, starts = set(listed), tuple(each[:-1] for each in listed if each.endswith("*"))
+            for module in sorted(modules):
+                named = module.startswith(starts) or not names.isdisjoint(_with_parents(module))
+                if named and self.tensors(checkpoint, f"{module}.weight"):
+                    raise CheckpointError(self.path, place, f"names {shown(module)}, which is stored quantised")
+
     def unsupported(self, key: str, why: str = "") -> UnsupportedModelError:
         value = self.config.get(key)
         reason = why or (f"unsupported value {value!r:.40}" if key in self.known else "unknown")
         return UnsupportedModelError(f"{self.path}: key '{self.key}.{key}': {reason}")
+
+
+def _may_name(listed: str, parts: Iterable[str]) -> bool:
+    """True of a name whose last part is one of `parts`, of a pattern, and of a head, which may be tied."""
+    if listed.startswith("re:") or "lm_head" in listed:
+        return True
+    last = listed.strip("*.").rpartition(".")[2]
+    return any(each.startswith(last) if "*" in listed else each == last for each in parts)
+
+
+def _with_parents(module: str) -> Iterator[str]:
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
 
 
 def _cache_scales(base: str) -> Iterator[str]:

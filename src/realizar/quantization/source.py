@@ -87,6 +87,11 @@ class MatrixSource(ABC):
             finite = np.isfinite(book.load())[planes.codes].all(axis=1)
             if not finite.all():
                 return f"a number of out_feature {start + int(np.flatnonzero(~finite)[0])} is not finite"
+            dead = (planes.scales == 0).repeat(self.layout.group_size, axis=1)
+            if dead.any() and (silenced := dead & (book.load()[planes.codes] != 0)).any():
+                return (
+                    f"a scale of out_feature {start + int(np.argwhere(silenced)[0, 0])} is 0, and its numbers are not"
+                )
         arrays = {
             "scale": (planes.scales, planes.super_scales),
             "minimum": (planes.minima, planes.super_minima),

@@ -151,7 +151,7 @@ def transposed_source(stored: StoredTensor, index: int = 0) -> CopiedSource:
 
 MATRIX_FORMATS: dict[str, type[MatrixFormat]] = {
     "awq": AwqTensors, "compressed-tensors": CompressedTensors, "fp8": Fp8Tensors, "gptq": GptqTensors,
-    "modelopt": ModelOptTensors, "mxfp4": Mxfp4Tensors,
+    "modelopt": ModelOptTensors, "mxfp4": Mxfp4Tensors, "mxfp8": Fp8Tensors,
 }  # fmt: skip
 """The format of each `quant_method`."""
 
@@ -180,7 +180,7 @@ def matrix_format(checkpoint: Checkpoint) -> MatrixFormat | None:
         )
     if beside and (named := _algorithm(config)) != (other := _algorithm(beside)):
         raise CheckpointError(path, f"key '{_KEY}'", f"names {named}, and {_MODEL_OPT}.json {other}")
-    return MATRIX_FORMATS[method](config, path)
+    return MATRIX_FORMATS[method]({**(beside or {}), **config}, path)
 
 
 def asks_for_fp8(checkpoint: Checkpoint) -> bool:

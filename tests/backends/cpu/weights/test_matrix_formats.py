@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from backends.grouped_format import HIDDEN, VOCABULARY, WIDTH, write_config, write_grouped_model
 from cpu_runs import Runner
-from quantization.stored_checkpoints import Stored, write_model
+from quantization.stored_checkpoints import Stored, join_experts, write_model, write_model_opt_file
+from quantization.test_stored_tensors import MICROSCALED
 from realizar.backends.cpu.plan import plan_memory
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -57,7 +59,7 @@ def test_a_whole_model(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         Stored("awq"), Stored("gptq", group=32), Stored("gptq", symmetric=True, group=0), Stored("packed", group=32),
         Stored("packed", symmetric=True, scale="bfloat16"), Stored("packed", bits=8, group=64, symmetric=True),
         Stored("unpacked", bits=8, symmetric=True, group=0), Stored("fp8"), Stored("float", group=0, rows=0),
-        Stored("nvfp4"), Stored("gptq", bits=8), Stored("unpacked", bits=8, group=64),
+        Stored("nvfp4"), Stored("gptq", bits=8), Stored("unpacked", bits=8, group=64), *MICROSCALED[3:5],
     ],
     ids=str,
 )  # fmt: skip
@@ -67,6 +69,101 @@ def test_a_whole_model_of_stored_tensors(stored: Stored, tmp_path: Path) -> None
 
 def test_a_whole_mixture_of_stored_tensors(tmp_path: Path) -> None:
     check_whole_model(tmp_path, write_model(tmp_path, Stored("fp8"), mixture=True))
+
+
+def test_experts_that_are_stored_as_one_tensor(tmp_path: Path) -> None:
+    apart, joined = tmp_path / "apart", tmp_path / "joined"
+    apart.mkdir()
+    joined.mkdir()
+    write_model(apart, Stored("fp8"), mixture=True)
+    join_experts(apart, joined)
+    found, expected, logits = {}, {}, []
+    for folder, read in ((apart, expected), (joined, found)):
+        checkpoint = open_checkpoint(folder)
+        spec = build_spec(checkpoint)
+        check_tensors(spec, checkpoint)
+        read.update(load_tensors(spec, checkpoint))
+        runner = Runner(spec, checkpoint, CONFIG)
+        logits.append(runner.logits(list(range(19)), (14, 5)))
+        runner.close()
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
+    np.testing.assert_array_equal(*logits)
+
+
+MIXED = {
+    "self_attn.q_proj": Stored("modelopt", bits=8, group=0, rows=0), "mlp.down_proj": Stored("modelopt", bits=8),
+    "self_attn.o_proj": MICROSCALED[5], "self_attn.v_proj": Stored("modelopt", bits=8, group=0, rows=1),
+}  # fmt: skip
+"""Of a model whose other matrices are in NVFP4, in ModelOpt's forms."""
+
+
+def quantized_layers(**changes: str) -> dict[str, dict[str, str]]:
+    """The algorithm of each module of a model that is stored so; that of a whole MLP, but for one of its matrices."""
+    names = {"self_attn.k_proj": "NVFP4", "mlp": "W4A16_NVFP4"} | {name: each.algorithm for name, each in MIXED.items()}
+    layers = {f"model.layers.{layer}.{name}": each for layer in (0, 1) for name, each in names.items()}
+    return {name: {"quant_algo": each} for name, each in {**layers, **changes}.items()}
+
+
+def write_mixed(folder: Path, *, alone: bool = False, **changes: str) -> Mapping[str, NDArray[np.float64]]:
+    method = {"quant_algo": "MIXED_PRECISION", "quantized_layers": quantized_layers(**changes)}
+    weights = write_model(folder, Stored("modelopt"), others=MIXED, **method)
+    if alone:
+        write_model_opt_file(folder, **method)
+    return weights
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_whole_model_that_modelopt_stored_in_mixed_precision(alone: bool, tmp_path: Path) -> None:
+    check_whole_model(tmp_path, write_mixed(tmp_path, alone=alone))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({DOWN: "NVFP4"}, rf"tensor '{DOWN}\.weight': is of type F8_E4M3, and config\.json names NVFP4 for it$"),
+        ({"lm_head": "FP8"}, r"tensor 'lm_head\.weight': is of type F16, and config\.json names FP8 for it$"),
+    ],
+)
+def test_modules_that_are_stored_in_another_algorithm_are_refused(
+    changes: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    write_mixed(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        check(tmp_path)
+
+
+def test_a_whole_model_of_several_groups_of_compressed_tensors(tmp_path: Path) -> None:
+    stored, down = Stored("packed", group=32), Stored("packed", bits=8, symmetric=True)
+    others = {
+        "self_attn.q_proj": Stored("float", group=0, rows=1),
+        "mlp.gate_proj": Stored("nvfp4"),
+        "mlp.down_proj": down,
+    }
+    groups = [each.config["config_groups"]["group_0"] for each in (stored, *others.values())]
+    method = {
+        "format": "mixed-precision",
+        "config_groups": {f"group_{place}": each for place, each in enumerate(groups)},
+    }
+    check_whole_model(tmp_path, write_model(tmp_path, stored, others=others, **method))
+
+
+@pytest.mark.parametrize(
+    ("key", "listed", "reason"),
+    [
+        ("ignore", ["lm_head", DOWN], rf"names '{DOWN}', which is stored quantised$"),
+        ("ignore", ["model.layers.1.mlp"], rf"names '{DOWN}', which is stored quantised$"),
+        ("exclude_modules", ["model.layers.1.mlp.d*"], rf"names '{DOWN}', which is stored quantised$"),
+        ("ignore", ["transformer.h.0.attn", "wte"], "names nothing of this checkpoint: 'transformer.h.0.attn'$"),
+        ("ignore", "lm_head", "is no list of texts$"),
+    ],
+)
+def test_lists_of_modules_that_the_tensors_contradict_are_refused(
+    key: str, listed: Any, reason: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path, Stored("modelopt"), **{key: listed})
+    with pytest.raises(CheckpointError, match=rf"config\.json: key 'quantization_config\.{key}': {reason}"):
+        check(tmp_path)
 
 
 def check(folder: Path) -> None:
@@ -112,6 +209,6 @@ def test_methods_and_parameters_are_refused_by_name(tmp_path: Path, monkeypatch:
     write_config(tmp_path, quant_method="hqq")
     with pytest.raises(
         UnsupportedModelError,
-        match=r"quantised by 'hqq' .*in safetensors: float weights, awq, .*, fp8, gptq, grouped, modelopt, mxfp4;",
+        match=r"quantised by 'hqq' .*in safetensors: float weights, awq, .*, gptq, grouped, modelopt, mxfp4, mxfp8;",
     ):
         check(tmp_path)
