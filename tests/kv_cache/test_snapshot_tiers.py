@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -198,6 +200,16 @@ def test_a_prefix_ends_where_a_snapshot_on_the_host_saves_enough() -> None:
         if prefix.snapshot is not None:
             assert (cache.snapshots.device.find(prefix.snapshot) is None) is on_host
     cache.audit()
+
+
+def test_who_asks_for_the_same_by_other_means_finds_the_snapshots_on_the_host() -> None:
+    """So files are not read for what is in the host's memory."""
+    cache, keys = manager(num_blocks=40, num_snapshots=1, num_host_snapshots=4), BlockKeys(4, None)
+    compute(cache, keys, 40, (8, 20, 32))
+    for most in (40, 31, 20, 19, 7):
+        known = keys.of(TOKENS)[: most // 4]
+        matched, end = cache.usable(known, [partial(cache.has, part) for part in (0, 1)])
+        assert (4 * matched, 4 * end) == (most // 4 * 4, cache.find_prefix(keys, TOKENS, most).num_tokens)
 
 
 def test_a_block_that_is_given_up_takes_its_snapshot_on_the_host_along() -> None:

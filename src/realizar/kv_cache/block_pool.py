@@ -140,6 +140,9 @@ class BlockPool:
     def find(self, key: bytes) -> int | None:
         return self._blocks.get(key)
 
+    def has(self, key: bytes) -> bool:
+        return key in self._blocks
+
     def audit(self) -> BlockCounts:
         """Count blocks from first principles. RuntimeError: a block is in two states or none, or keys are wrong."""
         used = [block for block, count in enumerate(self._ref_counts) if count > 0]

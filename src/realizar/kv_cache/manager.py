@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -92,6 +91,7 @@ class KVCacheManager:
             GroupBlocks(window, pool, block_size, num_rows, max_blocks)
             for window, pool in zip(windows, pools, strict=True)
         )
+        self._whole_first = sorted(enumerate(self._groups), key=lambda each: each[1].window is not None)
 
     @property
     def counts(self) -> tuple[BlockCounts, ...]:
@@ -110,10 +110,12 @@ class KVCacheManager:
         """
         most = min(most_tokens, len(token_ids)) // self.block_size if self.prefix_cache else 0
         wanted = keys.of(token_ids)[:most] if most else ()
-        runs = [group.runs(wanted, group.has) for group in self._groups]
-        matched = end = self._first_usable(runs, range(min(map(len, runs)) - 1, 0, -1))
-        if self.has_state:
-            end = self._last_snapshot(wanted[:matched], runs)
+        blocks, tiers = [group.pool.has for group in self._groups], self.snapshots
+        matched, end = self.usable(wanted, [*blocks, tiers.device.has])
+        if tiers.host.num_blocks:
+            least = max(-(-self.least_fetched_tokens // self.block_size), 1)
+            _, later = self.usable(wanted[:matched], [*blocks, tiers.host.has])
+            end = later if later >= end + least else end
         return Prefix(
             num_tokens=end * self.block_size,
             blocks=tuple(group.cached_prefix(wanted[:end]) for group in self._groups),
@@ -122,20 +124,27 @@ class KVCacheManager:
         )
 
     def found(self, group: int, key: bytes) -> int | None:
-        """The block of a cache group with a key, or the snapshot on the device behind all groups."""
+        """The block of a cache group with a key, or the snapshot on the device of the part behind all groups."""
         pool = self._groups[group].pool if group < len(self._groups) else self.snapshots.device
         return pool.find(key)
 
-    def last_usable(self, keys: Sequence[bytes], has: Callable[[int, bytes], bool]) -> int:
-        """Blocks after which a sequence could go on if its history were where `has` says, of a group or a snapshot."""
-        whole_first = sorted(enumerate(self._groups), key=lambda each: each[1].window is not None)
+    def has(self, part: int, key: bytes) -> bool:
+        """True if a cache group has the block, or a memory of the part behind all groups the snapshot."""
+        return self._groups[part].pool.has(key) if part < len(self._groups) else self.snapshots.has(key)
+
+    def usable(self, keys: Sequence[bytes], has: Sequence[Callable[[bytes], bool]]) -> tuple[int, int]:
+        """The blocks of a history after which the next token sees none but those there are; and the last of them after
+        which a sequence can go on, of a model with a state where a snapshot follows. `has` says what there is, of each
+        cache group and of snapshots.
+        """
         runs: list[list[int]] = [[] for _ in self._groups]
-        for index, group in whole_first:
-            runs[index] = group.runs(keys, partial(has, index))
+        for index, group in self._whole_first:
+            runs[index] = group.runs(keys, has[index])
             keys = keys[: len(runs[index]) - 1]
-        ends = range(min(map(len, runs)) - 1, 0, -1)
-        wanted = (end for end in ends if has(len(runs), keys[end - 1])) if self.has_state else ends
-        return self._first_usable(runs, wanted)
+        matched = self._first_usable(runs, range(len(keys), 0, -1))
+        if not self.has_state:
+            return matched, matched
+        return matched, self._first_usable(runs, (end for end in range(matched, 0, -1) if has[-1](keys[end - 1])))
 
     @property
     def whole_groups(self) -> list[int]:
@@ -166,16 +175,6 @@ class KVCacheManager:
         blocks = [block for block in map(pool.find, keys) if block is not None]
         pool.share(blocks)
         pool.free(reversed(blocks))
-
-    def _last_snapshot(self, keys: Sequence[bytes], runs: Sequence[Sequence[int]]) -> int:
-        """Blocks before the last snapshot that a sequence can go on from; one on the host is to save enough tokens."""
-        tiers, ends = self.snapshots, range(len(keys), 0, -1)
-        end = self._first_usable(runs, (at for at in ends if tiers.device.find(keys[at - 1]) is not None))
-        if not tiers.host.num_blocks:
-            return end
-        least = max(-(-self.least_fetched_tokens // self.block_size), 1)
-        later_ends = range(len(keys), end + least - 1, -1)
-        return self._first_usable(runs, (at for at in later_ends if tiers.host.find(keys[at - 1]) is not None)) or end
 
     def _first_usable(self, runs: Sequence[Sequence[int]], ends: Iterable[int]) -> int:
         """The first of `ends` after which all blocks that the next token sees are cached, or 0; `runs` by group."""
@@ -311,7 +310,7 @@ class KVCacheManager:
     def audit(self) -> tuple[BlockCounts, ...]:
         """Prove the counts of blocks and references, and that snapshots have their blocks, else raise RuntimeError."""
         counts = tuple(group.audit() for group in self._groups)
-        self.snapshots.audit(lambda key: all(group.pool.find(key) is not None for group in self._groups))
+        self.snapshots.audit(lambda key: all(group.pool.has(key) for group in self._groups))
         return counts
 
 
@@ -360,9 +359,6 @@ class GroupBlocks:
         before, now = self.end[row] - self.first[row], end - first
         self.num_growing += (0 < now < self._most_held) - (0 < before < self._most_held)
         self.first[row], self.end[row] = first, end
-
-    def has(self, key: bytes) -> bool:
-        return self.pool.find(key) is not None
 
     def runs(self, keys: Sequence[bytes], has: Callable[[bytes], bool]) -> list[int]:
         """The number of cached blocks just before each block; without a window only up to the first that is missing."""

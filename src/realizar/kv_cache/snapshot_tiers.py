@@ -73,7 +73,7 @@ class SnapshotTiers:
         return {*self.device.keys, *self.host.keys}
 
     def has(self, key: bytes) -> bool:
-        return self.device.find(key) is not None or self.host.find(key) is not None
+        return self.device.has(key) or self.host.has(key)
 
     def restore(self, row: int, key: bytes) -> None:
         """Let a row start from a snapshot in the step that is being scheduled, before any other is taken in it."""
@@ -88,7 +88,7 @@ class SnapshotTiers:
         """Name memory on the device for what a row fetches, unless it is there or none can be given up; after all rows
         of the step have been restored, so that what they name is not given up.
         """
-        if self.device.find(key) is None:
+        if not self.device.has(key):
             self._allocate("kept", row, key, self._clients[key])
 
     def take(self, row: int, key: bytes, client: str = "") -> None:
@@ -110,7 +110,7 @@ class SnapshotTiers:
             return None
         self.row = None
         snapshot, given_up = self.device.take(key)
-        if given_up is not None and self.host.find(given_up) is None:
+        if given_up is not None and not self.host.has(given_up):
             self._lose(given_up)
         if snapshot is None:
             return None
@@ -176,7 +176,7 @@ class SnapshotTiers:
             self.host.free([known])  # it is the most recently used one now
             return None
         host_snapshot, lost = self.host.take(key, self._clients[key])
-        if lost is not None and self.device.find(lost) is None:
+        if lost is not None and not self.device.has(lost):
             self._lose(lost)
         if host_snapshot is None:
             self._lose(key)
@@ -219,7 +219,7 @@ class SnapshotPool(BlockPool):
 
         None if there is one with this key, or steps in flight name all; and the key of the one that was dropped for it.
         """
-        if self.find(key) is not None:
+        if self.has(key):
             return None, None
         given_up = None
         if not self.counts.free:

@@ -210,7 +210,7 @@ class DiskCache:
         if least == most or not all(self._is_kept(part, keys[least]) for part in cache.whole_groups):
             return None  # nearly always
         parts = range(len(self._part_bytes))
-        present = {(part, key) for part in parts for key in keys if cache.found(part, key) is not None}
+        present = {(part, key) for part in parts for key in keys if cache.has(part, key)}
         block_s = self._block_s()
         started = Fetch(keys, frozenset(present), least, math.inf if block_s is None else block_s, arrived)
         for part in range(self._num_groups):
@@ -240,7 +240,7 @@ class DiskCache:
     def _write_cached(self, fetch: Fetch, batch: Batch) -> Callable[[], None] | None:
         """Write what the cache lacks of a batch; what waits until it was read. Without room no more is taken in."""
         cache, keys = self._cache, batch.keys
-        rows = [row for row, key in enumerate(keys) if cache.found(batch.part, key) is None]
+        rows = [row for row, key in enumerate(keys) if not cache.has(batch.part, key)]
         if not rows:
             return None
         if batch.part == self._num_groups:
@@ -258,7 +258,7 @@ class DiskCache:
 
     def _put_snapshot(self, key: bytes) -> list[int]:
         """The snapshot to write, if the block is there that it follows."""
-        if any(self._cache.found(part, key) is None for part in range(self._num_groups)):
+        if not all(self._cache.has(part, key) for part in range(self._num_groups)):
             return []
         snapshot = self._cache.snapshots.put(key)
         return [] if snapshot is None else [snapshot]
@@ -278,7 +278,7 @@ class DiskCache:
 
     def _is_kept(self, part: int, key: bytes) -> bool:
         """True if the cache or a file has it."""
-        return self._cache.found(part, key) is not None or self._files.has(key, part)
+        return self._cache.has(part, key) or self._files.has(key, part)
 
     def _has(self, fetch: Fetch, part: int, key: bytes) -> bool:
         """As `_is_kept` was when the fetch began, for the thread that reads."""
@@ -323,7 +323,8 @@ class DiskCache:
 
     def _wanted(self, fetch: Fetch) -> list[tuple[int, list[bytes]]]:
         """What is to be read, in batches of one part, blocks before the snapshot behind them."""
-        end = self._cache.last_usable(fetch.keys, partial(self._has, fetch))
+        parts = range(len(self._part_bytes))
+        _, end = self._cache.usable(fetch.keys, [partial(self._has, fetch, part) for part in parts])
         keys, batches = fetch.keys[:end], []
         for part in range(self._num_groups):
             seen = [keys[block] for block in self._cache.seen_blocks(part, end)]
