@@ -101,15 +101,15 @@ class SnapshotTiers:
             self._count("taken", row)
             self.log.note(key, is_there=True)
 
-    def put(self, key: bytes) -> int | None:
-        """Name memory on the device for a snapshot that is written before the next step, and found from now on.
+    def put(self, key: bytes, client: str = "") -> int | None:
+        """Name memory on the device for a snapshot of a client that is written before the next step, and found then.
 
         None if there is one with this key in either memory, or steps in flight name all.
         """
         if self.has(key):
             return None
         self.row = None
-        snapshot, given_up = self.device.take(key)
+        snapshot, given_up = self.device.take(key, client)
         if given_up is not None and not self.host.has(given_up):
             self._lose(given_up)
         if snapshot is None:

@@ -189,12 +189,15 @@ class OpenSequences:
         """Sequences that wait and have a row."""
         return sum(client.num_rows for client in self.clients.values()) - len(self.running)
 
-    def add(self, request: Request) -> Collection[Sequence]:
-        """Queue every choice of a request, or none if one of them can't be made. Returns their sequences."""
+    def add(self, request: Request, keys: BlockKeys | None = None) -> Collection[Sequence]:
+        """Queue every choice of a request, or none if one of them can't be made. Returns their sequences.
+
+        `keys` are the first one's, where those of the prompt were made already.
+        """
         choices: dict[int, Sequence] = {}
         for choice in range(request.sampling.n):
-            keys = BlockKeys(self._block_size, request.cache_salt, request.embeddings)
-            choices[choice] = Sequence(next(self._ids), request, choice, keys, self._table)
+            own = keys or BlockKeys(self._block_size, request.cache_salt, request.embeddings)
+            choices[choice], keys = Sequence(next(self._ids), request, choice, own, self._table), None
         self.requests[request.request_id] = choices
         client = self.clients.setdefault(request.client.name, ClientRows(request.client.weight))
         client.num_open += len(choices)

@@ -279,13 +279,7 @@ class Sequence:
 
     @property
     def most_cached_tokens(self) -> int:
-        """Tokens that may come from cached blocks: not the last one, any that a mean needs, or that is to be scored."""
-        if self.request.pooling == "mean":
-            return 0
-        scored = self.choice == 0 and self.request.sampling.prompt_logprobs is not None
-        if scored and self.num_queried < self.request.num_prompt_tokens - 1:
-            return self.num_queried
-        return len(self.token_ids) - 1
+        return most_cached_tokens(self.request, len(self.token_ids), self.choice, self.num_queried)
 
     @property
     def max_drafts(self) -> int:
@@ -368,3 +362,13 @@ class RowPool:
             raise RuntimeError(f"rows {rows} are free, owned or released, of {len(self._steps)}")
         if (self._steps < 0).any() or self._steps[self._free].any():
             raise RuntimeError("a row has ended more steps than it was in, or is free within one")
+
+
+def most_cached_tokens(request: Request, num_tokens: int, choice: int = 0, num_queried: int = 0) -> int:
+    """Of so many tokens of a choice those that may come from cached blocks: not the last one, any that a mean needs, or
+    that is to be scored; `num_queried` have been.
+    """
+    if request.pooling == "mean":
+        return 0
+    scored = choice == 0 and request.sampling.prompt_logprobs is not None
+    return num_queried if scored and num_queried < request.num_prompt_tokens - 1 else num_tokens - 1

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from realizar.batch import NOT_SAMPLED, LogprobQuery, ScheduledBatch, StepOutput, StepRows
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError, QueueFullError
+from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.logprob_columns import RowColumns
 from realizar.outputs import DraftUse, FinishReason, PromptProgress, RowError, added_by_place
@@ -124,8 +125,14 @@ class Scheduler:
         rows = batch.columns.numbers[self._table.are_open(batch.columns)]
         return bool((self._table.num_remaining(rows) <= 1).any())
 
-    def add(self, request: Request) -> None:
-        """Queue a request, each choice as a sequence of its own.
+    def add(self, request: Request, keys: BlockKeys | None = None, num_coming: int = 0) -> None:
+        """Queue a request, each choice as a sequence of its own; `keys` are those of the first. Raises as `check`."""
+        self.check(request, num_coming)
+        for sequence in self._open.add(request, keys):
+            self._deltas.open(sequence)
+
+    def check(self, request: Request, num_coming: int = 0) -> None:
+        """Refuse what can't be queued, also where so many requests come first that are not queued yet.
 
         Raises:
             InvalidRequestError: an empty prompt, an id in use, or a pooled request that is to generate.
@@ -133,9 +140,7 @@ class Scheduler:
             CapacityError: the KV cache could not hold it even alone.
         """
         self._check_request(request)
-        self._check_queue()
-        for sequence in self._open.add(request):
-            self._deltas.open(sequence)
+        self._check_queue(num_coming)
 
     def is_open(self, request_id: str) -> bool:
         return request_id in self._open.requests
@@ -345,10 +350,10 @@ class Scheduler:
                 f"hold at most {cache.max_tokens}"
             )
 
-    def _check_queue(self) -> None:
+    def _check_queue(self, num_coming: int) -> None:
         if self._max_queued is None:
             return
-        queued, limit = self._open.num_queued_requests, self._max_queued + self._rows.num_free
+        queued, limit = self._open.num_queued_requests + num_coming, self._max_queued + self._rows.num_free
         if queued < limit:
             return
         wait_s = (self._clock() - self._ended_s[0]) / len(self._ended_s) if self._ended_s else _LEAST_WAIT_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import math
 import random
@@ -22,11 +23,11 @@ from realizar.config import EngineConfig
 from realizar.engine.core import disk_cache
 from realizar.engine.core.disk_cache import Batch, Fetch
 from realizar.engine.core.engine_core import EngineCore
-from realizar.errors import CapacityError
-from realizar.kv_cache import block_files
+from realizar.errors import CapacityError, ContextLengthError, QueueFullError
+from realizar.kv_cache import block_files, block_keys
 from realizar.kv_cache.block_files import BlockFiles
 from realizar.outputs import RowError
-from realizar.request import Request
+from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
 from resolving import resolved
@@ -217,6 +218,60 @@ def test_what_is_cleared_while_it_is_read_is_not_taken_in(tmp_path: Path) -> Non
     second.take_in(*parts[-1])
     assert ask(second, "a", PROMPT)[1] == 0
     assert second.disk_counts.fetched == 0
+    second.close()
+
+
+def test_a_prompt_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its files are read first."""
+    leave_prompt(tmp_path)
+    second = make_core(ATTENTION, tmp_path)
+    made = list[int]()
+
+    class Counted:
+        @staticmethod
+        def sha256(data: bytes) -> Any:
+            made.append(len(data))
+            return hashlib.sha256(data)
+
+    monkeypatch.setattr(block_keys, "hashlib", Counted)
+    for hits in (288, 288):  # of files, and of the cache
+        made.clear()
+        assert ask(second, "a", PROMPT)[1] == hits
+        assert len(made) == 1 + len(PROMPT) // 32  # the salt's, and those of blocks
+    second.close()
+
+
+def test_requests_that_files_are_read_for_count_in_the_queue(tmp_path: Path) -> None:
+    """Others are refused meanwhile where there is no room, and nothing is read for what could not be queued."""
+    leave_prompt(tmp_path)
+    core = make_core(ATTENTION, tmp_path, kind=EngineCore, max_running=1, max_queued=1)
+    arrived: SimpleQueue[tuple[Fetch, Batch | None]] = SimpleQueue()
+
+    def fetches(name: str, prompt: tuple[int, ...] = PROMPT) -> bool:
+        request = Request(name, prompt, SamplingParams(temperature=0.0), 8)
+        return core.fetch(request, lambda *part: arrived.put(part)) is not None
+
+    with pytest.raises(ContextLengthError):
+        fetches("too long", PROMPT * 3)
+    assert fetches("a")
+    assert fetches("b")
+    with pytest.raises(QueueFullError):
+        fetches("c")
+    with pytest.raises(QueueFullError):
+        core.add(Request("d", (1, 2), SamplingParams(temperature=0.0), 8))
+    core.close()
+
+
+def test_snapshots_from_files_are_those_of_the_client_who_has_them_read(tmp_path: Path) -> None:
+    recipe = KINDS["delta-nets"][0]
+    first = make_core(recipe, tmp_path)
+    ask(first, "a", PROMPT, prompt_marks=(256,))
+    save(first)
+    first.close()
+    second = make_core(recipe, tmp_path)
+    ask(second, "a", PROMPT, client=Client("one"))
+    assert second.disk_counts.fetched
+    assert set(second.cache.snapshots._clients.values()) == {"one"}
     second.close()
 
 

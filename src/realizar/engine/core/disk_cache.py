@@ -28,6 +28,7 @@ from realizar.kv_cache.block_files import BlockFiles
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import Request
+from realizar.scheduler.row_table import most_cached_tokens
 
 _LOG = logging.getLogger(__name__)
 _BATCH_BYTES = 64 << 20  # copied at once, or one block where that is more
@@ -52,8 +53,10 @@ class _Saved(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """Reading the prefix of a prompt, whose blocks have `keys`. `present` has what is in the cache already."""
+    """Reading the prefix of a prompt: its blocks of `keys`. `present` has what is in the cache already."""
 
+    request: Request
+    history: BlockKeys
     keys: Sequence[bytes]
     present: frozenset[tuple[int, bytes]]
     least: int  # blocks that the prompt starts from without it
@@ -117,6 +120,7 @@ class DiskCache:
         self._buffers: SimpleQueue[NDArray[np.uint8]] | None = None  # made for the first fetch
         self._writing: deque[Future[int]] = deque()
         self._reading: set[Fetch] = set()
+        self._looked_up: tuple[Request | None, BlockKeys | None] = None, None
         self._used_s: dict[bytes, float] = {}  # when files were last noted to be of use, by the last key of a history
         readers = min(_MOST_READERS, os.cpu_count() or 1)
         self._fetches = ThreadPoolExecutor(1, "realizar-fetch")
@@ -198,26 +202,38 @@ class DiskCache:
     def fetch(self, request: Request, arrived: Arrived) -> Fetch | None:
         """Start to read what the files have of a request's prompt beyond the cache; None where they have nothing."""
         cache, size = self._cache, self._cache.block_size
-        if not cache.prefix_cache or request.pooling == "mean" or request.sampling.prompt_logprobs is not None:
-            return None  # it starts from nothing
-        if request.num_prompt_tokens >= cache.context_length:
-            return None  # it is refused
+        most = most_cached_tokens(request, request.num_prompt_tokens) // size if cache.prefix_cache else 0
+        if not most:
+            return None
         token_ids = np.array(request.prompt_token_ids, np.int32)
-        history, most = BlockKeys(size, request.cache_salt, request.embeddings), (len(token_ids) - 1) // size
-        keys = history.of(token_ids)[:most]
+        history = BlockKeys(size, request.cache_salt, request.embeddings)
+        self._looked_up = request, history
         least = cache.find_prefix(history, token_ids, most * size).num_tokens // size
+        keys = history.of(token_ids)[:most]
         self._use(keys[:least])
         if least == most or not all(self._is_kept(part, keys[least]) for part in cache.whole_groups):
             return None  # nearly always
         parts = range(len(self._part_bytes))
         present = {(part, key) for part in parts for key in keys if cache.has(part, key)}
         block_s = self._block_s()
-        started = Fetch(keys, frozenset(present), least, math.inf if block_s is None else block_s, arrived)
+        started = Fetch(
+            request, history, keys, frozenset(present), least, math.inf if block_s is None else block_s, arrived
+        )
         for part in range(self._num_groups):
             cache.touch(part, keys)
         self._reading.add(started)
         self._fetches.submit(self._run, started)
         return started
+
+    @property
+    def num_fetching(self) -> int:
+        """Requests that come once files are read."""
+        return len(self._reading)
+
+    def keys_of(self, request: Request) -> BlockKeys | None:
+        """Those that were made for the request that was looked up, or read, last; None of any other."""
+        (known, keys), self._looked_up = self._looked_up, (None, None)
+        return keys if known is request else None
 
     def take_in(self, fetch: Fetch, batch: Batch | None) -> None:
         """Write what was read into the cache, from which the next request may start; not if it was cancelled."""
@@ -225,6 +241,7 @@ class DiskCache:
             return
         if batch is None:
             self._reading.discard(fetch)
+            self._looked_up = fetch.request, fetch.history
             self._use(fetch.keys)
             return
         waits: Callable[[], None] | None = None
@@ -244,7 +261,7 @@ class DiskCache:
         if not rows:
             return None
         if batch.part == self._num_groups:
-            places = self._put_snapshot(keys[rows[0]])
+            places = self._put_snapshot(keys[rows[0]], fetch.request.client.name)
         else:
             places = cache.put(batch.part, [keys[row] for row in rows], fetch.keys)
         fetch.is_cancelled = len(places) < len(rows)
@@ -256,11 +273,11 @@ class DiskCache:
         self._num_fetched += len(places)
         return waits
 
-    def _put_snapshot(self, key: bytes) -> list[int]:
+    def _put_snapshot(self, key: bytes, client: str) -> list[int]:
         """The snapshot to write, if the block is there that it follows."""
         if not all(self._cache.has(part, key) for part in range(self._num_groups)):
             return []
-        snapshot = self._cache.snapshots.put(key)
+        snapshot = self._cache.snapshots.put(key, client)
         return [] if snapshot is None else [snapshot]
 
     def cancel(self) -> None:

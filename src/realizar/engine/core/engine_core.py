@@ -58,7 +58,8 @@ class EngineCore:
         backend: loaded; shut down by `close`.
         config: what the backend was loaded with; the backend's own capacity bounds it.
         new_grammars: as `new_service` of `RowGrammars`; what it makes is closed by `close`.
-        files: where blocks and snapshots of the cache are kept, of this model on this backend; None keeps none.
+        files: where blocks and snapshots of the cache are kept, of this model on this backend, a `SavesCache`; None
+            keeps none.
         drafter: proposes drafts; None looks them up in the sequences themselves, where `config` asks for any.
 
     Attributes:
@@ -113,9 +114,9 @@ class EngineCore:
             ),
             aside_tokens=capacity.aside_tokens,
         )
-
         self._disk: DiskCache | None = None
-        if files is not None and isinstance(backend, SavesCache):
+        if files is not None:
+            assert isinstance(backend, SavesCache)
             self._disk = DiskCache(backend, self.cache, files, self._block_s)
 
     def _block_s(self) -> float | None:
@@ -158,12 +159,22 @@ class EngineCore:
         _check_embeddings(request, self.spec, self.config.chosen.kind)
         while not self.acquire_grammar(request):
             self.grammars.prepare(request)
-        self.scheduler.add(request)
+        if self._disk is None:
+            self.scheduler.add(request)
+        else:
+            self.scheduler.add(request, self._disk.keys_of(request), self._disk.num_fetching)
 
     def fetch(self, request: Request, arrived: Arrived) -> Fetch | None:
-        """As `DiskCache.fetch`, of a request that is not queued yet. What arrives goes to `take_in`, in its order."""
+        """As `DiskCache.fetch`, of a request that is not queued yet. What arrives goes to `take_in`, in its order.
+
+        Raises as `add`, of a request that can't be queued, for which nothing is read.
+        """
         self._check_alive()
-        return None if self._disk is None else self._disk.fetch(request, arrived)
+        if self._disk is None:
+            return None
+        _check_embeddings(request, self.spec, self.config.chosen.kind)
+        self.scheduler.check(request, self._disk.num_fetching)
+        return self._disk.fetch(request, arrived)
 
     def take_in(self, fetch: Fetch, batch: Batch | None) -> None:
         """As `DiskCache.take_in`; also where the model sleeps meanwhile, which has cancelled what is read."""

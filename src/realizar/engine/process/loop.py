@@ -299,9 +299,10 @@ class EngineLoop:
 
     def _stats(self, core: EngineCore) -> EngineStats:
         blocks, memory = core.cache.counts, core.device_memory
-        snapshots = core.cache.snapshots.counts
+        snapshots, counts = core.cache.snapshots.counts, asdict(core.scheduler.counts)
+        counts["num_waiting"] += sum(add.request.sampling.n for add, _ in self._fetching.values())
         return EngineStats(
-            **asdict(core.scheduler.counts),
+            **counts,
             num_used_blocks=sum(group.used for group in blocks),
             num_blocks=sum(group.total for group in blocks),
             kv_cache_bytes=core.capacity.kv_cache_bytes,
