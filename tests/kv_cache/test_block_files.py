@@ -48,8 +48,41 @@ def test_contents_come_back(tmp_path: Path, size: int) -> None:
     assert not is_read(BlockFiles(tmp_path, "another"), 1, 2, size)
     again = BlockFiles(tmp_path, "model")
     assert is_read(again, 1, 2, size)
-    again.clear()
-    assert not files.has(key_of(1), 2)
+
+
+def test_what_is_cleared_is_found_no_more_and_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also what was being written, by this process or another; a process that was killed leaves it to the next."""
+    files, another, model = (
+        BlockFiles(tmp_path, "model"),
+        BlockFiles(tmp_path, "model"),
+        BlockFiles(tmp_path, "model 2"),
+    )
+    for each in (files, model):
+        assert each.write(key_of(1), 0, contents_of(1))
+    digests = block_files._digests
+
+    def cleared(*given: object) -> list[bytes]:
+        monkeypatch.setattr(block_files, "_digests", digests)
+        files.clear()
+        return digests(*given)  # type: ignore[arg-type]
+
+    for each in (files, another):
+        monkeypatch.setattr(block_files, "_digests", cleared)
+        generation = each.generation
+        assert not each.write(key_of(2), 0, contents_of(2), generation)
+        assert not any(each.has(key_of(number), 0) for number in (1, 2))
+    assert not files.write(key_of(3), 0, contents_of(3), generation=0), "what was computed before it is not kept later"
+    assert len(list(tmp_path.rglob("*.0*"))) > 1
+    assert another.takes_more
+    assert another.write(key_of(4), 0, contents_of(4))
+    again = BlockFiles(tmp_path, "model")
+    assert sorted(path.name for path in tmp_path.rglob("*.0*")) == [f"{key_of(n).hex()}.0" for n in (1, 4)]
+    assert is_read(again, 4)
+    assert is_read(model, 1)
+    assert len(list((tmp_path / block_files._FOLDER).iterdir())) == 2
+    assert not caplog.records
 
 
 def test_every_damage_is_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,6 +38,7 @@ _MOST_BYTES = 64 << 30  # then
 _SWEPT_SHARE = 0.9  # of the bound, which is left once it was reached
 _CHECKED_SHARE = 16  # of the bound: after one in so many parts was written, the folder is looked at
 _PAUSE_S = 60.0  # without writing, after a disk refused
+_CLEARED = ".cleared-"  # in the name of a folder whose files are to be removed
 _STALE_S = 3600.0  # after which a file that was never renamed is another process' that was killed
 
 
@@ -48,6 +49,9 @@ class BlockFiles:
         folder: has a folder of the files of all models, which is made here.
         name: of this model and whatever else contents depend on.
         limit_bytes: of all files in the folder; None takes half of what the disk has free, at most 64 GiB.
+
+    Attributes:
+        generation: of what is found; each `clear` begins another.
 
     Raises CapacityError where the folder can't be made or belongs to somebody else.
     """
@@ -63,7 +67,7 @@ class BlockFiles:
                 limit_bytes = min(shutil.disk_usage(self._own).free // _FREE_SHARE + self._taken(), _MOST_BYTES)
         except OSError as error:
             raise CapacityError(f"cache_dir {folder} can't be used: {error.strerror or error}") from error
-        self.limit_bytes = limit_bytes
+        self.limit_bytes, self.generation = limit_bytes, 0
         self._lock = threading.Lock()
         self._written_bytes = 0  # since the folder was looked at
         self._refused_until_s = 0.0
@@ -83,17 +87,25 @@ class BlockFiles:
         except OSError:  # the disk can't say
             return False
 
-    def write(self, key: bytes, part: int, contents: NDArray[np.uint8]) -> bool:
-        """Keep contents, uint8 [bytes]; False where the disk refuses, which is logged."""
-        path = self._path(key, part)
+    def write(self, key: bytes, part: int, contents: NDArray[np.uint8], generation: int | None = None) -> bool:
+        """Keep contents, uint8 [bytes]; False where the disk refuses, which is logged, and of a generation that was
+        cleared, also meanwhile. None is the present one.
+        """
+        generation, path = self.generation if generation is None else generation, self._path(key, part)
         written = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            for folder in (self._own, path.parent):
+                folder.mkdir(mode=0o700, exist_ok=True)
             with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(contents.data)
                 file.write(_digests([key], part, contents[None])[0])
+            if generation != self.generation:
+                _remove(written)
+                return False
             written.replace(path)
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and self._all.is_dir():
+                return False  # its folder went, as this process or another cleared it
             _remove(written)
             self._refused_until_s = time.monotonic() + _PAUSE_S
             _LOG.warning("%s takes no blocks for %d s: %s", self._all, _PAUSE_S, error.strerror or error)
@@ -145,9 +157,23 @@ class BlockFiles:
                 os.utime(self._path(key, part))
 
     def clear(self) -> None:
-        """Remove all that is there of this model."""
-        for path in _files(self._own):
-            _remove(path)
+        """Let nothing be found that is there of this model, nor what is being written; `remove_cleared` removes it."""
+        self.generation += 1
+        try:
+            self._own.rename(f"{self._own}{_CLEARED}{time.time_ns()}")
+        except FileNotFoundError:
+            return  # another process did
+        except OSError as error:
+            _LOG.warning("%s can't be cleared: %s", self._own, error.strerror or error)
+
+    def remove_cleared(self) -> None:
+        """Remove the files of all models that were cleared, by any process."""
+        for cleared in self._all.glob(f"*{_CLEARED}*"):
+            for path in _files(cleared):
+                _remove(path)
+            for folder in (*cleared.glob("*"), cleared):
+                with suppress(OSError):  # another process removed it, or something else is in it
+                    folder.rmdir()
 
     def _path(self, key: bytes, part: int) -> Path:
         name = key.hex()
@@ -158,6 +184,7 @@ class BlockFiles:
 
     def _sweep(self) -> None:
         """Remove what a killed process left, and beyond the bound the files that were not read for the longest time."""
+        self.remove_cleared()
         now_s, kept = time.time(), []
         for path, size, used_s in _sizes(self._all):
             if path.name.count(".") > 1 and now_s - used_s > _STALE_S:

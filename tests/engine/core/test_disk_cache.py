@@ -7,6 +7,7 @@ import hashlib
 import logging
 import math
 import random
+import threading
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -199,8 +200,7 @@ def test_what_is_slower_than_computing_is_not_read(tmp_path: Path) -> None:
     assert second._disk is not None
     ask(second, "b", tuple(reversed(PROMPT)))  # by which the speed of computing is known
     second._disk._read_s = 1.0  # a byte a second
-    fetch_now(second, Request("a", PROMPT, SamplingParams(temperature=0.0), 8))
-    assert ask(second, "a", PROMPT)[1] == 0
+    assert ask_fetching(second, "a", PROMPT) == 0
     second.close()
 
 
@@ -219,6 +219,24 @@ def test_what_is_cleared_while_it_is_read_is_not_taken_in(tmp_path: Path) -> Non
     assert ask(second, "a", PROMPT)[1] == 0
     assert second.disk_counts.fetched == 0
     second.close()
+
+
+def test_a_prefix_does_not_wait_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is read in several batches, of which the engine takes none in meanwhile."""
+    monkeypatch.setattr(disk_cache, "_BATCH_BYTES", 1)
+    leave_prompt(tmp_path)
+    core = make_core(ATTENTION, tmp_path, kind=EngineCore)
+    goes_on = threading.Event()
+    assert core.fetch(Request("a", PROMPT, SamplingParams(temperature=0.0), 8), lambda *_: goes_on.wait(60))
+    assert ask_fetching(core, "b", PROMPT[:40]) == 32
+    goes_on.set()
+    core.close()
+
+
+def ask_fetching(core: EngineCore, name: str, prompt: tuple[int, ...]) -> int:
+    """The tokens that a prompt starts from once its files were read."""
+    fetch_now(core, Request(name, prompt, SamplingParams(temperature=0.0), 8))
+    return ask(core, name, prompt)[1]
 
 
 def test_a_prompt_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -32,9 +33,9 @@ from realizar.scheduler.row_table import most_cached_tokens
 
 _LOG = logging.getLogger(__name__)
 _BATCH_BYTES = 64 << 20  # copied at once, or one block where that is more
-_BUFFERS = 4  # of so many bytes, into which files are read
+_BUFFERS = 4  # of so many bytes, into which files are read; as many prompts are read at once
 _JOB_BYTES = 16 << 20  # of files that a thread reads and checks one after the other
-_READ_AT_ONCE = 3  # batches: one is handed on while the next are read
+_READ_AT_ONCE = 3  # batches of a prompt: one is handed on while the next are read
 _MOST_WRITING = 2  # batches that wait for the disk; what does not fit waits in the cache, as long as it stays there
 _BUSY_S, _BUSY_BYTES = 0.05, 16 << 20  # between copies while requests run, and of each: steps wait for them
 _USED_S = 60.0
@@ -118,12 +119,13 @@ class DiskCache:
         self._read_s: float | None = None  # of a byte
         self._is_closed = False
         self._buffers: SimpleQueue[NDArray[np.uint8]] | None = None  # made for the first fetch
+        self._making = Lock()
         self._writing: deque[Future[int]] = deque()
         self._reading: set[Fetch] = set()
         self._looked_up: tuple[Request | None, BlockKeys | None] = None, None
         self._used_s: dict[bytes, float] = {}  # when files were last noted to be of use, by the last key of a history
         readers = min(_MOST_READERS, os.cpu_count() or 1)
-        self._fetches = ThreadPoolExecutor(1, "realizar-fetch")
+        self._fetches = ThreadPoolExecutor(_BUFFERS, "realizar-fetch")
         self._readers = ThreadPoolExecutor(readers, "realizar-read")
         self._writers = ThreadPoolExecutor(_WRITERS, "realizar-write")
         cache.watch = self
@@ -168,7 +170,9 @@ class DiskCache:
                 except (CapacityError, KernelError) as error:
                     _LOG.warning("%d blocks are not saved: %s", len(places), error)
                     continue
-                self._writing.append(self._writers.submit(self._write, part, list(places), contents))
+                self._writing.append(
+                    self._writers.submit(self._write, part, list(places), contents, self._files.generation)
+                )
         return bool(self._unsaved)
 
     def _next_places(self, left: int) -> dict[int, dict[bytes, int]]:
@@ -184,13 +188,15 @@ class DiskCache:
                     left -= self._part_bytes[part]
         return found
 
-    def _write(self, part: int, keys: Sequence[bytes], contents: Callable[[], NDArray[np.uint8]]) -> int:
+    def _write(
+        self, part: int, keys: Sequence[bytes], contents: Callable[[], NDArray[np.uint8]], generation: int
+    ) -> int:
         """Write a batch, on a writer's thread; the number of files."""
         written = 0
         try:
             for key, row in zip(keys, contents(), strict=True):
                 if not self._is_closed and self._files.takes_more:
-                    written += self._files.write(key, part, row)
+                    written += self._files.write(key, part, row, generation)
         except RealizarError as error:
             _LOG.warning("blocks could not be copied from the device: %s", error)
         except Exception:  # noqa: BLE001 - of what is only to be faster
@@ -302,7 +308,7 @@ class DiskCache:
         return (part, key) in fetch.present or self._files.has(key, part)
 
     def _run(self, fetch: Fetch) -> None:
-        """Read a prefix, on the thread of fetches."""
+        """Read a prefix, on a thread of fetches."""
         try:
             fetch.started_s = time.monotonic()
             self._read_all(fetch, deque(self._wanted(fetch)))
@@ -319,7 +325,9 @@ class DiskCache:
         try:
             while goes_on and (wanted or reading):
                 while wanted and len(reading) < _READ_AT_ONCE and not self._is_closed:
-                    reading.append(self._start(*wanted.popleft()))
+                    if (buffer := self._free_buffer(waits=not reading)) is None:
+                        break
+                    reading.append(self._start(buffer, *wanted.popleft()))
                 goes_on = bool(reading) and self._hand_on(fetch, reading[0])
                 if reading:
                     reading.popleft()
@@ -354,17 +362,26 @@ class DiskCache:
         is_faster = self._read_s is None or self._read_s * num_bytes < fetch.most_block_s * (end - fetch.least)
         return batches if is_faster else []
 
-    def _start(self, part: int, keys: list[bytes]) -> _Reading:
-        """Start to read a batch into a buffer that is free."""
-        if self._buffers is None:
-            made = [self._backend.new_buffer(self._batch_bytes) for _ in range(_BUFFERS)]
-            self._buffers = SimpleQueue()
-            for each in made:
-                self._buffers.put(each)
-        buffer, size = self._buffers.get(), self._part_bytes[part]
+    def _free_buffer(self, *, waits: bool) -> NDArray[np.uint8] | None:
+        """A buffer to read into; None where it need not wait for one, as others read, or the engine ends."""
+        with self._making:
+            if self._buffers is None:
+                made = [self._backend.new_buffer(self._batch_bytes) for _ in range(_BUFFERS)]
+                self._buffers = SimpleQueue()
+                for each in made:
+                    self._buffers.put(each)
+        try:
+            buffer = self._buffers.get(block=waits)
+        except Empty:
+            return None
+        return None if self._is_closed else buffer
+
+    def _start(self, buffer: NDArray[np.uint8], part: int, keys: list[bytes]) -> _Reading:
+        """Start to read a batch."""
+        size = self._part_bytes[part]
         contents = buffer[: len(keys) * size].reshape(len(keys), size)
         step = max(_JOB_BYTES // size, 1)
-        runs = [slice(first, first + step) for first in range(0, 0 if self._is_closed else len(keys), step)]
+        runs = [slice(first, first + step) for first in range(0, len(keys), step)]
         jobs = [self._readers.submit(self._files.read, keys[run], part, contents[run]) for run in runs]
         return _Reading(Batch(part, keys, contents, buffer), jobs)
 
@@ -386,18 +403,18 @@ class DiskCache:
         self._buffers.put(reading.batch.buffer)
 
     def clear(self) -> None:
-        """Remove the files of this model. What is being written is awaited."""
+        """Let none of this model's files be found; they are removed behind the steps."""
         self.cancel()
         self._unsaved.clear()
-        while self._writing:
-            self._num_saved += self._writing.popleft().result()
         self._files.clear()
+        self._writers.submit(self._files.remove_cleared)
 
     def close(self) -> None:
         """End all threads; what is not written yet is lost. Idempotent."""
         self._is_closed = True
         self._cache.watch = None
         if self._buffers is not None:
-            self._buffers.put(np.zeros(self._batch_bytes, np.uint8))  # for a fetch that waits for one
+            for _ in range(_BUFFERS):
+                self._buffers.put(np.zeros(0, np.uint8))  # for fetches that wait for one
         for pool in (self._fetches, self._writers, self._readers):
             pool.shutdown(cancel_futures=True)
