@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from images.vision_models import write_vision_files
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.select import plan_memory, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
+from realizar.engine.core.disk_cache import HOST_BYTES
 from realizar.engine.loading import load_core
-from realizar.engine.planned_load import load_of, plan_within
+from realizar.engine.planned_load import load_of, plan_encoder, plan_within
 from realizar.engine.process.planning import plan_loads
 from realizar.errors import CapacityError, CheckpointError
 from tiny_model import write_tiny_model
@@ -58,6 +60,28 @@ def test_snapshots_beside_the_cache_of_a_cpu_are_part_of_its_load(checkpoint: Ch
     assert with_one == without + 1000
     on_gpu = replace(beside, device="cuda"), replace(plan, device="cuda")
     assert len({load_of(each, config, resolved, spec.vocab_size).num_bytes for each in on_gpu}) == 1
+
+
+def test_an_encoder_of_images_is_part_of_a_load_where_it_is_counted(tmp_path: Path) -> None:
+    """As a server of several models does, whose pool of memory it is of; `none` has none."""
+    path = write_vision_files(tmp_path)
+    checkpoint, cache = open_checkpoint(path), 1 << 20
+    config = replace(CPU, kv_cache_bytes=cache, context_length=64)
+    encoder = plan_encoder(checkpoint, "auto", "cpu")
+    assert encoder.workspace_bytes > encoder.weight_bytes > 0
+    for mmproj, more in (("auto", encoder.weight_bytes + encoder.workspace_bytes), ("none", 0)):
+        own = replace(config, mmproj=mmproj)
+        (answer,) = plan_loads([str(path)], own, MEMORY)
+        assert answer.checked().num_bytes == plan_within(checkpoint, own, MEMORY)[0].num_bytes + more
+
+
+def test_files_of_the_cache_are_part_of_a_load_on_a_cpu(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    config = replace(CPU, kv_cache_bytes=1 << 20, context_length=64)
+    plain, kept = (
+        plan_within(checkpoint, each, MEMORY)[0].num_bytes
+        for each in (config, replace(config, cache_dir=str(tmp_path)))
+    )
+    assert kept == plain + HOST_BYTES
 
 
 def test_a_context_that_does_not_fit_is_halved_unless_it_is_configured(checkpoint: Checkpoint) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -12,10 +12,12 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.kv_blocks import WHOLE_REQUESTS, most_requests
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import plan_memory, resolve_model
+from realizar.backends.select import image_refusal, plan_memory, plan_tower, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
+from realizar.engine.core.disk_cache import HOST_BYTES
 from realizar.engine.draft_models import resolve_drafted
+from realizar.engine.images import usable_tower
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
 
@@ -35,7 +37,8 @@ class PlannedLoad(msgspec.Struct, frozen=True):
 
     Attributes:
         config: with the context and the KV cache that were planned, and the rows of a model with states.
-        num_bytes: memory of the device that the engine takes: weights, workspace, KV cache and its process.
+        num_bytes: memory of the device that the engine takes: weights, workspace, KV cache and its process; on a CPU
+            what an encoder of images that is counted and files of the cache take, too.
         device: `cpu`, or `cuda:0` and so on.
         context_length: tokens of a request, prompt and output.
         max_open: choices that may run and wait in the engine.
@@ -56,9 +59,34 @@ class PlannedLoad(msgspec.Struct, frozen=True):
         return "cpu" if self.device == "cpu" else "cuda"
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedEncoder:
+    """An encoder of images, by llama.cpp's name of its projector; `workspace_bytes` are for the largest picture.
+
+    Without a name there is none, and `reason` says why one that lies there is not used.
+    """
+
+    name: str | None = None
+    file: str | None = None
+    weight_bytes: int = 0
+    workspace_bytes: int = 0
+    reason: str | None = None
+
+
+def plan_encoder(checkpoint: Checkpoint, mmproj: str, kind: Device) -> PlannedEncoder:
+    """The encoder of a model on a kind of device, from headers alone. Raises as `usable_tower`."""
+    found, reason = usable_tower(checkpoint, mmproj)
+    if found is None:
+        return PlannedEncoder(reason=reason)
+    holder, tower = found
+    if (reason := image_refusal(kind, seen_whole=tower.seen_whole)) is not None:
+        return PlannedEncoder(reason=reason)
+    return PlannedEncoder(tower.architecture, holder.path.name, *plan_tower(tower, holder))
+
+
 def plan_within(
     checkpoint: Checkpoint, config: EngineConfig, memory_bytes: int | Mapping[str, int] | None,
-    device: ChosenDevice | None = None,
+    device: ChosenDevice | None = None, *, counts_encoder: bool = False,
 ) -> tuple[PlannedLoad, int]:  # fmt: skip
     """Plan a load with the model's own context, or the largest half, quarter and so on of it that fits.
 
@@ -70,6 +98,7 @@ def plan_within(
         memory_bytes: memory for all models of the device, or of each device by the name that `PlannedLoad` has; None,
             and a device without one, take nine tenths of what is free now.
         device: as of `resolve_model`.
+        counts_encoder: on a CPU the memory is also that of the model's encoder of images.
     """
     of_device = memory_bytes if isinstance(memory_bytes, int) else None
     spec, whole, others, _ = resolve_drafted(checkpoint, config, device, of_device)
@@ -79,10 +108,15 @@ def plan_within(
     if memory_bytes is None:
         memory_bytes = int(plan_memory(spec, checkpoint, whole, others=others).free_bytes * _FREE_SHARE)
 
+    beside_bytes = 0
+    if counts_encoder and whole.chosen.kind == "cpu":
+        encoder = plan_encoder(checkpoint, config.mmproj, "cpu")
+        beside_bytes = encoder.weight_bytes + encoder.workspace_bytes
+
     def plan(length: int) -> PlannedLoad:
         spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen, memory_bytes)
         found = plan_memory(spec, checkpoint, resolved, memory_bytes, others)
-        return load_of(found, config, resolved, spec.vocab_size)
+        return load_of(found, config, resolved, spec.vocab_size, beside_bytes)
 
     length = whole.context_length
     return plan(length) if config.context_length is not None else longest_fitting(length, plan), memory_bytes
@@ -102,12 +136,15 @@ def longest_fitting(length: int, plan: Callable[[int], _T]) -> _T:
             length //= 2
 
 
-def load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vocab_size: int) -> PlannedLoad:
-    """It raises CapacityError if the KV cache of one request does not fit."""
+def load_of(
+    plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vocab_size: int, beside_bytes: int = 0
+) -> PlannedLoad:
+    """It raises CapacityError if the KV cache of one request does not fit, with `beside_bytes` for an encoder."""
     on_gpu = plan.device == "cuda"
     process = _CONTEXT_BYTES if on_gpu else _PROCESS_BYTES + _BYTES_PER_WORD * vocab_size
-    fixed = plan.needed_bytes + plan.reserved_bytes + process
-    fixed += 0 if on_gpu else plan.host_snapshot_bytes  # the pool of a GPU is its own memory
+    fixed = plan.needed_bytes + plan.reserved_bytes + process + beside_bytes
+    if not on_gpu:  # the pool of a GPU is its own memory
+        fixed += plan.host_snapshot_bytes + (0 if config.cache_dir is None else HOST_BYTES)
     one, left = plan.contexts[-1].request_bytes, max(plan.free_bytes - fixed, 0)
     cache = config.kv_cache_bytes
     if cache is None:
@@ -115,7 +152,8 @@ def load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vo
     if cache > left or cache < one:
         sizes = [format_bytes(size) for size in (plan.free_bytes, fixed, one)]
         raise CapacityError(
-            f"the model does not fit into {sizes[0]}: weights, workspace and process take {sizes[1]}, and the KV cache"
+            f"the model does not fit into {sizes[0]}: weights, workspace{', encoder of images' if beside_bytes else ''}"
+            f" and process take {sizes[1]}, and the KV cache"
             f" of one request of {plan.contexts[-1].context_length} tokens {sizes[2]}"
             + (f", which gets {format_bytes(cache)}" if cache < one <= left else "")
             + (f"; it is to have {format_bytes(cache)} in all" if cache > left >= one else "")

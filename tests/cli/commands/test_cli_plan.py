@@ -19,7 +19,7 @@ from realizar.cli.main import app, run_app
 from realizar.config import EngineConfig
 from realizar.engine.images import find_tower
 from realizar.engine.loading import load_core
-from realizar.engine.planned_load import plan_within
+from realizar.engine.process.planning import plan_loads
 from realizar.models.generated.generate import generate_gguf
 from realizar.models.registry import build_tower
 from realizar.replicas.planning import ReplicaQuestion, divide
@@ -227,9 +227,7 @@ def test_several_models_are_planned_as_a_server_of_several_does(
     found = plan(capsys, *paths, *words)
     alone = [plan(capsys, path, *words) for path in paths]
     assert found["models"] == [{"name": path, **each} for path, each in zip(paths, alone, strict=True)]
-    loads = [plan_within(open_checkpoint(path), EngineConfig(device="cpu"), 10**9)[0] for path in paths]
-    needed = sum(load.num_bytes for load in loads)
-    needed += alone[0]["encoder"]["weight_bytes"] + alone[0]["encoder"]["workspace_bytes"]
+    needed = sum(answer.checked().num_bytes for answer in plan_loads(paths, EngineConfig(device="cpu"), 10**9))
     assert found["together"] == [{"device": "cpu", "needed_bytes": needed, "memory_bytes": 10**9, "fits": True}]
     assert run_app(app, ["plan", *paths, *words]) == 0
     out = capsys.readouterr().out
@@ -238,6 +236,17 @@ def test_several_models_are_planned_as_a_server_of_several_does(
     assert re.search(r"\ntogether     \S+ MB of 1\.00 GB on cpu: all fit at once\n$", out)
     assert run_app(app, ["plan", *paths, paths[1], paths[1], *words]) == 0
     assert "on cpu: they do not fit at once, and a server loads them in turn\n" in capsys.readouterr().out
+
+
+def test_memory_for_files_of_the_cache_is_planned(
+    tmp_path: Path, smollm2_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (str(smollm2_path), "--device", "cpu", "--memory", "4G")
+    assert plan(capsys, *words)["cache_files_bytes"] == 0
+    assert plan(capsys, *words, "--cache-dir", str(tmp_path))["cache_files_bytes"] == 384 << 20
+    assert run_app(app, ["plan", *words, "--cache-dir", str(tmp_path)]) == 0
+    assert "\ncache files  up to 402.7 MB of the host's memory" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

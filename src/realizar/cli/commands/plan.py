@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from realizar.backends.memory_plan import MemoryPlan
     from realizar.backends.resolved_config import ResolvedConfig
     from realizar.checkpoint.checkpoint import Checkpoint
-    from realizar.config import Device, EngineConfig
+    from realizar.config import EngineConfig
     from realizar.engine.draft_models import DraftedModel
     from realizar.engine.fetch_speed import FetchSpeed
+    from realizar.engine.planned_load import PlannedEncoder
     from realizar.models.parameters import ParameterCounts
     from realizar.replicas.planning import PlannedReplica
 
@@ -85,19 +86,20 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A model's plan, for people and as JSON. `encoder_bytes` are of the host's memory, for its encoder of images."""
+    """A model's plan, for people and as JSON."""
 
     memory: MemoryPlan
     lines: list[str]
     record: dict[str, object]
-    encoder_bytes: int
 
 
 def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int | None) -> _Plan:
     from realizar.backends.device_choice import choose_planned_device
     from realizar.backends.select import plan_memory
+    from realizar.engine.core.disk_cache import HOST_BYTES
     from realizar.engine.draft_models import resolve_drafted
     from realizar.engine.fetch_speed import known_speed
+    from realizar.engine.planned_load import plan_encoder
     from realizar.models.parameters import count_parameters
 
     chosen = choose_planned_device(config.device, memory_given=memory is not None) if replicas == 1 else None
@@ -115,53 +117,30 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     drafted = resolve_drafted(checkpoint, config, chosen, memory)
     spec, resolved, others, _ = drafted
     plan = plan_memory(spec, checkpoint, resolved, memory, others)
-    encoder = _plan_encoder(checkpoint, config.mmproj, resolved.chosen.kind)
+    encoder = plan_encoder(checkpoint, config.mmproj, resolved.chosen.kind)
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     counts = count_parameters(spec)
     more["fetch_speed"] = None if speed is None else asdict(speed)
     more |= {"fetched": model.remote_bytes is None, "read_bytes": model.read_bytes}
     more["drafter"] = others["drafter"].checkpoint.path.name if others else None
+    more["cache_files_bytes"] = 0 if resolved.cache_dir is None else HOST_BYTES
     more["encoder"] = None if encoder.name is None else asdict(encoder)
     size = file_bytes(checkpoint) if model.remote_bytes is None else model.remote_bytes
     record = {**asdict(plan), "file_bytes": size, "parameters": asdict(counts), **more}
-    lines = _report(plan, resolved, counts, speed, beside, [*_drafter_lines(plan, drafted), *encoder.lines(plan)])
-    return _Plan(plan, [_file_line(model), *lines], record, encoder.weight_bytes + encoder.workspace_bytes)
+    helpers = [*_drafter_lines(plan, drafted), *_encoder_lines(encoder, plan)]
+    if resolved.cache_dir is not None:
+        helpers.append(f"cache files  up to {format_bytes(HOST_BYTES)} of the host's memory, to read and write them")
+    lines = _report(plan, resolved, counts, speed, beside, helpers)
+    return _Plan(plan, [_file_line(model), *lines], record)
 
 
-@dataclass(frozen=True, slots=True)
-class _PlannedEncoder:
-    """An encoder of images, by llama.cpp's name of its projector; `workspace_bytes` are for the largest picture.
-
-    Without a name there is none, and `reason` says why one that lies there is not used.
-    """
-
-    name: str | None = None
-    file: str | None = None
-    weight_bytes: int = 0
-    workspace_bytes: int = 0
-    reason: str | None = None
-
-    def lines(self, plan: MemoryPlan) -> list[str]:
-        if self.name is None:
-            return [] if self.reason is None else [f"encoder      none: {self.reason}"]
-        work = f"up to {format_bytes(self.workspace_bytes)} to work in"
-        where = ", of the host's memory" if plan.device == "cuda" else ""
-        said = f"{format_bytes(self.weight_bytes)} of weights and {work}{where}, once an image comes"
-        return [f"encoder      {said}: {self.name} of {self.file}"]
-
-
-def _plan_encoder(checkpoint: Checkpoint, mmproj: str, kind: Device) -> _PlannedEncoder:
-    """Raises as `usable_tower`."""
-    from realizar.backends.select import image_refusal, plan_tower
-    from realizar.engine.images import usable_tower
-
-    found, reason = usable_tower(checkpoint, mmproj)
-    if found is None:
-        return _PlannedEncoder(reason=reason)
-    holder, tower = found
-    if (reason := image_refusal(kind, seen_whole=tower.seen_whole)) is not None:
-        return _PlannedEncoder(reason=reason)
-    return _PlannedEncoder(tower.architecture, holder.path.name, *plan_tower(tower, holder))
+def _encoder_lines(encoder: PlannedEncoder, plan: MemoryPlan) -> list[str]:
+    if encoder.name is None:
+        return [] if encoder.reason is None else [f"encoder      none: {encoder.reason}"]
+    work = f"up to {format_bytes(encoder.workspace_bytes)} to work in"
+    where = ", of the host's memory" if plan.device == "cuda" else ""
+    said = f"{format_bytes(encoder.weight_bytes)} of weights and {work}{where}, once an image comes"
+    return [f"encoder      {said}: {encoder.name} of {encoder.file}"]
 
 
 def _show_several(
@@ -207,9 +186,9 @@ def _take(pools: dict[str, _Pool], model: PlannedModel, plan: _Plan, config: Eng
 
     check_fits(plan.memory)
     chosen = choose_planned_device(config.device, memory_given=memory is not None)
-    load, most = plan_within(model.checkpoint, config, memory, chosen)
+    load, most = plan_within(model.checkpoint, config, memory, chosen, counts_encoder=True)
     pool = pools.setdefault(load.device, _Pool(0, most))
-    pool.needed_bytes += load.num_bytes + (plan.encoder_bytes if load.device == "cpu" else 0)
+    pool.needed_bytes += load.num_bytes
     pool.memory_bytes = min(pool.memory_bytes, most)
     pool.fits = pool.needed_bytes <= pool.memory_bytes
 

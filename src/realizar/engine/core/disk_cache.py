@@ -37,6 +37,8 @@ _BUFFERS = 4  # of so many bytes, into which files are read; as many prompts are
 _JOB_BYTES = 16 << 20  # of files that a thread reads and checks one after the other
 _READ_AT_ONCE = 3  # batches of a prompt: one is handed on while the next are read
 _MOST_WRITING = 2  # batches that wait for the disk; what does not fit waits in the cache, as long as it stays there
+HOST_BYTES = (_BUFFERS + _MOST_WRITING) * _BATCH_BYTES
+"""The most that a `DiskCache` takes of the host's memory, of blocks and snapshots that are no larger than a batch."""
 _BUSY_S, _BUSY_BYTES = 0.05, 16 << 20  # between copies while requests run, and of each: steps wait for them
 _USED_S = 60.0
 _MOST_USED = 4096
