@@ -48,6 +48,7 @@ class Supported:
     """The kinds that a backend runs; `backend` is its name in messages, such as `the CPU backend`.
 
     `sees_images_whole`: tokens of an image may see each other (`StepRows.images`).
+    `adds_up`: it adds up the sums of ranks.
     """
 
     backend: str
@@ -55,6 +56,7 @@ class Supported:
     feed_forwards: frozenset[type[AnyFeedForward]]
     features: frozenset[Feature] = frozenset()
     sees_images_whole: bool = False
+    adds_up: bool = False
 
     def check(self, spec: ModelSpec) -> None:
         """Refuse a model with parts of other kinds.
@@ -63,7 +65,7 @@ class Supported:
         ranks.
         """
         share = spec.share
-        if share.ranks > 1:
+        if share.ranks > 1 and not self.adds_up:
             raise UnsupportedModelError(
                 f"{spec.architecture}: this is the part of rank {share.rank} of {share.ranks}, and {self.backend} can't"
                 " add up the sums of ranks"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.bind_kv import AttentionBinder
+from realizar.backends.cpu.bind_ranks import RankBinder
 from realizar.backends.cpu.bind_state import StateBinder
 from realizar.backends.cpu.codegen.vector_math import CLAMPED
 from realizar.backends.cpu.instruction_set import InstructionSet
@@ -55,15 +56,16 @@ _DEFAULT_L2_BYTES = 1 << 20  # where the system reports none
 class Binder:
     def __init__(
         self, instructions: InstructionSet, kernels: KernelLibrary, weights: Weights, workspace: Workspace,
-        attention: AttentionBinder, states: StateBinder,
+        attention: AttentionBinder, states: StateBinder, ranks: RankBinder | None = None,
     ) -> None:  # fmt: skip
         self.instructions, self.kernels, self.weights = instructions, kernels, weights
-        self.workspace, self._attention, self._states = workspace, attention, states
+        self.workspace, self._attention, self._states, self._ranks = workspace, attention, states, ranks
         self._block_bytes = read_machine().cache_bytes.get("L2", _DEFAULT_L2_BYTES) // 2
 
     def bind_blocks(self, program: Program, deepstack: int = 0) -> BoundProgram:
         """With what is added after the first `deepstack` layers."""
-        operations = [] if program.layer_inputs is None else list(self._layer_inputs(program.layer_inputs))
+        operations = list(self._add_up("hidden")) if program.share.ranks > 1 else []
+        operations += [] if program.layer_inputs is None else list(self._layer_inputs(program.layer_inputs))
         operations += [] if program.next_token is None else list(self._next_token_inputs(program.next_token))
         for index, block in enumerate(program.blocks):
             operations += [*self._kept(program, index), *self._block(block)]
@@ -74,7 +76,7 @@ class Binder:
 
     def bind_tail(self, tail: Tail) -> BoundProgram:
         matmul = self._project(tail.head, "selected", "logits", "head", count=STEP_SELECTED)
-        return walkable([*self._final_norm(tail), matmul])
+        return walkable([*self._final_norm(tail), matmul, *(() if self._ranks is None else self._ranks.logits())])
 
     def bind_final_norm(self, tail: Tail) -> BoundProgram:
         return walkable(self._final_norm(tail))
@@ -176,7 +178,10 @@ class Binder:
         if attention.gate is not None:
             yield self._project(attention.gate, "normed", "attention gate", part, barrier=False)
         yield from self._clamped(attention.v, "normed", "value", part, terms=terms)
-        if attention.qk_norm_axis == "token":
+        if block.reduces_norms:
+            assert self._ranks is not None
+            yield from self._ranks.norms_of_heads(attention)
+        elif attention.qk_norm_axis == "token":
             yield self._normalize("qk norm", attention.q_norm, "query", "query")
             yield self._normalize("qk norm", attention.k_norm, "key", "key")
         yield self._attention.rotate(attention, block.layer, terms=terms)
@@ -279,12 +284,16 @@ class Binder:
             yield from self._activated(shared, SHARED_PART, together)
             yield self._project(shared.down, "activated", "shared", SHARED_PART)
         if norms is not None:
+            if join.reduce:
+                yield from self._add_up("shared")
             yield self._normalize("norm", norms.shared_output, "shared", "shared")
             yield self._normalize("norm", norms.experts, "hidden", "normed", begins_block=False)
         # The sum over experts adds to the stream itself where no norm lies between.
-        added = None if join.norm is not None or norms is not None else join.scale
+        added = None if join.norm is not None or norms is not None or join.reduce else join.scale
         experts = ExpertsBinder(self.instructions, self.kernels, self.weights, self.workspace, self._block_bytes)
         yield from experts.bind(block.experts, added)
+        if join.reduce:
+            yield from self._add_up("branch")
         if norms is not None:
             yield self._normalize("norm", norms.experts_output, "branch", "branch", add_scale=1.0, to="shared")
         if added is None:
@@ -296,8 +305,15 @@ class Binder:
             yield self._project(join.linear, source, "hidden", part, add_scale=join.scale)
         else:
             yield from self._clamped(join.linear, source, "branch", part)
+            if join.reduce:
+                yield from self._add_up("branch")
             name = "residual add" if join.norm is None else "norm"
             yield self._normalize(name, join.norm, "branch", "branch", add_scale=join.scale)
+
+    def _add_up(self, name: str) -> Iterator[BoundOperation]:
+        """A buffer as wide as the stream becomes the sum of all ranks'."""
+        assert self._ranks is not None
+        yield from self._ranks.add_up(name, self.weights.hidden_size)
 
     def _final_norm(self, tail: Tail) -> list[BoundOperation]:
         hidden, selected = self.workspace.buffers["hidden"], self.workspace.buffers["selected"]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from realizar.backends.base import Capacity
 from realizar.backends.cpu.bind import Binder
 from realizar.backends.cpu.bind_kv import AttentionBinder, RopeTables
+from realizar.backends.cpu.bind_ranks import RankBinder
 from realizar.backends.cpu.bind_state import StateBinder
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
@@ -28,6 +29,7 @@ from realizar.backends.cpu.workspace import Workspace, reserve_workspace
 from realizar.backends.load_progress import LoadProgress, report_weights
 from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import build_program
+from realizar.backends.rank_memory import RankMemory
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.parts import BlockInputs
@@ -79,7 +81,7 @@ class LoadedModel:
 
 def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, progress: LoadProgress,
-    beside: LoadedModel | None = None,
+    beside: LoadedModel | None = None, ranks: RankMemory | None = None,
 ) -> LoadedModel:  # fmt: skip
     """Load a model whose parts run on a CPU, with all kernels compiled that its steps can need.
 
@@ -87,6 +89,7 @@ def load_model(
         progress: gets what is being done, and the share, 0 to 1.
         beside: a model that stays loaded as long as this one, whose threads it runs on, and whose matrices it takes
             where they are the same tensors; None starts threads.
+        ranks: through which it adds up its sums and those of the other ranks, of a model that is a rank's part.
 
     Raises:
         CheckpointError: a weight is not finite. CapacityError: the KV cache does not fit.
@@ -109,7 +112,8 @@ def load_model(
         state_sizes(spec, config.speculative_tokens), config.max_running, kv.num_snapshots, kv.num_host_snapshots
     )
     state_binder = StateBinder(instructions, kernels, weights, workspace, states)
-    binder = Binder(instructions, kernels, weights, workspace, attention, state_binder)
+    rank_binder = None if ranks is None else RankBinder(spec, weights, workspace, ranks)
+    binder = Binder(instructions, kernels, weights, workspace, attention, state_binder, rank_binder)
     fusion = None if program.fusion is None else binder.bind_fusion(program.fusion)
     injection = binder.bind_injection(program) if isinstance(spec.next_token, BlockInputs) else None
     body = binder.bind_blocks(program)

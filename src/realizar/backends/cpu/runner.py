@@ -30,12 +30,13 @@ from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.workspace import added_features, kept_stream
 from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter, shared_with
 from realizar.backends.load_progress import LoadProgress, no_progress
+from realizar.backends.rank_memory import RankMemory
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_axes import RowAxes
 from realizar.backends.row_faults import finite_vector
 from realizar.batch import PROPOSED, OpenedRow, StepOutput, StepRows, head_id_table
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import RealizarError, StepError
+from realizar.errors import DeviceLostError, RealizarError, StepError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
 from realizar.outputs import RowError
@@ -78,11 +79,14 @@ class CPUStep:
 class CPUBackend:
     """The `Backend` of CPUs. `submit` runs the step, having sampled the rows of the one before: no two overlap.
 
-    `beside` is a model of a backend that outlives this one, as `load_model` takes it.
+    `beside` is a model of a backend that outlives this one, and `ranks` what a rank's part needs, as `load_model` takes
+    them. All ranks are to be given the same calls: each waits in its steps for the others.
     """
 
-    def __init__(self, progress: LoadProgress | None = None, beside: LoadedModel | None = None) -> None:
-        self._progress, self._beside = progress or no_progress, beside
+    def __init__(
+        self, progress: LoadProgress | None = None, beside: LoadedModel | None = None, ranks: RankMemory | None = None
+    ) -> None:
+        self._progress, self._beside, self._ranks = progress or no_progress, beside, ranks
         self._pools: dict[int, MeanPool] = {}
         self._axes = RowAxes()
         self._last: NDArray[np.int32] = np.zeros(0, np.int32)  # by row: its last sampled token, 0 where it has none
@@ -98,11 +102,13 @@ class CPUBackend:
         self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
     ) -> None:
         SUPPORTED.check(spec)
+        if (self._ranks is None) != (spec.share.ranks == 1):
+            raise ValueError(f"a model that {spec.share.ranks} share is loaded with {self._ranks} as their memory")
         check_tensors(spec, checkpoint)
         drafter = find_drafter(others, spec, config)
         if drafter is not None:
             config = shared_with(config, drafter.spec, beside_drafter(drafter, spec, checkpoint, config))
-        self._model = load_model(spec, checkpoint, config, self._progress, self._beside)
+        self._model = load_model(spec, checkpoint, config, self._progress, self._beside, self._ranks)
         if drafter is not None:
             model, backend = self.model, CPUBackend(self._progress, self.model)
             self._drafter = load_drafter(self, backend, drafter, model.spec, model.config, model.kv.num_blocks)
@@ -136,7 +142,10 @@ class CPUBackend:
         return self.model.body, self.model.tail
 
     def walk(self, program: BoundProgram) -> None:
+        """Run a program. StepError: a kernel failed; DeviceLostError: another rank is gone."""
         self.model.team.run(program.at, program.count)
+        if self._ranks is not None and self._ranks.is_broken:
+            raise DeviceLostError("a rank of the model is gone")
 
     def stream(self, tokens: int) -> NDArray[np.float32]:
         """Of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
@@ -294,9 +303,10 @@ class CPUBackend:
         space, columns = self.model.workspace, forward_input.columns
         ids, tokens = columns.token_ids, len(columns.token_ids)
         hidden = space.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
-        self.model.weights.rows(self.model.spec.embedding, ids, hidden)
+        self._embed(ids, hidden)
         for first, given in columns.embeddings:
-            hidden[first : first + len(given)] = given[:, : self.model.spec.hidden_size]
+            own = self.model.spec.share.rank == 0
+            hidden[first : first + len(given)] = given[:, : self.model.spec.hidden_size] if own else 0.0
         if columns.embeddings:
             self._place_added(columns, tokens)
         if (inputs := self.model.spec.layer_inputs) is not None:
@@ -319,6 +329,19 @@ class CPUBackend:
         space.step[STEP_TOKENS], space.step[STEP_TERMS] = tokens, 2 * tokens
         space.step[STEP_ROWS] = len(columns)
         space.step[STEP_SPLIT] = self._split(columns)
+
+    def _embed(self, ids: NDArray[np.int32], hidden: NDArray[np.float32]) -> None:
+        """hidden [tokens, hidden_size] = the embeddings of ids, or zeros where another rank has them."""
+        spec, weights = self.model.spec, self.model.weights
+        if spec.share.ranks == 1:
+            weights.rows(spec.embedding, ids, hidden)
+            return
+        own = ids - np.int32(spec.first_id)
+        are_own = (own >= 0) & (own < spec.head.out_features)
+        rows = np.empty((int(are_own.sum()), spec.hidden_size), np.float32)
+        weights.rows(spec.embedding, own[are_own], rows)
+        hidden[:] = 0.0
+        hidden[are_own] = rows
 
     def _place_added(self, columns: StepRows, tokens: int) -> None:
         """Write what is added after each of the first layers: zeros where embeddings have no more than themselves."""

@@ -12,4 +12,5 @@ SUPPORTED = Supported(
     frozenset({FeedForward, Experts}),
     frozenset(Feature),  # all that there are
     sees_images_whole=True,
+    adds_up=True,
 )

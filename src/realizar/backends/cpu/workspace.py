@@ -16,6 +16,7 @@ from realizar.backends.cpu.kernels.linear import BLOCK_TOKENS
 from realizar.backends.cpu.kernels.routing import COUNT_FIELDS, COUNT_READ, COUNT_SORTED, ITEM_FIELDS
 from realizar.backends.cpu.records import Record, address, aligned_zeros
 from realizar.backends.cpu.state.sizes import convolved_width, inputs_width, output_width, state_sizes
+from realizar.backends.cpu.walker import LINE_BYTES
 from realizar.backends.machine import memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import InvalidRequestError
@@ -28,6 +29,10 @@ from realizar.sizes import format_bytes
 _TOKEN_PADDING = 16  # float32 between tokens: values a power of two apart would share cache sets
 _LEAST_SELECTED, _MOST_SELECTED = 32, 64
 _SELECTED_LOGITS = 1 << 22  # 16 MiB, which leaves room for the head's weights in the caches of today's processors
+
+
+TOKEN_SQUARES = "token squares"
+"""The name of the buffer of each token's sum of squares, of a rank's norms over all heads."""
 
 
 class RecordBuffer:
@@ -112,6 +117,8 @@ def buffer_widths(spec: LayerStack, num_kept: int) -> dict[str, int]:
         if spec.next_token is not None:
             widths["states"] = spec.hidden_size
         widths |= {added_features(layer): spec.hidden_size for layer in range(spec.deepstack)}
+        if spec.share.ranks > 1 and any(one.qk_norm_axis == "token" for _, one in spec.attentions()):
+            widths[TOKEN_SQUARES] = 1
         if spec.fusion is not None:
             widths |= {"streams": spec.fusion.linear.in_features, "fused": spec.hidden_size}
         if isinstance(spec.next_token, PairedInputs):
@@ -198,6 +205,7 @@ class Workspace:
     Attributes:
         zeros: float32, as many as a mixer with a state has inputs, never written.
         delta_scratch: uint8 [threads, whole cache lines], of the kernels of delta nets.
+        turns: int64 [threads, 8], of which the first word counts a thread's exchanges with other ranks.
         max_selected: tokens whose logits, or final hidden states, exist at once.
     """
 
@@ -224,6 +232,7 @@ class Workspace:
         nets = [mixer for layer in spec.layers if isinstance(mixer := layer.mixer, GatedDeltaNet)]
         stride = max((delta_scratch_bytes(net.key_size, net.value_size) for net in nets), default=0) // 64 * 64 + 64
         self.delta_scratch = aligned_zeros((config.threads, stride), np.uint8)
+        self.turns = aligned_zeros((config.threads, LINE_BYTES // 8), np.int64)
         groups = len(spec.cache_groups())
         self.step = aligned_zeros(8, np.int64)
         self.rows = aligned_zeros((max_rows, ROW_FIELDS), np.int64)

@@ -1,0 +1,54 @@
+"""`RankMemory`: memory that the ranks of a model share on one machine, through which they exchange rows of float32."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+LINE_BYTES = 64
+_MOST_PAGE = 4096
+
+
+class RankMemory:
+    """A head of one cache line for all, and one for each rank; then two halves, each with a slot for each rank.
+
+    Exchanges use the halves by turns, so that a rank may write the next one while others still read the last. The first
+    word of the head says that no rank must wait any more, and that of a rank's line how many exchanges it has written.
+
+    Args:
+        ranks: 2 or more.
+        floats: float32 of a slot.
+        descriptor: of the memory that another process made; None makes it.
+    """
+
+    def __init__(self, ranks: int, floats: int, descriptor: int | None = None) -> None:
+        self.ranks, self.slot_bytes = ranks, -(-4 * floats // LINE_BYTES) * LINE_BYTES
+        head = -(-(1 + ranks) * LINE_BYTES // _MOST_PAGE) * _MOST_PAGE
+        size = head + 2 * ranks * self.slot_bytes
+        self.descriptor = os.memfd_create("realizar-ranks") if descriptor is None else descriptor
+        if descriptor is None:
+            os.ftruncate(self.descriptor, size)
+        mapped: NDArray[np.uint8] = np.frombuffer(mmap.mmap(self.descriptor, size), np.uint8)
+        self._words = mapped[:head].view(np.int64)
+        self.at = int(mapped.ctypes.data)
+        self.slots_at = self.at + head
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self._words[0])
+
+    def break_off(self) -> None:
+        """Let nobody wait for another rank any more: what steps compute from now on means nothing."""
+        self._words[0] = 1
+
+    def close(self) -> None:
+        """Close the descriptor; the memory stays until nobody uses it."""
+        os.close(self.descriptor)
+
+
+def slot_bytes(floats: int, ranks: int) -> int:
+    """Bytes of the slots of all ranks, of so many float32 each."""
+    return 2 * ranks * -(-4 * floats // LINE_BYTES) * LINE_BYTES
