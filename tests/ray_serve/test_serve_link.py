@@ -19,9 +19,9 @@ from realizar.engine.process.messages import (
     EngineLost,
     Refused,
     WatchKeys,
-    record_error,
 )
 from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError
+from realizar.ipc.error_records import record_error
 from realizar.kv_cache.block_keys import BlockKeys, CacheChanges
 from realizar.ray.reported_keys import KEY_BYTES, MOST_KEYS, HeldBlocks, read_report
 from realizar.replicas.routing import KeyChanges, KeyReport

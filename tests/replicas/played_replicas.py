@@ -24,10 +24,10 @@ from realizar.engine.process.messages import (
     Outputs,
     Ready,
     Reply,
-    record_error,
 )
 from realizar.engine.stats import EngineStats
 from realizar.errors import EngineDeadError, InvalidRequestError
+from realizar.ipc.error_records import record_error
 from realizar.kv_cache.block_keys import KEY_BYTES, BlockKeys, CacheChanges
 from realizar.replicas.link import ReplicaLink
 from realizar.request import NO_CLIENT, Client

@@ -10,9 +10,9 @@ from realizar.engine.process.messages import (
     Loading,
     Refused,
     WatchKeys,
-    record_error,
 )
 from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError, QueueFullError, RealizarError
+from realizar.ipc.error_records import record_error
 from realizar.request import Client
 from replicas.played_replicas import Scene, play, prompt
 

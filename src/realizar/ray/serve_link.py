@@ -35,10 +35,10 @@ from realizar.engine.process.messages import (
     Ready,
     Refused,
     RequestsLost,
-    record_error,
 )
 from realizar.engine.stats import EngineStats
 from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError, RealizarError
+from realizar.ipc.error_records import record_error
 from realizar.ray.calls import Reports
 from realizar.ray.reported_keys import RouteWish, wish_of
 from realizar.request import Request

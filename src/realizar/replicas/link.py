@@ -39,11 +39,10 @@ from realizar.engine.process.messages import (
     Refused,
     RequestsLost,
     WatchKeys,
-    record_error,
-    restore_error,
 )
 from realizar.engine.stats import EngineStats
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
+from realizar.ipc.error_records import record_error, restore_error
 from realizar.replicas.places import Place
 from realizar.replicas.planning import PlannedReplica
 from realizar.replicas.prompt_keys import prompt_keys, report_of

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from realizar.engine.frontend.questions import Questions, send_reply
-from realizar.engine.process.messages import Ask, Reply, record_error
+from realizar.engine.process.messages import Ask, Reply
 from realizar.errors import CapacityError, EngineDeadError, RealizarError
+from realizar.ipc.error_records import record_error
 from waits import HANG_S
 
 

@@ -21,7 +21,6 @@ from realizar.engine.process.messages import (
     Add,
     Ask,
     Command,
-    ErrorRecord,
     Event,
     Failed,
     Load,
@@ -32,8 +31,6 @@ from realizar.engine.process.messages import (
     Refused,
     Reply,
     Shutdown,
-    record_error,
-    restore_error,
 )
 from realizar.engine.stats import EngineStats
 from realizar.errors import (
@@ -45,6 +42,7 @@ from realizar.errors import (
     QueueFullError,
     RealizarError,
 )
+from realizar.ipc.error_records import ErrorRecord, record_error, restore_error
 from realizar.ipc.frames import (
     MAX_FRAME_BYTES,
     Channel,

@@ -30,10 +30,9 @@ from realizar.engine.process.messages import (
     Ready,
     Refused,
     Reply,
-    record_error,
-    restore_error,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
+from realizar.ipc.error_records import record_error, restore_error
 from realizar.ipc.frames import encode_frame
 from realizar.outputs import PromptProgress
 from realizar.request import NO_CLIENT, Client, Request

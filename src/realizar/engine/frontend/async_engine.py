@@ -29,7 +29,6 @@ from realizar.engine.process.messages import (
     Refused,
     Reply,
     RequestsLost,
-    restore_error,
 )
 from realizar.engine.stats import EngineStats
 from realizar.errors import (
@@ -39,6 +38,7 @@ from realizar.errors import (
     QueueFullError,
     RealizarError,
 )
+from realizar.ipc.error_records import restore_error
 from realizar.request import NO_CLIENT, Client, Pooling, Request
 from realizar.sampling_params import SamplingParams
 

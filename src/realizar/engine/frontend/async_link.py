@@ -23,9 +23,9 @@ from realizar.engine.process.messages import (
     Pong,
     Ready,
     Shutdown,
-    record_error,
 )
 from realizar.errors import DeviceLostError, EngineDeadError
+from realizar.ipc.error_records import record_error
 
 _ANEW = "close this LLM and make a new one"
 _IN_A_NEW_PROCESS = "no model can run on that GPU in this process any more: make a new LLM in a new process"

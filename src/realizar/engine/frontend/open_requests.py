@@ -15,8 +15,9 @@ from realizar.engine.frontend.open_table import OpenTable
 from realizar.engine.frontend.outputs import ChoiceDelta, RequestOutput, Timings
 from realizar.engine.frontend.places import Places
 from realizar.engine.frontend.suspects import Suspects
-from realizar.engine.process.messages import Abort, Add, PromptRead, RequestsLost, restore_error
+from realizar.engine.process.messages import Abort, Add, PromptRead, RequestsLost
 from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError, StepMemoryError
+from realizar.ipc.error_records import restore_error
 from realizar.outputs import DraftUse, RowError, SnapshotUse
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams

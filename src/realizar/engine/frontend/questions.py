@@ -7,8 +7,9 @@ import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from realizar.engine.process.messages import Ask, Question, Reply, record_error, restore_error
+from realizar.engine.process.messages import Ask, Question, Reply
 from realizar.errors import RealizarError
+from realizar.ipc.error_records import record_error, restore_error
 
 _NUMBERS = itertools.count()  # unique in this process, so that a reply may be shown to several
 

@@ -23,9 +23,9 @@ from realizar.engine.process.messages import (
     Ready,
     Refused,
     RequestsLost,
-    record_error,
 )
 from realizar.errors import RealizarError
+from realizar.ipc.error_records import record_error
 from realizar.request import Request
 from realizar.step_deltas import StepDeltas
 

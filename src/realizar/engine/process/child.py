@@ -14,8 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from realizar.engine.process.messages import Event, Failed, Load, Ping, Pong, Ready, Shutdown, restore_error
+from realizar.engine.process.messages import (
+    Event,
+    Failed,
+    Load,
+    Ping,
+    Pong,
+    Ready,
+    Shutdown,
+)
 from realizar.errors import EngineDeadError, RealizarError
+from realizar.ipc.error_records import restore_error
 from realizar.ipc.frames import FrameError, FrameReader, encode_frame
 
 _LOG = logging.getLogger(__name__)

@@ -33,7 +33,6 @@ from realizar.engine.process.messages import (
     Reply,
     Shutdown,
     WatchKeys,
-    record_error,
 )
 from realizar.engine.stats import EngineStats
 from realizar.errors import (
@@ -44,6 +43,7 @@ from realizar.errors import (
     InvalidRequestError,
     RealizarError,
 )
+from realizar.ipc.error_records import record_error
 from realizar.outputs import PromptProgress
 from realizar.step_deltas import StepDeltas
 

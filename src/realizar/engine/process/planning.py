@@ -16,8 +16,8 @@ import msgspec
 from realizar.config import EngineConfig
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.planned_load import PlannedLoad, plan_within
-from realizar.engine.process.messages import ErrorRecord, record_error, restore_error
 from realizar.errors import RealizarError
+from realizar.ipc.error_records import ErrorRecord, record_error, restore_error
 
 
 def ask_process(module: str, what: str, question: Any, answer_type: Any) -> Any:

@@ -15,8 +15,17 @@ import msgspec
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.engine.frontend.async_link import LinkListener
 from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy, growing_pause_s
-from realizar.engine.process.messages import Ask, Command, EngineBlocked, EngineLost, Event, Load, Ready, record_error
+from realizar.engine.process.messages import (
+    Ask,
+    Command,
+    EngineBlocked,
+    EngineLost,
+    Event,
+    Load,
+    Ready,
+)
 from realizar.errors import CaptureLostError, EngineDeadError, InvalidRequestError, RealizarError
+from realizar.ipc.error_records import record_error
 from realizar.ipc.frames import FrameError
 
 _LOG = logging.getLogger(__name__)
