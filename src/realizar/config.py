@@ -44,6 +44,8 @@ class EngineConfig:
             kernel of a step, and small steps wait for the host.
         device_check: true compares a GPU with the CPU on small models, where no verdict on its card, driver and kernels
             is kept, and goes without the kernels that it gets wrong. False trusts it.
+        tensor_parallel: processes that compute the model together on the CPU, a part of every matrix each, with a part
+            of the threads. Their sums have one order, and so the same bits in every run.
         threads: CPU threads; None takes the physical cores, or fewer if a control group limits the processor's time.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32.
@@ -89,6 +91,7 @@ class EngineConfig:
             except for ties on a GPU, as above.
     """
 
+    tensor_parallel: int = number(1, 1, 64)
     threads: int | None = number(None, 1, 1024)  # they wait in loops: a mistyped number would stop the machine
     kv_cache_dtype: KVCacheDType = "auto"
     context_length: int | None = number(None, 1)
@@ -129,6 +132,9 @@ class EngineConfig:
                 "prompt_dtype fp8 and batch_invariant can't be combined: only long steps are multiplied in fp8",
                 "prompt_dtype",
             )
+        if self.tensor_parallel > 1 and (self.cache_dir is not None or self.drafter not in ("off", "lookup")):
+            name = "drafter" if self.cache_dir is None else "cache_dir"
+            raise InvalidRequestError(f"tensor_parallel and {name} can't be combined", name)
         if self.cache_dir is not None and not (self.cache_dir and self.prefix_cache):
             why = "needs the prefix cache" if self.cache_dir else "must name a folder, not be empty"
             raise InvalidRequestError(f"cache_dir {why}", "cache_dir")

@@ -45,7 +45,7 @@ def test_an_unknown_option_names_the_nearest(name: str, nearest: str) -> None:
 
 
 def test_an_option_like_none_lists_all() -> None:
-    with pytest.raises(TypeError, match="the options are threads, "):
+    with pytest.raises(TypeError, match="the options are tensor_parallel, threads, "):
         LLM("nonesuch.gguf", zzz=2)
 
 
@@ -66,8 +66,8 @@ def test_values_of_vllm_that_ask_for_nothing_pass() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "advice"),
     [
-        ("tensor_parallel_size", 2, "a model runs on one device"),
-        ("tensor_parallel_size", True, "a model runs on one device"),
+        ("tensor_parallel_size", 2, "tensor_parallel= has processes compute a model together"),
+        ("pipeline_parallel_size", True, "a model runs on one device"),
         ("gpu_memory_utilization", 0.9, "kv_cache_bytes="),
         ("dtype", "bfloat16", "kv_cache_dtype="),
         ("quantization", "awq", "the model's files say it"),

@@ -84,6 +84,18 @@ def resolve_config(
 
     InvalidRequestError: prompts are asked for in FP8, which the device does not multiply.
     """
+    if config.tensor_parallel > 1 and device.kind != "cpu":
+        raise InvalidRequestError(
+            f"tensor_parallel {config.tensor_parallel} runs on the CPU alone so far, and the device is {device.place};"
+            " replicas serve a model on several GPUs",
+            "tensor_parallel",
+        )
+    threads = default_threads() if config.threads is None else config.threads
+    if config.tensor_parallel > threads:
+        raise InvalidRequestError(
+            f"tensor_parallel {config.tensor_parallel} needs as many threads, and there are {threads}",
+            "tensor_parallel",
+        )
     traits = TRAITS[device.kind]
     automatic = "f32" if float32_weights else traits.kv_dtype
     max_running = traits.rows if config.max_running is None else config.max_running
@@ -92,7 +104,7 @@ def resolve_config(
         step_tokens = max(traits.step_tokens, max_running)
     given: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(EngineConfig)}
     derived: dict[str, Any] = {
-        "threads": default_threads() if config.threads is None else config.threads,
+        "threads": threads,
         "context_length": _context_length(spec, config),
         "max_running": max_running,
         "max_step_tokens": step_tokens,

@@ -93,7 +93,7 @@ def _multiplies_in_fp8(spec: ModelSpec, checkpoint: Checkpoint, config: Resolved
 
 def make_backend(
     device: ChosenDevice, progress: LoadProgress | None = None, *, may_sleep: bool = False,
-    compared_for: tuple[ModelSpec, Checkpoint] | None = None,
+    compared_for: tuple[ModelSpec, Checkpoint] | None = None, ranks: int = 1,
 ) -> Backend:  # fmt: skip
     """A backend, not loaded yet; compilers are imported here and not before.
 
@@ -102,6 +102,7 @@ def make_backend(
         may_sleep: the backend is to be a `Sleeps`; only a GPU has memory of its own to give back.
         compared_for: a model with whose kinds of layers a GPU must compute what the CPU does: it is compared where no
             verdict is kept, and goes without the kernels that it gets wrong. None trusts the GPU.
+        ranks: processes that compute the model together, on the CPU.
 
     Raises:
         CapacityError: the GPU can't be opened.
@@ -117,7 +118,12 @@ def make_backend(
     with _reporting_compilation(progress):
         from realizar.backends.cpu.runner import CPUBackend
 
-    return CPUBackend(progress)
+    if ranks == 1:
+        return CPUBackend(progress)
+    from realizar.backends.cpu.plan import rank_config
+    from realizar.backends.ranks.backend import RankedBackend
+
+    return RankedBackend(ranks, rank_config, lambda memory: CPUBackend(progress, ranks=memory))
 
 
 def make_tower(tower: Tower, checkpoint: Checkpoint, threads: int | None) -> CPUTower:
@@ -258,7 +264,10 @@ def plan_memory(
         return plan_for_gpu(spec, checkpoint, config, free)
     from realizar.backends.cpu.plan import beside_drafter as beside_on_cpu
     from realizar.backends.cpu.plan import plan_memory as plan_for_cpu
+    from realizar.backends.cpu.plan import plan_ranks
 
+    if config.tensor_parallel > 1:
+        return plan_ranks(spec, checkpoint, config, free_bytes)
     if drafter is not None:
         config = shared_with(config, drafter.spec, beside_on_cpu(drafter, spec, checkpoint, config))
     return plan_for_cpu(spec, checkpoint, config, free_bytes)

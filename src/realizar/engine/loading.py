@@ -107,7 +107,9 @@ def _load_backend(
     backend: Backend | None = None
     compared_for = (spec, checkpoint) if config.device_check else None
     try:
-        backend = make_backend(resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for)
+        backend = make_backend(
+            resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for, ranks=resolved.tensor_parallel
+        )
         backend.load(spec, checkpoint, resolved, others)
         return backend, spec, resolved, others
     except BaseException as error:

@@ -91,9 +91,3 @@ class RankBinder:
             "memory": memory.at, "slots": memory.slots_at, "slot_bytes": memory.slot_bytes, "rank": share.rank,
             "ranks": share.ranks, "turns": address(self._workspace.turns),
         }  # fmt: skip
-
-
-def slot_floats(spec: ModelSpec, max_step_tokens: int, max_selected: int) -> int:
-    """float32 of the largest exchange of a whole model's or a rank's step."""
-    ids = -(-spec.vocab_size // spec.share.ranks)
-    return max(max_step_tokens * spec.hidden_size, max_selected * ids)

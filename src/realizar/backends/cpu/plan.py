@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from realizar.backends.base import ModelSource
 from realizar.backends.cpu.instruction_set import select
@@ -13,15 +14,17 @@ from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import no_bytes
-from realizar.backends.cpu.workspace import Workspace
+from realizar.backends.cpu.workspace import Workspace, most_selected
 from realizar.backends.draft_model import drafter_bytes, drafter_config
 from realizar.backends.kv_blocks import host_snapshots_within
 from realizar.backends.machine import free_memory_bytes, memory_bytes
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
+from realizar.backends.rank_memory import slot_bytes
 from realizar.backends.resolved_config import Beside, ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
+from realizar.models.shard import shard
 from realizar.models.spec import ModelSpec
 
 
@@ -75,6 +78,56 @@ def plan_memory(
         num_host_snapshots=on_host,
         host_snapshot_bytes=on_host * states.slot_bytes,
     )
+
+
+def plan_ranks(
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None
+) -> MemoryPlan:
+    """What all ranks of a model take together; raises as `plan_memory` and `shard`."""
+    free, ranks = free_memory_bytes() if free_bytes is None else free_bytes, config.tensor_parallel
+    own = _divided(config)
+    plans = [plan_memory(shard(spec, rank, ranks), checkpoint, own, free // ranks) for rank in range(ranks)]
+    first, exchanged = plans[0], slot_bytes(_exchanged_floats(spec, config), ranks)
+    sums: dict[str, Any] = {name: sum(getattr(plan, name) or 0 for plan in plans) for name in _SUMMED}
+    contexts = tuple(replace(each, request_bytes=ranks * each.request_bytes) for each in first.contexts)
+    sums["workspace_bytes"] += exchanged
+    return replace(first, **sums, free_bytes=free, contexts=contexts)
+
+
+_SUMMED = (
+    "weight_bytes", "token_weight_bytes", "embedding_bytes", "workspace_bytes", "kv_bytes_per_token", "kv_limit_bytes",
+    "kv_most_bytes", "state_bytes", "snapshot_bytes", "host_snapshot_bytes",
+)  # fmt: skip
+
+
+def rank_config(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> tuple[int, ResolvedConfig]:
+    """float32 of a slot in the memory that the ranks of a whole model share, and the configuration of each rank.
+
+    It has a part of the threads, and a KV cache of the same size. Raises as `plan_memory` and `shard`.
+    """
+    own = _divided(config)
+    if own.kv_cache_bytes is None:
+        part = shard(spec, 0, config.tensor_parallel)
+        plan = plan_memory(part, checkpoint, own, free_memory_bytes() // config.tensor_parallel)
+        own = replace(own, kv_cache_bytes=plan.kv_limit_bytes)
+    return _exchanged_floats(spec, config), own
+
+
+def _divided(config: ResolvedConfig) -> ResolvedConfig:
+    cache, ranks = config.kv_cache_bytes, config.tensor_parallel
+    on_host = config.host_snapshot_bytes
+    return replace(
+        config,
+        threads=max(1, config.threads // ranks),
+        kv_cache_bytes=None if cache is None else cache // ranks,
+        host_snapshot_bytes=None if on_host is None else on_host // ranks,
+    )
+
+
+def _exchanged_floats(spec: ModelSpec, config: ResolvedConfig) -> int:
+    """float32 of the largest exchange of a rank: the stream of a step, or its logits."""
+    ids = -(-spec.vocab_size // config.tensor_parallel)
+    return max(config.max_step_tokens * spec.hidden_size, most_selected(spec.vocab_size) * ids)
 
 
 def beside_drafter(drafter: ModelSource, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> Beside:

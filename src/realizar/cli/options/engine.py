@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from realizar.backends.devices import TRAITS
-from realizar.cli.options.arguments import DeviceName, MaybeInteger, MaybeSize
+from realizar.cli.options.arguments import DeviceName, Integer, MaybeInteger, MaybeSize
 from realizar.config import MODEL_DRAFTS, QUEUED_PER_ROW, EngineConfig, KVCacheDType, PromptDType
 from realizar.errors import InvalidRequestError
 
@@ -68,6 +68,7 @@ class EngineOptions(BackendOptions):
 
     Attributes:
         context_length: maximum of prompt and answer tokens together; default the model's.
+        tensor_parallel: processes that compute the model together on the CPU, each with its part of the threads.
         mmproj: GGUF file of an encoder of images; none reads no images; auto takes what lies beside the model.
         image_max_tokens: maximum of tokens for an image's pixels; larger ones are reduced; default the model's.
     """
@@ -75,6 +76,7 @@ class EngineOptions(BackendOptions):
     context_length: Annotated[
         MaybeInteger, Parameter(name=("--context-length", "--ctx-size", "--max-model-len", "-c"))
     ] = None
+    tensor_parallel: Annotated[Integer, Parameter(name=("--tensor-parallel", "--tensor-parallel-size", "-tp"))] = 1
     mmproj: Annotated[str, Parameter(name=("--mmproj", "-mm"))] = _DEFAULTS.mmproj
     image_max_tokens: MaybeInteger = None
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backend_runs import BackendRunner
-from realizar.backends.cpu.bind_ranks import slot_floats
+from realizar.backends.cpu.plan import rank_config
 from realizar.backends.cpu.runner import CPUBackend
-from realizar.backends.cpu.workspace import most_selected
 from realizar.backends.rank_memory import RankMemory
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.shard import shard
 from realizar.models.spec import ModelSpec
+from resolving import resolved
 
 
 class _Rank(BackendRunner[CPUBackend]):
@@ -29,8 +30,8 @@ class Ranks:
     """Close it. What one rank raises lets no other wait."""
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, ranks: int) -> None:
-        floats = slot_floats(spec, config.max_step_tokens or 512, most_selected(spec.vocab_size))
-        self.memory = RankMemory(ranks, floats)
+        settled = resolved(spec, checkpoint, replace(config, tensor_parallel=ranks, threads=ranks), "cpu")
+        self.memory = RankMemory(ranks, rank_config(spec, checkpoint, settled)[0])
         self._pool = ThreadPoolExecutor(ranks)
 
         def load(rank: int) -> _Rank:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends.cpu.cpu_ranks import Ranks
+from backends.ranks.cpu_ranks import Ranks
 from cpu_runs import Runner
 from models.ranks.test_shard import RECIPES
 from random_models import Recipe, random_model, random_tokens

@@ -1,0 +1,288 @@
+"""`RankedBackend`: a model that several processes compute together, of which the engine's is the first rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.base import NO_OTHERS, Backend, Capacity, DeviceMemory, ForwardInput, OtherModels, Step
+from realizar.backends.rank_memory import RankMemory
+from realizar.backends.ranks.messages import (
+    Call,
+    Close,
+    Defer,
+    Join,
+    Joined,
+    Open,
+    Refused,
+    Sample,
+    pack_masks,
+    pack_step,
+)
+from realizar.backends.resolved_config import ResolvedConfig
+from realizar.batch import OpenedRow, StepOutput
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import CapacityError, DeviceLostError, StepError, UnsupportedModelError
+from realizar.ipc.error_records import restore_error
+from realizar.ipc.frames import Channel, ChannelError
+from realizar.ipc.process_limits import start_process
+from realizar.models.shard import shard
+from realizar.models.spec import ModelSpec
+
+_LOG = logging.getLogger(__name__)
+_COMMAND = (sys.executable, "-m", "realizar.backends.ranks.process")
+_LOOK_S = 1.0  # between looks at whether a rank is stopped; that one has ended is seen at once
+_MOST_STOPPED = 5  # such looks in a row
+_END_S = 2.0
+
+
+class _Rank:
+    """Another rank's process."""
+
+    def __init__(self, number: int, join: Join, memory: RankMemory) -> None:
+        self.number = number
+        self.process, ours = start_process(_COMMAND, memory.descriptor)
+        self.channel: Channel[Joined | Refused] = Channel(ours, Joined | Refused)
+        self.channel.send(join)
+        self.num_stopped = 0
+
+    def joined(self) -> Capacity:
+        """Wait until it has loaded. Raises what its load did; ChannelError: it has ended."""
+        answer = self.channel.receive()
+        if isinstance(answer, Refused):
+            raise restore_error(answer.error)
+        return answer.capacity
+
+    @property
+    def is_stopped(self) -> bool:
+        with suppress(OSError):
+            status = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii", errors="replace")
+            return status.rpartition(")")[2].split()[:1] == ["T"]
+        return False
+
+    def end(self) -> None:
+        self.channel.close()
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class RankedBackend:
+    """A backend of the first rank, whose calls all others get before it makes them.
+
+    Each rank samples every row for itself: they have the same logits, and so the same tokens. A rank that ends or is
+    stopped ends the engine by `DeviceLostError`, and so does whatever fails in one rank alone.
+
+    Args:
+        ranks: 2 or more.
+        prepare: gives what ranks share and a configuration that each rank has, of the whole model and its own.
+        make: a backend of the first rank, not loaded.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        prepare: Callable[[ModelSpec, Checkpoint, ResolvedConfig], tuple[int, ResolvedConfig]],
+        make: Callable[[RankMemory], Backend],
+    ) -> None:
+        self._count, self._prepare, self._make = ranks, prepare, make
+        self._own: Backend | None = None
+        self._memory: RankMemory | None = None
+        self._others: list[_Rank] = []
+        self._capacity: Capacity | None = None
+        self._lost = ""  # why no call can be made any more
+        self._closing = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def load(
+        self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
+    ) -> None:
+        if sys.platform != "linux":
+            raise UnsupportedModelError("ranks share memory as Linux has it, and this is another system")
+        if others:
+            raise UnsupportedModelError("a model that ranks compute together has no drafter but its own text")
+        floats, config = self._prepare(spec, checkpoint, config)
+        memory = self._memory = RankMemory(self._count, floats)
+        for number in range(1, self._count):
+            join = Join(str(checkpoint.path), config, number, self._count, floats)
+            self._others.append(_Rank(number, join, memory))
+        self._own = self._make(memory)
+        self._own.load(shard(spec, 0, self._count), checkpoint, config)
+        capacities = [self._own.capacity()]
+        for other in self._others:
+            try:
+                capacities.append(other.joined())
+            except ChannelError as error:
+                raise DeviceLostError(f"{self._name(other)} ended while it loaded: {error}") from error
+        self._capacity = _together(capacities)
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
+        _LOG.info("%d processes compute %s together", self._count, spec.architecture)
+
+    def capacity(self) -> Capacity:
+        if self._capacity is None:
+            raise RuntimeError("no model is loaded")
+        return self._capacity
+
+    def device_memory(self) -> DeviceMemory | None:
+        return self.own.device_memory()
+
+    @property
+    def own(self) -> Backend:
+        """The first rank's. RuntimeError where none is loaded."""
+        if self._own is None:
+            raise RuntimeError("no model is loaded")
+        return self._own
+
+    def open(self, opened: OpenedRow) -> None:
+        self.send(Open(opened))
+        self.own.open(opened)
+
+    def close(self, row: int) -> None:
+        with suppress(DeviceLostError):
+            self.send(Close(row))
+        self.own.close(row)
+
+    def submit(self, forward_input: ForwardInput) -> RankedStep:
+        with self.step():
+            self.send(pack_step(forward_input))
+            return RankedStep(self, self.own.submit(forward_input))
+
+    def send(self, call: Call) -> None:
+        """Send a call to all other ranks. DeviceLostError: one is gone."""
+        if self._lost:
+            raise DeviceLostError(self._lost)
+        for other in self._others:
+            try:
+                other.channel.send(call)
+            except ChannelError as error:
+                self._lose(f"{self._name(other)} hears nothing: {error}")
+                raise DeviceLostError(self._lost) from error
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """What fails here or in another rank leaves them apart, so that none can go on."""
+        try:
+            yield
+        except DeviceLostError as error:
+            raise DeviceLostError(self._lost or str(error)) from error
+        except (CapacityError, StepError) as error:
+            self._lose(f"rank 0 of {self._count} can't go on with the others: {error}")
+            raise DeviceLostError(self._lost) from error
+
+    def _lose(self, reason: str) -> None:
+        self._lost = self._lost or reason
+        if self._memory is not None:
+            self._memory.break_off()
+
+    def _name(self, rank: _Rank) -> str:
+        return f"rank {rank.number} of {self._count} (process {rank.process.pid})"
+
+    def _watch(self) -> None:
+        """Break steps off once a rank is gone. A stopped one is ended: steps that wait for it would wait for ever."""
+        poll = select.poll()
+        ends = {os.pidfd_open(other.process.pid): other for other in self._others}
+        for descriptor in ends:
+            poll.register(descriptor, select.POLLIN)
+        try:
+            while not self._closing.is_set():
+                ended = poll.poll(1e3 * _LOOK_S)
+                if self._closing.is_set():
+                    return
+                for descriptor, _ in ended:
+                    self._lose(f"{self._name(ends[descriptor])} {_end_of(ends[descriptor].process.wait())}")
+                    return
+                self._look()
+        finally:
+            for descriptor in ends:
+                os.close(descriptor)
+
+    def _look(self) -> None:
+        for other in self._others:
+            other.num_stopped = other.num_stopped + 1 if other.is_stopped else 0
+            if other.num_stopped >= _MOST_STOPPED:
+                self._lose(f"{self._name(other)} was stopped")
+                other.process.kill()
+
+    def shutdown(self) -> None:
+        self._closing.set()
+        self._lost = self._lost or "the model is closed"
+        if self._memory is not None:
+            self._memory.break_off()
+        others, self._others = self._others, []
+        for other in others:
+            other.end()
+        own, self._own = self._own, None
+        if own is not None:
+            own.shutdown()
+        if self._watcher is not None:
+            self._watcher.join()
+            self._watcher = None
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
+
+
+class RankedStep:
+    """A step of the first rank, whose calls all others get."""
+
+    def __init__(self, backend: RankedBackend, own: Step) -> None:
+        self._backend, self._own = backend, own
+        self._sampled = False
+
+    def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        self._backend.send(pack_masks(masks))
+        self._own.set_masks(masks)
+
+    def defer(self, rows: Collection[int]) -> None:
+        self._backend.send(Defer(tuple(rows)))
+        self._own.defer(rows)
+
+    def sample(self) -> None:
+        with self._backend.step():
+            self._send_sample()
+            self._own.sample()
+
+    def result(self) -> StepOutput:
+        with self._backend.step():
+            self._send_sample()
+            return self._own.result()
+
+    def _send_sample(self) -> None:
+        if not self._sampled:
+            self._sampled = True
+            self._backend.send(Sample())
+
+
+def _together(capacities: list[Capacity]) -> Capacity:
+    """The capacity of all ranks, whose blocks are parts of the same ones."""
+    first = capacities[0]
+    if any(each.num_blocks != first.num_blocks for each in capacities):
+        raise RuntimeError(f"ranks have {[each.num_blocks for each in capacities]} blocks")
+    return replace(
+        first,
+        weight_bytes=sum(each.weight_bytes for each in capacities),
+        weight_bytes_per_token=sum(each.weight_bytes_per_token for each in capacities),
+        kv_cache_bytes=sum(each.kv_cache_bytes for each in capacities),
+        load_s=max(each.load_s for each in capacities),
+    )
+
+
+def _end_of(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    return f"was killed by {signal.Signals(-status).name}"

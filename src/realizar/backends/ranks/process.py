@@ -1,0 +1,118 @@
+"""The process of a rank but the first: `python -m realizar.backends.ranks.process SOCKET MEMORY`, two descriptors.
+
+It ends when the other end of the socket closes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+from realizar.backends.base import Backend, Step
+from realizar.backends.rank_memory import RankMemory
+from realizar.backends.ranks.messages import (
+    Call,
+    Close,
+    Defer,
+    Join,
+    Joined,
+    Mask,
+    Open,
+    Refused,
+    Sample,
+    Submit,
+    unpack_masks,
+    unpack_step,
+)
+from realizar.checkpoint.open import open_checkpoint
+from realizar.errors import DeviceLostError
+from realizar.ipc.error_records import record_error
+from realizar.ipc.frames import Channel, ChannelError
+from realizar.models.registry import build_spec
+from realizar.models.shard import shard
+
+_LOG = logging.getLogger(__name__)
+
+
+def run_rank(connection: socket.socket, memory_descriptor: int) -> int:
+    """Load a rank and make its calls until the other end closes; returns the exit status."""
+    channel: Channel[Call] = Channel(connection, Call)
+    threading.Thread(target=_end_with_first, args=(channel.fileno(),), name="first-rank", daemon=True).start()
+    try:
+        join = channel.receive()
+        assert isinstance(join, Join)
+        memory = RankMemory(join.ranks, join.floats, memory_descriptor)
+        try:
+            backend = _load(join, memory)
+        except Exception as error:  # noqa: BLE001 - the first rank raises it
+            channel.send(Refused(record_error(error)))
+            return 1
+        channel.send(Joined(backend.capacity()))
+        _follow(channel, backend)
+    except ChannelError:
+        return 0  # the first rank has closed
+    except DeviceLostError:
+        return 1  # another one is gone, which the first one says
+
+
+def _end_with_first(descriptor: int) -> None:
+    """End at once with the first rank, also in the middle of a step that waits for it."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
+
+
+def _load(join: Join, memory: RankMemory) -> Backend:
+    from realizar.backends.cpu.runner import CPUBackend
+
+    checkpoint = open_checkpoint(Path(join.model))
+    spec = build_spec(checkpoint, join.config.context_length, join.config.expert_used_count)
+    backend = CPUBackend(ranks=memory)
+    backend.load(shard(spec, join.rank, join.ranks), checkpoint, join.config)
+    return backend
+
+
+def _follow(channel: Channel[Call], backend: Backend) -> NoReturn:
+    """Make every call that the first rank makes. The first rank says what one row asks for in vain."""
+    step: Step | None = None
+    while True:
+        call = channel.receive()
+        if isinstance(call, Submit):
+            step = backend.submit(unpack_step(call))
+        elif isinstance(call, Open):
+            try:
+                backend.open(call.opened)
+            except Exception as error:  # noqa: BLE001 - the row's alone
+                _LOG.debug("a row could not be opened", exc_info=error)
+        elif isinstance(call, Close):
+            backend.close(call.row)
+        elif step is not None:
+            _of_step(call, step)
+
+
+def _of_step(call: Call, step: Step) -> None:
+    if isinstance(call, Mask):
+        step.set_masks(unpack_masks(call))
+    elif isinstance(call, Defer):
+        step.defer(call.rows)
+    elif isinstance(call, Sample):
+        step.sample()
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    return run_rank(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""A model that several processes compute together: the same tokens, whoever shares a step, and a clean end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from realizar.backends.base import ForwardInput
+from realizar.backends.devices import ChosenDevice
+from realizar.backends.ranks.messages import Submit, pack_masks, pack_step, unpack_masks, unpack_step
+from realizar.backends.select import plan_memory, resolve_model
+from realizar.batch import LogprobQuery, StateMoves, StepRows
+from realizar.config import EngineConfig
+from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.loading import find_checkpoint, load_core
+from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError, UnsupportedModelError
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams, StructuredOutput
+from step_inputs import TokenOutput, stepped
+from tiny_model import write_tiny_model
+
+_CONFIG = EngineConfig(
+    device="cpu", threads=2, tensor_parallel=2, context_length=256, max_running=4, max_step_tokens=64,
+    kv_cache_bytes=4 << 20,
+)  # fmt: skip
+_PHONE = StructuredOutput("regex", r"[0-9]{3}-[0-9]{4}")
+_SAMPLED = (
+    SamplingParams(temperature=0.0, logprobs=2),
+    SamplingParams(temperature=1.0, seed=5, top_p=0.9, repetition_penalty=1.2, n=2),
+    SamplingParams(temperature=0.8, seed=7, top_k=20, min_p=0.05),
+    SamplingParams(temperature=1.0, seed=1, structured=_PHONE, n=2),
+    SamplingParams(temperature=0.0, prompt_logprobs=1, logit_bias={7: 5.0}),
+)
+
+
+@pytest.fixture(scope="module", params=["tiny-moe", "tiny-delta"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("ranks") / f"{request.param}.gguf"
+    write_tiny_model(found, shape=request.param)
+    return found
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("ranks") / "tiny.gguf"
+    write_tiny_model(found)
+    return found
+
+
+@contextmanager
+def _loaded(path: Path, **changes: object) -> Iterator[EngineCore]:
+    core = load_core(find_checkpoint(path), replace(_CONFIG, **changes))  # type: ignore[arg-type]
+    try:
+        yield core
+    finally:
+        core.close()
+
+
+def _requests() -> list[Request]:
+    return [
+        Request(f"r{index}", tuple(range(3 + index % 2, 40 + 11 * index)), params, 12)
+        for index, params in enumerate(_SAMPLED)
+    ]
+
+
+def _run(core: EngineCore, requests: Sequence[Request]) -> dict[tuple[str, int], list[TokenOutput]]:
+    for request in requests:
+        core.add(request)
+    found: dict[tuple[str, int], list[TokenOutput]] = {}
+    while core.has_work:
+        for output in stepped(core):
+            found.setdefault((output.request_id, output.choice), []).append(output)
+        core.audit()
+    return found
+
+
+def _texts(found: dict[tuple[str, int], list[TokenOutput]]) -> dict[tuple[str, int], object]:
+    """Tokens, and the bits of all log-probabilities, by choice."""
+    return {
+        key: (
+            [token_id for each in outputs for token_id in each.token_ids],
+            [entry.logprob for each in outputs for entry in (*each.prompt_logprobs, *each.logprobs)],
+            outputs[-1].error,
+        )
+        for key, outputs in found.items()
+    }
+
+
+def test_the_same_bits_together_alone_and_anew(path: Path) -> None:
+    """Prompts in chunks beside answers, shared prefixes, samplers, masks, more choices than rows."""
+    with _loaded(path) as core:
+        together = _texts(_run(core, _requests()))
+        assert len(together) == 7
+        assert _texts(_run(core, _requests())) == together
+    with _loaded(path, prefix_cache=False) as core:
+        alone: dict[tuple[str, int], object] = {}
+        for request in _requests():
+            alone |= _texts(_run(core, [request]))
+    assert alone == together
+
+
+def test_log_probabilities_are_those_of_one_process(path: Path) -> None:
+    """But for the rounding of activations."""
+    prompt, found = tuple(range(3, 100)), []
+    for ranks in (1, 2):
+        request = Request("r", prompt, SamplingParams(temperature=0.0, prompt_logprobs=1), 1)
+        with _loaded(path, tensor_parallel=ranks) as core:
+            (outputs,) = _run(core, [request]).values()
+            found.append([entry.logprob for each in outputs for entry in each.prompt_logprobs])
+            found.append([core.capacity.weight_bytes])
+    (alone, (size,), together, (sizes,)) = found
+    assert len(alone) == len(prompt) - 1
+    np.testing.assert_allclose(together, alone, atol=0.1)
+    assert np.mean(np.abs(np.subtract(together, alone))) < 0.02
+    assert size <= sizes < 1.2 * size  # parts are filled up to whole tiles
+
+
+def _rank_processes() -> list[int]:
+    found = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-f", "backends.ranks.process"], capture_output=True, text=True, check=False
+    )
+    return [int(line) for line in found.stdout.split()]
+
+
+def _step_on(core: EngineCore) -> None:
+    while core.has_work:
+        core.step()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_gone_ends_the_engine(tiny: Path, number: signal.Signals) -> None:
+    with _loaded(tiny, context_length=2048) as core:
+        core.add(Request("r", (1, 2, 3), SamplingParams(temperature=0.0, ignore_eos=True), 1900))
+        for _ in range(5):
+            core.step()
+        (process,) = _rank_processes()
+        os.kill(process, number)
+        expected = "killed by SIGKILL" if number == signal.SIGKILL else "was stopped"
+        with pytest.raises(EngineDeadError, match=rf"rank 1 of 2 \(process {process}\) (was )?{expected}$"):
+            _step_on(core)
+        with pytest.raises(EngineDeadError):
+            core.add(Request("s", (1, 2, 3), SamplingParams(temperature=0.0), 4))
+    assert not _rank_processes()
+
+
+def test_loads_leave_nothing(tiny: Path) -> None:
+    """No process, no descriptor, no memory."""
+    counts = []
+    for _ in range(3):
+        with _loaded(tiny) as core:
+            _run(core, _requests()[:1])
+        counts.append(len(list(Path("/proc/self/fd").iterdir())))
+        assert not _rank_processes()
+    assert counts[1] == counts[-1]
+    gc.collect()
+    assert "realizar-ranks" not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+def test_a_load_that_fails_in_another_rank_says_why(tiny: Path) -> None:
+    gone = tiny.with_name("gone.gguf")
+    gone.write_bytes(tiny.read_bytes())
+    checkpoint = find_checkpoint(gone)
+    gone.unlink()
+    with pytest.raises(RealizarError, match=r"gone\.gguf"):
+        load_core(checkpoint, _CONFIG)
+    assert not _rank_processes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cache_dir": "/tmp/kept"}, "tensor_parallel and cache_dir can't be combined"),
+        ({"drafter": "auto"}, "tensor_parallel and drafter can't be combined"),
+        ({"threads": 1}, "tensor_parallel 2 needs as many threads, and there are 1"),
+    ],
+)
+def test_what_ranks_do_not_do_is_refused(tiny: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        resolve_model(find_checkpoint(tiny), replace(_CONFIG, **changes))  # type: ignore[arg-type]
+
+
+def test_gpus_and_heads_that_do_not_divide_are_refused(tiny: Path) -> None:
+    checkpoint = find_checkpoint(tiny)
+    with pytest.raises(InvalidRequestError, match="runs on the CPU alone so far, and the device is cuda:0"):
+        resolve_model(checkpoint, _CONFIG, ChosenDevice("cuda", 0))
+    with pytest.raises(UnsupportedModelError, match="which 7 ranks can't share evenly"):
+        load_core(checkpoint, replace(_CONFIG, threads=7, tensor_parallel=7))
+
+
+def test_a_plan_is_of_all_ranks(tiny: Path) -> None:
+    checkpoint, plans = find_checkpoint(tiny), []
+    for ranks in (1, 2):
+        spec, config = resolve_model(checkpoint, replace(_CONFIG, tensor_parallel=ranks))
+        plans.append(plan_memory(spec, checkpoint, config))
+    alone, together = plans
+    assert alone.weight_bytes <= together.weight_bytes < 1.1 * alone.weight_bytes
+    assert together.kv_limit_bytes == alone.kv_limit_bytes
+    assert together.kv_bytes_per_token == alone.kv_bytes_per_token
+    assert [each.num_requests for each in together.contexts] == [each.num_requests for each in alone.contexts]
+    with _loaded(tiny) as core:
+        assert core.capacity.weight_bytes == together.weight_bytes
+
+
+def test_a_step_goes_as_bytes() -> None:
+    computed, ids, starts, drafts, uncertain = (
+        np.array(each, np.int32) for each in ([0, 4], [1, 2, 3], [0, 2, 3], [0, 0], [1, 1])
+    )
+    columns = StepRows(
+        np.array([5, 9]), np.array([1, 0], np.intp), computed, ids, starts, np.array([True, False]), drafts, uncertain,
+        logprob_queries={1: (LogprobQuery(0, 4, 2), LogprobQuery(1, None, 0))}, pooling={0: "mean"},
+        embeddings=((1, np.ones((1, 3), np.float32)),), images=((1, 1),),
+    )  # fmt: skip
+    tables = np.arange(6, dtype=np.int32).reshape(2, 3), np.zeros((2, 0), np.int32)
+    slots = np.arange(3, dtype=np.int32), np.arange(3, 6, dtype=np.int32)
+    step = ForwardInput(columns, np.array([0, 1, 4], np.int32), slots, tables, StateMoves(taken=((1, 0),)))
+    encoded = msgspec.msgpack.encode(pack_step(step))
+    found = unpack_step(msgspec.msgpack.decode(encoded, type=Submit))
+    for field in fields(StepRows):
+        given, taken = getattr(columns, field.name), getattr(found.columns, field.name)
+        if isinstance(given, np.ndarray):
+            np.testing.assert_array_equal(taken, given)
+            assert taken.dtype == given.dtype
+        elif field.name == "embeddings":
+            assert taken[0][0] == given[0][0]
+            np.testing.assert_array_equal(taken[0][1], given[0][1])
+        else:
+            assert taken == given
+    for given, taken in zip(
+        (*tables, *slots, step.positions), (*found.block_tables, *found.slot_mapping, found.positions), strict=True
+    ):
+        np.testing.assert_array_equal(taken, given)
+    assert found.state_moves == step.state_moves
+    masks = {3: np.arange(4, dtype=np.uint32), 0: np.arange(8, dtype=np.uint32).reshape(2, 4)}
+    for row, mask in unpack_masks(pack_masks(masks)).items():
+        np.testing.assert_array_equal(mask, masks[row])
