@@ -15,8 +15,9 @@ from models.ranks.test_shard import RECIPES
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.rank_memory import RankMemory
+from realizar.checkpoint.ggml_types import GGMLType
 from realizar.config import EngineConfig
-from realizar.errors import DeviceLostError
+from realizar.errors import DeviceLostError, UnsupportedModelError
 from realizar.models.shard import shard
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
@@ -43,6 +44,33 @@ _CASES = [  # key heads of 16, as a rank's fill whole vectors here
 
 def _error(found: NDArray[np.float32], expected: NDArray[np.float64]) -> float:
     return float((np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)).mean())
+
+
+_TYPES = [each.name for each in GGMLType if each.name not in ("F32", "Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")]
+
+
+@pytest.mark.parametrize("kind", _TYPES)
+def test_every_type_of_weights_is_cut(kind: str) -> None:
+    """Dense and experts, whose down projections are cut within rows: by whole blocks, of up to 256."""
+    recipe = Recipe(
+        64, 8, 2, windows=(None,), hidden_size=512, feed_forward_size=512, experts=2, weights=kind, parts=("shared",)
+    )
+    (spec, checkpoint), ids = random_model(recipe), random_tokens(recipe, 5)
+    alone = Runner(spec, checkpoint, _CONFIG)
+    expected = alone.logits(ids)
+    alone.close()
+    ranks = Ranks(spec, checkpoint, _CONFIG, 2)
+    try:
+        assert _error(ranks.logits(ids), expected.astype(np.float64)) < 0.02
+    finally:
+        ranks.close()
+
+
+def test_parts_of_rows_that_are_no_whole_blocks_are_refused() -> None:
+    recipe = Recipe(64, 4, 2, windows=(None,), hidden_size=256, feed_forward_size=256, weights="Q4_K")
+    spec, checkpoint = random_model(recipe)
+    with pytest.raises(UnsupportedModelError, match="128"):
+        Ranks(spec, checkpoint, _CONFIG, 2)
 
 
 @pytest.mark.parametrize(("recipe", "count"), [case[1:] for case in _CASES], ids=[case[0] for case in _CASES])
