@@ -146,7 +146,7 @@ def test_a_missing_file_is_status_1(realizar: Callable[..., Any], tmp_path: Path
 def test_wrong_numbers_are_refused_before_a_model_is_looked_for(
     realizar: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("realizar.hub.pull.resolve", lambda *_: pytest.fail("the model was looked for"))
+    monkeypatch.setattr("realizar.hub.pull.resolve", lambda *_, **__: pytest.fail("the model was looked for"))
     result = realizar(words[0], "smollm2:135m", *words[1:])
     assert (result.status, result.stdout) == (1, "")
     assert len(result.error_lines) == 1

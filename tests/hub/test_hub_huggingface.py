@@ -107,6 +107,19 @@ def test_a_tower_and_a_drafter_come_and_go_with_the_models_they_lie_beside(tmp_p
     assert not (tmp_path / "hf" / "hub" / "models--user--family").exists()
 
 
+def test_a_tower_stays_where_none_is_wanted(tmp_path: Path, endpoint: Endpoint) -> None:
+    """Of a model that `pull` or a start fetches; the next `pull` brings it."""
+    path = pulled_path(endpoint.run(tmp_path, "pull", "user/family:Q4_K_M", "--mmproj", "none"))
+    tower = path.with_name("mmproj-F16.gguf")
+    assert path.with_name("mtp-m-Q8_0.gguf").exists()
+    assert not tower.exists()
+    endpoint.run(tmp_path, "run", "user/family:Q8_0", "Hi", "--mmproj", "none")  # fetches, then refuses the file
+    assert path.with_name("m-Q8_0.gguf").exists()
+    assert not tower.exists()
+    pulled_path(endpoint.run(tmp_path, "pull", "user/family:Q4_K_M"))
+    assert tower.exists()
+
+
 def test_safetensors_come_as_a_folder_without_pickles(tmp_path: Path, endpoint: Endpoint) -> None:
     folder = pulled_path(endpoint.run(tmp_path, "pull", "user/floats"))
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}

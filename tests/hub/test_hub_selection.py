@@ -178,6 +178,15 @@ def test_room_is_asked_for_only_where_there_is_a_choice(caplog: pytest.LogCaptur
     assert not caplog.messages
 
 
+def test_encoders_of_images_are_left_where_none_is_wanted() -> None:
+    """Nor do they take room; one that is named is a file as any other."""
+    sizes = {**SIZES, "mmproj-F16.gguf": 10**9, "mtp-m.gguf": 1}
+    room = partial(int, int(1.1 * SIZES["m-Q4_K_M.gguf"]) + 500_000_001)
+    assert select_files("u/r", sizes, None, room, towers=False) == ("m-Q4_K_M.gguf", "mtp-m.gguf")
+    assert select_files("u/r", sizes, None, room)[0] != "m-Q4_K_M.gguf"
+    assert select_files("u/r", sizes, "mmproj-F16.gguf", towers=False) == ("mmproj-F16.gguf",)
+
+
 def test_where_no_model_fits_the_smallest_is_named() -> None:
     with pytest.raises(HubError, match=r"none of its 4 models fits into the 3.00 GB that are free; Q2_K has 3.00 GB"):
         select_files("u/r", SIZES, None, lambda: 3 * 10**9)

@@ -219,7 +219,7 @@ def test_values_that_a_plan_depends_on_are_read(
     monkeypatch.setattr(stand_in, "_FIRST_BYTES", 512)
     monkeypatch.setattr(StandIn, "_request", request)
     monkeypatch.setattr(
-        pull, "find_unfetched", lambda name, room: (name == "u/r" and (parse_name(name), listing)) or None
+        pull, "find_unfetched", lambda name, _room, **_: (name == "u/r" and (parse_name(name), listing)) or None
     )
     plans = []
     for name in ("u/r", str(tmp_path)):

@@ -69,7 +69,7 @@ def make_shelf(
     from realizar.server.models.pulls import Pulls, fetch_in_process
     from realizar.server.models.shelf import ModelShelf
 
-    found = _find(models, options)
+    found = _find(models, options, wishes.config.mmproj)
     config = replace(wishes.config, max_queued=wishes.max_queued)
     answers = plan_loads([str(each.checkpoint.path) for each in found], config, options.memory)
     known: list[KnownModel] = []
@@ -173,7 +173,7 @@ def _sleeping(model: KnownModel, host_bytes: int) -> KnownModel:
     return replace(model, load=msgspec.structs.replace(model.load, host_bytes=0, asleep_bytes=0))
 
 
-def _find(models: Sequence[str], options: SeveralModelsOptions) -> list[_Found]:
+def _find(models: Sequence[str], options: SeveralModelsOptions, mmproj: str) -> list[_Found]:
     from realizar.server.models.names import default_name
 
     found: dict[str, _Found] = {}
@@ -190,7 +190,7 @@ def _find(models: Sequence[str], options: SeveralModelsOptions) -> list[_Found]:
         if name in found:
             raise InvalidRequestError(f"two models have the name {name}; give one file or folder another", "model")
         try:
-            found[name] = _Found(name, fetch_model(model), named, name in pulled)
+            found[name] = _Found(name, fetch_model(model, mmproj=mmproj), named, name in pulled)
         except RealizarError as error:
             if named:
                 raise

@@ -175,8 +175,9 @@ class AsyncLLM:
 
     def _read(self) -> tuple[Checkpoint, PromptReader]:
         model = self._model
-        checkpoint = model if isinstance(model, Checkpoint) else find_checkpoint(model, self._fetch_progress)
-        return checkpoint, PromptReader(checkpoint, self._chat_template, self._config)
+        if not isinstance(model, Checkpoint):
+            model = find_checkpoint(model, self._fetch_progress, mmproj=self._config.mmproj)
+        return model, PromptReader(model, self._chat_template, self._config)
 
     def _loader(self, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Callable[[LoadProgress], EngineCore]:
         def load(report: LoadProgress) -> EngineCore:

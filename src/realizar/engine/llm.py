@@ -76,7 +76,9 @@ class LLM:
         **options: Any,
     ) -> None:
         wanted = with_options(config, options, ("config", "chat_template", "fetch_progress", "load_progress"))
-        self.checkpoint = model if isinstance(model, Checkpoint) else find_checkpoint(model, fetch_progress)
+        self.checkpoint = (
+            model if isinstance(model, Checkpoint) else find_checkpoint(model, fetch_progress, mmproj=wanted.mmproj)
+        )
         self._reader = PromptReader(self.checkpoint, chat_template, wanted)
         self.tokenizer: Tokenizer = self._reader.tokenizer
         self.default_sampling: SamplingParams = self._reader.default_sampling

@@ -42,12 +42,13 @@ _LOG = logging.getLogger(__name__)
 _MOST_MEASURED_TOKENS = 2048  # of the prompt by which fetching is measured
 
 
-def find_checkpoint(model: str | Path, progress: Progress = ignore_progress) -> Checkpoint:
+def find_checkpoint(model: str | Path, progress: Progress = ignore_progress, *, mmproj: str = "auto") -> Checkpoint:
     """Open a model by path, pulled name or Hugging Face name; `progress` is a callback for downloads.
 
-    It raises HubError if the model can't be found or fetched, and CheckpointError if the file is malformed.
+    An encoder of images that lies beside it is fetched with it where `mmproj`, of `EngineConfig`, is `auto`. It raises
+    HubError if the model can't be found or fetched, and CheckpointError if the file is malformed.
     """
-    return open_checkpoint(resolve(str(model), progress, free_room))
+    return open_checkpoint(resolve(str(model), progress, free_room, towers=mmproj == "auto"))
 
 
 def load_core(

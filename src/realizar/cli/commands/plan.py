@@ -70,11 +70,13 @@ def plan_command(
     drafter, is_auto = config.draft_model, config.drafter == "auto"
     with ExitStack() as opened:
         found = [
-            opened.enter_context(planned_model(each, vocabulary=drafter is not None, drafter=is_auto))
+            opened.enter_context(
+                planned_model(each, mmproj=config.mmproj, vocabulary=drafter is not None, drafter=is_auto)
+            )
             for each in (model, *others)
         ]
         if drafter is not None:
-            beside = opened.enter_context(planned_model(drafter, vocabulary=True))
+            beside = opened.enter_context(planned_model(drafter, mmproj="none", vocabulary=True))
             config = replace(config, drafter=str(beside.checkpoint.path.absolute()))
         if others:
             _show_several((model, *others), found, config, memory, as_json=as_json)

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import ArgumentCollection, Group, Parameter
 
@@ -42,6 +42,9 @@ def pull_command(
             help="List models that this machine can run, and how fast, in place of fetching.",
         ),
     ] = False,
+    mmproj: Annotated[
+        Literal["auto", "none"], Parameter(help="none leaves an encoder of images that lies beside the model.")
+    ] = "auto",
     as_json: Json = False,
 ) -> None:
     """Fetch a model into the cache, with an encoder of images and a drafter that lie beside it, and print its path."""
@@ -51,7 +54,7 @@ def pull_command(
     from realizar.hub.pull import pull
 
     with download_progress() as progress:
-        path = pull(model, progress, free_room)
+        path = pull(model, progress, free_room, towers=mmproj == "auto")
     print(
         json.dumps({"name": model, "path": str(path)}) if as_json else printable(path) if sys.stdout.isatty() else path
     )

@@ -133,7 +133,7 @@ class _Serving:
             config=self.config,
             settings=replace(self.server.settings(), tls_certificate=None, tls_key=None),
             max_queued=self.max_queued,
-            sampling=self.sampling_of(fetch_model(model)),
+            sampling=self.sampling_of(fetch_model(model, mmproj=self.config.mmproj)),
             chat_template=self.template,
             min_replicas=ray.min_replicas,
             max_replicas=ray.min_replicas if ray.max_replicas is None else ray.max_replicas,
@@ -181,7 +181,7 @@ class _Serving:
         from realizar.server.run import OwnFront
         from realizar.server.served_model import make_served_model
 
-        own_name, checkpoint = default_name(model), fetch_model(model)
+        own_name, checkpoint = default_name(model), fetch_model(model, mmproj=self.config.mmproj)
         served = make_served_model(
             checkpoint,
             self.server.served_model_name or (own_name,),

@@ -29,20 +29,20 @@ def free_room() -> int:
     return asked()
 
 
-def fetch_model(model: str) -> Checkpoint:
-    """Open a model by its name, showing downloads on stderr; errors as of `find_checkpoint`."""
+def fetch_model(model: str, *, mmproj: str = "auto") -> Checkpoint:
+    """Open a model by its name, showing downloads on stderr; `mmproj` and errors as of `find_checkpoint`."""
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
 
     with download_progress() as fetching:
-        return open_checkpoint(resolve(model, fetching, free_room))
+        return open_checkpoint(resolve(model, fetching, free_room, towers=mmproj == "auto"))
 
 
 def with_drafter(config: EngineConfig) -> EngineConfig:
     """The same, with the path of a model that drafts in place of its name; errors as of `find_checkpoint`."""
     if config.draft_model is None:
         return config
-    return replace(config, drafter=str(fetch_model(config.draft_model).path.absolute()))
+    return replace(config, drafter=str(fetch_model(config.draft_model, mmproj="none").path.absolute()))
 
 
 def check_for_several(config: EngineConfig) -> None:
@@ -96,7 +96,9 @@ class PlannedModel:
 
 
 @contextmanager
-def planned_model(model: str, *, vocabulary: bool = False, drafter: bool = False) -> Iterator[PlannedModel]:
+def planned_model(
+    model: str, *, mmproj: str = "auto", vocabulary: bool = False, drafter: bool = False
+) -> Iterator[PlannedModel]:
     """Open a model by its name to plan for it; of one on a hub no more than headers, and the vocabulary, are fetched.
 
     With `drafter` the header of one that lies beside it is read too.
@@ -105,9 +107,9 @@ def planned_model(model: str, *, vocabulary: bool = False, drafter: bool = False
     """
     from realizar.hub.pull import find_unfetched
 
-    found = find_unfetched(model, free_room)
+    found = find_unfetched(model, free_room, towers=mmproj == "auto")
     if found is None:
-        yield PlannedModel(fetch_model(model))
+        yield PlannedModel(fetch_model(model, mmproj=mmproj))
         return
     from realizar.checkpoint.open import find_drafter_files, holds_header, open_checkpoint
     from realizar.hub.stand_in import StandIn
@@ -147,7 +149,7 @@ def load_model(
     config = (drafts or DraftOptions()).config(replace(options.config(), max_running=1))
     if chat and template is None:
         check_name_for_chat(model)
-    checkpoint = fetch_model(model)
+    checkpoint = fetch_model(model, mmproj=config.mmproj)
     if chat and template is None:
         check_checkpoint_for_chat(model, checkpoint)
     config = with_drafter(config)
