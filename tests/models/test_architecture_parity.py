@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 
 from architecture_case import Form
 from architectures import build_case, check_logits, rows_by_turns
-from models.parity_rows import record
+from models.parity_rows import STORED_ROWS, record
 from models.ranks.sharded_reference import sharded_logits
+from parity_table.checkpoints import build
+from parity_table.stored import Method
 from realizar.checkpoint.open import open_checkpoint
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
 from reference_model import ReferenceModel, State
 from reference_tensors import load_tensors
+from wider import wider
 
 pytest.importorskip("torch", reason="parity is against transformers, which needs torch")
 pytest.importorskip("transformers", reason="parity is against transformers")
@@ -45,6 +48,19 @@ def test_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path, p
     np.testing.assert_allclose(sharded, whole[:24], rtol=1e-3, atol=1e-4)
     if pytestconfig.getoption("--record-parity"):
         record(name, form)
+
+
+@pytest.mark.parametrize(("name", "method"), wider(STORED_ROWS, *STORED_ROWS[::4], STORED_ROWS[-1]))
+def test_logits_of_stored_matrices_agree_with_transformers(
+    name: str, method: Method, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    built = build(name, method, tmp_path, 24)
+    checkpoint = open_checkpoint(built.path)
+    spec = build_spec(checkpoint, built.context_length)
+    check_tensors(spec, checkpoint)
+    check_logits(built, ReferenceModel(spec, load_tensors(spec, checkpoint)).logits)
+    if pytestconfig.getoption("--record-parity"):
+        record(name, method)
 
 
 def test_experts_saved_as_one_tensor(tmp_path: Path) -> None:

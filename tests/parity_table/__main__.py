@@ -13,8 +13,10 @@ from typing import Any
 
 from architectures import CASES, DeviceKind
 from models.parity_rows import digest
+from parity_table.checkpoints import Weights, forms_of
 from parity_table.measure import Found, measure_forms
 from parity_table.page import DEVICES, load, save
+from parity_table.stored import METHODS, MODELS
 from parity_table.vocabularies import measure_vocabularies
 from realizar.backends.machine import read_machine
 
@@ -23,14 +25,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m parity_table", description=__doc__)
     parser.add_argument("--device", choices=DEVICES, help="by default every one of this machine")
     parser.add_argument("--case", choices=sorted(CASES), action="append", help="rows of these alone")
+    parser.add_argument("--methods", action="store_true", help="rows of the methods of safetensors alone")
     parser.add_argument("--processes", type=int, default=1, help="that measure beside each other, a row each")
     options = parser.parse_args()
     devices = [options.device] if options.device else [device for device in DEVICES if device == "cpu" or _has_gpu()]
     figures, failed = load(), []
-    wanted = [(name, device) for device in devices for name in options.case or CASES if device in CASES[name].run_by]
+    names = options.case or (MODELS if options.methods else CASES)
+    wanted = [
+        (name, device, [form for form in forms_of(name) if form in METHODS or not options.methods])
+        for device in devices for name in names if device in CASES[name].run_by
+    ]  # fmt: skip
+    some = [*(options.case or []), *(["methods"] if options.methods else [])]
     for name, device, found in _measured(wanted, options.processes):
         failed += _note(figures["rows"], name, device, found)
-        _stamp(figures["measured"], device, options.case)
+        _stamp(figures["measured"], device, some)
         save(figures)
     if "cpu" in devices:
         figures["vocabularies"] = measure_vocabularies()
@@ -39,13 +47,15 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _measured(wanted: Sequence[tuple[str, DeviceKind]], processes: int) -> Iterator[tuple[str, DeviceKind, Found]]:
-    """The figures of rows on devices, in any order where there are several processes."""
+def _measured(
+    wanted: Sequence[tuple[str, DeviceKind, Sequence[Weights]]], processes: int
+) -> Iterator[tuple[str, DeviceKind, Found]]:
+    """The figures of rows on devices, in some forms, in any order where there are several processes."""
     if processes == 1:
-        yield from ((name, device, measure_forms(name, device)) for name, device in wanted)
+        yield from ((name, device, measure_forms(name, device, forms)) for name, device, forms in wanted)
         return
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        started = {pool.submit(measure_forms, name, device): (name, device) for name, device in wanted}
+        started = {pool.submit(measure_forms, *each): each[:2] for each in wanted}
         for done in as_completed(started):
             yield (*started[done], done.result())
 
@@ -55,8 +65,8 @@ def _note(rows: dict[str, Any], name: str, device: DeviceKind, found: Found) -> 
     failed = []
     for form, figures in found.items():
         row = f"{name} {form}"
-        if rows.get(row, {}).get("digest") != digest(name):
-            rows[row] = {"digest": digest(name)}
+        if rows.get(row, {}).get("digest") != digest(name, form):
+            rows[row] = {"digest": digest(name, form)}
         if isinstance(figures, str):
             failed.append(f"{device}: {figures}")
         else:
@@ -72,18 +82,19 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _stamp(measured: dict[str, str], device: str, cases: Sequence[str] | None) -> None:
+def _stamp(measured: dict[str, str], device: str, some: Sequence[str]) -> None:
     """Say when and where the rows of a device were measured: all, or some of them since."""
     import torch
 
-    if not cases:
+    if not some:
         for earlier in [each for each in measured if each.startswith(f"{device}, ")]:
             del measured[earlier]
     name = read_machine().processor if device == "cpu" else torch.cuda.get_device_name()
     version = importlib.metadata.version("transformers")
     today = dt.datetime.now(dt.UTC).date().isoformat()
-    command = "python -m parity_table --case" if cases else "make parity"
-    measured[", ".join([device, *(cases or [])])] = f"{today}, `{command}`, {name}, transformers {version}"
+    options = "--methods" if "methods" in some else "--case"
+    command = f"python -m parity_table {options}" if some else "make parity"
+    measured[", ".join([device, *some])] = f"{today}, `{command}`, {name}, transformers {version}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The checkpoints that the table compares: an architecture's model in every form, with transformers' model beside it.
 
 A quantised file has random blocks for its matrices, and transformers' model gets what they say in float32, so that no
-loss of a quantiser is part of a figure.
+loss of a quantiser is part of a figure. `stored.py` has those that safetensors hold.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from architectures import CASES, BuiltCase, make_model
 from gguf_conversion import convert_to_gguf, converted_tensors
+from parity_table.stored import METHODS, MODELS, Method, write_stored
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.convert import dequantize
 from realizar.quantization.random_blocks import random_blocks
 
-Weights = Literal["F32 safetensors", "F32 GGUF", "Q8_0 GGUF", "Q4_K_M GGUF", "MXFP4 GGUF"]
+Weights = Literal["F32 safetensors", "F32 GGUF", "Q8_0 GGUF", "Q4_K_M GGUF", "MXFP4 GGUF"] | Method
 
 _NEVER_QUANTISED = ("_norm.weight", "ffn_gate_inp.weight", "shortconv.conv.weight", "rope_freqs.weight")
 _FALLBACK = {GGMLType.Q4_K: GGMLType.Q5_0, GGMLType.Q6_K: GGMLType.Q8_0}
@@ -36,7 +37,7 @@ def forms_of(name: str) -> list[Weights]:
     if "gguf" in case.forms:
         four_bits: Weights = "MXFP4 GGUF" if case.family == "GptOss" else "Q4_K_M GGUF"
         forms += ["F32 GGUF", "Q8_0 GGUF", four_bits]
-    return forms
+    return [*forms, *MODELS.get(name, ())]
 
 
 def build(name: str, weights: Weights, folder: Path, num_tokens: int) -> BuiltCase:
@@ -45,6 +46,8 @@ def build(name: str, weights: Weights, folder: Path, num_tokens: int) -> BuiltCa
     path = folder / f"{name}-{weights.replace(' ', '-')}"
     if weights == "F32 safetensors":
         model.save_pretrained(path)
+    elif weights in METHODS:
+        model = write_stored(model, weights, path)
     else:
         path = path.with_suffix(".gguf")
         model, blocks = _quantised(model, weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from architectures import MAX_RELATIVE_ERROR, BuiltCase, DeviceKind, expected_logits
 from backend_runs import BackendRunner
-from parity_table.checkpoints import Weights, build, forms_of
+from parity_table.checkpoints import Weights, build
 from realizar.config import EngineConfig
 from realizar.errors import UnsupportedModelError
 
@@ -57,10 +58,10 @@ def measure(name: str, weights: Weights, device: DeviceKind) -> Figures:
     return Figures(errors, equals)
 
 
-def measure_forms(name: str, device: DeviceKind) -> Found:
-    """The figures of a row of `CASES` in each form. A model that a backend refuses has the reason in their place."""
+def measure_forms(name: str, device: DeviceKind, forms: Sequence[Weights]) -> Found:
+    """The figures of a row of `CASES` in some forms. A model that a backend refuses has the reason in their place."""
     found: Found = {}
-    for form in forms_of(name):
+    for form in forms:
         try:
             found[form] = measure(name, form, device).as_json()
         except UnsupportedModelError as error:

@@ -22,7 +22,7 @@ def test_every_row_was_measured_on_a_cpu() -> None:
     for name in (name for name, case in CASES.items() if "cpu" in case.run_by):
         for form in forms_of(name):
             row = rows.get(f"{name} {form}", {})
-            assert row.get("digest") == digest(name), f"{name} {form} was never measured: run `make parity`"
+            assert row.get("digest") == digest(name, form), f"{name} {form} was never measured: run `make parity`"
             assert row["cpu"]["batch_equals_alone"], f"{name} {form}"
             limit = 1e-4 if form.startswith("F32") else 0.1
             assert all(error < limit for error in row["cpu"]["errors"].values()), f"{name} {form}"

@@ -133,10 +133,38 @@ def random_matrix(
     zeros = rng.integers(less, less + (1 << bits), (out_features, in_features // group))
     if stored.symmetric:
         zeros[:] = middle
-    scales = rng.uniform(0.5, 1.5, zeros.shape) / (middle * in_features**0.5)
-    kept, scales = _kept(scales, stored.scale)
-    spread = [np.repeat(each, group, axis=1).astype(np.float64) for each in (scales, zeros)]
-    return _tensors(stored, codes, zeros, kept), spread[0] * (codes - spread[1])
+    kept, scales = _kept(rng.uniform(0.5, 1.5, zeros.shape) / (middle * in_features**0.5), stored.scale)
+    return _tensors(stored, codes, zeros, kept), _spread(scales, group) * (codes - _spread(zeros, group))
+
+
+def nearest_matrix(stored: Stored, weights: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
+    """As `random_matrix`, of the numbers nearest to some weights, in integers or e4m3."""
+    out_features, in_features = weights.shape
+    rows, group = stored.rows or out_features, stored.group or in_features
+    if stored.is_float:
+        padded = np.pad(weights, ((0, -out_features % rows), (0, -in_features % group)))
+        blocks = np.abs(padded).reshape(len(padded) // rows, rows, -1, group)
+        kept, scales = _kept(blocks.max(axis=(1, 3)) / 448, stored.scale)
+        values = e4m3()[:127].astype(np.float64)
+        ratio = weights / np.repeat(_spread(scales, group), rows, axis=0)[:out_features, :in_features]
+        codes = np.searchsorted((values[1:] + values[:-1]) / 2, np.abs(ratio)) | (ratio < 0) << 7
+        return _float_tensors(stored, codes.astype(np.uint8), kept, scales)
+    groups, last = weights.reshape(out_features, -1, group).astype(np.float64), (1 << stored.bits) - 1
+    low, high = np.minimum(groups.min(axis=2), 0), np.maximum(groups.max(axis=2), 0)
+    if stored.symmetric:
+        high = np.maximum(-low, high)
+        low = -high
+    kept, scales = _kept((high - low) / last, stored.scale)
+    zeros = np.full(scales.shape, 1 << stored.bits - 1)
+    if not stored.symmetric:
+        less = 1 if stored.method == "gptq" else 0
+        zeros = np.clip(np.rint(-low / scales), less, less + last).astype(np.int64)
+    codes = np.clip(np.rint(weights / _spread(scales, group)) + _spread(zeros, group), 0, last).astype(np.int64)
+    return _tensors(stored, codes, zeros, kept), _spread(scales, group) * (codes - _spread(zeros, group))
+
+
+def _spread(values: NDArray[Any], group: int) -> NDArray[np.float64]:
+    return np.repeat(values, group, axis=1).astype(np.float64)
 
 
 def _random_floats(
@@ -153,9 +181,15 @@ def _random_floats(
     codes[codes == 127] = 0
     rows, group = stored.rows or out_features, stored.group or in_features
     scales = rng.uniform(0.5, 1.5, (-(-out_features // rows), -(-in_features // group))) / (150 * in_features**0.5)
-    kept, scales = _kept(scales, stored.scale)
-    spread = np.repeat(np.repeat(scales, rows, axis=0), group, axis=1)[:out_features, :in_features]
-    weights = e4m3()[codes].astype(np.float64) * spread.astype(np.float64)
+    return _float_tensors(stored, codes, *_kept(scales, stored.scale))
+
+
+def _float_tensors(
+    stored: Stored, codes: NDArray[np.uint8], kept: NDArray[Any], scales: NDArray[Any]
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
+    out_features, in_features = codes.shape
+    spread = np.repeat(_spread(scales, stored.group or in_features), stored.rows or out_features, axis=0)
+    weights = e4m3()[codes].astype(np.float64) * spread[:out_features, :in_features]
     name = ".weight_scale_inv" if stored.method in ("fp8", "mxfp8") else ".weight_scale"
     return {".weight": codes.view(_E4M3), name: kept if kept.size > 1 else kept.reshape(-1)}, weights
 

@@ -14,6 +14,7 @@ from architectures import MAX_RELATIVE_ERROR
 from engine.core.core_runs import run, tokens
 from handmade_checkpoint import stored
 from models.drafting.next_token_files import FAMILIES, write_file
+from parity_table.stored import store_folder
 from realizar.backends.base import ModelSource
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.cpu.weights.pack import FloatMatrix
@@ -46,6 +47,19 @@ def block_of(checkpoint: Checkpoint) -> ModelSpec:
     assert block is not None
     check_tensors(block, checkpoint)
     return block
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_block_beside_a_model_whose_matrices_a_method_stores(name: str, tmp_path: Path) -> None:
+    file = write_file(name, tmp_path / "plain", "safetensors")
+    store_folder(file.path, "NVFP4 of ModelOpt", tmp_path / "stored")
+    plain, packed = open_checkpoint(file.path), open_checkpoint(tmp_path / "stored")
+    assert any("mtp." in each or ".2." in each for each in packed.tensors if each.endswith("weight_scale_2"))
+    expected = load_tensors(block_of(plain), plain)
+    found = load_tensors(block_of(packed), packed)
+    assert found.keys() == expected.keys()
+    for each, values in expected.items():
+        np.testing.assert_array_equal(found[each], values)
 
 
 @pytest.mark.parametrize("form", FORMS)
