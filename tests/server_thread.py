@@ -24,6 +24,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.frontend.async_engine import AsyncEngine
 from realizar.engine.frontend.async_link import EngineLink, ThreadLink
 from realizar.engine.loading import find_checkpoint
+from realizar.engine.stats import EngineStats
 from realizar.replicas.link import ReplicaLink
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
@@ -31,7 +32,7 @@ from realizar.server.http.listen import uvicorn_config
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.stop_checker import StopChecker
-from waits import HANG_S
+from waits import HANG_S, wait_until
 
 CONTEXT = 1024
 NAME = "org/smollm2"
@@ -64,6 +65,18 @@ class RunningServer:
     def wait(self, work: Any) -> Any:
         """The result of a coroutine that runs on the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(HANG_S)
+
+    def stats_when_idle(self) -> EngineStats:
+        """Figures once nothing runs, waits or holds a block; the audit is clean."""
+
+        def is_idle() -> bool:
+            stats = self.wait(self.engine.stats())
+            return not (stats.num_running or stats.num_waiting or stats.num_used_blocks)
+
+        wait_until(is_idle)
+        assert self.wait(self.engine.audit()) is None
+        stats: EngineStats = self.wait(self.engine.stats())
+        return stats
 
 
 class ServerElsewhere(RunningServer):

@@ -24,15 +24,6 @@ BODIES = {
 }
 
 
-def wait_until_idle(server: RunningServer) -> None:
-    def is_idle() -> bool:
-        stats = server.wait(server.engine.stats())
-        return not (stats.num_running or stats.num_waiting)
-
-    wait_until(is_idle)
-    assert server.wait(server.engine.audit()) is None
-
-
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_blocks_are_free_while_others_run(server: RunningServer, path: str, stream: bool) -> None:
@@ -48,7 +39,7 @@ def test_blocks_are_free_while_others_run(server: RunningServer, path: str, stre
                 part = connection.recv(65536)
                 assert part, begun
                 begun += part
-        wait_until_idle(server)
+        server.stats_when_idle()
 
 
 def test_a_consumer_that_stops_early(server: RunningServer) -> None:
@@ -56,7 +47,7 @@ def test_a_consumer_that_stops_early(server: RunningServer) -> None:
         body = {**BODIES["/v1/chat/completions"], "stream": True}
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             next(response.iter_lines())
-        wait_until_idle(server)
+        server.stats_when_idle()
         assert client.get("/health").status_code == 200
 
 
