@@ -24,6 +24,9 @@ from realizar.config import EngineConfig
 from realizar.engine.core import disk_cache
 from realizar.engine.core.disk_cache import Batch, Fetch
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.process.loop import EngineLoop
+from realizar.engine.process.messages import Accepted, Add, Ask, Event, Reply
+from realizar.engine.stats import EngineStats
 from realizar.errors import CapacityError, ContextLengthError, QueueFullError
 from realizar.kv_cache import block_files, block_keys
 from realizar.kv_cache.block_files import BlockFiles
@@ -277,6 +280,30 @@ def test_requests_that_files_are_read_for_count_in_the_queue(tmp_path: Path) -> 
         fetches("c")
     with pytest.raises(QueueFullError):
         core.add(Request("d", (1, 2), SamplingParams(temperature=0.0), 8))
+    core.close()
+
+
+def test_a_request_counts_as_waiting_while_its_files_are_read(tmp_path: Path) -> None:
+    leave_prompt(tmp_path)
+    core, events = make_core(ATTENTION, tmp_path, kind=EngineCore), list[Event]()
+    loop = EngineLoop(events.append)
+
+    def num_waiting() -> int:
+        loop.handle(core, Ask(0, "stats"))
+        reply = events.pop()
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.value, EngineStats)
+        return reply.value.num_waiting
+
+    loop.handle(core, Add(Request("a", PROMPT, SamplingParams(temperature=0.0), 8)))
+    assert (events, num_waiting()) == ([], 1)
+    while not events:
+        with loop._news:
+            assert loop._news.wait_for(lambda: loop._inbox, 60)
+        loop.handle(core, loop._inbox.popleft())
+    assert (events, num_waiting()) == ([Accepted("a")], 1)
+    run(core)
+    assert core.scheduler.counts.prefix_cache_hits == 288
     core.close()
 
 
