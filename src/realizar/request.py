@@ -38,6 +38,19 @@ DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """Pixels whose embeddings the engine makes: uint8 [height, width, 3], of red, green and blue.
+
+    `num_runs`: so many runs of embeddings, of equal length and one after another, have its features.
+    """
+
+    pixels: bytes = field(repr=False)
+    height: int
+    width: int
+    num_runs: int
+
+
+@dataclass(frozen=True, slots=True)
 class PromptEmbeddings:
     """Embeddings that a request brings for a run of its prompt's tokens, in place of those of their ids.
 
@@ -47,16 +60,18 @@ class PromptEmbeddings:
 
     Attributes:
         start: number of prompt tokens before the run.
-        values: float32 [tokens, hidden_size], finite.
+        values: float32 [tokens, hidden_size], finite; empty where the engine is to make them of a picture.
         digests: 32 bytes for each token: equal ones are of equal embeddings, and where these see each other of equal
             runs.
         is_seen_whole: its tokens see each other, as those of an image (`Attention.sees_images_whole`).
+        picture: that this run and those after it are to be made of; None where they are there.
     """
 
     start: int
     values: bytes = field(repr=False)
     digests: bytes = field(repr=False)
     is_seen_whole: bool = False
+    picture: Picture | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -112,6 +127,11 @@ class Request:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def shows_pictures(self) -> bool:
+        """True if embeddings are still to be made of pictures."""
+        return any(run.picture is not None for run in self.embeddings)
 
     @property
     def longest_whole_run(self) -> int:

@@ -159,7 +159,7 @@ def test_images_are_reduced_to_so_many_tokens(vision: VisionModel, most: int) ->
 def test_an_image_of_any_size_fits_into_a_prompt(vision: VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that reads larger ones is given no more than the embeddings that a prompt may bring."""
     tower = tower_of(open_checkpoint(vision.path))
-    monkeypatch.setattr("realizar.images.prepare.MOST_EMBEDDED_BYTES", 4 * tower.num_features * 20)
+    monkeypatch.setattr("realizar.images.prepare.MOST_IMAGE_BYTES", 4 * tower.num_features * 20)
     if isinstance(tower.preparation, Fitted):
         assert features_of(with_most_tokens(tower, None), (3000, 2000)) <= 20 < features_of(tower, (3000, 2000))
         assert features_of(with_most_tokens(tower, 12), (3000, 2000)) <= 12

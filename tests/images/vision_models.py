@@ -444,10 +444,10 @@ def tower_metadata(hidden: int, layers: int, heads: int, width: int, text_hidden
     }  # fmt: skip
 
 
-def write_vision_files(folder: Path, kind: GGMLType = GGMLType.F32) -> Path:
+def write_vision_files(folder: Path, kind: GGMLType = GGMLType.F32, seed: int = 3) -> Path:
     """A tiny model that can be served, and beside it a tower of random weights: GGUF files. Returns the model's.
 
-    The tower's matrices are of a `kind`: F32, F16, BF16 or Q8_0.
+    The tower's matrices are of a `kind`: F32, F16, BF16 or Q8_0. `seed` is of its weights.
     """
     path = folder / "tiny.gguf"
     write_tiny_model(path, TEMPLATE.replace(MARKS[0], "<|end|>"), marks=MARKS[1:])
@@ -466,7 +466,7 @@ def write_vision_files(folder: Path, kind: GGMLType = GGMLType.F32) -> Path:
         "mm.model.fc.weight": (text, hidden * MERGE**2),
         **{f"v.blk.{layer}.{name}": shape for layer in (0, 1) for name, shape in block.items()},
     }  # fmt: skip
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     values = {name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
     tensors = [stored(name, each, kind) for name, each in values.items()]
     write_gguf(folder / "mmproj-tiny.gguf", tower_metadata(hidden, 2, 4, width, text), tensors)

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -100,16 +100,16 @@ def test_later_turns_encode_no_image_again(
     assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens // 32 * 32 - 32
 
 
-def test_an_image_that_is_shown_twice_is_encoded_once(
+def test_an_image_that_is_shown_twice_is_decoded_once(
     eyes: openai.OpenAI, seeing: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, made = seeing.model.images, []
     assert reader is not None
-    encode = reader._made
+    decode = reader._made
 
-    def noted(image: PlacedImage, check: Callable[[], None]) -> Kept:
+    def noted(image: PlacedImage) -> Kept:
         made.append(image.key)
-        return encode(image, check)
+        return decode(image)
 
     monkeypatch.setattr(reader, "_made", noted)
     once, twice = shown(url_of((70, 90))), shown(url_of((70, 90)), "And now?")
@@ -118,7 +118,7 @@ def test_an_image_that_is_shown_twice_is_encoded_once(
 
 
 def test_prompts_that_wait_with_one_image_decode_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is decoded for a prompt before its turn, and by then the embeddings of the first are kept."""
+    """Nothing is decoded for a prompt before its turn, and by then the pictures of the first are kept."""
     checkpoint = open_checkpoint(write_vision_files(tmp_path))
     reader, decoded = open_images(checkpoint, load_tokenizer(checkpoint), EngineConfig(threads=1)), []
     assert reader is not None
@@ -132,7 +132,7 @@ def test_prompts_that_wait_with_one_image_decode_it_once(tmp_path: Path, monkeyp
     _, (starts,), _ = reader.expand([IMAGE], images[:1])
     waiting = [reader.prepare(image, starts) for image in images]
     assert decoded == []
-    first, second = (reader.embeddings([each]) for each in waiting)
+    first, second = (reader.pictures([each]) for each in waiting)
     assert decoded == ["first"]
     assert first == second
 
@@ -194,21 +194,21 @@ def test_errors_name_the_image(seeing: RunningServer, field: str, message: str, 
 
 def test_turns_whose_images_take_too_much_are_dropped(seeing: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a client allows it; else it learns that its prompt is too long."""
-    monkeypatch.setattr("realizar.engine.images.MOST_EMBEDDED_BYTES", 250 << 10)  # of one image, of 160 KiB
+    monkeypatch.setattr("realizar.engine.images.MOST_IMAGE_BYTES", 250 << 10)  # of one image, of 160 KiB
     turn = {"role": "user", "content": [{"type": "input_image", "image_url": url_of((28, 28))}]}
     body = {"model": NAME, "max_output_tokens": 16, "input": [turn, {"role": "assistant", "content": "So."}, turn]}
     for truncation, status in (("auto", 200), ("disabled", 400)):
         answer = httpx.post(f"{seeing.url}/v1/responses", json={**body, "truncation": truncation}, timeout=HANG_S)
         assert answer.status_code == status, answer.text
     assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert "embeddings of the prompt's images take 327.7 kB, so the prompt is too long" in answer.text
+    assert "the prompt's images take 327.7 kB to encode, so the prompt is too long" in answer.text
 
 
 def test_where_turns_are_dropped_each_image_is_opened_once(
     seeing: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often the conversation is tried without its oldest turns."""
-    monkeypatch.setattr("realizar.engine.images.MOST_EMBEDDED_BYTES", 250 << 10)  # of one image, of 160 KiB
+    monkeypatch.setattr("realizar.engine.images.MOST_IMAGE_BYTES", 250 << 10)  # of one image, of 160 KiB
     shown_once = [[{"type": "input_image", "image_url": url_of((28, 28 - turn))}] for turn in range(9)]
     turns: list[Any] = []
     for parts in shown_once:

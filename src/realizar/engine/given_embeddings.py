@@ -16,14 +16,10 @@ padding.
 """
 
 
-def prompt_embeddings(
-    values: ArrayLike, start: int = 0, about: bytes = b"", *, is_seen_whole: bool = False
-) -> PromptEmbeddings:
+def prompt_embeddings(values: ArrayLike, start: int = 0) -> PromptEmbeddings:
     """Record embeddings that come after `start` prompt tokens: numbers [tokens, hidden_size] that float32 can hold.
 
-    `about` is what else their keys and values depend on: with `is_seen_whole`, as of `PromptEmbeddings`, on all of the
-    run. The engine checks their width.
-    InvalidRequestError: they are no such matrix, none, or some are not finite.
+    The engine checks their width. InvalidRequestError: they are no such matrix, none, or some are not finite.
     """
     try:
         with np.errstate(over="ignore"):
@@ -39,6 +35,5 @@ def prompt_embeddings(
     wrong = ~np.isfinite(rows).all(axis=1)
     if wrong.any():
         raise InvalidRequestError(f"embedding {int(wrong.argmax())} is not finite", "prompt_embeds")
-    about += hashlib.sha256(rows.tobytes()).digest() if is_seen_whole else b""
-    digests = b"".join([hashlib.sha256(bytes(row.data) + about).digest() for row in rows])
-    return PromptEmbeddings(start, rows.tobytes(), digests, is_seen_whole)
+    digests = b"".join([hashlib.sha256(row.data).digest() for row in rows])
+    return PromptEmbeddings(start, rows.tobytes(), digests)

@@ -1,4 +1,4 @@
-"""`ImageReader` makes tokens and embeddings of the images in a prompt."""
+"""`ImageReader` makes tokens and pictures of the images in a prompt, whose embeddings the engine makes."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from realizar.backends.select import make_tower
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import find_tower_file, open_checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.given_embeddings import PLACEHOLDER, prompt_embeddings
+from realizar.engine.given_embeddings import PLACEHOLDER
 from realizar.errors import CheckpointError, ContextLengthError, InvalidRequestError, UnsupportedModelError
 from realizar.images.decode import Cut
 from realizar.images.given import EncodedImage, GivenImage, pictures_of
 from realizar.images.prepare import (
     ANY_SIZE,
-    MOST_EMBEDDED_BYTES,
+    MOST_IMAGE_BYTES,
     LargestImage,
     Layout,
     PixelBounds,
     bounded,
     cut_of,
+    feature_bytes,
     feature_of,
     largest_image,
     layout_of,
     mark_of,
-    patches_of,
     template_texts,
     with_low_detail,
     with_most_tokens,
@@ -42,29 +41,26 @@ from realizar.images.prepare import (
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec, build_tower
 from realizar.models.tower import Tower
-from realizar.request import PromptEmbeddings
+from realizar.request import Picture, PromptEmbeddings
 from realizar.sizes import format_bytes
 from realizar.tokenizer.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from realizar.backends.cpu.tower import CPUTower
-
 _LOG = logging.getLogger(__name__)
 _MODES_OF_PNG = frozenset({"1", "L", "LA", "P", "I", "I;16", "RGB", "RGBA"})  # Pillow's
-_KEPT_BYTES = 128 << 20  # of embeddings that later turns of a conversation may need again
+_KEPT_BYTES = 64 << 20  # of pictures that later turns of a conversation may show again
 
 Kept = tuple[PromptEmbeddings, ...]
-"""The runs of an image's embeddings, each as at the beginning of a prompt."""
+"""The runs of an image's pictures, each as at the beginning of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image of a prompt, which is decoded when its turn comes to be encoded.
+    """An image of a prompt, which is decoded when its turn comes.
 
     Attributes:
         starts: numbers of prompt tokens before each run of its embeddings: those of a picture, or of a row of one.
         cut: how it becomes pictures. key: SHA-256 of its bytes and of that.
-        found: its embeddings, where they were kept; None where they are to be made.
+        found: its pictures, where they were kept; None where it is to be decoded.
     """
 
     image: EncodedImage
@@ -75,25 +71,24 @@ class PlacedImage:
 
 
 class ImageReader:
-    """Reads the images of one model. Threads may share it; the tower is loaded for the first image.
+    """Reads the images of one model, of whose tower it knows the description alone. Threads may share it.
 
     Raises:
         CheckpointError: a tensor of the tower is missing, left over or of the wrong shape.
-        UnsupportedModelError: its type does not run, or the vocabulary has no token for images.
+        UnsupportedModelError: the vocabulary has no token for images.
     """
 
-    def __init__(self, checkpoint: Checkpoint, tower: Tower, tokenizer: Tokenizer, threads: int | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, tower: Tower, tokenizer: Tokenizer) -> None:
         check_tensors(tower, checkpoint)
-        self._checkpoint, self.tower, self._tokenizer, self._threads = checkpoint, tower, tokenizer, threads
+        self.tower, self._tokenizer = tower, tokenizer
         marks, features = (tokenizer.encode(text, add_special=False) for text in (mark_of(tower), feature_of(tower)))
         if len(marks) != 1:
             raise UnsupportedModelError(f"{checkpoint.path}: the vocabulary has no token {mark_of(tower)}")
         self._mark = marks[0]
         self._feature = features[0] if len(features) == 1 else PLACEHOLDER  # which vocabularies of GGUF files may lack
-        self._loaded: CPUTower | None = None
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()
         self._kept_bytes = 0
-        self._lock, self._loading = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
 
     @property
     def largest(self) -> LargestImage:
@@ -110,8 +105,8 @@ class ImageReader:
         """A prompt whose mark of each image is replaced by the image's tokens; `starts` of each image; and the prompt's
         `Request.rope_positions`.
 
-        InvalidRequestError: the chat template wrote another number of marks; also as `bounded`. ContextLengthError: the
-        embeddings of all images take too much memory.
+        InvalidRequestError: the chat template wrote another number of marks; also as `bounded`. ContextLengthError: all
+        images take too much memory.
         """
         count = token_ids.count(self._mark)
         if count != len(images):
@@ -134,9 +129,9 @@ class ImageReader:
                     grids[len(expanded)] = layout.grid
                 expanded += [self._feature] * run + self._tokenizer.encode(text, add_special=False)
             starts.append(tuple(places))
-        if (size := self.embedded_bytes(expanded)) > MOST_EMBEDDED_BYTES:
-            taken, most = format_bytes(size), format_bytes(MOST_EMBEDDED_BYTES)
-            message = f"embeddings of the prompt's images take {taken}, so the prompt is too long: {most} are allowed"
+        if (size := self.image_bytes(expanded)) > MOST_IMAGE_BYTES:
+            taken, most = format_bytes(size), format_bytes(MOST_IMAGE_BYTES)
+            message = f"the prompt's images take {taken} to encode, so the prompt is too long: {most} are allowed"
             raise ContextLengthError(message, "messages")
         return expanded, starts, _positions(len(expanded), grids)
 
@@ -151,12 +146,12 @@ class ImageReader:
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{image.where} can't be read: {error}", image.where) from None
 
-    def embedded_bytes(self, token_ids: Sequence[int]) -> int:
-        """Bytes of the embeddings of a prompt's images, whose tokens are in their places."""
-        return 4 * self.tower.num_features * token_ids.count(self._feature)
+    def image_bytes(self, token_ids: Sequence[int]) -> int:
+        """Bytes that a prompt's images, whose tokens are in their places, take until the answer ends, at most."""
+        return feature_bytes(self.tower) * token_ids.count(self._feature)
 
     def prepare(self, image: EncodedImage, starts: tuple[int, ...], bounds: PixelBounds = ANY_SIZE) -> PlacedImage:
-        """Find an image's embeddings, if they are kept; nothing is decoded. `bounds` are those of `expand`."""
+        """Find an image's pictures, if they are kept; nothing is decoded. `bounds` are those of `expand`."""
         cut = cut_of(self._tower_for(image, bounds), image.width, image.height)
         key = hashlib.sha256(f"{cut}".encode() + image.data).digest()
         return PlacedImage(image, starts, cut, key, self._find(key))
@@ -165,41 +160,45 @@ class ImageReader:
         with self._lock:
             return self._kept.get(key)
 
-    def embeddings(
+    def pictures(
         self, images: Sequence[PlacedImage], check: Callable[[], None] = lambda: None
     ) -> tuple[PromptEmbeddings, ...]:
-        """The embeddings of a prompt's images, ascending. This takes as long as the tower does, seconds at times.
+        """The pictures of a prompt's images, ascending. This takes as long as decoding does, seconds at times.
 
-        `check` is called before each picture, and ends the work by an exception. Raises InvalidRequestError for a
-        malformed image, CheckpointError for a weight that is not finite, UnsupportedModelError, StepError, and
-        EngineUnavailableError as `pictures_of`.
+        `check` is called before each image, and ends the work by an exception. Raises InvalidRequestError for a
+        malformed one, and EngineUnavailableError as `pictures_of`.
         """
         runs = []
         for image in images:
-            found = image.found or self._find(image.key) or self._made(image, check)
+            check()
+            found = image.found or self._find(image.key) or self._made(image)
             self._keep(image.key, found)
             runs += [replace(run, start=start) for run, start in zip(found, image.starts, strict=True)]
         return tuple(runs)
 
-    def _made(self, image: PlacedImage, check: Callable[[], None]) -> Kept:
-        check()
+    def _made(self, image: PlacedImage) -> Kept:
+        """A token's digest is that of the picture and the token's place in it. The picture's size is part of it, as
+        positions follow from that.
+        """
         pictures = pictures_of(image.image, image.cut)
-        with self._loading:
-            if self._loaded is None:
-                self._loaded = make_tower(self.tower, self._checkpoint, self._threads)
-                _LOG.info("loaded the encoder of images, %s", format_bytes(self._loaded.size_bytes))
-        made = []
-        for picture in pictures:
-            check()
-            patches = patches_of(self.tower, picture)
-            features = np.split(self._loaded.encode(patches), len(image.starts) // len(pictures))
-            about = f"{patches.shape[:2]}".encode() if self.tower.spreads else b""  # positions follow from it
-            whole = self.tower.seen_whole
-            made += [prompt_embeddings(each, about=about, is_seen_whole=whole) for each in features]
+        num_runs, square = len(image.starts) // len(pictures), self.tower.patch_size * self.tower.merge
+        made: list[PromptEmbeddings] = []
+        for pixels in pictures:
+            height, width, _ = pixels.shape
+            picture = Picture(pixels.tobytes(), height, width, num_runs)
+            key = hashlib.sha256(f"{height} x {width} ".encode() + picture.pixels).digest()
+            names = [
+                hashlib.sha256(key + place.to_bytes(4, "little")).digest()
+                for place in range(height // square * (width // square))
+            ]
+            length = len(names) // num_runs
+            for start in range(0, len(names), length):
+                digests = b"".join(names[start : start + length])
+                made.append(PromptEmbeddings(0, b"", digests, self.tower.seen_whole, None if start else picture))
         return tuple(made)
 
     def _keep(self, key: bytes, made: Kept) -> None:
-        """The embeddings of images that were used last stay, up to a bound."""
+        """The pictures of images that were used last stay, up to a bound."""
         with self._lock:
             if key not in self._kept:
                 self._kept_bytes += _size(made)
@@ -240,7 +239,7 @@ def open_images(checkpoint: Checkpoint, tokenizer: Tokenizer, config: EngineConf
         if (found := find_tower(checkpoint, config.mmproj)) is None:
             return None
         holder, tower = found
-        return ImageReader(holder, with_most_tokens(tower, config.image_max_tokens), tokenizer, config.threads)
+        return ImageReader(holder, with_most_tokens(tower, config.image_max_tokens), tokenizer)
     except (CheckpointError, UnsupportedModelError) as error:
         if config.mmproj != "auto":
             raise
@@ -378,4 +377,5 @@ def _positions(count: int, grids: Mapping[int, tuple[int, int]]) -> bytes:
 
 
 def _size(made: Kept) -> int:
-    return sum(len(run.values) + len(run.digests) for run in made)
+    pixels = sum(len(run.picture.pixels) for run in made if run.picture is not None)
+    return pixels + sum(len(run.digests) for run in made)

@@ -59,7 +59,7 @@ _WANTED = "a prompt must be text, token ids or {'prompt_embeds': ...}"
 class PromptReader:
     """Reads what callers give, by a model's tokenizer, defaults, and chat template or `chat_template` in its place.
 
-    A configuration has the encoder of its images and the threads of that.
+    A configuration has the encoder of its images.
 
     UnsupportedModelError, TokenizerError: the vocabulary can't be used. CheckpointError: advised sampling is malformed.
     Both of these as of `open_images` too.
@@ -111,12 +111,12 @@ class PromptReader:
         return PromptTokens(None, token_ids, rope_positions=positions, images=placed)
 
     def chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any], max_tokens: int) -> PromptTokens:
-        """The prompt of a conversation with the embeddings of its images, which takes as long as the tower does.
+        """The prompt of a conversation with the pictures of its images, which the engine encodes.
 
-        Raises as `plan_chat` and `ImageReader.embeddings`. ContextLengthError: it has images, and more than
+        Raises as `plan_chat` and `ImageReader.pictures`. ContextLengthError: it has images, and more than
         `max_tokens`.
         """
-        return self._encoded([self.plan_chat(messages, tools, variables)], max_tokens)[0]
+        return self._decoded([self.plan_chat(messages, tools, variables)], max_tokens)[0]
 
     def chats(
         self,
@@ -125,19 +125,19 @@ class PromptReader:
         variables: Mapping[str, Any],
         max_tokens: int,
     ) -> list[PromptTokens]:
-        """The prompts of one conversation or several, as `chat` makes them; no image is encoded if one is too long."""
+        """The prompts of one conversation or several, as `chat` makes them; no image is decoded if one is too long."""
         conversations: list[Any] = list(messages)
         if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
-        return self._encoded([self.plan_chat(each, tools, variables) for each in conversations], max_tokens)
+        return self._decoded([self.plan_chat(each, tools, variables) for each in conversations], max_tokens)
 
-    def _encoded(self, planned: list[PromptTokens], max_tokens: int) -> list[PromptTokens]:
+    def _decoded(self, planned: list[PromptTokens], max_tokens: int) -> list[PromptTokens]:
         if self._images is None:
             return planned
         for prompt in planned:
             if prompt.images:
                 check_room(len(prompt.token_ids), max_tokens)
-        return [each._replace(embeddings=self._images.embeddings(each.images), images=()) for each in planned]
+        return [each._replace(embeddings=self._images.pictures(each.images), images=()) for each in planned]
 
     def samplings(self, given: Samplings, count: int) -> list[SamplingParams]:
         """The parameters of each of `count` prompts: one for all, one for each, or the model's default for None.

@@ -14,19 +14,23 @@ from realizar import backends
 from realizar.backends.base import Backend, FetchesSnapshots, OtherModels, SavesCache
 from realizar.backends.load_progress import LoadProgress
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import free_room, make_backend, plan_load, refusal, resolve_model
+from realizar.backends.select import free_room, make_backend, make_tower, plan_load, refusal, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.core.pictures import Encode, PictureEncoder
 from realizar.engine.draft_models import resolve_drafted
 from realizar.engine.fetch_speed import FetchSpeed, keep_speed
+from realizar.engine.images import usable_tower
 from realizar.engine.planned_load import SHORTEST_CONTEXT, longest_fitting
 from realizar.errors import CapacityError, CaptureLostError, DeviceLostError, KernelError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
+from realizar.images.prepare import patches_of
 from realizar.kv_cache.block_files import BlockFiles, sampled_digest
 from realizar.models.spec import ModelSpec
+from realizar.models.tower import Tower
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import Drafter
@@ -86,10 +90,16 @@ def load_core(
     )
     try:
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer, resolved)
-        files = _open_files([checkpoint, *(each.checkpoint for each in others.values())], spec, resolved, backend)
+        opened, pictures = [checkpoint, *(each.checkpoint for each in others.values())], None
+        tower, _ = usable_tower(checkpoint, config.mmproj)
+        if tower is not None:
+            opened.append(tower[0])
+            pictures = PictureEncoder(partial(_load_encoder, *tower, config.threads))
+        files = _open_files(opened, spec, resolved, backend)
         core = EngineCore(
-            backend, spec, resolved, policy=policy, new_grammars=new_grammars, drafter=drafter, files=files
-        )
+            backend, spec, resolved, policy=policy, new_grammars=new_grammars, drafter=drafter, files=files,
+            pictures=pictures,
+        )  # fmt: skip
         speed = measure_fetching(core, backend)
         if speed is not None:
             keep_speed(checkpoint.path, resolved, speed)
@@ -125,10 +135,19 @@ def _load_backend(
     return _load_backend(checkpoint, replace(config, device="cpu"), progress, may_sleep=False, may_restart=False)
 
 
+def _load_encoder(checkpoint: Checkpoint, tower: Tower, threads: int | None) -> Encode:
+    """Load an encoder of images on the CPU, whatever the device of the text model. Raises as `make_tower`."""
+    encoder = make_tower(tower, checkpoint, threads)
+    _LOG.info("loaded the encoder of images, %s", format_bytes(encoder.size_bytes))
+    return lambda picture: encoder.encode(patches_of(tower, picture))
+
+
 def _open_files(
     checkpoints: Iterable[Checkpoint], spec: ModelSpec, config: ResolvedConfig, backend: Backend
 ) -> BlockFiles | None:
-    """The files of the prefix cache of a loaded model, and of what drafts for it; None where none are kept."""
+    """The files of the prefix cache of a loaded model, what drafts for it and what encodes its images; None where none
+    are kept.
+    """
     if config.cache_dir is None or not isinstance(backend, SavesCache):
         return None
     paths = {tensor.path for each in checkpoints for tensor in each.tensors.values()}

@@ -27,8 +27,8 @@ _MARKS = {
 }  # fmt: skip
 _FEATURES = {Stretched: "<image_soft_token>", Budgeted: "<pad>"}  # of layers' own inputs Gemma 4 adds those of padding
 _STEEPEST = 200  # of edges, the longer over the shorter one, that are fitted
-MOST_EMBEDDED_BYTES = 240 << 20
-"""Of a prompt's embeddings, which have to fit into a frame between processes."""
+MOST_IMAGE_BYTES = 240 << 20
+"""Of a prompt's images, by `feature_bytes`: their pixels have to fit into a frame between processes."""
 _LOW = 512**2  # pixels, as OpenAI's `detail: low` has them
 _LEAST, _MOST_GIVEN = "mm_processor_kwargs.min_pixels", "mm_processor_kwargs.max_pixels"
 
@@ -155,7 +155,7 @@ def with_most_tokens(tower: Tower, most: int | None) -> Tower:
     InvalidRequestError: it always makes more.
     """
     if isinstance(tower.preparation, Fitted):
-        fits = MOST_EMBEDDED_BYTES // (4 * tower.num_features)
+        fits = MOST_IMAGE_BYTES // feature_bytes(tower)
         most = fits if most is None else min(most, fits)
     if most is None:
         return tower
@@ -189,6 +189,11 @@ def mark_of(tower: Tower) -> str:
     if isinstance(tower.preparation, Grid):
         return _GRIDS[tower.architecture].mark
     return _MARKS[type(tower.preparation)]
+
+
+def feature_bytes(tower: Tower) -> int:
+    """Bytes that a request brings for a token of an image, or has once it is encoded: its pixels or its embedding."""
+    return max(3 * (tower.patch_size * tower.merge) ** 2, 4 * tower.num_features)
 
 
 def feature_of(tower: Tower) -> str:

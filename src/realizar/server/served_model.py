@@ -37,7 +37,7 @@ class ServedModel:
         context_length: tokens of a request, prompt and output; the engine may bound them further.
         created_s: Unix time.
         ranker: makes scores of pairs of texts, or None if the model was not made for them.
-        images: reads images, or None if the model reads text only. image_lane: where it encodes them.
+        images: reads images, or None if the model reads text only. image_lane: where it decodes them.
     """
 
     names: tuple[str, ...]
@@ -82,7 +82,7 @@ def make_served_model(
         chat_template: text of a template that replaces the model's own.
         created_s: Unix time; None takes the present.
         compiler: as of `ChatTemplate`.
-        config: has the encoder of images and its threads; None is the default.
+        config: has the encoder of images; None is the default.
 
     Raises:
         TokenizerError: the vocabulary is missing, or can't be reproduced exactly.

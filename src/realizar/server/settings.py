@@ -32,7 +32,7 @@ class ServerSettings:
         max_body_bytes: size of a request's body.
         request_memory_bytes: memory that large requests (over 32 KiB) may hold together, from their first byte to the
             end of their answer; a client may have half of it.
-        image_memory_bytes: memory that embeddings of images may take together, likewise.
+        image_memory_bytes: memory that prompts' images may take together, likewise.
         body_timeout_s: seconds for a request's body to arrive.
         max_header_bytes: size of a request line and its headers together.
         header_timeout_s: seconds for them to arrive.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.errors import CapacityError, InvalidRequestError
 from realizar.models.registry import build_spec
-from realizar.request import Request
+from realizar.request import PromptEmbeddings, Request
 from realizar.sampling_params import SamplingParams
 from resolving import new_core, resolved
 from step_inputs import TokenOutput, stepped
@@ -74,11 +75,16 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
             logits = model(inputs_embeds=embeds, token_type_ids=own).logits[0]
         chosen = torch.log_softmax(logits[:-1], -1).gather(1, torch.tensor(ids[1:, None]))
         scored.append(chosen[:, 0].numpy())
-    given = tuple(
-        prompt_embeddings(values, start, is_seen_whole=True) for (start, _), values in zip(IMAGES, rows, strict=True)
-    )
+    given = tuple(seen_whole(values, start) for (start, _), values in zip(IMAGES, rows, strict=True))
     sampling = SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=0, seed=0)
     return Seeing(path, Request("r", tuple(ids.tolist()), sampling, COUNT, embeddings=given), *scored)
+
+
+def seen_whole(values: NDArray[np.float32], start: int) -> PromptEmbeddings:
+    """A run as that of a picture: its digests are of all of it, and of each place."""
+    run, whole = prompt_embeddings(values, start), values.tobytes()
+    digests = b"".join(sha256(whole + bytes([place])).digest() for place in range(run.num_tokens))
+    return replace(run, digests=digests, is_seen_whole=True)
 
 
 def make_core(path: Path, *, contexts: int = 8, step_tokens: int = 48, **options: Any) -> EngineCore:
@@ -149,9 +155,7 @@ def test_other_pixels_anywhere_in_an_image_leave_none_of_its_blocks(seeing: Seei
     first, *others = request.embeddings
     values = np.frombuffer(first.values, np.float32).reshape(-1, WIDTH).copy()
     values[-1, 0] += 1
-    changed = replace(
-        request, request_id="changed", embeddings=(prompt_embeddings(values, first.start, is_seen_whole=True), *others)
-    )
+    changed = replace(request, request_id="changed", embeddings=(seen_whole(values, first.start), *others))
     core = make_core(seeing.path)
     run(core, request)
     found = run(core, changed)["changed"]

@@ -59,7 +59,7 @@ class ServerOptions:
         no_web_page: turn off the chat page at /.
         max_body_bytes: maximum size of a request's body, such as 8M.
         request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
-        image_memory: memory of embeddings of images, until they are answered; a client may have half of it.
+        image_memory: memory of prompts' images, encoded or not, until they are answered; a client may have half of it.
         stored_responses: number of responses that are kept for requests with previous_response_id; 0 keeps none.
         stored_response_memory: memory of kept responses; the least recently used of who has the most are dropped.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.

@@ -27,6 +27,7 @@ from realizar.backends.select import image_refusal
 from realizar.batch import NO_STEP, ScheduledBatch
 from realizar.config import Device
 from realizar.engine.core.disk_cache import Arrived, Batch, DiskCache, DiskCounts, Fetch
+from realizar.engine.core.pictures import PictureEncoder
 from realizar.engine.core.row_grammars import RowGrammars
 from realizar.errors import (
     CapacityError,
@@ -34,6 +35,7 @@ from realizar.errors import (
     EngineDeadError,
     EngineUnavailableError,
     InvalidRequestError,
+    RealizarError,
     StepError,
     UnsupportedModelError,
 )
@@ -60,6 +62,7 @@ class EngineCore:
         new_grammars: as `new_service` of `RowGrammars`; what it makes is closed by `close`.
         files: where blocks and snapshots of the cache are kept, of this model on this backend, a `SavesCache`; None
             keeps none.
+        pictures: encodes requests' pictures, and is closed by `close`; None takes none.
         drafter: proposes drafts; None looks them up in the sequences themselves, where `config` asks for any.
 
     Attributes:
@@ -72,10 +75,11 @@ class EngineCore:
     def __init__(
         self, backend: Backend, spec: ModelSpec, config: ResolvedConfig, *, policy: Policy | None = None,
         new_grammars: Callable[[], GrammarService] | None = None, drafter: Drafter | None = None,
-        files: BlockFiles | None = None,
+        files: BlockFiles | None = None, pictures: PictureEncoder | None = None,
     ) -> None:  # fmt: skip
         capacity = backend.capacity()
         self._backend, self.spec, self.config, self.capacity = backend, spec, config, capacity
+        self._pictures = pictures
         self._aside = backend if capacity.aside_tokens and isinstance(backend, ReadsAside) else None
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self.grammars = RowGrammars(new_grammars, config.max_running)
@@ -146,7 +150,8 @@ class EngineCore:
         return self._death is None and (self.scheduler.has_work or bool(self._in_flight))
 
     def add(self, request: Request) -> None:
-        """Queue a request. Waits for its grammar to be compiled, unless `acquire_grammar` has returned True for it.
+        """Queue a request. Waits for its pictures to be encoded, and for its grammar to be compiled, unless
+        `acquire_grammar` has returned True for it.
 
         What files have of its prompt is not read: see `fetch`.
 
@@ -155,6 +160,8 @@ class EngineCore:
             RequestFailedError: so too, but for a fault that may be the machine's.
             QueueFullError: the queue is full. EngineDeadError: the engine stopped.
         """
+        if request.shows_pictures:
+            request = self._encoder_for(request).embed(request)
         self._check_alive()
         _check_embeddings(request, self.spec, self.config.chosen.kind)
         while not self.acquire_grammar(request):
@@ -163,6 +170,17 @@ class EngineCore:
             self.scheduler.add(request)
         else:
             self.scheduler.add(request, self._disk.keys_of(request), self._disk.num_fetching)
+
+    def embed_later(self, request: Request, on_done: Callable[[Request | RealizarError], None]) -> Callable[[], None]:
+        """As `PictureEncoder.embed_later`, of a request that is not queued yet; raises as `add` where it can't run."""
+        return self._encoder_for(request).embed_later(request, on_done)
+
+    def _encoder_for(self, request: Request) -> PictureEncoder:
+        self._check_alive()
+        _check_embeddings(request, self.spec, self.config.chosen.kind)
+        if self._pictures is None:
+            raise InvalidRequestError("the engine has no encoder of images", "prompt")
+        return self._pictures
 
     def fetch(self, request: Request, arrived: Arrived) -> Fetch | None:
         """As `DiskCache.fetch`, of a request that is not queued yet. What arrives goes to `take_in`, in its order.
@@ -266,6 +284,8 @@ class EngineCore:
         if self._death is None:
             self._die("the engine was closed")
         self.grammars.shutdown()
+        if self._pictures is not None:
+            self._pictures.close()
         if self._disk is not None:
             self._disk.close()
         self._backend.shutdown()
@@ -416,9 +436,9 @@ def _check_embeddings(request: Request, spec: ModelSpec, kind: Device) -> None:
         raise InvalidRequestError(reason, "prompt")
     if request.rope_positions and len(request.rope_positions) != 4 * 3 * request.num_prompt_tokens:
         raise InvalidRequestError("positions of the rope's axes do not fit the prompt", "prompt")
-    widths = {hidden_size, hidden_size * (1 + spec.deepstack)}
+    widths, is_made = {hidden_size, hidden_size * (1 + spec.deepstack)}, not request.shows_pictures
     for run in request.embeddings:
-        if not run.num_tokens or len(run.values) not in [4 * width * run.num_tokens for width in widths]:
+        if not run.num_tokens or (is_made and len(run.values) not in [4 * width * run.num_tokens for width in widths]):
             raise InvalidRequestError(
                 f"{run.num_tokens} embeddings have {len(run.values) // 4} values; the model's have {hidden_size} each",
                 "prompt_embeds",

@@ -45,6 +45,7 @@ from realizar.errors import (
 )
 from realizar.ipc.error_records import record_error
 from realizar.outputs import PromptProgress
+from realizar.request import Request
 from realizar.step_deltas import StepDeltas
 
 _LOG = logging.getLogger(__name__)
@@ -55,9 +56,15 @@ _IDLE_S = 1.0  # after so long without work, the block audit is run
 
 
 @dataclass(frozen=True, slots=True)
-class _Compiled:
+class _Prepared:
+    """A request that waited, with what it waited for, or why it is refused.
+
+    `fetches`: files may still have more of its prompt than the cache.
+    """
+
     add: Add
-    error: RealizarError | None
+    request: Request | RealizarError
+    fetches: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ class _Fetched:
     batch: Batch | None
 
 
-_Command: TypeAlias = Command | _Compiled | _Fetched
+_Command: TypeAlias = Command | _Prepared | _Fetched
 
 
 class EngineLoop:
@@ -88,7 +95,7 @@ class EngineLoop:
         self._progress: dict[str, PromptProgress | None] = {}  # as last reported, until the prompt is read
         self._keys_reported_s = 0.0
         self._unsent: list[int] = []  # numbers of choices of the last step that could not be sent
-        self._compiling: dict[str, tuple[Add, Callable[[], None]]] = {}  # and what cancels the compilation, by id
+        self._preparing: dict[str, tuple[Add, Callable[[], None]]] = {}  # and what cancels that, by id
         self._fetching: dict[str, tuple[Add, Fetch]] = {}
 
     def post(self, command: _Command) -> None:
@@ -202,8 +209,15 @@ class EngineLoop:
 
     def _compile(self, core: EngineCore, command: Add) -> None:
         request = command.request
-        cancel = core.grammars.prepare_later(request, lambda error: self.post(_Compiled(command, error)))
-        self._compiling[request.request_id] = command, cancel
+        cancel = core.grammars.prepare_later(
+            request, lambda error: self.post(_Prepared(command, error or request, fetches=False))
+        )
+        self._preparing[request.request_id] = command, cancel
+
+    def _encode(self, core: EngineCore, command: Add) -> None:
+        request = command.request
+        cancel = core.embed_later(request, lambda done: self.post(_Prepared(command, done, fetches=True)))
+        self._preparing[request.request_id] = command, cancel
 
     def _fetch(self, core: EngineCore, command: Add) -> bool:
         """True where files are read first, that have more of a request's prompt than the cache."""
@@ -223,6 +237,9 @@ class EngineLoop:
     def _add(self, core: EngineCore, command: Add, *, fetches: bool = True) -> None:
         request = command.request
         try:
+            if request.shows_pictures:
+                self._encode(core, command)
+                return
             if fetches and self._fetch(core, command):
                 return
             if not core.acquire_grammar(request):
@@ -242,8 +259,8 @@ class EngineLoop:
         self._report(Accepted(request.request_id))
 
     def handle(self, core: EngineCore, command: _Command) -> None:
-        if isinstance(command, _Compiled):
-            self._take_compiled(core, command)
+        if isinstance(command, _Prepared):
+            self._take_prepared(core, command)
         elif isinstance(command, _Fetched):
             self._take_fetched(core, command)
         elif isinstance(command, Add):
@@ -261,23 +278,23 @@ class EngineLoop:
         if choice is None:
             self._progress.pop(request_id, None)
             self._prompts.pop(request_id, None)
-            _, cancel = self._compiling.pop(request_id, (None, None))
+            _, cancel = self._preparing.pop(request_id, (None, None))
             if cancel is not None:
                 cancel()
             _, fetch = self._fetching.pop(request_id, (None, None))
             if fetch is not None:
                 fetch.is_cancelled = True
 
-    def _take_compiled(self, core: EngineCore, compiled: _Compiled) -> None:
-        request_id = compiled.add.request.request_id
-        add, _ = self._compiling.get(request_id, (None, None))
-        if add is not compiled.add:
+    def _take_prepared(self, core: EngineCore, prepared: _Prepared) -> None:
+        request_id = prepared.add.request.request_id
+        add, _ = self._preparing.get(request_id, (None, None))
+        if add is not prepared.add:
             return  # it was aborted meanwhile
-        del self._compiling[request_id]
-        if compiled.error is None:
-            self._add(core, compiled.add, fetches=False)
+        del self._preparing[request_id]
+        if isinstance(prepared.request, RealizarError):
+            self._report(Refused(request_id, record_error(prepared.request)))
         else:
-            self._report(Refused(request_id, record_error(compiled.error)))
+            self._add(core, Add(prepared.request), fetches=prepared.fetches)
 
     def _reply(self, core: EngineCore, ask: Ask) -> Reply[EngineStats | Transfer | str]:
         """An error that leaves the engine as it was is part of the reply."""

@@ -71,7 +71,7 @@ class ChatRun(Run[AnswerDelta]):
                 self._lease.hold_logprobs(self.num_prompt_tokens, sampling.prompt_logprobs)
             if sampling.logprobs is not None:
                 self._lease.begin_logprobs()
-            embeddings = await self._embeddings(plan.images)
+            pictures = await self._pictures(plan.images)
             plan = self.plan = replace(plan, images=())  # they take more memory than all else
             stream = await self.api.engine.generate(
                 plan.token_ids,
@@ -82,7 +82,7 @@ class ChatRun(Run[AnswerDelta]):
                 client=self._lease.client,
                 reports_progress=plan.reports_progress,
                 prediction=plan.prediction,
-                embeddings=embeddings,
+                embeddings=pictures,
                 rope_positions=plan.rope_positions,
             )
             self._streams.append(stream)
@@ -98,12 +98,12 @@ class ChatRun(Run[AnswerDelta]):
         with suppress(RealizarError):  # the stream was closed before its end, as the answers were complete
             self.output = await stream.result()
 
-    async def _embeddings(self, images: Sequence[PlacedImage]) -> tuple[PromptEmbeddings, ...]:
+    async def _pictures(self, images: Sequence[PlacedImage]) -> tuple[PromptEmbeddings, ...]:
         model = self.api.model
         if not images or (reader := model.images) is None:
             return ()
-        self._lease.hold_images(reader.embedded_bytes(self.plan.token_ids))
-        return await model.image_lane.run(self._lease.client.name, lambda stop: reader.embeddings(images, stop.check))
+        self._lease.hold_images(reader.image_bytes(self.plan.token_ids))
+        return await model.image_lane.run(self._lease.client.name, lambda stop: reader.pictures(images, stop.check))
 
     def _take_in(self, delta: ChoiceDelta) -> AnswerDelta:
         parser = self._parsers[delta.choice]

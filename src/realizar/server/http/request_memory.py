@@ -69,7 +69,7 @@ class RequestLease:
         body_bytes: the size of its body, once it is read.
 
     Args:
-        images: of embeddings of images; without it they count as the rest does.
+        images: of prompts' images; without it they count as the rest does.
     """
 
     def __init__(self, memory: RequestMemory, client: Client, images: RequestMemory | None = None) -> None:
@@ -119,7 +119,7 @@ class RequestLease:
             self.take(size)
 
     def hold_images(self, num_bytes: int) -> None:
-        """Hold the memory of embeddings of images. Raises as `hold`."""
+        """Hold the memory of a prompt's images, encoded or not. Raises as `hold`."""
         self._images.take(self.client.name, num_bytes, self._held_of_images)
         self._held_of_images += num_bytes
 
@@ -150,7 +150,7 @@ class RequestMemoryMiddleware:
     def __init__(self, app: ASGIApp, total_bytes: int, image_bytes: int, clients: Clients) -> None:
         self._app, self._clients = app, clients
         self._memory = RequestMemory(total_bytes)
-        self._images = RequestMemory(image_bytes, "--image-memory", "the embeddings of the prompt's images")
+        self._images = RequestMemory(image_bytes, "--image-memory", "the prompt's images")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

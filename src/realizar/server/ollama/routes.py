@@ -358,7 +358,7 @@ def _check_context(api: Api, given: Sequence[int]) -> None:
     if len(given) > api.max_tokens:
         raise refused(f"context has {len(given)} tokens, above the context of {api.max_tokens}", "context")
     check_ids(given, api.model.tokenizer, "context")
-    if api.model.images is not None and api.model.images.embedded_bytes(given):
+    if api.model.images is not None and api.model.images.image_bytes(given):
         raise refused("context has tokens of an image, and not the image; /api/chat takes both again", "context")
 
 
