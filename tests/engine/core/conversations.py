@@ -12,6 +12,8 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from step_inputs import TokenOutput, stepped
 
 END_OF_MESSAGE = 96
+FIRST_IMAGE = 97
+"""The id that stands for the first image in a message; others follow."""
 _NUM_WORDS = 93  # ids of messages are below it
 _OPENING = (95, 94)  # the generation prompt
 
@@ -48,10 +50,11 @@ class Conversations:
 
     Args:
         scale: tokens of the shortest message of several words; a conversation of 120 times as many is begun anew.
+        num_images: that users show, some of them in half of their messages.
     """
 
-    def __init__(self, rng: random.Random, scale: int) -> None:
-        self._rng, self._scale = rng, scale
+    def __init__(self, rng: random.Random, scale: int, num_images: int = 0) -> None:
+        self._rng, self._scale, self._num_images = rng, scale, num_images
         self._systems = [self._text(20 * scale, 40 * scale) for _ in range(3)]
         self._all: list[Conversation] = []
         self._numbers = itertools.count()
@@ -70,11 +73,26 @@ class Conversations:
                 del made.messages[rng.randrange(1, len(made.messages) + 1) :]
                 if rng.random() < 0.2:
                     made.salt = rng.choice([None, "a", "b"])
-        made.messages.append(self._text(1, 24 * self._scale))
+        if self._num_images and rng.random() < 0.3:
+            self._swap_image(made)
+        made.messages.append(self._shown() + self._text(1, 24 * self._scale))
         if len(made.prompt()[0]) > 120 * self._scale:
             del made.messages[1:-1]
         self._all.append(made)
         return made
+
+    def _swap_image(self, talk: Conversation) -> None:
+        """Show others in place of the images of a message, among the same words."""
+        place = self._rng.randrange(len(talk.messages))
+        talk.messages[place] = tuple(
+            FIRST_IMAGE + (each + 1 - FIRST_IMAGE) % self._num_images if each >= FIRST_IMAGE else each
+            for each in talk.messages[place]
+        )
+
+    def _shown(self) -> tuple[int, ...]:
+        if not self._num_images or self._rng.random() < 0.5:
+            return ()
+        return tuple(FIRST_IMAGE + self._rng.randrange(self._num_images) for _ in range(self._rng.choice((1, 1, 2))))
 
     def _text(self, least: int, most: int) -> tuple[int, ...]:
         return tuple(self._rng.randrange(_NUM_WORDS) for _ in range(self._rng.randint(least, most)))
@@ -92,15 +110,16 @@ class Chat:
         few_ids: answers have three ids, so that drafts come true.
         grammar: that half of the answers follow, and the id that ends them.
         aborts: some requests are aborted.
+        num_images: of `Conversations`.
     """
 
     def __init__(
         self, seed: int, core: EngineCore, scale: int = 1, *, few_ids: bool = False,
-        grammar: tuple[StructuredOutput, int] | None = None, aborts: bool = True,
+        grammar: tuple[StructuredOutput, int] | None = None, aborts: bool = True, num_images: int = 0,
     ) -> None:  # fmt: skip
         self.rng, self.core, self._grammar, self._aborts = random.Random(seed), core, grammar, aborts
         self._bias = dict.fromkeys((3, 4, 5), 80.0) if few_ids else {}
-        self.users = Conversations(self.rng, scale)
+        self.users = Conversations(self.rng, scale, num_images)
         self.open: dict[str, tuple[Request, Conversation]] = {}
         self.ended: list[tuple[Request, list[list[TokenOutput]]]] = []
         self.arrived = self.lost = 0
@@ -126,8 +145,15 @@ class Chat:
         self.open.clear()
 
     def _add(self) -> None:
-        rng = self.rng
         talk = self.users.next()
+        request = self.request(talk)
+        self.core.add(request)
+        self.open[request.request_id] = request, talk
+        self.arrived += 1
+
+    def request(self, talk: Conversation) -> Request:
+        """The next request of a conversation."""
+        rng = self.rng
         prompt, marks = talk.prompt()
         sampling = SamplingParams(
             temperature=rng.choice([0.0, 1.0]), seed=rng.randrange(9), n=rng.choice([1, 1, 1, 2]),
@@ -136,13 +162,10 @@ class Chat:
         if self._grammar is not None and rng.random() < 0.5:
             structured, end = self._grammar
             sampling = replace(sampling, structured=structured, stop_token_ids=(end,), logit_bias={})
-        request = Request(
+        return Request(
             str(self.arrived), prompt, sampling, rng.randint(1, 24), cache_salt=talk.salt,
             prompt_marks=marks if rng.random() < 0.8 else (),
         )  # fmt: skip
-        self.core.add(request)
-        self.open[request.request_id] = request, talk
-        self.arrived += 1
 
     def _take_in(self, output: TokenOutput) -> None:
         name = output.request_id
