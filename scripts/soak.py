@@ -4,9 +4,10 @@
     python scripts/soak.py hybrid.gguf --host-snapshot-bytes 4000000 --speculative-tokens 4 [--drafter auto]
 
 Clients run in a process of their own: streams and whole answers, several choices, log-probabilities, grammars,
-embeddings, prompts that begin alike, conversations of several turns, and one in four leaves before its answer is
+tools, embeddings, prompts that begin alike, conversations of several turns, and one in four leaves before its answer is
 complete. A line every half minute; the exit status is 1 where the audit found something, an engine died, a request
-failed, or anything is left open. `write_tiny_model` of `tests/tiny_model.py` makes a hybrid with a vocabulary.
+failed, anything is left open, or a process has more memory in the end than at half time, by over 5 %.
+`write_tiny_model` of `tests/tiny_model.py` makes small models, hybrids too, with a vocabulary.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ from realizar.tokenizer.stop_checker import StopChecker
 _WORDS = ("river", "stone", "letter", "garden", "winter", "signal", "copper", "ladder", "market", "thunder")
 _REPORT_S = 30.0
 _ENOUGH_ROWS = 16
+_MOST_GROWTH = 1.05  # of a process's memory in the second half
+_PLACES = {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "maximum": 9}}
+_PARAMETERS = {"type": "object", "properties": _PLACES, "required": list(_PLACES), "additionalProperties": False}
+_TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": _PARAMETERS, "strict": True}}]
 _CONVERSATIONS, _TURNS = 12, 5
 
 
@@ -63,6 +68,8 @@ def make_request(rng: random.Random, context: int) -> tuple[str, dict[str, Any]]
     body["messages"] = [*_earlier_turns(rng), {"role": "user", "content": text}]
     if kind < 0.6:
         body["response_format"] = {"type": "json_object"}
+    elif kind < 0.7:
+        body |= {"tools": _TOOLS, "tool_choice": rng.choice(("auto", "required"))}
     return "/v1/chat/completions", body
 
 
@@ -88,8 +95,9 @@ async def _client(url: str, seed: int, until_s: float, context: int, counts: Cou
             except TimeoutError:
                 counts["left"] += 1
                 continue
-            broken = body.get("stream") and response.status_code == 200 and not content.endswith(b"data: [DONE]\n\n")
-            counts["broken" if broken else str(response.status_code)] += 1
+            status = "too long" if b'"context_length_exceeded"' in content else str(response.status_code)
+            broken = body.get("stream") and status == "200" and not content.endswith(b"data: [DONE]\n\n")
+            counts["broken" if broken else status] += 1
             if response.status_code == 429:
                 await asyncio.sleep(rng.uniform(0.2, 1))
 
@@ -107,12 +115,14 @@ def resident_mb(pid: int | str) -> float:
     return pages * 4096 / 1e6
 
 
-async def _report(engine: AsyncEngine, started_s: float) -> str | None:
+async def _report(engine: AsyncEngine, started_s: float) -> tuple[str | None, list[float]]:
+    """What the audit says, and MB of the API process and the engine."""
     fault = await engine.audit()
     stats = await engine.stats()
+    memory = [resident_mb("self"), resident_mb(engine.info.pid)]
     print(
-        f"{time.monotonic() - started_s:6.0f} s  API {resident_mb('self'):.0f} MB, engine"
-        f" {resident_mb(engine.info.pid):.0f} MB; {stats.num_running} run, {stats.num_waiting} wait;"
+        f"{time.monotonic() - started_s:6.0f} s  API {memory[0]:.0f} MB, engine {memory[1]:.0f} MB;"
+        f" {stats.num_running} run, {stats.num_waiting} wait;"
         f" {stats.generation_tokens} tokens, {stats.num_preemptions} preemptions,"
         f" {stats.prefix_cache_hits} of {stats.prefix_cache_queries} prompt tokens cached,"
         f" {stats.accepted_tokens} of {stats.draft_tokens} drafts right; snapshots: {stats.num_snapshots} and"
@@ -120,7 +130,7 @@ async def _report(engine: AsyncEngine, started_s: float) -> str | None:
         f" {stats.snapshots_fetched} of them fetched, {stats.snapshots_dropped} dropped; audit: {fault or 'clean'}",
         flush=True,
     )
-    return fault
+    return fault, memory
 
 
 async def soak(arguments: argparse.Namespace) -> int:
@@ -153,22 +163,24 @@ async def soak(arguments: argparse.Namespace) -> int:
     clients = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     ended = asyncio.create_task(clients.communicate())
     started_s = time.monotonic()
-    faults = [await _report(engine, started_s)]
+    reports = [await _report(engine, started_s)]
     while not (await asyncio.wait((ended,), timeout=_REPORT_S))[0]:
-        faults.append(await _report(engine, started_s))
+        reports.append(await _report(engine, started_s))
     if clients.returncode:
         print(f"the clients ended with exit status {clients.returncode} before they could count their answers")
     counts = json.loads(ended.result()[0] or b"{}")
     await asyncio.sleep(1)
-    faults.append(await _report(engine, started_s))
+    reports.append(await _report(engine, started_s))
     stats = await engine.stats()
-    print(f"answers: {counts}; engines lost: {engine.num_restarts}")
+    grown = [end / half for half, end in zip(reports[len(reports) // 2][1], reports[-1][1], strict=True)]
+    growth = " and ".join(f"{share - 1:+.1%}" for share in grown)
+    print(f"answers: {counts}; engines lost: {engine.num_restarts}; memory since half time: {growth}")
     left_open = stats.num_running + stats.num_waiting + stats.num_used_blocks
     server.should_exit = True
     await serving
     await engine.close()
-    failed = clients.returncode or left_open or engine.num_restarts or set(counts) - {"200", "429", "left"}
-    return int(any(faults) or bool(failed))
+    failed = clients.returncode or left_open or engine.num_restarts or set(counts) - {"200", "429", "left", "too long"}
+    return int(any(fault for fault, _ in reports) or bool(failed) or max(grown) > _MOST_GROWTH)
 
 
 def main() -> int:
