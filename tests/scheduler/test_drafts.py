@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -189,3 +190,28 @@ def test_steps_stay_in_flight_where_no_draft_pays(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(DraftDepth, "pays", lambda *_: False)
     assert not scheduler.awaits(first)
     assert [(row.token_ids, row.lookahead) for row in rows_of(scheduler.schedule())] == [((FROM_PREVIOUS_STEP,), 0)]
+
+
+def test_rows_whose_drafts_are_wrong_are_asked_for_few_and_others_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests with drafts that are all right, or never, one of each at a time; a token takes a fifth of a step."""
+    scheduler, ids, now_s = make_scheduler(drafts=3, proposed=3), itertools.count(1), 0.0
+    monkeypatch.setattr(scheduler, "_clock", lambda: now_s)
+    drafted: dict[str, list[int]] = {"right": [], "wrong": []}
+    for number in range(600):
+        for name in drafted:
+            if not any(each.startswith(name) for each in scheduler._open.requests):
+                scheduler.add(request(f"{name} {number}", (next(ids),), max_tokens=90))
+        batch, made = scheduler.schedule(), []
+        for row in rows_of(batch):
+            name = str(scheduler.request_of(row.sequence_id)).split()[0]
+            drafted[name].append(row.num_drafts)
+            made.append(RowOutput(tuple(itertools.islice(ids, 1 + row.num_drafts * (name == "right")))))
+        now_s += 1.0 + 0.2 * batch.num_tokens
+        wanted = np.array([row.lookahead for row in rows_of(batch)], np.int32)
+        proposed = ProposedDrafts(wanted, lambda: pytest.fail("nobody needs their ids"))
+        updated(scheduler, batch, replace(step_output(made), drafts=proposed))
+        scheduler.take_closed_rows()
+        scheduler.audit()
+    right, wrong = (np.mean(each[-400:]) for each in drafted.values())
+    assert right > 2.5
+    assert wrong < 0.3
