@@ -35,6 +35,7 @@ _NAMES: dict[type[Block], tuple[str, str, str]] = {
 }
 """Of each block, of the matmuls of its inputs, and of its join."""
 SHARED_PART = "shared expert"
+RANK_SUMS = "sums of ranks"
 """All matmuls of an expert that every token goes through."""
 
 

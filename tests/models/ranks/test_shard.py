@@ -63,6 +63,14 @@ RECIPES = {
         replace(_PLAIN, windows=(None,) * 2, recurrent=("delta",), parts=("tiled",), key_heads=2, value_heads=8), (4,),
     ),
 }  # fmt: skip
+
+
+def of_gpus(name: str) -> Recipe:
+    """A recipe with sizes that kernels have: heads of delta nets, and layers' own inputs."""
+    recipe = RECIPES[name][0]
+    return replace(recipe, key_size=16, input_size=recipe.input_size and 32)
+
+
 CASES = [(name, ranks) for name, (_, counts) in RECIPES.items() for ranks in counts]
 
 

@@ -21,12 +21,11 @@ from realizar.backends.cpu.operations import BoundOperation
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.workspace import TOKEN_SQUARES, Workspace
+from realizar.backends.parts import RANK_SUMS
 from realizar.backends.rank_memory import RankMemory
 from realizar.errors import UnsupportedModelError
 from realizar.models.parts import Norm
 from realizar.models.spec import Attention, ModelSpec
-
-_PART = "sums of ranks"
 
 
 class RankBinder:
@@ -42,7 +41,7 @@ class RankBinder:
         record = self._workspace.record(
             ADD_UP, **buffer.fields("out"), width=width, row_bytes=4 * width, **self._exchange()
         )
-        yield BoundOperation(_PART, add_up.address, record)
+        yield BoundOperation(RANK_SUMS, add_up.address, record)
 
     def logits(self) -> Iterator[BoundOperation]:
         """The logits of this rank's ids become those of all."""
@@ -53,7 +52,7 @@ class RankBinder:
             SIDE_BY_SIDE, count_field=STEP_SELECTED, **buffer.fields("out"), width=widest, total=spec.vocab_size,
             row_bytes=4 * widest, **self._exchange(),
         )  # fmt: skip
-        yield BoundOperation(_PART, side_by_side.address, record)
+        yield BoundOperation(RANK_SUMS, side_by_side.address, record)
 
     def norm_of_token(self, norm: Norm | None, name: str, width: int) -> Iterator[BoundOperation]:
         """The norm over all ranks' heads of a token, of which `width` columns of a buffer are this one's."""
@@ -83,7 +82,7 @@ class RankBinder:
         record = self._workspace.record(
             PUBLISH, count_field=count, **buffer.fields("input"), width=width, row_bytes=row_bytes, **self._exchange()
         )
-        yield BoundOperation(_PART, publish.address, record)
+        yield BoundOperation(RANK_SUMS, publish.address, record)
 
     def _exchange(self) -> dict[str, int]:
         memory, share = self._memory, self._spec.share

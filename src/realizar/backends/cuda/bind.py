@@ -15,10 +15,11 @@ from realizar.backends.cuda.kernels.choose import choose, finish_logits
 from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.linears import MergedLinear, Merger
 from realizar.backends.cuda.norms import Branch, Consumer, NormBinder
+from realizar.backends.cuda.ranks import RankSums
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
-from realizar.backends.parts import inputs_part, join_part
+from realizar.backends.parts import RANK_SUMS, inputs_part, join_part
 from realizar.backends.program import (
     AttentionBlock,
     Block,
@@ -33,6 +34,7 @@ from realizar.backends.program import (
     Tail,
     ends_layer,
 )
+from realizar.errors import UnsupportedModelError
 from realizar.models.parts import Fusion, NextTokenInputs
 from realizar.models.spec import ModelSpec
 
@@ -41,7 +43,9 @@ class Binder:
     def __init__(
         self, spec: ModelSpec, weights: Weights, workspace: Workspace, attention: AttentionBinder, merger: Merger,
         experts: MixtureBinder, recurrences: RecurrenceBinder, norms: NormBinder, dense: DenseBinder,
+        ranks: RankSums | None = None,
     ) -> None:  # fmt: skip
+        self._ranks = ranks
         self._spec, self._space, self._experts, self._norms, self._dense = spec, workspace, experts, norms, dense
         self._attention, self._merger, self._recurrences = attention, merger, recurrences
         self._inputs = InputsBinder(weights, workspace, norms)
@@ -78,7 +82,9 @@ class Binder:
         return [Launch("final norm", self._norms.bind_selected(tail.norm, None))]
 
     def _begin(self, program: Program) -> Iterator[Launch]:
-        yield Launch("embed", self._inputs.embed(float(self._spec.embedding_scale)))
+        yield Launch("embed", self._inputs.embed(self._spec))
+        if self._ranks is not None:
+            yield Launch(RANK_SUMS, self._add_up_stream)
         if program.layer_inputs is not None:
             projection = self._merger.merge((program.layer_inputs.projection,))
             project = self._dense.project(projection, self._space.activations.normed)
@@ -89,6 +95,10 @@ class Binder:
         pair = program.blocks[0].inputs.pair
         if pair is not None:
             yield from (Launch("paired inputs", run) for run in self._norms.bind_pair(pair))
+
+    def _add_up_stream(self, kind: StepKind) -> None:
+        assert self._ranks is not None
+        self._ranks.add_up_stream(self._space.hidden[: kind.tokens])
 
     def bind_fusion(self, fusion: Fusion) -> list[Launch]:
         """Launches that make states of `Workspace.streams`, which are not a step's, and leave them in `hidden`."""
@@ -157,7 +167,12 @@ class Binder:
         """A block's launches; the branch of the block before it is added to the stream by the first of them."""
         if isinstance(block, ExpertsBlock):
             yield from self._experts.bind(block, before, self._next_consumer(block.join))
+            yield from self._sums(block)
             return
+        if isinstance(block, AttentionBlock) and block.reduces_norms:
+            raise UnsupportedModelError(
+                f"layer {block.layer}: ranks on GPUs can't share norms over all heads of a token"
+            )
         assert block.join.linear is not None
         inputs, output = self._merger.merge(block.inputs.linears), self._merger.merge((block.join.linear,))
         buffers = self._space.activations
@@ -180,6 +195,11 @@ class Binder:
             yield Launch("activation", self._dense.activate(block.feed_forward, inputs, output, buffers.get))
         residual = self._norms.bind_residual_add(branch, self._next_consumer(block.join))
         yield Launch(join_part(block), self._dense.project(output, buffers.get, residual=residual), output.weight_bytes)
+        yield from self._sums(block)
+
+    def _sums(self, block: Block) -> Iterator[Launch]:
+        if block.join.reduce:
+            yield Launch(RANK_SUMS, partial(self._norms.add_up, self._branch(block)))
 
     def _next_consumer(self, join: Join) -> Consumer | None:
         if join.next is None:
@@ -200,11 +220,13 @@ class Binder:
 
         def run(kind: StepKind) -> None:
             splits = head.splits(kind)
-            partials = space.partials(splits, kind.tokens, head.width)
+            partials, bias = space.partials(splits, kind.tokens, head.width), head.bias
+            if self._ranks is not None:
+                partials, bias, splits = self._ranks.side_by_side(partials, bias), None, 1
             finish_logits[(kind.tokens, blocks)](
-                partials, partials.stride(0), partials.stride(1), self._none if head.bias is None else head.bias,
+                partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
                 space.logits, spec.vocab_size, float(spec.logit_scale), float(spec.logit_soft_cap or 1.0),
-                space.block_tops, space.block_ids, blocks, spec.vocab_size, SPLITS=splits, BIAS=head.bias is not None,
+                space.block_tops, space.block_ids, blocks, spec.vocab_size, SPLITS=splits, BIAS=bias is not None,
                 SOFT_CAP=spec.logit_soft_cap is not None, BLOCK=LOGIT_BLOCK, **space.launching(kind),
             )  # fmt: skip
             choose[(kind.tokens,)](

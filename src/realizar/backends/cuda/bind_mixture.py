@@ -156,7 +156,7 @@ class MixtureBinder:
 
     def _output(self, one: _Mixture, join: Join | None) -> ExpertsOutput:
         """The experts' outputs; `join`: how they are added to the stream, None where something else reads them."""
-        directly = join is not None and join.norm is None and join.output_scale is None
+        directly = join is not None and join.norm is None and join.output_scale is None and not join.reduce
         most = self._matmuls.residual_tokens(one.matrices) if directly else 0
         halves = None
         if self._grouped is not None and one.input.grouped is not None:

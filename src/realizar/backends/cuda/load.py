@@ -32,6 +32,7 @@ from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.routing import ExpertsRead, RouterKernels, score_tile
 from realizar.backends.cuda.norms import NormBinder
 from realizar.backends.cuda.plan import plan_memory
+from realizar.backends.cuda.ranks import RankGroup, RankSums
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.recurrences.memory import StateMemory, slot_bytes
 from realizar.backends.cuda.recurrences.rows import RecurringRows
@@ -181,7 +182,7 @@ class _Parts:
 
 def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
-    memory: LoadMemory, *, gives_states: bool = False, beside: LoadedModel | None = None,
+    memory: LoadMemory, *, gives_states: bool = False, beside: LoadedModel | None = None, ranks: RankGroup | None = None,
 ) -> LoadedModel:  # fmt: skip
     """Load a model whose parts run on a GPU, with all kernels compiled and graphs captured that steps can need.
 
@@ -189,7 +190,7 @@ def load_model(
         progress: called with what is being done, and the share done, 0 to 1.
         memory: where the tensors lie; graphs take theirs beside it.
         gives_states: each step leaves the final states of its selected tokens in `Workspace.final_states`.
-        beside: a model that outlives this one, whose embedding is taken where it is the same.
+        beside: a model that outlives this one, whose embedding is taken where it is the same. ranks: of a rank's part.
 
     Raises:
         UnsupportedModelError: the GPU can't do what is configured.
@@ -214,7 +215,7 @@ def load_model(
     weights, space, matmuls = parts.weights, parts.space, parts.matmuls
     with memory.kept():
         recurrences = RecurrenceBinder(weights, space, states, device, scratch)
-        attention, binder = _binders(spec, config, parts, lane, kv, recurrences)
+        attention, binder = _binders(spec, config, parts, lane, kv, recurrences, ranks)
         sizes, scans = space.arrays.sizes, not config.batch_invariant
         recurring = RecurringRows(sizes, states.ring, 1 + config.speculative_tokens, scans=scans)
         if states.rings:
@@ -242,15 +243,19 @@ def load_model(
 
 
 def _binders(
-    spec: ModelSpec, config: ResolvedConfig, parts: _Parts, lane: _Lane, kv: KVMemory, recurrences: RecurrenceBinder
-) -> tuple[AttentionBinder, Binder]:
+    spec: ModelSpec, config: ResolvedConfig, parts: _Parts, lane: _Lane, kv: KVMemory, recurrences: RecurrenceBinder,
+    ranks: RankGroup | None = None,
+) -> tuple[AttentionBinder, Binder]:  # fmt: skip
     """What binds the launches of a lane's steps."""
     weights, space, device, kernels = parts.weights, lane.space, lane.device, lane.matmuls.kernels
     attention = AttentionBinder(weights, space, kv, parts.ropes, device, config.context_length, config.batch_invariant)
     routers = None if kernels is None else RouterKernels(kernels)
-    norms, dense = NormBinder(spec, weights, space), DenseBinder(space)
+    sizes, sums = space.arrays.sizes, None
+    if ranks is not None:
+        sums = RankSums(ranks, spec, sizes.tokens, sizes.selected, device.torch_device)
+    norms, dense = NormBinder(spec, weights, space, sums), DenseBinder(space)
     experts = MixtureBinder(weights, space, lane.merger, parts.experts, routers, lane.grouped, norms, dense)
-    binder = Binder(spec, weights, space, attention, lane.merger, experts, recurrences, norms, dense)
+    binder = Binder(spec, weights, space, attention, lane.merger, experts, recurrences, norms, dense, sums)
     return attention, binder
 
 

@@ -18,6 +18,7 @@ from realizar.backends.cuda.matmul.experts import ExpertsInput, ExpertsOutput
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.residual import Residual
+from realizar.backends.cuda.ranks import RankSums
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import Join
@@ -83,8 +84,8 @@ class NormBinder:
     the stream.
     """
 
-    def __init__(self, spec: ModelSpec, weights: Weights, workspace: Workspace) -> None:
-        self._cols, self._weights, self._space = spec.hidden_size, weights, workspace
+    def __init__(self, spec: ModelSpec, weights: Weights, workspace: Workspace, ranks: RankSums | None = None) -> None:
+        self._cols, self._weights, self._space, self._ranks = spec.hidden_size, weights, workspace, ranks
         self._none = torch.zeros(1, device=workspace.hidden.device)
         self._written = 0
 
@@ -143,6 +144,15 @@ class NormBinder:
 
         return run, folded
 
+    def add_up(self, branch: Branch, kind: StepKind) -> None:
+        """Add up what all ranks have of a branch's sums, for the norm that adds it to the stream."""
+        assert self._ranks is not None
+        linear = branch.linear
+        if isinstance(linear, ParallelOutput):
+            self._ranks.add_up(1, linear.sums(kind), linear.shared.bias)
+            linear = linear.experts
+        self._ranks.add_up(0, self._partials(linear, kind), linear.bias)
+
     def bind_last(self, branch: Branch) -> Run:
         join = branch.join
         if join.norm is not None or join.output_scale is not None or isinstance(branch.linear, ParallelOutput):
@@ -196,7 +206,7 @@ class NormBinder:
                 "num_warps": cut.warps, **space.launching(kind),
             }  # fmt: skip
             if added is not None and isinstance(added.linear, ParallelOutput):
-                sums, sum_constants = self._both_sums(added.linear, kind)
+                sums, sum_constants = self._both_sums(added.linear, added.join, kind)
                 normalize_parallel[(tokens,)](*sums, *ends, **sum_constants, **constants)
             else:
                 sums, sum_constants = self._sums(added, kind)
@@ -281,19 +291,24 @@ class NormBinder:
         if branch is None:
             return (self._none, 0, 0, self._none), {"SPLITS": 0, "MATMUL_BIAS": False}
         assert not isinstance(branch.linear, ParallelOutput)
-        bias, partials = branch.linear.bias, self._partials(branch.linear, kind)
+        bias, partials, splits = branch.linear.bias, self._partials(branch.linear, kind), branch.linear.splits(kind)
+        if branch.join.reduce and self._ranks is not None:
+            bias, partials, splits = None, self._ranks.totals(0, kind.tokens), 1
         pointers = partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias
-        return pointers, {"SPLITS": branch.linear.splits(kind), "MATMUL_BIAS": bias is not None}
+        return pointers, {"SPLITS": splits, "MATMUL_BIAS": bias is not None}
 
-    def _both_sums(self, output: ParallelOutput, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _both_sums(self, output: ParallelOutput, join: Join, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
         own, dense, bias = self._partials(output.experts, kind), output.sums(kind), output.shared.bias
+        splits = output.experts.splits(kind)
+        if join.reduce and self._ranks is not None:
+            own, dense, bias, splits = *(self._ranks.totals(place, kind.tokens) for place in (0, 1)), None, 1
         norm, dense_norm = output.norms.experts_output, output.norms.shared_output
         pointers = (
             own, own.stride(0), own.stride(1), self._none, *self.arguments(norm), dense, dense.stride(0),
             dense.stride(1), self._none if bias is None else bias, *self.arguments(dense_norm),
         )  # fmt: skip
         return pointers, {
-            "SPLITS": output.experts.splits(kind), "MATMUL_BIAS": False, **norm_constants("OWN_", norm),
+            "SPLITS": splits, "MATMUL_BIAS": False, **norm_constants("OWN_", norm),
             "DENSE_SPLITS": dense.shape[0], "DENSE_MATMUL_BIAS": bias is not None,
             **norm_constants("DENSE_", dense_norm),
         }  # fmt: skip

@@ -29,6 +29,7 @@ from realizar.backends.cuda.device_errors import device_errors, step_errors
 from realizar.backends.cuda.launch import Launch, StepKind, StepLaunch
 from realizar.backends.cuda.load import LoadedModel, load_model
 from realizar.backends.cuda.plan import beside_drafter
+from realizar.backends.cuda.ranks import RankGroup
 from realizar.backends.cuda.shapes import fused_tokens, padded_rows, padded_tokens
 from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
@@ -53,7 +54,7 @@ class CUDABackend:
     where no row's grammar gives it a mask.
 
     A device of None takes the first GPU; `may_sleep` loads the model so that it can `sleep`. `beside` is a model of a
-    backend that outlives this one, as `load_model` takes it.
+    backend that outlives this one, and `ranks` the others of a rank's part, as `load_model` takes them.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class CUDABackend:
         *,
         may_sleep: bool = False,
         beside: LoadedModel | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
-        self._progress = progress or no_progress
+        self._progress, self._ranks = progress or no_progress, ranks
         self._device = device
         self._may_sleep, self._beside = may_sleep, beside
         self._memory = LoadMemory()
@@ -78,6 +80,8 @@ class CUDABackend:
         self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
     ) -> None:
         SUPPORTED.check(spec)
+        if (self._ranks is None) != (spec.share.ranks == 1):
+            raise ValueError(f"a model that {spec.share.ranks} share is loaded with {self._ranks} as their group")
         check_tensors(spec, checkpoint)
         drafter = find_drafter(others, spec, config)
         if drafter is not None:
@@ -103,7 +107,7 @@ class CUDABackend:
                     self._memory = SleepingMemory(device.torch_device)
                 self._model = load_model(
                     spec, checkpoint, config, device, self._progress, self._memory, gives_states=self._gives_states,
-                    beside=self._beside,
+                    beside=self._beside, ranks=self._ranks,
                 )  # fmt: skip
             return None
         except BaseException as error:

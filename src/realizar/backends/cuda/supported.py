@@ -11,4 +11,5 @@ SUPPORTED = Supported(
     frozenset({Attention, SharedAttention, GatedDeltaNet, ShortConvolution}),
     frozenset({FeedForward, Experts}),
     frozenset(Feature) - {Feature.UNGATED_EXPERTS, Feature.WIDE_DELTA_NET},
+    adds_up=True,
 )

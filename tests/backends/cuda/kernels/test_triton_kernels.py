@@ -235,7 +235,7 @@ def test_embedding_of_every_type(ggml_type: object) -> None:
         out = torch.full((4, cols), 7.0)
         embed_quantized[(4, -(-cols // 256))](
             ids, rows, last, out, cols, 2.0, cols=cols, **matrix.arrays, **matrix.constants, GIVEN=given,
-            DEPENDENT=False, BLOCK=256,
+            DEPENDENT=False, BLOCK=256, first=0, count=9, PART=0,
         )  # fmt: skip
         assert np.array_equal(out[:3].numpy(), expected[:3])
         assert np.array_equal(out[3].numpy(), np.full(cols, 7.0) if given else expected[3])

@@ -19,6 +19,7 @@ from realizar.backends.cuda.weights.plain import PlainMatrix
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import InputGateBlock
 from realizar.models.layer_inputs import LayerInputs
+from realizar.models.spec import ModelSpec
 
 _EMBED_BLOCK = 1024
 _PART = "layer inputs"
@@ -32,9 +33,14 @@ class InputsBinder:
     space: Workspace
     norms: NormBinder
 
-    def embed(self, scale: float) -> Run:
-        """hidden = scale * rows of the embedding, but for given embeddings, which are there."""
-        return self._embed(self.weights.embedding, self.space.hidden, scale, given=True)
+    def embed(self, spec: ModelSpec) -> Run:
+        """hidden = scale * rows of the embedding, but for given embeddings, which are there; zeros where another rank
+        has the row.
+        """
+        share, ids = spec.share, (spec.first_id, spec.head.out_features)
+        part = 0 if share.ranks == 1 else 1 if share.rank == 0 else 2
+        scale = float(spec.embedding_scale)
+        return self._embed(self.weights.embedding, self.space.hidden, scale, given=True, part=part, ids=ids)
 
     def bind(self, inputs: LayerInputs, projection: MergedLinear, project: Run) -> Iterator[Launch]:
         """What makes the inputs of all layers from the embedding in `hidden`; `project` starts the `projection`."""
@@ -51,21 +57,28 @@ class InputsBinder:
         own = self.space.layer_inputs[:, block.layer * size :]
         return lambda kind: start_gate(self.space, kind, linear, 0, size, consumer, source=own, activation=activation)
 
-    def _embed(self, table: PlainMatrix | torch.Tensor, out: torch.Tensor, scale: float, *, given: bool) -> Run:
-        """out [tokens, cols] = scale * rows of a table; out is contiguous; `given` embeddings keep their places."""
+    def _embed(
+        self, table: PlainMatrix | torch.Tensor, out: torch.Tensor, scale: float, *, given: bool, part: int = 0,
+        ids: tuple[int, int] = (0, 0),
+    ) -> Run:  # fmt: skip
+        """out [tokens, cols] = scale * rows of a table; out is contiguous; `given` embeddings keep their places.
+
+        Of a `part` of a table `ids` are its first row and how many it has (`kernels.embed`).
+        """
         space, cols = self.space, out.shape[1]
-        ids = space.arrays["ids"], space.arrays["token_rows"], space.last
-        blocks = -(-cols // _EMBED_BLOCK)
+        tokens = space.arrays["ids"], space.arrays["token_rows"], space.last
+        blocks, fixed = -(-cols // _EMBED_BLOCK), {"GIVEN": given, "BLOCK": _EMBED_BLOCK, "PART": part}
 
         # Lets the next kernel start, but does not start early itself: that may read a step's arrays before it waits.
         def run(kind: StepKind) -> None:
             grid = kind.tokens, blocks
-            constants = {"GIVEN": given, "DEPENDENT": space.launching(kind)["DEPENDENT"], "BLOCK": _EMBED_BLOCK}
+            constants = {**fixed, "DEPENDENT": space.launching(kind)["DEPENDENT"]}
             if isinstance(table, torch.Tensor):
-                embed_floats[grid](*ids, out, cols, scale, table, cols, **constants)
+                embed_floats[grid](*tokens, out, cols, scale, table, cols, *ids, **constants)
             else:
                 embed_quantized[grid](
-                    *ids, out, cols, scale, cols=cols, **table.arrays, **table.constants, **constants
+                    *tokens, out, cols, scale, cols=cols, first=ids[0], count=ids[1], **table.arrays,
+                    **table.constants, **constants,
                 )  # fmt: skip
 
         return run

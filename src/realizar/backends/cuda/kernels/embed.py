@@ -1,6 +1,9 @@
 """The embedding of a step's tokens, quantised or of floats.
 
 A token with a given embedding has the id -2 - id: where GIVEN, its place in the output is left as it is.
+
+Of a rank's PART the table has `count` rows from `first` on, and what another rank has is zeros here: 1 is the first
+rank's, and 2 any other's, where given embeddings are zeros as well.
 """
 
 import triton
@@ -21,33 +24,48 @@ def resolve_tokens(ids, token_rows, last, at, mask):
 
 
 @triton.jit
+def own_row(row, is_given, first, count, PART: tl.constexpr):
+    """The row of a rank's table, and whether it has one."""
+    if PART == 0:
+        return row, row >= 0
+    row = row - first
+    is_own = (row >= 0) & (row < count)
+    if PART == 2:
+        is_own = is_own & (is_given == 0)
+    return tl.where(is_own, row, 0), is_own
+
+
+@triton.jit
 def embed_quantized(
     ids, token_rows, last, out, out_stride, scale, low, high, small, small_minima, supers, super_minima, codebook,
-    signs, cols,
+    signs, cols, first, count,
     LOW: tl.constexpr, HIGH: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr,
     MINIMA: tl.constexpr, VECTOR: tl.constexpr, CODEBOOK: tl.constexpr, SIGNS: tl.constexpr, GIVEN: tl.constexpr,
-    DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, cols] = scale * rows of the embedding. Grid: tokens, blocks of columns."""
     begin(DEPENDENT)
     at = tl.program_id(0) + tl.arange(0, 1)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row, is_given = resolve_tokens(ids, token_rows, last, at, at >= 0)
+    row, is_own = own_row(row, is_given, first, count, PART)
     values = load_weights(
-        low, high, small, small_minima, supers, super_minima, codebook, signs, row, columns, cols, row >= 0,
+        low, high, small, small_minima, supers, super_minima, codebook, signs, row, columns, cols, is_own,
         LOW, HIGH, OFFSET, GROUP, SUPER, MINIMA, VECTOR, CODEBOOK, SIGNS,
     )  # fmt: skip
     place = at.to(tl.int64)[:, None] * out_stride + columns[None, :]
     mask = (columns < cols)[None, :]
-    if GIVEN:
+    if PART != 0:
+        values = tl.where(is_own[:, None], values, 0.0)
+    if GIVEN and PART != 2:
         mask = mask & ~is_given[:, None]
     tl.store(out + place, values * scale, mask=mask)
 
 
 @triton.jit
 def embed_floats(
-    ids, token_rows, last, out, out_stride, scale, weights, cols, GIVEN: tl.constexpr, DEPENDENT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ids, token_rows, last, out, out_stride, scale, weights, cols, first, count, GIVEN: tl.constexpr,
+    DEPENDENT: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, cols] = scale * rows of an embedding of floats. Grid: tokens, blocks of columns."""
     begin(DEPENDENT)
@@ -55,7 +73,9 @@ def embed_floats(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < cols
     row, is_given = resolve_tokens(ids, token_rows, last, token, token >= 0)
-    values = tl.load(weights + row.to(tl.int64) * cols + columns, mask=inside, other=0.0).to(tl.float32)
-    if GIVEN:
+    row, is_own = own_row(row, is_given, first, count, PART)
+    is_read = inside if PART == 0 else inside & is_own
+    values = tl.load(weights + row.to(tl.int64) * cols + columns, mask=is_read, other=0.0).to(tl.float32)
+    if GIVEN and PART != 2:
         inside = inside & ~is_given
     tl.store(out + token.to(tl.int64) * out_stride + columns, values * scale, mask=inside)

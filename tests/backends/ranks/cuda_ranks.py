@@ -1,0 +1,70 @@
+"""A rank of models on the GPU backend: `cuda_ranks.py RECIPES RANK RANKS FOLDER`.
+
+It computes the logits of each recipe's model with the other ranks and leaves them in the folder: on a GPU for each rank
+through NCCL, or on the processor as if it were one through gloo.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import distributed
+
+TOKENS = 24
+CHUNKS = (20, 3, 1)
+
+
+class _Group:
+    def add_up(self, values: torch.Tensor) -> None:
+        part = values.contiguous()
+        distributed.all_reduce(part)
+        values.copy_(part)
+
+    def gather(self, own: torch.Tensor, all_values: torch.Tensor) -> None:
+        distributed.all_gather(list(all_values.unbind()), own.contiguous())
+
+
+def main(names: str, rank: int, ranks: int, folder: Path) -> None:
+    on_cards = torch.cuda.device_count() >= ranks
+    sys.path[:0] = [str(Path(__file__).parents[2])]
+    if not on_cards:
+        os.environ["TRITON_INTERPRET"] = "1"
+        from backends.cuda import triton_interpreter  # noqa: F401
+    from backend_runs import BackendRunner
+    from models.ranks.test_shard import of_gpus
+    from random_models import random_model, random_tokens
+    from realizar.backends.cuda.device import interpreter_device, open_device
+    from realizar.backends.cuda.runner import CUDABackend
+    from realizar.config import EngineConfig
+    from realizar.models.shard import shard
+
+    class Runner(BackendRunner[CUDABackend]):
+        def read_logits(self, tokens: list[int]) -> NDArray[np.float32]:
+            logits: NDArray[np.float32] = self.backend.logits(tokens).cpu().numpy().copy()
+            return logits
+
+    if on_cards:
+        torch.cuda.set_device(rank)
+    distributed.init_process_group(
+        "nccl" if on_cards else "gloo", rank=rank, world_size=ranks,
+        store=distributed.FileStore(str(folder / "store"), ranks),
+    )  # fmt: skip
+    config = EngineConfig(max_running=2, context_length=256, max_step_tokens=64, block_size=32, device_check=False)
+    for name in names.split(","):
+        recipe = of_gpus(name)
+        spec, checkpoint = random_model(recipe)
+        device = open_device(rank) if on_cards else interpreter_device()
+        runner = Runner(
+            CUDABackend(device=device, ranks=_Group()), shard(spec, rank, ranks), checkpoint, config, "cuda"
+        )
+        np.save(folder / f"{name}-{rank}.npy", runner.logits(random_tokens(recipe, TOKENS), CHUNKS))
+        runner.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
