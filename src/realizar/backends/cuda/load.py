@@ -182,7 +182,7 @@ class _Parts:
 
 def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
-    memory: LoadMemory, *, gives_states: bool = False, beside: LoadedModel | None = None, ranks: RankGroup | None = None,
+    memory: LoadMemory, *, gives_states: bool = False, beside: LoadedModel | None = None, ranks: RankGroup | None = None
 ) -> LoadedModel:  # fmt: skip
     """Load a model whose parts run on a GPU, with all kernels compiled and graphs captured that steps can need.
 
