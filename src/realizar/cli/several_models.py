@@ -100,7 +100,8 @@ def make_shelf(
     loader = EngineLoader(files, settings, wishes.log_level, wishes.max_queued)
     shelf = ModelShelf(known, loader.load, pools, options.keep_alive, host_bytes)
     if options.allow_pull:
-        shelf.pulls = Pulls(fetch_in_process, partial(_add, shelf, files, wishes, config, options.memory))
+        fetch = partial(fetch_in_process, mmproj=config.mmproj)
+        shelf.pulls = Pulls(fetch, partial(_add, shelf, files, wishes, config, options.memory))
     return shelf
 
 

@@ -1,4 +1,6 @@
-"""A pull in a process of its own: `python -m realizar.hub.pull_process NAME`, with lines of JSON on stdout.
+"""A pull in a process of its own: `python -m realizar.hub.pull_process NAME MMPROJ`, with JSON on stdout.
+
+MMPROJ is that of `EngineConfig`: an encoder of images beside the model comes with `auto`.
 
 A server ends a pull by ending this process, whatever library is downloading. Lines are `{"files": [...]}` with the
 fields of `RemoteFile`, then `{"label", "done"}` again and again, then `{"path"}`, `{"error"}`, or `{"unknown"}` where
@@ -51,13 +53,13 @@ class _Lines:
             self.write(label=label, done=done)
 
 
-def main(name: str) -> int:
+def main(name: str, mmproj: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server's whole group
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # pip is ended on the way out
     end_with_parent(signal.SIGTERM)
     lines = _Lines()
     try:
-        last, status = {"path": str(pull_by_name(name, lines.progress, lines.files))}, 0
+        last, status = {"path": str(pull_by_name(name, lines.progress, lines.files, towers=mmproj == "auto"))}, 0
     except RealizarError as error:
         last, status = {"unknown" if isinstance(error, UnknownModelError) else "error": str(error)}, 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # who has read the last line ends this process, and nothing is left
@@ -66,4 +68,4 @@ def main(name: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

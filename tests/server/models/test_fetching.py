@@ -23,11 +23,12 @@ from realizar.server.models.pulls import PullEvent, fetch_in_process
 from waits import HANG_S
 
 WEIGHTS = b"GGUF weights" * 100_000
+SEES = {"m-Q8_0.gguf": b"GGUF", "mmproj-F16.gguf": b"GGUF tower"}
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    with fake_hub({"user/m": {"m-Q8_0.gguf": WEIGHTS}}) as endpoint:
+    with fake_hub({"user/m": {"m-Q8_0.gguf": WEIGHTS}, "user/sees": SEES}) as endpoint:
         for name, value in endpoint.variables(tmp_path).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
@@ -42,6 +43,12 @@ def test_progress_has_digests_and_sizes(hub: Endpoint) -> None:
     assert events[-1] == PullEvent(f"pulling {digest[:12]}", f"sha256:{digest}", len(WEIGHTS), len(WEIGHTS))
     assert [event.completed or 0 for event in events] == sorted(event.completed or 0 for event in events)
     assert (models_dir() / "user--m--Q8_0" / "pulled.json").is_file()
+
+
+def test_an_encoder_of_images_comes_where_the_server_has_it_loaded(hub: Endpoint) -> None:
+    for mmproj, files in (("none", ["m-Q8_0.gguf"]), ("auto", [*SEES])):
+        path = asyncio.run(fetch_in_process("user/sees:Q8_0", lambda event: None, mmproj))
+        assert sorted(each.name for each in path.parent.iterdir()) == files
 
 
 @pytest.mark.parametrize(
@@ -117,7 +124,7 @@ def test_a_process_that_is_ended_on_its_way_out_says_nothing() -> None:
         "import atexit, os, signal\n"
         "from realizar.hub.pull_process import main\n"
         "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
-        "main('/etc/passwd')"
+        "main('/etc/passwd', 'auto')"
     )
     ended = subprocess.run((sys.executable, "-c", code), capture_output=True, check=False, timeout=HANG_S)
     assert (ended.returncode, ended.stderr) == (-signal.SIGTERM, b"")

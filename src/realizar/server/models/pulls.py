@@ -197,10 +197,13 @@ class Pulls:
             raise HubError(f"{name} was pulled, and can't be served: {error}") from error
 
 
-async def fetch_in_process(name: str, report: Report) -> Path:
-    """See `Fetch`. The files lie where `realizar pull` has them. UnknownModelError: no model has the name."""
+async def fetch_in_process(name: str, report: Report, mmproj: str = "auto") -> Path:
+    """See `Fetch`. The files lie where `realizar pull` has them, with an encoder of images where `mmproj` is `auto`.
+
+    UnknownModelError: no model has the name.
+    """
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, name, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, limit=_LONGEST_LINE
+        *COMMAND, name, mmproj, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, limit=_LONGEST_LINE
     )
     try:
         return await _read(name, cast("asyncio.StreamReader", process.stdout), report)
