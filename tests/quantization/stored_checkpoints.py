@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -258,10 +258,10 @@ def _tensors(stored: Stored, codes: NDArray[Any], zeros: NDArray[Any], scales: N
 
 def write_model(
     folder: Path, stored: Stored, *, mixture: bool = False, more: Mapping[str, NDArray[Any]] = MappingProxyType({}),
-    others: Mapping[str, Stored] = MappingProxyType({}), **method: Any,
+    others: Mapping[str, Stored] = MappingProxyType({}), lacking: Collection[str] = (), **method: Any,
 ) -> dict[str, NDArray[np.float64]]:  # fmt: skip
     """A Llama, or a Qwen3 of experts, whose layers' matrices are stored so, or as `others` by their names in a layer;
-    with `more` tensors and keys of the `method`.
+    with `more` tensors and keys of the `method`, and without those tensors that it is `lacking`.
 
     Returns their weights, by the names that they would have.
     """
@@ -289,6 +289,7 @@ def write_model(
         for name, shape in shapes.items():
             made, weights[f"{base}.{name}.weight"] = random_matrix(others.get(name, stored), *shape, rng)
             tensors |= {f"{base}.{name}{suffix}": array for suffix, array in made.items()}
+    tensors = {name: array for name, array in tensors.items() if name not in lacking}
     write_checkpoint(folder, tensors, stored.config | method, MIXTURE if mixture else CONFIG)
     return weights
 

@@ -124,6 +124,7 @@ def test_scales_that_are_not_finite_are_refused(method: str, tmp_path: Path) -> 
         (Stored("gptq"), ".g_idx", np.full(256, -1, np.int32), "has the groups -1 to -1, of 2"),
         (Stored("packed"), ".weight_packed", np.zeros((64, 32), np.uint32), "is of type U32, and not I32"),
         (Stored("packed"), ".weight_shape", np.zeros(3, np.int64), r"has the shape \(3,\), and not \(2,\)"),
+        (Stored("packed"), ".weight_shape", np.array([64, 250]), r"says \[64, 250\], and the codes are of \[64, 256\]"),
         (Stored("packed", symmetric=True), ".weight_scale", np.zeros((64, 3), np.float16), "3 groups of 256 columns"),
         (Stored("packed"), ".weight_scale", np.zeros((63, 2), np.float16), r"has the shape \(63, 2\), and not"),
         (Stored("packed"), ".weight_zero_point", np.zeros((64, 2), np.int32), r"\(64, 2\), and not \(8, 2\)"),
@@ -165,7 +166,8 @@ def test_tensors_that_do_not_fit_together_are_refused(
     stored: Stored, suffix: str, array: NDArray[Any], message: str, tmp_path: Path
 ) -> None:
     tensors, _ = random_matrix(stored, 64, 256, np.random.default_rng(1))
-    with pytest.raises(CheckpointError, match=message):
+    named = rf"model\.safetensors: tensor '{NAME}\.\w+'.* {message}"
+    with pytest.raises(CheckpointError, match=named):
         tensor_source(opened(tmp_path, stored, {**tensors, suffix: array}), f"{NAME}.weight").dequantize()
 
 
@@ -174,13 +176,15 @@ def test_tensors_that_do_not_fit_together_are_refused(
     [
         (Stored("fp8", group=0, rows=1, scale="float32"), 0, "a scale of out_feature 9 is 0, and its numbers are not"),
         (MICROSCALED[0], 255, "a scale of out_feature 9 is not finite"),
+        (Stored("nvfp4"), 127, "a scale of out_feature 9 is not finite"),
         (MICROSCALED[4], 255, "the scale of group 0 of out_feature 9 is not finite"),
     ],
     ids=str,
 )
 def test_scales_that_no_weight_has_are_refused(stored: Stored, value: int, reason: str, tmp_path: Path) -> None:
     tensors, _ = random_matrix(stored, 16, 256, np.random.default_rng(1))
-    next(each for name, each in tensors.items() if "scale" in name)[9, 0] = value
+    scales = next(each for name, each in tensors.items() if "scale" in name)
+    (scales.view(np.uint8) if scales.itemsize == 1 else scales)[9, 0] = value
     source = tensor_source(opened(tmp_path, stored, tensors), f"{NAME}.weight")
     source.check_finite(0, 9)
     with pytest.raises(CheckpointError, match=rf"tensor '{NAME}\.weight': {reason}$"):

@@ -242,7 +242,9 @@ class GptqTensors(PartsFormat):
         self._made, self._symmetric = _Gptq2Source if second else _GptqSource, config.get("sym") is True
 
     def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
-        order = self.there(checkpoint, base, order=".g_idx")
+        order = {"order": ".g_idx"}
+        if not self.config.get("desc_act"):  # else without it no column's group is known
+            order = self.there(checkpoint, base, **order)
         return {"codes": ".qweight", "zeros": ".qzeros", "scales": ".scales", **order}
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
@@ -284,7 +286,14 @@ class CompressedTensors(PartsFormat):
                 raise self.unsupported("format", reason)
         for number, group in groups.items():
             self._check_group(str(number), group)
-        self._bits = {group["weights"]["num_bits"] for group in groups.values() if group["weights"]["type"] == "int"}
+        integers = [group["weights"] for group in groups.values() if group["weights"]["type"] == "int"]
+        self._bits = {each["num_bits"] for each in integers}
+        ordered = [each.get("actorder") not in (None, False, "weight", "static") for each in integers]
+        self._needed = {
+            part for part, by_all in (
+                ("zeros", [each.get("symmetric") is False for each in integers]), ("order", ordered),
+            ) if by_all and all(by_all)
+        }  # fmt: skip
 
     @property
     def fp8_activations(self) -> bool:
@@ -311,7 +320,8 @@ class CompressedTensors(PartsFormat):
 
     def suffixes(self, checkpoint: Checkpoint, base: str) -> Mapping[str, str]:
         plain = checkpoint.tensors.get(f"{base}.weight")
-        if f"{base}.weight_scale" not in checkpoint.tensors and (plain is None or plain.dtype != "F8_E4M3"):
+        is_of_codes = plain is not None and plain.dtype in ("F8_E4M3", "I8")
+        if not is_of_codes and not self.there(checkpoint, base, codes=".weight_packed", scales=".weight_scale"):
             return {}
         own = {"codes": ".weight_packed" if plain is None else ".weight", "scales": ".weight_scale"}
         packed, scales = (checkpoint.tensors.get(base + own[part]) for part in ("codes", "scales"))
@@ -324,7 +334,11 @@ class CompressedTensors(PartsFormat):
             return own | self.there(checkpoint, base, inputs=".input_scale")
         shape = {} if plain is not None else {"shape": ".weight_shape"}
         others = self.there(checkpoint, base, inputs=".input_scale", input_zeros=".input_zero_point")
-        zeros = self.there(checkpoint, base, zeros=".weight_zero_point", order=".weight_g_idx")
+        zeros = {
+            part: suffix
+            for part, suffix in (("zeros", ".weight_zero_point"), ("order", ".weight_g_idx"))
+            if part in self._needed or base + suffix in checkpoint.tensors
+        }
         return own | shape | zeros | others
 
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
@@ -338,6 +352,9 @@ class CompressedTensors(PartsFormat):
             out_features, words = matrix_shape(codes, "I32")
             bits = self._packed_bits(parts["shape"], words)
             in_features = words * _WORD_BITS // bits
+            stated = array_of(parts["shape"], "<i8").tolist()
+            if stated != [out_features, in_features]:
+                raise wrong(parts["shape"], f"says {stated}, and the codes are of {[out_features, in_features]}")
         else:
             (out_features, in_features), bits = matrix_shape(codes, "I8"), 8
         groups = matrix_shape(scales)[1]

@@ -149,6 +149,31 @@ def test_a_whole_model_of_several_groups_of_compressed_tensors(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("stored", "changes", "suffixes"),
+    [
+        (Stored("awq"), {}, ["qweight", "qzeros", "scales"]),
+        (Stored("gptq"), {"desc_act": True}, ["qweight", "qzeros", "scales", "g_idx"]),
+        (Stored("packed"), {}, ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"]),
+        (Stored("packed", symmetric=True), {}, ["weight_packed", "weight_scale", "weight_shape"]),
+        (Stored("unpacked", bits=8), {}, ["weight", "weight_scale", "weight_zero_point"]),
+        (Stored("fp8"), {}, ["weight", "weight_scale_inv"]),
+        (Stored("float", group=0, rows=1), {}, ["weight", "weight_scale"]),
+        (Stored("nvfp4"), {}, ["weight_packed", "weight_scale", "weight_global_scale"]),
+        (Stored("mxfp4"), {}, ["weight_packed", "weight_scale"]),
+        (Stored("modelopt"), {}, ["weight", "weight_scale", "weight_scale_2"]),
+    ],
+    ids=str,
+)
+def test_no_tensor_of_a_matrix_is_forgotten(
+    stored: Stored, changes: dict[str, Any], suffixes: list[str], tmp_path: Path
+) -> None:
+    for suffix in suffixes:
+        write_model(tmp_path, stored, lacking=(f"{DOWN}.{suffix}",), **changes)
+        with pytest.raises(CheckpointError, match=rf"tensor '{DOWN}\.\w+': missing {DOWN}\.{suffix}"):
+            check(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("key", "listed", "reason"),
     [
         ("ignore", ["lm_head", DOWN], rf"names '{DOWN}', which is stored quantised$"),
