@@ -26,6 +26,7 @@ from realizar.models.spec import (
     Layer,
     ModelSpec,
 )
+from realizar.quantization.microscaling import e4m3
 
 Array = NDArray[Any]
 State = dict[int, tuple[Array, ...]]
@@ -392,3 +393,31 @@ def _activate(name: str, x: Array) -> Array:
         return kind(0.5) * x * (kind(1) + np.tanh(kind(math.sqrt(2 / math.pi)) * (x + kind(0.044715) * x * x * x)))
     erf = np.vectorize(math.erf, otypes=[x.dtype])
     return kind(0.5) * x * (kind(1) + erf(x * kind(math.sqrt(0.5))))
+
+
+def nearest_e4m3(values: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
+    """The bytes of the nearest numbers, of two the even one; beyond the largest that one."""
+    numbers = e4m3()[:127].astype(np.float64)  # in ascending order
+    size = np.minimum(np.abs(values.astype(np.float64)), numbers[-1])
+    above = np.clip(np.searchsorted(numbers, size), 1, 126)
+    low, high = size - numbers[above - 1], numbers[above] - size
+    code = np.where((low < high) | ((low == high) & (above % 2 == 1)), above - 1, above)
+    return (code | (np.signbit(values) << 7)).astype(np.uint8)
+
+
+class FP8CacheModel(ReferenceModel):
+    """With keys and values in e4m3, as a cache in FP8 keeps them.
+
+    `scales` are those of keys and values by layer, of which others have 1.
+    """
+
+    scales: Mapping[int, tuple[float, float]] = {}
+
+    def _attend(self, part: Attention | SharedAttention, q: Array, k: Array, v: Array, first: int) -> Array:
+        layer = next(index for index, each in enumerate(self.spec.layers) if each.mixer is part)
+        scales = self.scales.get(part.source if isinstance(part, SharedAttention) else layer, (1.0, 1.0))
+        k, v = (
+            (e4m3()[nearest_e4m3((each / scale).astype(np.float32))] * scale).astype(self.dtype)
+            for each, scale in zip((k, v), scales, strict=True)
+        )
+        return super()._attend(part, q, k, v, first)

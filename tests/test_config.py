@@ -25,8 +25,8 @@ def test_integers_of_numpy_are_integers() -> None:
 
 
 def test_unknown_cache_type_lists_the_known() -> None:
-    with pytest.raises(InvalidRequestError, match="auto, f16, bf16, int8"):
-        EngineConfig(kv_cache_dtype="fp8")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="auto, f16, bf16, int8, fp8, not fp4"):
+        EngineConfig(kv_cache_dtype="fp4")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_running", 65_537), ("speculative_tokens", 17), ("threads", 1025)])

@@ -10,7 +10,7 @@ from realizar.errors import InvalidRequestError
 from realizar.ranges import check_ranges, number
 
 InstructionSetName = Literal["avx512_vnni", "avx_vnni", "avx2", "neon_dot", "portable"]
-KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
+KVCacheDType = Literal["auto", "f16", "bf16", "int8", "fp8"]
 PromptDType = Literal["auto", "f16", "fp8"]
 Device = Literal["cuda", "cpu"]
 """Kinds of devices, each with a backend."""
@@ -48,7 +48,9 @@ class EngineConfig:
             of the threads. Their sums have one order, and so the same bits in every run.
         threads: CPU threads; None takes the physical cores, or fewer if a control group limits the processor's time.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
-            a model whose matrices are all float32.
+            a model whose matrices are all float32. `int8` has a scale for 32 numbers of a head. `fp8` is e4m3, with one
+            scale for a layer's keys and one for its values: those of the checkpoint, or none. It is the smallest, and
+            loses several times what int8 does.
         context_length: maximum of prompt and output tokens of a request; None takes the model's.
         max_running: maximum of sequences in one step, up to 65,536. None takes the device's default
             (`DeviceTraits.rows`), and on a GPU fewer for a model whose states would take too much of its memory.

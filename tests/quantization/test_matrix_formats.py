@@ -9,7 +9,7 @@ import pytest
 from handmade_checkpoint import config_checkpoint, gguf_checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.registry import build_spec
-from realizar.quantization.tensors import asks_for_fp8, matrix_format
+from realizar.quantization.tensors import asks_for_fp8, cache_scheme, matrix_format
 
 
 @pytest.mark.parametrize("method", ["hqq", "bitsandbytes", "quark"])
@@ -71,3 +71,27 @@ def _floats(inputs: Any, bits: int = 8) -> dict[str, Any]:
 )
 def test_checkpoints_that_ask_for_activations_in_fp8(config: dict[str, Any], expected: bool) -> None:
     assert asks_for_fp8(config_checkpoint({"quantization_config": config})) is expected
+
+
+@pytest.mark.parametrize(
+    ("scheme", "expected"),
+    [
+        ({"kv_cache_scheme": {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False}}, "FP8"),
+        ({"kv_cache_scheme": {"type": "float", "num_bits": 8, "dynamic": False}}, "FP8"),
+        (
+            {"kv_cache_scheme": {"type": "float", "num_bits": 8, "strategy": "attn_head"}},
+            "float of 8 bits by attn_head",
+        ),
+        ({"kv_cache_scheme": {"type": "int", "num_bits": 8, "strategy": "tensor"}}, "int of 8 bits by tensor"),
+        ({"kv_cache_scheme": "static"}, "FP8"),
+        ({"kv_cache_quant_algo": "FP8"}, "FP8"),
+        ({"kv_cache_quant_algo": "NVFP4"}, "NVFP4"),
+        ({"kv_cache_scheme": None, "kv_cache_quant_algo": None}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_what_keys_and_values_were_meant_to_be_kept_in(scheme: dict[str, Any], expected: str | None) -> None:
+    method = "fp8" if scheme.get("kv_cache_scheme") == "static" else "modelopt"
+    config = {"quant_method": method, "quant_algo": "FP8"} if method == "modelopt" else {"quant_method": method}
+    assert cache_scheme(config_checkpoint({"quantization_config": config | scheme})) == expected

@@ -42,7 +42,7 @@ class ResolvedConfig(EngineConfig):
         context_length: tokens that a request may hold, prompt and output; at most the model's.
         max_running: rows, that is sequences that may be in one step.
         speculative_tokens: drafts of a row and step, at most; 0 where nobody drafts.
-        kv_dtype: element type of the KV cache: f32, f16, bf16 or int8.
+        kv_dtype: element type of the KV cache: f32, f16, bf16, int8 or fp8.
         prompt_dtype: f16 or fp8.
         queue_length: choices that a server lets wait while as many as possible run.
         steps_in_flight, tile_tokens, stretch: see `DeviceTraits`.

@@ -18,7 +18,9 @@ from realizar.models.spec import ExpertLinear, LayerStack
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.source import MatrixSource
-from realizar.quantization.tensors import expert_source, stack_layout, tensor_source, transposed_source
+from realizar.quantization.tensors import cache_scale, expert_source, stack_layout, tensor_source, transposed_source
+
+_LARGEST_FP8 = 448
 
 
 class WeightTensors:
@@ -90,6 +92,23 @@ class WeightTensors:
     def convolution(self, name: TensorName) -> NDArray[np.float32]:
         """The kernel of a convolution over each channel's last tokens: float32 [channels, length]."""
         return self._vector_source(name).dequantize()[self._spec.tensors[name].out_features()]
+
+    def cache_scales(self, kv_dtype: str) -> dict[int, tuple[float, float]]:
+        """What keys and values of each layer with attention are divided by in a cache of FP8; nothing for others.
+
+        The checkpoint's scales, or else 1. Keys with biases that leave FP8 little room beyond them have more.
+
+        Raises CheckpointError for a scale that is not one finite number above 0.
+        """
+        attentions = self._spec.attentions() if kv_dtype == "fp8" else ()
+        return {layer: (self._cache_scale(part.k), self._cache_scale(part.v)) for layer, part in attentions}
+
+    def _cache_scale(self, linear: Linear) -> float:
+        stored = cache_scale(self._checkpoint, self._spec.tensors[linear.weight].name)
+        if stored is not None:
+            return stored
+        bias = 0.0 if linear.bias is None else float(np.abs(self.vector(linear.bias)).max())
+        return max(1.0, 2 * bias / _LARGEST_FP8)
 
     def check_vectors(self) -> None:
         """Raise CheckpointError for a norm, bias, sink or convolution that is not finite, and for a rate that makes

@@ -13,8 +13,7 @@
 
 Exponents are of E8M0, which files call uint8 too.
 
-Scales of activations, keys and values that a file holds are not read: activations in FP8 have the scales of their own
-values, and keys and values stay as they are.
+Scales of activations that a file holds are not read: activations in FP8 have the scales of their own values.
 
 Sources: transformers' `finegrained_fp8`; compressed-tensors' `naive_quantized`, `nvfp4_quantized`; ModelOpt's
 `nvfp4_tensor`.
@@ -48,6 +47,7 @@ from realizar.quantization.parts import (
     check_shape,
     floats_of,
     matrix_shape,
+    number_of,
     wrong,
 )
 from realizar.quantization.planes import Planes
@@ -167,10 +167,7 @@ class _Nvfp4Source(PartsSource):
 
     def _factor(self) -> np.float32:
         divides = "divisor" in self.parts
-        whole = self.parts["divisor" if divides else "factor"]
-        value = float(array_of(whole, "<f4").reshape(()))
-        if not math.isfinite(value) or value <= 0:
-            raise wrong(whole, f"is {value}, and not a finite number above 0")
+        value = number_of(self.parts["divisor" if divides else "factor"])
         return np.float32(1 / value if divides else value)
 
 
@@ -178,7 +175,8 @@ class Fp8Tensors(PartsFormat):
     """The method `fp8`, and `mxfp8`, which is its form with an exponent for 32 columns."""
 
     known = frozenset({
-        "activation_scheme", "dequantize", "expert_dtype", "fmt", "ignored_layers", "modules_to_not_convert",
+        "activation_scheme", "dequantize", "expert_dtype", "fmt", "ignored_layers", "kv_cache_scheme",
+        "modules_to_not_convert",
         "scale_fmt", "weight_block_size",
     })  # fmt: skip
 

@@ -30,6 +30,17 @@ class MatrixFormat(ABC):
         """True if the method multiplies some matrices by activations in FP8 (e4m3)."""
         return False
 
+    @property
+    def cache_scheme(self) -> str | None:
+        """What keys and values were meant to be kept in: `FP8`, with a scale for a layer's, or another; None: as is."""
+        scheme = self.config.get("kv_cache_scheme") or self.config.get("kv_cache_quant_algo")
+        if not isinstance(scheme, Mapping):
+            return "FP8" if scheme == "static" else scheme and str(scheme)  # so AutoFP8 names it
+        kind, bits, strategy = (scheme.get(key) for key in ("type", "num_bits", "strategy"))
+        if (kind, bits) == ("float", 8) and strategy in (None, "tensor"):
+            return "FP8"
+        return f"{kind} of {bits} bits by {strategy}"
+
     @abstractmethod
     def tensors(self, checkpoint: Checkpoint, name: str) -> Sequence[str]:
         """The names of all tensors that make up the matrix `name`; none where it is stored as a plain tensor.

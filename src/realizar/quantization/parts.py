@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,7 @@ class PartsFormat(MatrixFormat):
     def tensors(self, checkpoint: Checkpoint, name: str) -> Sequence[str]:
         base = name.removesuffix(".weight")
         names = [base + suffix for suffix in self.suffixes(checkpoint, base).values()]
-        if not any(each in checkpoint.tensors for each in names):
-            return ()
-        return *names, *(each for each in _cache_scales(base) if each in checkpoint.tensors)
+        return names if any(each in checkpoint.tensors for each in names) else ()
 
     def parts(self, checkpoint: Checkpoint, name: str) -> Parts:
         base = name.removesuffix(".weight")
@@ -111,13 +111,6 @@ def _with_parents(module: str) -> Iterator[str]:
         module = module.rpartition(".")[0]
 
 
-def _cache_scales(base: str) -> Iterator[str]:
-    """Names that scales of a cache in FP8 have beside the matrix of keys or values; the cache keeps its own type."""
-    attention, _, part = base.rpartition(".")
-    if part in ("k_proj", "v_proj"):
-        yield from (f"{place}.{part[0]}_scale" for place in (base, attention))
-
-
 def array_of(stored: StoredTensor, dtype: Any) -> Any:
     return stored.data.view(dtype).reshape(stored.shape)
 
@@ -127,6 +120,18 @@ def floats_of(stored: StoredTensor, part: Any) -> NDArray[np.float32]:
     assert stored.ggml_type is not None  # `matrix_shape` refuses others
     numbers = np.ascontiguousarray(array_of(stored, f"<u{stored.ggml_type.type_size}")[part])
     return dequantize(stored.ggml_type, numbers.reshape(-1).view(np.uint8), *numbers.shape)
+
+
+def number_of(stored: StoredTensor) -> float:
+    """Its one number; CheckpointError where it has others, or one that is not finite and above 0."""
+    if math.prod(stored.shape) != 1:
+        raise wrong(stored, f"has the shape {stored.shape}, and not one number")
+    single = replace(stored, shape=(1, 1))
+    matrix_shape(single)
+    value = float(floats_of(single, np.s_[:])[0, 0])
+    if not math.isfinite(value) or value <= 0:
+        raise wrong(stored, f"is {value}, and not a finite number above 0")
+    return value
 
 
 def wrong(stored: StoredTensor, reason: str) -> CheckpointError:

@@ -24,6 +24,7 @@ from realizar.quantization.integer_tensors import AwqTensors, CompressedTensors,
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.matrix_format import MatrixFormat
 from realizar.quantization.mxfp4_tensors import Mxfp4Tensors
+from realizar.quantization.parts import number_of
 from realizar.quantization.source import MatrixSource
 
 _KEY = "quantization_config"
@@ -31,9 +32,15 @@ _MODEL_OPT = "hf_quant_config"
 
 
 def stored_names(checkpoint: Checkpoint, name: str) -> Sequence[str]:
-    """The names of the tensors that hold the tensor `name`: its own, but where a format makes it of others."""
+    """The names of the tensors that hold the tensor `name`: its own, but where a format makes it of others.
+
+    A matrix of keys or values has the scales that they are divided by in a cache.
+    """
     packed = _packed(checkpoint, name)
-    return (name,) if packed is None else packed.tensors(checkpoint, name)
+    names = (name,) if packed is None else packed.tensors(checkpoint, name)
+    if not any(each in checkpoint.tensors for each in names):
+        return names
+    return *names, *(each for each in _cache_scales(name) if each in checkpoint.tensors)
 
 
 def is_stored(checkpoint: Checkpoint, name: str) -> bool:
@@ -112,6 +119,31 @@ def expert_source(checkpoint: Checkpoint, name: str, expert: int, *, transposed:
     if transposed:
         return transposed_source(checkpoint.tensors[name], expert)
     return tensor_source(checkpoint, name).slice_out_features(expert * shape[1], (expert + 1) * shape[1])
+
+
+def cache_scheme(checkpoint: Checkpoint) -> str | None:
+    """`MatrixFormat.cache_scheme` of a checkpoint, None without a method; raises as `matrix_format`."""
+    stored = matrix_format(checkpoint)
+    return None if stored is None else stored.cache_scheme
+
+
+def cache_scale(checkpoint: Checkpoint, name: str) -> float | None:
+    """What a checkpoint divides keys or values in FP8 by, `name` being their matrix; None where it has no such scale.
+
+    Raises CheckpointError where that is not one finite number above 0.
+    """
+    found = next((each for each in _cache_scales(name) if each in checkpoint.tensors), None)
+    if found is None or cache_scheme(checkpoint) not in (None, "FP8"):
+        return None
+    return number_of(checkpoint.tensors[found])
+
+
+def _cache_scales(name: str) -> tuple[str, ...]:
+    """Names of a matrix' scale for the cache: ModelOpt's, and compressed-tensors'."""
+    base = name.removesuffix(".weight")
+    attention, _, part = base.rpartition(".")
+    places = (base, attention) if part in ("k_proj", "v_proj") else ()
+    return tuple(f"{place}.{part[0]}_scale" for place in places)
 
 
 def _packed(checkpoint: Checkpoint, name: str) -> MatrixFormat | None:

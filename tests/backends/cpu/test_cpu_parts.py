@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from cpu_runs import Runner, skip_unless_supported
 from random_models import Recipe, random_model, random_tokens
 from realizar.config import EngineConfig
-from reference_model import ReferenceModel
+from reference_model import FP8CacheModel, ReferenceModel
 from reference_tensors import load_tensors
 from wider import wider
 
@@ -188,10 +188,19 @@ def test_a_model_of_parts_on_other_instruction_sets(instruction_set: str) -> Non
     assert relative_error(*run_both(RECIPES["head-256"], instruction_set)) <= FLOAT_TOLERANCE
 
 
-@pytest.mark.parametrize(("kv", "tolerance"), [("f16", 2e-3), ("bf16", 1.5e-2), ("int8", 2e-2)])
+@pytest.mark.parametrize(("kv", "tolerance"), [("f16", 2e-3), ("bf16", 1.5e-2), ("int8", 2e-2), ("fp8", 1e-1)])
 def test_kv_element_types_lose_little(kv: str, tolerance: float) -> None:
     error = relative_error(*run_both(RECIPES["sinks-window"], kv=kv))
     assert tolerance / 20 < error <= tolerance
+
+
+@pytest.mark.parametrize("name", ["sinks-window", "head-256", "lacking"])
+def test_a_cache_in_fp8_is_that_of_the_twin(name: str) -> None:
+    """But for a number here and there that is as near to another one."""
+    spec, checkpoint = random_model(RECIPES[name])
+    found, _ = run_both(RECIPES[name], kv="fp8")
+    twin = FP8CacheModel(spec, load_tensors(spec, checkpoint), np.float64)
+    assert relative_error(found, twin.logits(random_tokens(RECIPES[name], TOKENS))) <= 5e-3
 
 
 @pytest.mark.parametrize("weights", ["F16", "BF16"])

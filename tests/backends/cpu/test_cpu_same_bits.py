@@ -147,7 +147,7 @@ def test_random_models(name: str) -> None:
         runner.close()
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("kv", ["bf16", "int8", "fp8"])
 def test_kv_element_types(kv: str) -> None:
     recipe = RECIPES["q4_k-80-gqa4-sinks"]
     prompts = [random_tokens(recipe, length, seed) for seed, length in enumerate(LENGTHS)]

@@ -33,7 +33,7 @@ def test_auto_is_float32_for_float32_weights_alone(weights: str, dtype: str) -> 
     runner.close()
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "fp8"])
 def test_a_type_asked_for_is_kept(dtype: str) -> None:
     assert memory_of(128, kv_cache_bytes=4 << 20, kv_cache_dtype=dtype).dtype == dtype
 

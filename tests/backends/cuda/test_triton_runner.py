@@ -17,7 +17,7 @@ from realizar.backends.base import ForwardInput
 from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery
 from realizar.config import EngineConfig
 from realizar.sampling_params import SamplingParams, StructuredOutput
-from reference_model import ReferenceModel
+from reference_model import FP8CacheModel, ReferenceModel
 from reference_tensors import load_tensors
 from step_inputs import opened_row, results_of, scheduled_row, step_input
 from wider import wider
@@ -53,6 +53,12 @@ RECIPES = {
         "auto",
         2e-3,
     ),
+    "f32-fp8": (
+        Recipe(**SMALL, weights="F32", windows=(5, None, None), parts=("qk_norm", "biases", "sinks"),
+               sources=(None, None, 1)),
+        "fp8",
+        5e-3,
+    ),
     "q8_0-lacking": (
         Recipe(**SMALL, weights="Q8_0", windows=(None, None, 5), lacking=("mixer", "feed_forward")), "f16", 0.02
     ),
@@ -73,7 +79,7 @@ def make_config(kv: str, **options: int) -> EngineConfig:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", wider(RECIPES, "q8_0-int8", "iq4_nl-plain", "q8_0-lacking", "f32-rows"))
+@pytest.mark.parametrize("name", wider(RECIPES, "q8_0-int8", "f32-fp8", "iq4_nl-plain", "q8_0-lacking", "f32-rows"))
 def test_logits(name: str) -> None:
     """A chunk, then one token, then two rows of which one is a chunk: as in exact arithmetic."""
     recipe, kv, tolerance = RECIPES[name]
@@ -84,7 +90,8 @@ def test_logits(name: str) -> None:
     runner.step([(first, 12)])
     runner.step([(first, 1), (second, 6)])
     runner.step([(first, 1)])
-    reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    twin = FP8CacheModel if kv == "fp8" else ReferenceModel
+    reference = twin(spec, load_tensors(spec, checkpoint), np.float64)
     for request in (first, second):
         expected = reference.logits(request.token_ids)
         error = np.linalg.norm(request.values() - expected, axis=-1) / np.linalg.norm(expected, axis=-1)

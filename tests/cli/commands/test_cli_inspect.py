@@ -58,6 +58,23 @@ def test_quantised_safetensors_say_their_method(realizar: Callable[..., Any], tm
     )
 
 
+@pytest.mark.parametrize(
+    ("scheme", "arguments", "said"),
+    [
+        ("float", ["inspect"], "keys, values  made for FP8, which --kv-cache-dtype fp8 keeps them in\n"),
+        ("float", ["plan"], "keys, values made for FP8, which --kv-cache-dtype fp8 keeps them in\n"),
+        ("float", ["plan", "--kv-cache-dtype", "fp8"], "keys, values made for FP8, as they are kept\n"),
+        ("int", ["inspect"], "keys, values  made for int of 8 bits by tensor, which is not read: they are kept as"),
+    ],
+)
+def test_a_scheme_for_keys_and_values_is_said(
+    scheme: str, arguments: list[str], said: str, realizar: Callable[..., Any], tmp_path: Path
+) -> None:
+    scheme_of_cache = {"num_bits": 8, "type": scheme, "strategy": "tensor", "dynamic": False}
+    write_model(tmp_path, Stored("float"), kv_cache_scheme=scheme_of_cache)
+    assert said in realizar(*arguments, tmp_path).stdout
+
+
 def test_a_vocabulary_alone_will_not_run(realizar: Callable[..., Any], vocabulary_only: Path) -> None:
     record = inspected(realizar, vocabulary_only)
     assert record["runs"] is False

@@ -98,9 +98,11 @@ def ask(core: EngineCore, name: str, prompt: tuple[int, ...], **fields: Any) -> 
 
 
 PROMPT = tuple(place * 37 % 90 for place in range(300))
-KINDS = {"attention": (ATTENTION, {}), "drafter": (ATTENTION, {"drafts": True})} | {
-    name: (recipe, {}) for name, recipe in RECIPES.items()
-}
+KINDS: dict[str, tuple[Recipe, dict[str, Any]]] = {
+    "attention": (ATTENTION, {}),
+    "drafter": (ATTENTION, {"drafts": True}),
+    "fp8": (ATTENTION, {"kv_cache_dtype": "fp8", "drafts": True}),
+} | {name: (recipe, {}) for name, recipe in RECIPES.items()}
 
 
 @pytest.mark.parametrize("name", KINDS)

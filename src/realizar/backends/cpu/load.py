@@ -31,6 +31,7 @@ from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import build_program
 from realizar.backends.rank_memory import RankMemory
 from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.parts import BlockInputs
 from realizar.models.spec import ModelSpec
@@ -101,7 +102,7 @@ def load_model(
     workspace = reserve_workspace(spec, config, instructions.tile_tokens[0])
     lent = None if beside is None else beside.weights
     weights = Weights(spec, checkpoint, instructions.lanes, config.threads, lent)
-    kv = KVMemory(spec, config)
+    kv = KVMemory(spec, config, WeightTensors(spec, checkpoint).cache_scales(config.kv_dtype))
     weights.load(spec.matrices(), report_weights(checkpoint.size_bytes, progress))
     ropes = RopeTables(spec, config.max_step_tokens)
     partial = aligned_zeros(PARTIAL_FLOATS, np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -60,6 +60,7 @@ from realizar.backends.load_progress import LoadProgress, report_weights
 from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CaptureLostError, DeviceLostError, KernelError
 from realizar.models.parts import BlockInputs
@@ -159,7 +160,10 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """All that is loaded before the KV cache; the sampler takes `reserved_bytes` only when a row needs them."""
+    """All that is loaded before the KV cache; the sampler takes `reserved_bytes` only when a row needs them.
+
+    `scales` are those of keys and values, as `KVMemory` takes them.
+    """
 
     program: Program
     weights: Weights
@@ -170,6 +174,7 @@ class _Parts:
     merger: Merger
     matmuls: _Matmuls
     experts: ExpertMatmuls
+    scales: Mapping[int, Sequence[torch.Tensor]]
 
     def mixture_kernels(self, lane: _Lane, tokens: int) -> tuple[object, ...]:
         """What Triton's kernels of mixtures are compiled for in a step of so many tokens."""
@@ -209,7 +214,7 @@ def load_model(
         of_aside = _make_aside_lane(spec, config, parts, device, progress)
     with memory.emptied():
         scratch = _make_scratch(spec, config, parts, device)
-        kv = KVMemory(spec, config, device, parts.reserved_bytes, slot_bytes(spec, config))
+        kv = KVMemory(spec, config, device, parts.reserved_bytes, slot_bytes(spec, config), parts.scales)
         states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
         kv.num_host_snapshots = states.num_host_snapshots
     weights, space, matmuls = parts.weights, parts.space, parts.matmuls
@@ -286,6 +291,10 @@ def _load_parts(
 ) -> _Parts:  # fmt: skip
     lent = None if beside is None else beside.weights
     program = build_program(spec, config.hidden_layers)
+    scales = {
+        layer: [torch.tensor([scale], device=device.torch_device) for scale in pair]
+        for layer, pair in WeightTensors(spec, checkpoint).cache_scales(config.kv_dtype).items()
+    }
     kernels = None
     if device.runs("matmuls"):
         kernels = MatmulKernels(device.torch_device, config.batch_invariant, device.without)
@@ -307,7 +316,7 @@ def _load_parts(
         kernels.expect_decoded(max(linear.decoded_bytes for linear in matmuls.all))
     expert_matmuls = ExpertMatmuls(kernels)
     expert_matmuls.prepare(list(weights.experts.values()))
-    return _Parts(program, weights, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls)
+    return _Parts(program, weights, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls, scales)
 
 
 def _make_scratch(spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device: DeviceProfile) -> ScanScratch | None:

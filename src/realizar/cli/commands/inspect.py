@@ -81,7 +81,7 @@ class KnownWeights:
 
     `layouts` are those of its matrices, with the number of each; `method` is that of a safetensors folder's quantised
     ones, None where all are plain. `gpu_reason` says why no GPU runs it; None if one may. `fp8_activations`: the method
-    asks for activations in FP8.
+    asks for activations in FP8; `cache_scheme`: what it says of keys and values, None for nothing.
     """
 
     parameters: ParameterCounts
@@ -90,6 +90,7 @@ class KnownWeights:
     method: str | None
     gpu_reason: str | None
     fp8_activations: bool
+    cache_scheme: str | None
 
 
 def known_weights(checkpoint: Checkpoint) -> KnownWeights | None:
@@ -113,9 +114,9 @@ def known_weights(checkpoint: Checkpoint) -> KnownWeights | None:
         return None
     method = None if stored is None else str(stored.config["quant_method"])
     size = size_of_token(spec, sizes)
-    in_fp8 = stored is not None and stored.fp8_activations
+    in_fp8, scheme = (False, None) if stored is None else (stored.fp8_activations, stored.cache_scheme)
     return KnownWeights(
-        count_parameters(spec), size, dict(layouts.most_common()), method, refusal(spec, "cuda"), in_fp8
+        count_parameters(spec), size, dict(layouts.most_common()), method, refusal(spec, "cuda"), in_fp8, scheme
     )
 
 
@@ -195,6 +196,13 @@ def sight_of(checkpoint: Checkpoint) -> Sight:
     return Sight(tower.architecture, str(holder.path), weight_bytes=size, gpu_reason=refused)
 
 
+def cache_text(scheme: str, kv_dtype: str = "auto") -> str:
+    """What becomes of a checkpoint's scheme for keys and values in a cache of a type."""
+    if scheme != "FP8":
+        return f"made for {printable(scheme)}, which is not read: they are kept as --kv-cache-dtype says"
+    return f"made for FP8, {'as they are kept' if kv_dtype == 'fp8' else 'which --kv-cache-dtype fp8 keeps them in'}"
+
+
 def parameters_text(counts: ParameterCounts) -> str:
     """The number of parameters, and beside it that of those that a token goes through."""
     if counts.active == counts.total:
@@ -247,6 +255,7 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
         "gpu_reason": None if weights is None else weights.gpu_reason,
         "quantised_by": None if weights is None else weights.method,
         "layouts": None if weights is None else weights.layouts,
+        "cache_scheme": None if weights is None else weights.cache_scheme,
         "next_token_block": has_block(checkpoint),
         "drafter": None if (drafter := drafter_file(checkpoint)) is None else str(drafter),
         "images": asdict(sight_of(checkpoint)),
@@ -288,6 +297,8 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
             held = ", ".join(f"{count} of {name}" for name, count in weights.layouts.items())
             inputs = "; activations in FP8 on GPUs of 9.0" if weights.fp8_activations else ""
             known.append(f"quantised     by {printable(weights.method)}: matrices {held}{inputs}")
+        if weights.cache_scheme is not None:
+            known.append(f"keys, values  {cache_text(weights.cache_scheme)}")
     lines = [
         f"file          {printable(checkpoint.path)}",
         f"format        {checkpoint.format}",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.commands.inspect import file_bytes, parameters_text
+from realizar.cli.commands.inspect import cache_text, file_bytes, parameters_text
 from realizar.cli.options.arguments import Integer, Json, MaybeSize, Model, complete_model
 from realizar.cli.options.engine import BatchingOptions, DraftOptions, EngineOptions
 from realizar.cli.options.loading import PlannedModel, check_for_several, planned_model
@@ -103,6 +103,7 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     from realizar.engine.fetch_speed import known_speed
     from realizar.engine.planned_load import plan_encoder
     from realizar.models.parameters import count_parameters
+    from realizar.quantization.tensors import cache_scheme
 
     chosen = choose_planned_device(config.device, memory_given=memory is not None) if replicas == 1 else None
     checkpoint = model.checkpoint
@@ -127,11 +128,14 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     more["drafter"] = others["drafter"].checkpoint.path.name if others else None
     more["cache_files_bytes"] = 0 if resolved.cache_dir is None else HOST_BYTES
     more["encoder"] = None if encoder.name is None else asdict(encoder)
+    more["cache_scheme"] = scheme = cache_scheme(checkpoint)
     size = file_bytes(checkpoint) if model.remote_bytes is None else model.remote_bytes
     record = {**asdict(plan), "file_bytes": size, "parameters": asdict(counts), **more}
     helpers = [*_drafter_lines(plan, drafted), *_encoder_lines(encoder, plan)]
     if resolved.cache_dir is not None:
         helpers.append(f"cache files  up to {format_bytes(HOST_BYTES)} of the host's memory, to read and write them")
+    if scheme is not None:
+        helpers.append(f"keys, values {cache_text(scheme, resolved.kv_dtype)}")
     lines = _report(plan, resolved, counts, speed, beside, helpers)
     return _Plan(plan, [_file_line(model), *lines], record)
 

@@ -6,9 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.kv.layout import KVLayout
+from realizar.quantization.microscaling import e4m3
+from reference_model import nearest_e4m3
 
 GROUP = 32
 Floats = NDArray[np.float64]
+
+
+def layout_of(num_kv_heads: int, head_size: int, dtype: str) -> KVLayout:
+    """Of blocks of 32 tokens; where a type's numbers have scales of a layer, with some."""
+    return KVLayout(num_kv_heads, head_size, 32, dtype, (0.37, 1.9) if dtype == "fp8" else (1.0, 1.0))
 
 
 class KVBlocks:
@@ -26,7 +33,9 @@ class KVBlocks:
 
     @property
     def element(self) -> type[np.generic]:
-        return {"f16": np.float16, "bf16": np.uint16, "int8": np.int8, "f32": np.float32}[self.layout.dtype]
+        return {"f16": np.float16, "bf16": np.uint16, "int8": np.int8, "fp8": np.uint8, "f32": np.float32}[
+            self.layout.dtype
+        ]
 
     def parts(self, block: int, head: int) -> tuple[NDArray, NDArray, NDArray, NDArray]:
         """Views: keys [dimensions, tokens], values [tokens, dimensions], scales [groups, tokens], [tokens, groups]."""
@@ -46,8 +55,8 @@ class KVBlocks:
         for head in range(self.layout.num_kv_heads):
             key_plane, value_plane, key_scales, value_scales = self.parts(block, head)
             for row, plane, scales in (
-                (keys[head], key_plane.T, key_scales.T),
-                (values[head], value_plane, value_scales),
+                (keys[head] / self.layout.scales[0], key_plane.T, key_scales.T),
+                (values[head] / self.layout.scales[1], value_plane, value_scales),
             ):
                 plane[place, :width] = self._narrow(row, scales[place] if scales.size else scales)
 
@@ -62,13 +71,15 @@ class KVBlocks:
             ]
             scales = value_scales[place] if value_scales.size else value_scales
             values[head] = self._widen(value_plane[place], scales)[:width]
-        return keys, values
+        return keys * self.layout.scales[0], values * self.layout.scales[1]
 
     def _narrow(self, row: Floats, scales: NDArray[np.float32]) -> NDArray:
         single = row.astype(np.float32)
         if self.layout.dtype == "bf16":
             bits = single.view(np.uint32)
             return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        if self.layout.dtype == "fp8":
+            return nearest_e4m3(single)
         if self.layout.dtype != "int8":
             return single.astype(self.element)
         for group in range(len(scales)):
@@ -78,5 +89,5 @@ class KVBlocks:
     def _widen(self, row: NDArray, scales: NDArray[np.float32]) -> Floats:
         if self.layout.dtype == "bf16":
             return (row.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-        wide = row.astype(np.float64)
+        wide = (e4m3()[row] if self.layout.dtype == "fp8" else row).astype(np.float64)
         return wide * np.repeat(scales.astype(np.float64), GROUP) if self.layout.dtype == "int8" else wide

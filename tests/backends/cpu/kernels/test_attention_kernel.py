@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from backends.cpu.kernels.kernel_calls import call, poisoned
-from backends.cpu.kernels.kv_blocks import KVBlocks
+from backends.cpu.kernels.kv_blocks import KVBlocks, layout_of
 from backends.cpu.kernels.record_checks import WIDTH, check_records, poisoned_records, rows_of
 from cpu_runs import skip_unless_supported
 from realizar.backends.cpu.instruction_set import index_of, select
@@ -24,7 +24,7 @@ from realizar.backends.cpu.kernels.attention_record import (
     STEP_TOKENS,
 )
 from realizar.backends.cpu.kernels.attention_segment import scratch_bytes
-from realizar.backends.cpu.kv.layout import KV_DTYPES, KVLayout
+from realizar.backends.cpu.kv.layout import KV_DTYPES
 from wider import wider
 
 BLOCK = 32
@@ -64,7 +64,7 @@ class Attention:
         width = self.heads * case.head_size
         self.gate = np.zeros((self.tokens, -(-width // 32) * 32), np.float32)
         self.gate[:, :width] = 3 * np.random.default_rng(7).standard_normal((self.tokens, width))
-        self.layout = KVLayout(case.kv_heads, case.head_size, BLOCK, case.dtype)
+        self.layout = layout_of(case.kv_heads, case.head_size, case.dtype)
         lengths = [computed + count for computed, count in case.rows]
         needed = [-(-length // BLOCK) for length in lengths]
         self.blocks = KVBlocks(self.layout, sum(needed) + 2)
@@ -135,8 +135,7 @@ class Attention:
             "step": step, "query": self.query, "query_stride": self.query.strides[0], "num_heads": self.heads,
             "num_kv_heads": case.kv_heads, "head_size": case.head_size, "scale": 1 / math.sqrt(case.head_size),
             "window": case.window, "soft_cap": case.soft_cap, "sinks": self.sinks if case.sinks else 0,
-            "cache": self.blocks.memory, "block_bytes": self.layout.block_bytes, "head_bytes": self.layout.head_bytes,
-            "plane_bytes": self.layout.plane_bytes, "scale_bytes": self.layout.scale_bytes, "block_size": BLOCK,
+            "cache": self.blocks.memory, **self.layout.fields(),
             "rows": rows, "block_table": self.table, "table_stride": self.table.strides[0], "scratch": scratch,
             "scratch_bytes": scratch.strides[0], "out": out, "out_stride": out.strides[0], "partial": partial,
             "records": records, "records_groups": padded // 32, "records_width": WIDTH,
@@ -168,7 +167,7 @@ def test_head_sizes(head_size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
-@pytest.mark.parametrize("head_size", [64, 80])
+@pytest.mark.parametrize("head_size", [64, 80, 256])
 def test_element_types(head_size: int, dtype: str) -> None:
     check(Case(head_size, dtype=dtype))
 
@@ -179,7 +178,7 @@ def test_windows(window: int) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 33, 300])
-@pytest.mark.parametrize("dtype", ["f16", "int8"])
+@pytest.mark.parametrize("dtype", ["f16", "int8", "fp8"])
 def test_prompts_of_many_tiles(dtype: str, window: int) -> None:
     """More tiles than a thread takes at once, over several segments, from nothing and after other tokens."""
     check(Case(window=window, group=4, dtype=dtype, rows=((0, 590), (300, 70), (0, 1))))

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from backends.cpu.kernels.kernel_calls import call
-from backends.cpu.kernels.kv_blocks import KVBlocks
+from backends.cpu.kernels.kv_blocks import KVBlocks, layout_of
 from realizar.backends.cpu.kernels.normalize import LAYER_NORM, RMS_NORM
 from realizar.backends.cpu.kernels.rotate import ROTATE, make_rotate
 from realizar.backends.cpu.kv.layout import KV_DTYPES, KVLayout
+from realizar.quantization.microscaling import e4m3
+from reference_model import nearest_e4m3
 
 EPS = 1e-6
 TOKENS, HEADS, KV_HEADS, BLOCKS = 7, 6, 3, 4
@@ -47,7 +49,7 @@ def run(
     cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     weights = 1 + 0.3 * rng.standard_normal((2, size)).astype(np.float32)
     biases = rng.standard_normal((2, size)).astype(np.float32) if norm_kind == LAYER_NORM else None
-    layout = KVLayout(KV_HEADS, size, 32, dtype)
+    layout = layout_of(KV_HEADS, size, dtype)
     blocks = KVBlocks(layout, BLOCKS)
     untouched = blocks.memory.copy()
     slots = rng.permutation(BLOCKS * 32)[:TOKENS].astype(np.int32)
@@ -69,8 +71,7 @@ def run(
         interleaved=int(interleaved), query_norm=weights[0] if norm_kind is not None else 0,
         key_norm=weights[1] if norm_kind is not None else 0, norm_kind=norm_kind or 0, eps=EPS,
         query_norm_bias=0 if biases is None else biases[0], key_norm_bias=0 if biases is None else biases[1],
-        slots=slots, cache=blocks.memory, block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
-        plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=32,
+        slots=slots, cache=blocks.memory, **layout.fields(),
         second_value=first.shape[1] * 4 if second else 0, query_scales=growth if grows else 0,
         value_eps=EPS if value_norm else 0.0,
     )  # fmt: skip
@@ -79,6 +80,8 @@ def run(
         for stored, expected in zip(blocks.read(int(slot)), (expected_key[token], expected_value[token]), strict=True):
             if dtype == "int8":
                 tolerance = np.abs(expected).max() / 127 * 0.51
+            elif dtype == "fp8":
+                tolerance = 2.0**-4 * np.abs(expected) + 2.0**-10 * max(layout.scales) + 2e-6
             else:
                 tolerance = ROUNDING[dtype] * np.abs(expected) + 2e-6
             assert np.all(np.abs(stored - expected) <= tolerance)
@@ -124,6 +127,31 @@ def test_queries_that_grow_and_norms_of_values(dtype: str) -> None:
     run(dtype, 80, 32, interleaved=False, norm_kind=RMS_NORM, second=True, grows=True, value_norm=True)
 
 
+def test_bytes_of_e4m3() -> None:
+    """Each number, those between two of them and near that, and those beyond the largest, of both signs."""
+    numbers = e4m3()[:127].astype(np.float64)
+    between = ((numbers[1:] + numbers[:-1]) / 2).astype(np.float32)
+    near = [np.nextafter(between, np.float32(to)) for to in (0, np.inf)]
+    beyond = np.array([449, 464, 480, 1e9, np.inf], np.float32)
+    values = np.concatenate([numbers.astype(np.float32), between, *near, beyond])
+    values = np.resize(np.concatenate([values, -values]), (32, 64))
+    scaled = values * np.float32(2)  # by powers of two, which round nothing
+    layout = KVLayout(1, 64, 32, "fp8", (2.0, 0.5))
+    blocks, key, value = KVBlocks(layout, 1), scaled.copy(), (values / 2).astype(np.float32)
+    unused = dict.fromkeys((
+        "query", "query_stride", "num_heads", "query_norm", "query_norm_bias", "key_norm", "key_norm_bias",
+        "norm_kind", "cosine", "sine", "rotary", "interleaved", "query_scales", "second_value",
+    ), 0)  # fmt: skip
+    call(
+        make_rotate(KV_DTYPES.index("fp8")).address, ROTATE, 2, step=np.array([32], np.int64), key=key, value=value,
+        key_stride=256, value_stride=256, num_kv_heads=1, head_size=64, eps=0.0, value_eps=0.0,
+        slots=np.arange(32, dtype=np.int32), cache=blocks.memory, **layout.fields(), **unused,
+    )  # fmt: skip
+    keys, stored, _, _ = blocks.parts(0, 0)
+    np.testing.assert_array_equal(keys.T, nearest_e4m3(values))
+    np.testing.assert_array_equal(stored, nearest_e4m3(values))
+
+
 def test_queries_alone() -> None:
     """Without KV heads: the cache is that of another layer."""
     query = np.random.default_rng(2).standard_normal((TOKENS, HEADS * 32)).astype(np.float32)
@@ -132,7 +160,7 @@ def test_queries_alone() -> None:
     unused = dict.fromkeys((
         "num_kv_heads", "key", "key_stride", "value", "value_stride", "second_value", "query_norm", "query_norm_bias",
         "key_norm", "key_norm_bias", "norm_kind", "slots", "cache", "block_bytes", "head_bytes", "plane_bytes",
-        "scale_bytes", "query_scales", "interleaved",
+        "scale_bytes", "key_scale", "value_scale", "query_scales", "interleaved",
     ), 0)  # fmt: skip
     call(
         make_rotate(KV_DTYPES.index("f32")).address, ROTATE, 3, step=np.array([TOKENS], np.int64), query=query,

@@ -25,6 +25,7 @@ HYBRID = replace(
 CASES: dict[str, tuple[Recipe, dict[str, Any]]] = {
     "windows": (WINDOWS, {}),
     "int8": (WINDOWS, {"kv_cache_dtype": "int8"}),
+    "fp8": (WINDOWS, {"kv_cache_dtype": "fp8"}),
     "hybrid": (HYBRID, {}),
     "drafter": (replace(WINDOWS, windows=(None, None)), {"speculative_tokens": 2}),
 }

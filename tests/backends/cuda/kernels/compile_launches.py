@@ -109,7 +109,7 @@ RECIPES = {  # by element type of the cache, and size of heads, but for those th
     ),
 } | {
     f"{kv}-{head}": Recipe(head, 8, 1, hidden_size=256, weights="F32" if kv == "f32" else "Q8_0", windows=(None,))
-    for kv in ("f16", "bf16", "int8", "f32")
+    for kv in ("f16", "bf16", "int8", "fp8", "f32")
     for head in (64, 80, 128, 256, 512)
 }
 FORMATS = (None, InputFormat("int8"), InputFormat("half", 8), InputFormat("half", 64), InputFormat("fp8", 128))

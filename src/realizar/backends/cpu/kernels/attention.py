@@ -121,7 +121,7 @@ def open_tile(arguments: Any, thread: int, place: int, row: int, kv_head: int, f
         arguments.block_table + row * arguments.table_stride,
         arguments.cache + kv_head * arguments.head_bytes,
     )  # fmt: skip
-    scale = arguments.scale
+    scale = arguments.scale * arguments.key_scale
     bounds = view(tile.bounds, 2 * TILE, np.int64)
     running = view(tile.running, 2 * TILE, np.float32)
     clear(tile.queries, TILE * padded)
@@ -172,12 +172,12 @@ def join_segment(tile: Tile) -> None:
 @inner
 def write_tile(arguments: Any, tile: Tile, token: int, head: int, first_head: int) -> None:
     """Divide and store the outputs."""
-    head_size, sinks = arguments.head_size, arguments.sinks
+    head_size, sinks, scale = arguments.head_size, arguments.sinks, arguments.value_scale
     for i in range(tile.count):
         at = arguments.out + token * arguments.out_stride
         out = view(at + (first_head + head) * head_size * 4, head_size, np.float32)
         total = view(tile.totals + i * tile.padded * 4, tile.padded, np.float32)
-        finish(view(tile.running + i * 8, 2, np.float32), total, sinks, first_head + head, out)
+        finish(view(tile.running + i * 8, 2, np.float32), total, sinks, first_head + head, scale, out)
         head += 1
         if head == tile.group:
             token, head = token + 1, 0
@@ -242,7 +242,7 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
     A thread that has several tiles of a row and KV head takes them together, but for int8, where each score is scaled.
     """
     lanes, size = INSTRUCTION_SETS[instruction_set].lanes, ELEMENT_BYTES[KV_DTYPES[dtype]]
-    least = _TOGETHER if KV_DTYPES[dtype] in ("f16", "bf16") else 1 << 30
+    least = _TOGETHER if KV_DTYPES[dtype] in ("f16", "bf16", "fp8") else 1 << 30
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def attend(address: int, thread: int, threads: int) -> None:
@@ -288,7 +288,7 @@ def combine(address: int, thread: int, threads: int) -> None:
     padded = (size + GROUP - 1) // GROUP * GROUP
     width = heads * size
     running, total = np.zeros(2, np.float32), np.zeros(padded, np.float32)
-    records, gate = arguments.records, arguments.gate
+    records, gate, scale = arguments.records, arguments.gate, arguments.value_scale
     tokens = read_i64(step, STEP_TOKENS)
     start, stop = tokens * thread // threads, tokens * (thread + 1) // threads
     for row in range(num_rows):
@@ -306,7 +306,8 @@ def combine(address: int, thread: int, threads: int) -> None:
                         place = (token * heads + head) * split + segment
                         kept = view(arguments.partial + place * (padded + 2) * 4, padded + 2, np.float32)
                         join(running, total, kept[0], kept[1], kept[2:])
-                    finish(running, total, arguments.sinks, head, view(out + head * size * 4, size, np.float32))
+                    own = view(out + head * size * 4, size, np.float32)
+                    finish(running, total, arguments.sinks, head, scale, own)
             if gate != 0:
                 gates = gate + token * arguments.gate_stride
                 for group in range((width + GROUP - 1) // GROUP):

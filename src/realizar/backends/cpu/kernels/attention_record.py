@@ -20,8 +20,8 @@ ROW_FIELDS = 3  # per row of the step, int64: first token, tokens, tokens comput
 # partial: float32 [tokens * heads, max_segments, 2 + padded head size] of maximum, sum, weighted values
 ATTEND = Record(
     "step query query_stride num_heads num_kv_heads head_size scale=f32 window soft_cap=f32 sinks cache block_bytes "
-    "head_bytes plane_bytes scale_bytes block_size rows block_table table_stride scratch scratch_bytes out out_stride "
-    "partial records records_groups records_width gate gate_stride whole seen"
+    "head_bytes plane_bytes scale_bytes key_scale=f32 value_scale=f32 block_size rows block_table table_stride scratch "
+    "scratch_bytes out out_stride partial records records_groups records_width gate gate_stride whole seen"
 )
 
 # The step record: split is segments per query, or 0; terms is twice the tokens.

@@ -101,8 +101,8 @@ def join(running: Any, total: Any, maximum: float, weight: float, part: Any) -> 
 
 
 @inner
-def finish(running: Any, total: Any, sinks: int, head: int, out: Any) -> None:
-    """Divide by the softmax's sum, a head's sink included."""
+def finish(running: Any, total: Any, sinks: int, head: int, value_scale: float, out: Any) -> None:
+    """Divide by the softmax's sum, a head's sink included, and multiply by the scale of values."""
     weight = running[1]
     factor = np.float32(1.0)
     if sinks != 0:
@@ -110,7 +110,7 @@ def finish(running: Any, total: Any, sinks: int, head: int, out: Any) -> None:
         peak = max(running[0], sink)
         factor = np.float32(math.exp(running[0] - peak))
         weight = weight * factor + np.float32(math.exp(sink - peak))
-    factor /= weight
+    factor = factor * value_scale / weight
     for i in range(out.size):
         out[i] = total[i] * factor
 

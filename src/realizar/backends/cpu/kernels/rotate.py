@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import cfunc, literally, types
 
 from realizar.backends.cpu.activation_layout import GROUP
-from realizar.backends.cpu.codegen.emit import F16, I16, Emitter
+from realizar.backends.cpu.codegen.emit import F16, I8, I16, Emitter
 from realizar.backends.cpu.emitted import Value, emitted
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import normalize_row
@@ -23,13 +23,14 @@ from realizar.backends.cpu.records import Record
 ROTATE = Record(
     "step query query_stride key key_stride value value_stride num_heads num_kv_heads head_size cosine sine rotary "
     "interleaved query_norm key_norm norm_kind eps=f32 query_norm_bias key_norm_bias slots cache block_bytes "
-    "head_bytes plane_bytes scale_bytes block_size second_value query_scales value_eps=f32"
+    "head_bytes plane_bytes scale_bytes key_scale=f32 value_scale=f32 block_size second_value query_scales "
+    "value_eps=f32"
 )
 
 
 @emitted
 def narrow_group(builder: Any, dtype: int, source: Value, target: Value) -> None:
-    """32 float32 at `source` to 32 elements at `target`: float16 or bfloat16 to nearest even, or float32."""
+    """32 float32 at `source` to 32 elements at `target`, rounded to nearest even."""
     name = KV_DTYPES[dtype]
     e = Emitter(builder, GROUP)
     x = e.load(source, e.f32, 4)
@@ -37,11 +38,34 @@ def narrow_group(builder: Any, dtype: int, source: Value, target: Value) -> None
         e.store(x, target, 4)
     elif name == "f16":
         e.store(builder.fptrunc(x, ir.VectorType(F16, GROUP)), target, 2)
+    elif name == "fp8":
+        e.store(e4m3_codes(e, x), target, 1)
     else:
         bits = builder.bitcast(x, e.i32)
         odd = builder.and_(builder.lshr(bits, e.const_i32(16)), e.const_i32(1))
         rounded = builder.add(builder.add(bits, e.const_i32(0x7FFF)), odd)
         e.store(builder.trunc(builder.lshr(rounded, e.const_i32(16)), ir.VectorType(I16, GROUP)), target, 2)
+
+
+def e4m3_codes(e: Emitter, x: Value) -> Value:
+    """The bytes that `Emitter.load_float` reads as the nearest to float32 lanes; what is too large becomes the largest.
+
+    A byte read so has its bits in the places of a half. Those of the least are multiples of 2^-17, and so are the
+    numbers that follow 2^6.
+    """
+    b, least, base = e.b, 2.0**-14, e.const_f32(2.0**6)
+    bits = b.bitcast(x, e.i32)
+    size = b.and_(bits, e.const_i32(0x7FFFFFFF))
+    odd = b.and_(b.lshr(size, e.const_i32(20)), e.const_i32(1))
+    rounded = b.lshr(b.add(b.add(size, e.const_i32(0x7FFFF)), odd), e.const_i32(20))
+    magnitude = b.bitcast(size, e.f32)
+    steps = b.sub(b.bitcast(b.fadd(magnitude, base), e.i32), b.bitcast(base, e.i32))
+    tiny = b.fcmp_ordered("<", magnitude, e.const_f32(least))
+    code = b.select(tiny, steps, b.sub(rounded, e.const_i32((127 - 15) << 3)))
+    most = e.const_i32(0x7E)
+    code = b.select(b.icmp_signed("<", code, most), code, most)
+    sign = b.and_(b.lshr(bits, e.const_i32(24)), e.const_i32(0x80))
+    return b.trunc(b.or_(code, sign), ir.VectorType(I8, e.lanes))
 
 
 @inner
@@ -133,8 +157,8 @@ def write_elements(
 
 def make_rotate(dtype: int) -> Any:
     """The kernel for one KV element type. Units are (token, head), KV heads last."""
-    int8 = KV_DTYPES[dtype] == "int8"
-    element = np.float32 if KV_DTYPES[dtype] == "f32" else np.uint16
+    name = KV_DTYPES[dtype]
+    int8, scaled, element = name == "int8", name == "fp8", {"f32": np.float32, "fp8": np.uint8}.get(name, np.uint16)
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def rotate(address: int, thread: int, threads: int) -> None:
@@ -176,6 +200,9 @@ def make_rotate(dtype: int) -> Any:
             keys += head * arguments.head_bytes
             place = slot % block_size
             value = take_value(arguments, token, head, size)
+            if scaled:
+                scale_head(x, np.float32(1.0) / arguments.key_scale)
+                scale_head(value, np.float32(1.0) / arguments.value_scale)
             if int8:
                 write_codes(x, value, keys, place, block_size, padded, plane, arguments.scale_bytes, codes)
             else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,12 +125,19 @@ def kv_limit_bytes(
 class KVMemory:
     """Blocks of every layer with attention. Memory is reserved; the system takes it as blocks are first written.
 
+    `scales`: of keys and values, by layer; those of others are 1.
+
     Raises CapacityError where not even one request fits, or the block size is not a multiple of 32.
     """
 
-    def __init__(self, spec: ModelSpec, config: ResolvedConfig) -> None:
+    def __init__(
+        self, spec: ModelSpec, config: ResolvedConfig, scales: Mapping[int, tuple[float, float]] = MappingProxyType({})
+    ) -> None:
         sizes, free = KVSizes(spec, config), free_memory_bytes()
-        self.dtype, self.block_size, self.layouts = sizes.dtype, sizes.block_size, sizes.layouts
+        self.dtype, self.block_size = sizes.dtype, sizes.block_size
+        self.layouts = {
+            layer: replace(layout, scales=scales.get(layer, layout.scales)) for layer, layout in sizes.layouts.items()
+        }
         self._group = {layer: index for index, group in enumerate(sizes.groups) for layer in group.layers}
         limit = kv_limit_bytes(spec, config, sizes, free, memory_bytes())
         self.num_blocks = sizes.num_blocks(limit) if config.kv_blocks is None else config.kv_blocks

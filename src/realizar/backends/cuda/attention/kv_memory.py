@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -23,12 +25,16 @@ from realizar.sizes import format_bytes
 
 _FREE_MEMORY_SHARE = 0.9
 _GROUP = 32  # head dimensions that share a scale
-_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
+_DTYPES = {
+    "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.uint8
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Keys and values [blocks, KV heads, block size, head size]; scales float16 [..., head size / 32] where int8."""
+    """Keys and values [blocks, KV heads, block size, head size]; scales float16 [..., head size / 32] where int8, and
+    float32 [1] where fp8.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -64,6 +70,7 @@ class KVMemory:
     Args:
         reserved: bytes of the device that must stay free beside the cache.
         state_bytes: of a row's state, and of a snapshot. Those of all rows lie beside the cache.
+        scales: of keys and values in fp8, float32 [1], by layer; what empties the cache leaves them.
 
     Raises:
         CapacityError: not even one request fits, what is configured does not, or the states of all rows, or the block
@@ -71,8 +78,9 @@ class KVMemory:
     """
 
     def __init__(
-        self, spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, reserved: int = 0, state_bytes: int = 0
-    ) -> None:
+        self, spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, reserved: int = 0, state_bytes: int = 0,
+        scales: Mapping[int, Sequence[torch.Tensor]] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         size = config.block_size
         if size < 16 or size & (size - 1):
             raise CapacityError(f"block_size must be a power of two and at least 16 on a GPU, not {size}")
@@ -105,7 +113,9 @@ class KVMemory:
                 f"the KV cache needs {format_bytes(taken)}, but {format_bytes(free)} of the GPU are free"
             )
         self.layers = {
-            layer: self._allocate(attention, self.num_blocks[self._group[layer]], device.torch_device)
+            layer: self._allocate(
+                attention, self.num_blocks[self._group[layer]], device.torch_device, scales.get(layer)
+            )
             for layer, attention in attentions.items()
         }
         if device.is_gpu:
@@ -141,12 +151,14 @@ class KVMemory:
         row = attention.head_size * _DTYPES[self.dtype].itemsize + scales
         return 2 * attention.num_kv_heads * self.block_size * row
 
-    def _allocate(self, attention: Attention, blocks: int, device: torch.device) -> LayerCache:
+    def _allocate(
+        self, attention: Attention, blocks: int, device: torch.device, given: Sequence[torch.Tensor] | None
+    ) -> LayerCache:
         shape = blocks, attention.num_kv_heads, self.block_size
         groups = -(-attention.head_size // _GROUP) if self.dtype == "int8" else 0
         scale_shape = (*shape, groups) if groups else (1,)
         keys, values = (
             torch.zeros((*shape, attention.head_size), dtype=_DTYPES[self.dtype], device=device) for _ in range(2)
         )
-        scales = [torch.zeros(scale_shape, dtype=torch.float16, device=device) for _ in range(2)]
+        scales = given or [torch.zeros(scale_shape, dtype=torch.float16, device=device) for _ in range(2)]
         return LayerCache(keys, values, *scales)

@@ -1,6 +1,7 @@
 """Causal attention over paged KV blocks: its steps, and the kernel for chunks; `attend_decode` has single tokens.
 
-Keys and values lie as [blocks, KV heads, block size, head size], int8 ones with float16 scales [..., head size / 32].
+Keys and values lie as [blocks, KV heads, block size, head size], int8 ones with float16 scales [..., head size / 32],
+and those of e4m3, whose bytes are uint8, with one of a layer.
 Queries that share a KV head go through one tile. Key blocks start at fixed positions and a row's arithmetic does not
 depend on the other rows of its tile, so a query's bits depend on its own context and on its parts alone.
 """
@@ -10,7 +11,7 @@ import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.heads import GROUP
-from realizar.backends.cuda.kernels.store_inputs import half_places
+from realizar.backends.cuda.kernels.store_inputs import fp8_value, half_places
 
 
 @triton.jit
@@ -22,6 +23,8 @@ def load_tile(cache, scales, at, live, dims, HEAD: tl.constexpr, INT8: tl.conste
         groups: tl.constexpr = (HEAD + GROUP - 1) // GROUP
         scale = tl.load(scales + at[:, None] * groups + (dims // GROUP)[None, :], mask=inside, other=0.0)
         return (tile.to(tl.float32) * scale.to(tl.float32)).to(COMPUTE)
+    if cache.dtype.element_ty == tl.uint8:
+        return (fp8_value(tile) * tl.load(scales)).to(COMPUTE)
     return tile.to(COMPUTE)
 
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.reduce import load_sum
-from realizar.backends.cuda.kernels.store_inputs import round_even
+from realizar.backends.cuda.kernels.store_inputs import fp8_code, fp8_value, round_even
 
 LAYER_NORM = tl.constexpr(2)
 GROUP = tl.constexpr(32)  # values of a cache in int8 that share a scale
@@ -95,6 +95,10 @@ def store_heads(
         tl.store(value_scales + row * groups + group, scale, mask=is_value & (group < groups))
         stored = tl.reshape(codes, [PARTS, PADDED_HEAD])
         held = tl.reshape(codes * scale.to(tl.float32)[:, :, None], [PARTS, PADDED_HEAD])
+    elif keys.dtype.element_ty == tl.uint8:
+        scale = tl.where(is_value, tl.load(value_scales), tl.load(key_scales))
+        stored = fp8_code(x / scale)
+        held = fp8_value(stored) * scale
     else:
         stored = x.to(keys.dtype.element_ty)
         held = stored.to(tl.float32)

@@ -23,7 +23,7 @@ def token_factor(largest):
 
 @triton.jit
 def fp8_code(x):
-    """Bytes of the nearest e4m3, of two the even one, for |x| up to 448. By hand: the interpreter's are wrong."""
+    """Bytes of the nearest e4m3, of two the even one, or of 448. By hand: the interpreter's are wrong."""
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
@@ -32,6 +32,13 @@ def fp8_code(x):
     code = tl.minimum(tl.where(tiny, steps, normal), 0x7E)
     code = tl.where(size > 0x7F800000, 0x7F, code)  # a NaN stays one
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def fp8_value(code):
+    """float32 of bytes of e4m3: in the places of a half they are 2^-8 of it, and bit 14 repeats the sign."""
+    word = (code.to(tl.int8, bitcast=True).to(tl.int16) << 7) & -0x4001
+    return word.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
 
 
 @triton.jit
