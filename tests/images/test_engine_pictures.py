@@ -76,6 +76,16 @@ def showing(*sizes: tuple[int, int]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]
 
 
+def test_processes_that_compute_a_model_together_see_what_one_sees(path: Path) -> None:
+    found = []
+    for ranks in (1, 2):
+        with LLM(str(path), **{**OPTIONS, "threads": 2, "tensor_parallel": ranks}) as llm:
+            answers = [each.outputs[0] for each in llm.chat([showing((90, 60)), showing((64, 64), (90, 60))], GREEDY)]
+        found.append([entry.logprob for answer in answers for entry in answer.logprobs or ()])
+    assert len(found[0]) == 8
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
 def test_a_picture_that_comes_again_is_not_encoded_again(path: Path, eyes: Eyes) -> None:
     """In a later turn, whatever the prefix cache has; and a model that sees no image loads no encoder."""
     with LLM(path, **OPTIONS) as model:
