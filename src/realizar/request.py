@@ -100,6 +100,8 @@ class Request:
             generates nothing: its `max_tokens` is 0.
         prompt_marks: numbers of prompt tokens after which a message ends, ascending. A model whose layers have a state
             keeps copies of it there.
+        call_ids: ids with each of which a call of a tool begins in the answer, ascending. A copy of the state before
+            the first one is kept too, as clients write calls anew.
         reports_progress: True if the engine tells how much of the prompt it has read, after each step that reads some.
         client: whose share of the places, and of the work before it runs, the request takes.
         prediction: ids of a text that the answer may repeat in part, from which drafts are taken.
@@ -120,6 +122,7 @@ class Request:
     client: Client = NO_CLIENT
     reports_progress: bool = False
     prompt_marks: tuple[int, ...] = ()
+    call_ids: tuple[int, ...] = ()
     embeddings: tuple[PromptEmbeddings, ...] = ()
     prediction: tuple[int, ...] = ()
     rope_positions: bytes = field(default=b"", repr=False)

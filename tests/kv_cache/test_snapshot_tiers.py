@@ -118,6 +118,7 @@ class Tiers(RuleBasedStateMachine):
         self.device: dict[int, int] = {}
         self.host: dict[int, int] = {}
         self.steps: list[StateMoves] = []
+        self.unnamed: list[tuple[int, int]] = []  # what a snapshot must hold, and the snapshot
         self.begin()
 
     def begin(self) -> None:
@@ -144,6 +145,24 @@ class Tiers(RuleBasedStateMachine):
     def take(self, number: int, client: str) -> None:
         self.tiers.take(100 + number, bytes([number]), client)
         self.may_start = False
+
+    @rule(number=st.integers(0, 9), is_named=st.booleans(), only_weak=st.booleans())
+    def take_unnamed(self, number: int, is_named: bool, only_weak: bool) -> None:
+        """The first that waits has a key later, or is given back."""
+        snapshot = self.tiers.take_unnamed(100 + number, only_weak=only_weak)
+        if snapshot is not None:
+            self.unnamed.append((number, snapshot))
+        elif self.unnamed:
+            held, given = self.unnamed.pop(0)
+            if is_named:
+                self.tiers.name(100 + held, given, bytes([held]), "a", "end")
+            else:
+                self.tiers.give_back(given)
+        self.may_start = False
+
+    @rule(number=st.integers(0, 9))
+    def weaken(self, number: int) -> None:
+        self.tiers.weaken(bytes([number]))
 
     @rule(number=st.integers(0, 9))
     def drop(self, number: int) -> None:
@@ -182,6 +201,38 @@ class Tiers(RuleBasedStateMachine):
 
 TestTiers = Tiers.TestCase
 TestTiers.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def test_weak_snapshots_are_given_up_first_and_not_moved() -> None:
+    tiers = SnapshotTiers(3, 2)
+    for key in (b"a", b"b", b"c"):
+        take(tiers, key)
+    tiers.weaken(b"b")
+    assert tiers.take_unnamed(0, only_weak=True) is not None
+    assert not tiers.has(b"b")
+    assert tiers.take_moves().stored == ()
+    assert tiers.take_unnamed(0, only_weak=True) is None
+    assert tiers.take_unnamed(0) is not None
+    assert tiers.host.keys == {b"a"}
+    tiers.weaken(b"c")
+    tiers.restore(0, b"c")  # and is not weak any more
+    tiers.finished(tiers.take_moves())
+    assert tiers.take_unnamed(0, only_weak=True) is None
+
+
+def test_an_unnamed_snapshot_is_found_once_it_has_a_key() -> None:
+    tiers = SnapshotTiers(2)
+    snapshots = [tiers.take_unnamed(0), tiers.take_unnamed(0)]
+    tiers.finished(tiers.take_moves())
+    assert tiers.take_unnamed(0) is None, "nobody else may write there"
+    assert tiers.counts.taken == 0
+    for snapshot in snapshots:
+        assert snapshot is not None
+        tiers.name(0, snapshot, b"a", "", "end")
+    assert tiers.place(b"a") == "end"
+    assert (tiers.counts.kept, tiers.counts.taken) == (1, 1), "two of one block are one"
+    assert tiers.device.counts.free == 1
+    tiers.audit(everything)
 
 
 def test_a_prefix_ends_where_a_snapshot_on_the_host_saves_enough() -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from realizar.kv_cache.block_keys import BlockKeys, CacheChanges, KeyLog
 from realizar.kv_cache.block_pool import BlockCounts, BlockPool
-from realizar.kv_cache.snapshot_tiers import SnapshotTiers
+from realizar.kv_cache.snapshot_tiers import Place, SnapshotTiers
 
 
 class CacheWatch(Protocol):
@@ -251,15 +251,30 @@ class KVCacheManager:
         return CacheChanges(*blocks.take(), ends_added, ends_removed, complete)
 
     def take_snapshot(
-        self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int, client: str = ""
-    ) -> None:
-        """Take a snapshot of a row in the step that is being scheduled, after tokens in full, registered blocks."""
+        self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int, client: str = "",
+        place: Place | None = None,
+    ) -> bytes | None:  # fmt: skip
+        """Take a snapshot of a row in the step that is being scheduled, after tokens in full, registered blocks.
+
+        Returns its key; None where nothing of the row is to be found.
+        """
         if not self.lets_find(row):
-            return
+            return None
         key = keys.of(token_ids)[num_tokens // self.block_size - 1]
-        self.snapshots.take(row, key, client)
+        self.snapshots.take(row, key, client, place)
         if self.watch is not None:
             self.watch.snapped(key)
+        return key
+
+    def name_snapshot(self, row: int, snapshot: int, key: bytes, client: str, place: Place) -> bool:
+        """Let a row's unnamed snapshot be found, after the block of a key; False if that is not found itself."""
+        if not self.lets_find(row) or not all(group.pool.has(key) for group in self._groups):
+            self.snapshots.give_back(snapshot)
+            return False
+        self.snapshots.name(row, snapshot, key, client, place)
+        if self.watch is not None:
+            self.watch.snapped(key)
+        return True
 
     def can_allocate(self, num_tokens: int, prefix: Prefix | None = None) -> bool:
         """True if a new sequence of `num_tokens` tokens fits now, beside a block for each row that may grow."""

@@ -95,7 +95,7 @@ class Scheduler:
         self._drafting = drafting or Drafting(None, 0, 0, cache.num_rows)
         self._read_steps = ReadSteps()
         self._deltas = GrowingDeltas()
-        self._copies = StateCopies(cache, self._open, self._deltas, self._pace)
+        self._copies = StateCopies(cache, self._table, self._open, self._deltas, self._pace)
         self._counts = SchedulerCounts()
 
     @property
@@ -593,6 +593,7 @@ class Scheduler:
                 try:
                     self._register(owner)
                     if (reason := reasons.get(index)) is not None:
+                        self._copies.end(owner)
                         self._deltas.end(owner, reason, output.pooled.get(index))
                         self._remove(owner)
                         self._ended_s.append(self._deltas.now_s)
@@ -657,6 +658,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.aside.leave(sequence)
         row = sequence.own_row
+        self._copies.end(sequence)
         self._cache.free(row)
         self._table.num_computed[row] = self._table.num_proposed[row] = 0
         self._open.stop(sequence)
@@ -671,6 +673,7 @@ class Scheduler:
     def _remove(self, sequence: Sequence) -> None:
         self.aside.leave(sequence)
         if sequence.row is not None:
+            self._copies.end(sequence)
             self._cache.free(sequence.row)
         self._drafting.forget(sequence)
         self._deltas.close(sequence)

@@ -38,6 +38,14 @@ REASONING_MARKS = (
     ReasoningMarks(f"{GEMMA_CHANNEL}thought", GEMMA_CHANNEL_END),
 )
 
+CALL_STARTS = frozenset(
+    {
+        *(HERMES_CALL, GRANITE_CALLS, LLAMA_CALL, MISTRAL_CALLS, DEEPSEEK_CALLS, SEED_CALL, MINIMAX_CALLS, GEMMA_CALL),
+        LFM2_CALLS,
+    }
+)
+"""Marks with which the calls of an answer begin."""
+
 # Control tokens with these texts are spelled out in an answer's text, so that the parsers find them.
 MARKS = frozenset(
     {

@@ -24,6 +24,7 @@ class RequestFields(TypedDict, total=False):
     reports_progress: bool
     embeddings: tuple[PromptEmbeddings, ...]
     prediction: tuple[int, ...]
+    call_ids: tuple[int, ...]
     rope_positions: bytes
 
 

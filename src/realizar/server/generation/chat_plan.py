@@ -33,6 +33,7 @@ from realizar.server.generation.tools import ToolPlan
 from realizar.server.http.work import Stop
 from realizar.server.models.needs import no_template
 from realizar.server.request_templates import RequestCompiler
+from realizar.tokenizer.marks import CALL_STARTS
 from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, find_format, format_of
 from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.parsers.incremental import OutputParser
@@ -60,7 +61,7 @@ class ChatPlan:
         prompt_end: the prompt's last words, with control tokens spelled out.
         names: the request's names of the engine's fields, for errors.
         content_only: the whole answer is what a grammar describes: it has no reasoning, and no calls.
-        prediction: ids of a text that the answer may repeat in part.
+        prediction: ids of a text that the answer may repeat in part. call_ids: as of `Request`.
         cut_by_context: the context ends the answer before the request's `max_tokens` do.
         num_dropped: messages that the prompt leaves out for lack of room.
         marks: of calls and reasoning that the vocabulary has as tokens.
@@ -78,6 +79,7 @@ class ChatPlan:
     cache_salt: str | None = None
     reports_progress: bool = False
     prediction: tuple[int, ...] = ()
+    call_ids: tuple[int, ...] = ()
     content_only: bool = False
     cut_by_context: bool = False
     num_dropped: int = 0
@@ -156,6 +158,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         names=_engine_names(conversation),
         reports_progress=conversation.reports_progress,
         prediction=_predicted(api, conversation.prediction),
+        call_ids=_call_ids(tokenizer) if tools.tools else (),
         content_only=wanted is not None and sampling.structured is wanted,
         cut_by_context=cut,
         num_dropped=num_messages - len(conversation.messages),
@@ -230,6 +233,10 @@ def _check_images(rendered: RenderedPrompt, api: Api, kept: int | None) -> None:
 def _rows(api: Api, top_n: int | None, *, as_ids: bool = False) -> LogprobRows | None:
     """Makes the names of all tokens too, unless they are there, which takes a while."""
     return None if top_n is None else api.names(as_ids=as_ids).rows(chat_rows, top_n)
+
+
+def _call_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    return tuple(sorted(token_id for text, token_id in tokenizer.answer_marks.items() if text in CALL_STARTS))
 
 
 def _predicted(api: Api, text: str) -> tuple[int, ...]:

@@ -82,6 +82,7 @@ class ChatRun(Run[AnswerDelta]):
                 client=self._lease.client,
                 reports_progress=plan.reports_progress,
                 prediction=plan.prediction,
+                call_ids=plan.call_ids,
                 embeddings=pictures,
                 rope_positions=plan.rope_positions,
             )
