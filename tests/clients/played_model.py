@@ -35,7 +35,7 @@ TEMPLATE = """\
 </think>
 
 {% endif %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}
-<tool_call>
+{%- if m.content or not loop.first %}{{ '\\n' }}{% endif %}<tool_call>
 {"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -68,11 +68,11 @@ Improvise = Callable[[str, list[tuple[str, str]]], Turn]
 """The answer to a prompt that has no script: of the prompt, and of its messages as roles and texts."""
 
 
-def _no_script(prompt: str, messages: list[tuple[str, str]]) -> Turn:
+def no_script(prompt: str, messages: list[tuple[str, str]]) -> Turn:
     return Turn("There is no script.")
 
 
-def answer_to(prompt: str, improvise: Improvise = _no_script) -> str:
+def answer_to(prompt: str, improvise: Improvise = no_script) -> str:
     """What the model writes after a prompt."""
     messages = _PARTS.findall(prompt)
     last = max((i for i, (role, text) in enumerate(messages) if role == "user" and "play: [" in text), default=None)
@@ -100,10 +100,10 @@ class PlayedBackend(ScriptedBackend):
 
     vocab_size = 512
 
-    def __init__(self, improvise: Improvise = _no_script) -> None:
+    def __init__(self, improvise: Improvise = no_script, num_snapshots: int | None = None) -> None:
         blocks = (CONTEXT // _BLOCK,)
         options: dict[str, Any] = {"max_rows": 16, "max_step_tokens": 4096, "context_length": CONTEXT}
-        super().__init__((), block_size=_BLOCK, num_blocks=blocks, **options)
+        super().__init__((), block_size=_BLOCK, num_blocks=blocks, num_snapshots=num_snapshots, **options)
         self._improvise = improvise
         self._left: dict[int, tuple[OpenRow, list[int]]] = {}
         self.forbidden: list[str] = []
@@ -126,10 +126,16 @@ class PlayedBackend(ScriptedBackend):
     def _answer_of(self, open_row: OpenRow) -> list[int]:
         known, left = self._left.get(id(open_row), (None, []))
         if known is not open_row:
-            prompt = bytes(token for token in open_row.tokens[: open_row.num_prompt_tokens] if token < END)
-            left = list(answer_to(prompt.decode(), self._improvise).encode())
+            prompt = self.decode(open_row.tokens[: open_row.num_prompt_tokens])
+            left = self.encode(answer_to(prompt, self._improvise))
             self._left[id(open_row)] = (open_row, left)
         return left
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token for token in token_ids if token < END).decode()
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
 
     def close(self, row: int) -> None:
         self._left.pop(id(self.rows[row]), None)

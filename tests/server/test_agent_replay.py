@@ -1,7 +1,8 @@
 """An agent's conversation of 20 turns, replayed through each API: a turn reads what no turn before it had.
 
-Clients break prefixes: a header changes at each request, marks of the cache move. Tokens are bytes, and the model has
-random weights: it is asked for a few tokens, and the conversation goes on as it was written down.
+Clients break prefixes: a header changes at each request, marks of the cache move, reasoning is left out, calls are
+spelled otherwise. Tokens are bytes. One model has random weights: it is asked for a few tokens, and the conversation
+goes on as it was written down. Another has layers with a state, and answers as it was.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
 
+from clients.played_hybrid import BLOCK, PlayedHybrid, hybrid_server, num_common
+from clients.played_model import Turn as Answer
 from realizar.config import EngineConfig
 from realizar.server.settings import ServerSettings
 from server_thread import NAME, RunningServer, ServerThread
 from tiny_model import write_tiny_model
-from waits import HANG_S
+from waits import HANG_S, wait_until
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
@@ -160,12 +164,6 @@ def ollama_counts(answer: Mapping[str, Any]) -> Counts:
     return answer["prompt_eval_count"], None, answer["eval_count"]
 
 
-def num_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Tokens that two prompts begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (first, second) in pairs if first != second), min(len(one), len(other)))
-
-
 @pytest.fixture(scope="module")
 def replay_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     path = tmp_path_factory.mktemp("replay") / "tiny.gguf"
@@ -176,7 +174,9 @@ def replay_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
     thread.stop()
 
 
-@pytest.mark.parametrize(
+BodyOf = Callable[[list[Turn], str, str], Body]
+CountsOf = Callable[[Mapping[str, Any]], Counts]
+each_api = pytest.mark.parametrize(
     ("body_of", "counts_of"),
     [
         (chat, openai_counts),
@@ -186,11 +186,14 @@ def replay_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
     ],
     ids=["chat", "messages", "responses", "ollama"],
 )
+
+
+@each_api
 def test_a_turn_reads_what_is_new(
     replay_server: RunningServer,
     monkeypatch: pytest.MonkeyPatch,
-    body_of: Callable[[list[Turn], str, str], Body],
-    counts_of: Callable[[Mapping[str, Any]], Counts],
+    body_of: BodyOf,
+    counts_of: CountsOf,
 ) -> None:
     server, engine = replay_server, replay_server.engine
     system = f"{body_of.__name__}: {SYSTEM}"  # no API finds the prompts of another
@@ -225,3 +228,66 @@ def test_a_turn_reads_what_is_new(
     assert len(prompts) == NUM_TURNS
     assert len(prompts[-1]) > 6_000
     assert server.wait(engine.audit()) is None
+
+
+def answer_before(place: int) -> Answer:
+    """What a model with states answered before a turn: its reasoning is left out, or its call is spelled otherwise, in
+    turn with answers that come back as they were.
+    """
+    turn = TURNS[place]
+    think = "Which file may it be that says so?" if place % 4 == 1 else ""
+    if turn.call is None:
+        return Answer(turn.answer)
+    if place % 4 == 2:
+        call = json.dumps({"name": "read", "arguments": arguments(turn)}, separators=(",", ":"))
+        return Answer(f"{turn.answer}\n<tool_call>\n{call}\n</tool_call>")
+    return Answer(turn.answer, (("read", arguments(turn)),), think)
+
+
+def improvised(_prompt: str, said: list[tuple[str, str]]) -> Answer:
+    num_given = sum(role in ("user", "tool") for role, _ in said)
+    return answer_before(num_given) if num_given < NUM_TURNS else Answer("That is all.")
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, PlayedHybrid]]:
+    backend = PlayedHybrid(improvised)
+    thread = hybrid_server(tmp_path_factory.mktemp("hybrid"), backend)
+    yield thread.start(), backend
+    thread.stop()
+
+
+@each_api
+def test_a_turn_of_a_model_with_states_reads_what_is_new(
+    hybrid: tuple[RunningServer, PlayedHybrid], body_of: BodyOf, counts_of: CountsOf
+) -> None:
+    server, backend = hybrid
+    backend.runs.clear()
+    system = f"{body_of.__name__}: {SYSTEM}"
+    with httpx.Client(base_url=server.url, timeout=HANG_S) as client:
+        for place in range(NUM_TURNS):
+            path, body = body_of(TURNS[: place + 1], system, f"{place:05x}")
+            for limit in body.keys() & {"max_tokens", "max_output_tokens"}:
+                body[limit] = 400
+            body.get("options", {}).pop("num_predict", None)
+            response = client.post(path, json={"model": NAME, **body})
+            assert response.status_code == 200, response.text
+            wait_until(lambda count=place + 1: len(backend.runs) == count)  # type: ignore[misc]
+            prompt, cached, _ = counts_of(response.json())
+            assert (prompt, cached or backend.runs[-1].num_cached) == (
+                len(backend.runs[-1].prompt),
+                backend.runs[-1].num_cached,
+            )
+    for place, (before, run) in enumerate(pairwise(backend.runs), 1):
+        shared = run.num_shared(backend.runs[:place])
+        in_answer = shared - len(before.prompt)
+        if place % 4 == 1:  # what opens an answer comes before its reasoning
+            assert in_answer == 0
+            assert shared - run.num_cached < BLOCK + len("\n assistant\n")
+        elif place % 4 == 2:
+            assert in_answer > len(TURNS[place].answer)
+            assert shared - run.num_cached < BLOCK + len(' \n{"name":')
+        else:
+            assert in_answer == len(before.tokens) - len(before.prompt) - 1
+            assert shared - run.num_cached < BLOCK
+    assert server.wait(server.engine.audit()) is None
