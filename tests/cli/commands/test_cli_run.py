@@ -165,6 +165,22 @@ def test_perplexity_is_that_of_the_scores(realizar: Callable[..., Any], smollm2_
     assert "perplexity" in realizar("perplexity", smollm2_path, file).stdout
 
 
+def test_a_perplexity_against_that_of_another_file(
+    realizar: Callable[..., Any], smollm2_path: Path, gemma3_path: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("The capital of France is Paris.")
+    record = json.loads(realizar("perplexity", smollm2_path, file, "--against", smollm2_path, "--json").stdout)
+    assert record["against"] == {"perplexity": record["perplexity"], "ratio": 1, "ratio_error": 0, "same_top": 1}
+    assert (
+        "ratio 1.0000 +- 0.0000, the same most probable token at 100.0%\n"
+        in realizar("perplexity", smollm2_path, file, "--against", smollm2_path).stdout
+    )
+    result = realizar("perplexity", smollm2_path, file, "--against", gemma3_path)
+    assert result.status != 0
+    assert f"{gemma3_path} has other tokens for this text than {smollm2_path}" in result.stderr
+
+
 def test_a_text_that_is_not_utf8_has_no_perplexity(
     realizar: Callable[..., Any], smollm2_path: Path, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def perplexity_command(
     text_file: Annotated[Path, Parameter(allow_leading_hyphen=True, help="UTF-8 text; - is stdin.")],
     /,
     *,
+    against: Annotated[str | None, Parameter(help="Another file of the model, to compare it with.")] = None,
     window: Annotated[Integer, Parameter(help="Tokens in one window.")] = 512,
     max_tokens: Annotated[MaybeInteger, Parameter(help="Score only this many first tokens of the text.")] = None,
     verbose: Verbose = False,
@@ -77,29 +78,69 @@ def perplexity_command(
     """Perplexity of a text: exp of the mean negative log-probability of its tokens.
 
     Windows overlap by half, so that every token but those of the first window is scored after at least half a window.
+    With another model the ratio to its perplexity is given, whose error is of the differences at each token, and the
+    share of tokens at which both have the same most probable one.
     """
     show_log(verbose)
     if window < 2:
         raise InvalidRequestError(f"--window must be at least 2, not {window}", "window")
     if max_tokens is not None and max_tokens < 2:
         raise InvalidRequestError(f"--max-tokens must be at least 2, not {max_tokens}", "max_tokens")
-    with load_model(model, engine or EngineOptions()) as llm:
-        tokens = llm.tokenizer.encode(_read(text_file), parse_special=False)[:max_tokens]
-        if len(tokens) < 2:
-            raise InvalidRequestError(f"{text_file} has fewer than two tokens", "text_file")
-        losses: list[float] = []
+    text = _read(text_file)
+    tokens = _tokens_of_text(model, text)[:max_tokens]
+    if len(tokens) < 2:
+        raise InvalidRequestError(f"{text_file} has fewer than two tokens", "text_file")
+    if against is not None and _tokens_of_text(against, text)[:max_tokens] != tokens:
+        raise InvalidRequestError(f"{against} has other tokens for this text than {model}", "against")
+    options = engine or EngineOptions()
+    scored = _scored(model, tokens, window, options)
+    perplexity, error = summary([-entry.logprob for entry in scored])
+    record: dict[str, Any] = {
+        "perplexity": perplexity, "standard_error": error, "tokens": len(scored), "window": window,
+    }  # fmt: skip
+    if against is not None:
+        record["against"] = compared(scored, _scored(against, tokens, window, options))
+    if as_json:
+        print(json.dumps(record))
+        return
+    print(f"perplexity {perplexity:.4f} +- {error:.4f} over {len(scored)} tokens, window {window}")
+    if against is not None:
+        print(
+            "against {perplexity:.4f}: ratio {ratio:.4f} +- {ratio_error:.4f}, the same most probable token at"
+            " {same_top:.1%}".format(**record["against"])
+        )
+
+
+def _tokens_of_text(model: str, text: str) -> list[int]:
+    from realizar.tokenizer.load import load_tokenizer
+
+    return load_tokenizer(fetch_model(model)).encode(text, parse_special=False)
+
+
+def _scored(model: str, tokens: list[int], window: int, options: EngineOptions) -> list[TokenLogprobs]:
+    """All tokens but the first."""
+    found: list[TokenLogprobs] = []
+    with load_model(model, options) as llm:
         for start, first in windows(len(tokens), window):
-            scored = llm.score(tokens[start : start + window])
-            losses += [-entry.logprob for entry in scored[first - start :] if entry is not None]
+            scored = llm.score(tokens[start : start + window], 1)
+            found += [entry for entry in scored[first - start :] if entry is not None]
             if sys.stderr.isatty():
-                print(f"\r{len(losses)} of {len(tokens) - 1} tokens", end="", file=sys.stderr, flush=True)
+                print(f"\r{len(found)} of {len(tokens) - 1} tokens", end="", file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    perplexity, error = summary(losses)
-    if as_json:
-        print(json.dumps({"perplexity": perplexity, "standard_error": error, "tokens": len(losses), "window": window}))
-    else:
-        print(f"perplexity {perplexity:.4f} +- {error:.4f} over {len(losses)} tokens, window {window}")
+    return found
+
+
+def compared(scored: Sequence[TokenLogprobs], other: Sequence[TokenLogprobs]) -> dict[str, float]:
+    """The other's perplexity, what the first one's is times it, and where both have the same most probable token."""
+    pairs = list(zip(scored, other, strict=True))
+    ratio, error = summary([theirs.logprob - ours.logprob for ours, theirs in pairs])
+    return {
+        "perplexity": summary([-entry.logprob for entry in other])[0],
+        "ratio": ratio,
+        "ratio_error": error,
+        "same_top": sum(ours.top[0][0] == theirs.top[0][0] for ours, theirs in pairs) / len(pairs),
+    }
 
 
 def windows(num_tokens: int, size: int) -> Iterator[tuple[int, int]]:
