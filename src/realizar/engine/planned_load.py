@@ -38,7 +38,7 @@ class PlannedLoad(msgspec.Struct, frozen=True):
     Attributes:
         config: with the context and the KV cache that were planned, and the rows of a model with states.
         num_bytes: memory of the device that the engine takes: weights, workspace, KV cache and its process; on a CPU
-            what an encoder of images that is counted and files of the cache take, too.
+            what its encoder of images and files of the cache take, too.
         device: `cpu`, or `cuda:0` and so on.
         context_length: tokens of a request, prompt and output.
         max_open: choices that may run and wait in the engine.
@@ -86,7 +86,7 @@ def plan_encoder(checkpoint: Checkpoint, mmproj: str, kind: Device) -> PlannedEn
 
 def plan_within(
     checkpoint: Checkpoint, config: EngineConfig, memory_bytes: int | Mapping[str, int] | None,
-    device: ChosenDevice | None = None, *, counts_encoder: bool = False,
+    device: ChosenDevice | None = None,
 ) -> tuple[PlannedLoad, int]:  # fmt: skip
     """Plan a load with the model's own context, or the largest half, quarter and so on of it that fits.
 
@@ -98,7 +98,6 @@ def plan_within(
         memory_bytes: memory for all models of the device, or of each device by the name that `PlannedLoad` has; None,
             and a device without one, take nine tenths of what is free now.
         device: as of `resolve_model`.
-        counts_encoder: on a CPU the memory is also that of the model's encoder of images.
     """
     of_device = memory_bytes if isinstance(memory_bytes, int) else None
     spec, whole, others, _ = resolve_drafted(checkpoint, config, device, of_device)
@@ -109,7 +108,7 @@ def plan_within(
         memory_bytes = int(plan_memory(spec, checkpoint, whole, others=others).free_bytes * _FREE_SHARE)
 
     beside_bytes = 0
-    if counts_encoder and whole.chosen.kind == "cpu":
+    if whole.chosen.kind == "cpu":
         encoder = plan_encoder(checkpoint, config.mmproj, "cpu")
         beside_bytes = encoder.weight_bytes + encoder.workspace_bytes
 

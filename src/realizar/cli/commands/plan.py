@@ -192,7 +192,7 @@ def _take(pools: dict[str, _Pool], model: PlannedModel, plan: _Plan, config: Eng
 
     check_fits(plan.memory)
     chosen = choose_planned_device(config.device, memory_given=memory is not None)
-    load, most = plan_within(model.checkpoint, config, memory, chosen, counts_encoder=True)
+    load, most = plan_within(model.checkpoint, config, memory, chosen)
     pool = pools.setdefault(load.device, _Pool(0, most))
     pool.needed_bytes += load.num_bytes
     pool.memory_bytes = min(pool.memory_bytes, most)

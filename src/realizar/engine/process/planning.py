@@ -80,7 +80,7 @@ def plan_loads(
 
 def answer_of(path: str, config: EngineConfig, memory_bytes: int | dict[str, int] | None) -> PlanAnswer:
     try:
-        return PlanAnswer(*plan_within(find_checkpoint(path), config, memory_bytes, counts_encoder=True))
+        return PlanAnswer(*plan_within(find_checkpoint(path), config, memory_bytes))
     except RealizarError as error:
         return PlanAnswer(error=record_error(error))
 
