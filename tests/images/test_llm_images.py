@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from images.vision_models import IMAGE, TILE, image_of, write_vision_files
+from images.vision_kinds import IMAGE, TILE
+from images.vision_models import image_of, write_vision_files
 from realizar import LLM, AsyncLLM, SamplingParams
 from realizar.errors import CheckpointError, ContextLengthError, InvalidRequestError, UnsupportedModelError
 from waits import HANG_S

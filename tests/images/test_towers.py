@@ -13,27 +13,14 @@ import pytest
 from numpy.typing import NDArray
 
 from images.tower_files import write_tower_file
-from images.vision_models import (
-    IMAGE,
-    KINDS,
-    LFM2_GRIDS,
-    LFM2_PREPARED,
-    MERGE,
-    PATCH,
-    SIZES,
-    SOFT_TOKENS,
-    TILE,
-    VisionModel,
-    build_vision_model,
-    image_of,
-    write_vision_files,
-)
+from images.vision_kinds import IMAGE, KINDS, LFM2_PREPARED, MERGE, PATCH, SOFT_TOKENS, TILE
+from images.vision_models import LFM2_GRIDS, SIZES, VisionModel, build_vision_model, image_of, write_vision_files
 from realizar.backends.cpu.tower import CPUTower
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.images import open_images
+from realizar.engine.images import find_tower, open_images
 from realizar.engine.llm import LLM
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.images.decode import cut_up
@@ -89,7 +76,7 @@ def as_pixels(tower: Tower, patches: NDArray[np.float32]) -> NDArray[np.float32]
 def test_pixels_are_those_of_the_processor(vision: VisionModel, size: tuple[int, int]) -> None:
     tower, found = tower_of(open_checkpoint(vision.path)), vision.prepared([Image.fromarray(image_of(size))])
     pictures = patches(tower, size)
-    if vision.kind == "qwen":  # its processor gives patches, square by square
+    if vision.gives_patches:
         (only,) = pictures
         squares = only.reshape(only.shape[0] // MERGE, MERGE, only.shape[1] // MERGE, MERGE, -1).swapaxes(1, 2)
         np.testing.assert_array_equal(squares.reshape(-1, only.shape[2]), found["pixel_values"].numpy())
@@ -201,7 +188,7 @@ def test_bounds_that_a_model_can_not_keep_are_refused_by_name(vision: VisionMode
     with pytest.raises(InvalidRequestError, match=message):
         bounded(tower, PixelBounds(most=pixels - 1))
     given = {"min_pixels": 400, "max_pixels": None}
-    if vision.kind == "qwen":
+    if vision.gives_patches:
         bounded(tower, read_bounds(given))
         with pytest.raises(InvalidRequestError, match="min_pixels must be at most 399"):
             bounded(tower, read_bounds(given | {"max_pixels": 399.0}))
@@ -212,13 +199,16 @@ def test_bounds_that_a_model_can_not_keep_are_refused_by_name(vision: VisionMode
 
 @pytest.mark.parametrize(("least", "most"), [(256, 400), (1000, 1600), (64, 64 * 9)])
 def test_pixels_within_bounds_are_those_of_the_processor(vision: VisionModel, least: int, most: int) -> None:
-    if vision.kind != "qwen":
+    if not vision.gives_patches:
         pytest.skip("the processors of other models have other bounds")
+    frames = 2 if vision.kind == "glm4v" else 1
     tower = bounded(tower_of(open_checkpoint(vision.path)), PixelBounds(least, most))
-    for size in SIZES:
+    for size in (*SIZES, (5, 12), (9, 7)):
         image = Image.fromarray(image_of(size))
         found = vision.processor(
-            images=[image], size={"shortest_edge": least, "longest_edge": most}, return_tensors="pt"
+            images=[image],
+            size={"shortest_edge": frames * least, "longest_edge": frames * most},
+            return_tensors="pt",
         )
         rows, columns = (int(length) for length in found["image_grid_thw"][0][1:])
         assert cut_of(tower, *size).sizes == ((columns * PATCH, rows * PATCH),)
@@ -236,7 +226,10 @@ def test_features_agree_with_transformers(vision: VisionModel, form: str, tmp_pa
     if vision.kind == "gemma4":  # a file does not say how many tokens an image has at most
         assert isinstance(tower.preparation, Budgeted)
         assert tower.preparation.patches == 9 * (SOFT_TOKENS if form == "safetensors" else 280)
-        tower = replace(tower, preparation=tower_of(open_checkpoint(vision.path)).preparation)
+    if vision.kind == "glm4v" and form == "gguf":  # nor how many pixels, which are the processor's, and what runs here
+        assert isinstance(tower.preparation, Fitted)
+        assert (tower.preparation.least, tower.preparation.most) == (112**2 // 2, (1 << 14) * PATCH**2)
+    tower = replace(tower, preparation=tower_of(open_checkpoint(vision.path)).preparation)
     for size in SIZES if form == "safetensors" else SIZES[2:3]:
         features = np.concatenate([encoder.encode(each) for each in patches(tower, size)])
         assert np.ptp(features) > 5
@@ -264,6 +257,32 @@ def test_a_tower_that_is_named_has_to_be_the_models(tmp_path: Path) -> None:
     ):
         with pytest.raises(UnsupportedModelError, match=message):
             opened(model, tower)
+
+
+def test_a_text_model_without_axes_takes_no_positions_on_three(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(build_vision_model("glm4v", tmp_path).path)
+    assert find_tower(checkpoint) is not None
+    config = checkpoint.metadata["config"]
+    rope = {**config["text_config"]["rope_parameters"], "mrope_section": None}
+    text = {**config["text_config"], "rope_parameters": rope}
+    bent = replace(checkpoint, metadata={**checkpoint.metadata, "config": {**config, "text_config": text}})
+    with pytest.raises(UnsupportedModelError, match="positions on three axes are not of"):
+        find_tower(bent)
+
+
+@pytest.mark.parametrize(
+    ("projector", "message"),
+    [
+        ("kimivl", r"projector 'kimivl' is of Kimi-VL, whose text model \(deepseek2\) is not supported"),
+        ("ldp", "unknown projector 'ldp'"),
+    ],
+)
+def test_towers_of_no_model_that_runs_are_named(projector: str, message: str, tmp_path: Path) -> None:
+    write_vision_files(tmp_path)
+    checkpoint = open_checkpoint(tmp_path / "mmproj-tiny.gguf")
+    bent = replace(checkpoint, metadata={**checkpoint.metadata, "clip.projector_type": projector})
+    with pytest.raises(UnsupportedModelError, match=message):
+        build_tower(bent)
 
 
 @pytest.mark.parametrize(("kind", "most"), [(GGMLType.F16, 1e-3), (GGMLType.BF16, 1e-2), (GGMLType.Q8_0, 3e-2)])
@@ -364,7 +383,7 @@ def test_marks_in_texts_stay_texts(vision: VisionModel) -> None:
         assert max(llm.chat_tokens([{"role": "user", "content": vision.shown}])) < IMAGE
         with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[0\] is no image of a known format"):
             llm.chat_tokens([{"role": "user", "content": [{"type": "image", "image": b"<svg/>"}]}])
-        if vision.kind in ("qwen", "lfm2_vl"):
+        if vision.gives_patches or vision.kind == "lfm2_vl":
             long = Image.fromarray(image_of((1, 300)))
             with pytest.raises(
                 InvalidRequestError, match=r"content\[0\] can't be read: .*1 x 300 pixels are too steep"
@@ -377,6 +396,7 @@ def test_marks_in_texts_stay_texts(vision: VisionModel) -> None:
 
 
 BENT = {
+    "glm4v": [({"out_hidden_size": 63}, "'out_hidden_size': unsupported value 63")],
     "qwen3_vl": [({"deepstack_visual_indexes": ["a"]}, "expected whole numbers")],
     "internvl": [
         ({"use_qk_norm": True}, "'use_qk_norm': unsupported value True"),
@@ -414,7 +434,7 @@ def test_tensors_of_towers_are_strict(vision: VisionModel) -> None:
     for changes, message in (
         ({activation: "tanh"}, f"'{activation}': unsupported value 'tanh'"),
         ({"wide_layers": 3}, "'wide_layers': unsupported value 3"),
-        ({"num_heads" if vision.kind == "qwen" else "num_attention_heads": 5}, "5 heads do not divide"),
+        ({"num_heads" if vision.gives_patches else "num_attention_heads": 5}, "5 heads do not divide"),
         ({"patch_size": 5}, "patch"),
         *BENT.get(checkpoint.architecture, []),
     ):
@@ -440,6 +460,12 @@ def test_vocabularies_may_lack_the_token_of_a_feature(tmp_path: Path) -> None:
 
 
 OTHERWISE = {
+    "glm4v": [
+        (
+            *("preprocessor_config", {"size": {"shortest_edge": 511, "longest_edge": 4096}}),
+            "'size': expected whole pixels of each of 2 frames",
+        ),
+    ],
     "gemma3": [
         ("config", {"mm_tokens_per_image": 15}, "'mm_tokens_per_image': 15 are no squares of 8 x 8 patches"),
         ("config", {"mm_tokens_per_image": 9}, "'mm_tokens_per_image': 9 are no squares of 8 x 8 patches"),
@@ -458,7 +484,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("kind", OTHERWISE)
-def test_what_gemma_does_otherwise_is_named(kind: str, tmp_path: Path) -> None:
+def test_what_a_model_does_otherwise_is_named(kind: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(build_vision_model(kind, tmp_path).path)
     config = checkpoint.metadata["config"]
     for file, changes, message in OTHERWISE[kind]:

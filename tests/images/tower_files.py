@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from images.vision_models import MERGE, PATCH, TILE, VISION, stored, tower_metadata
+from images.vision_kinds import MERGE, PATCH, TILE, VISION
+from images.vision_models import stored, tower_metadata
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
@@ -43,6 +44,13 @@ _GGUF_NAMES = (
     ("mlp.linear_fc2", "ffn_down"),
     ("visual.patch_embed.proj", "v.patch_embd"),
     ("visual.pos_embed", "v.position_embd"),
+    ("visual.post_conv_layernorm", "v.norm_embd"),
+    ("visual.embeddings.position_embedding", "v.position_embd"),
+    ("visual.post_layernorm", "v.post_ln"),
+    ("visual.downsample", "mm.patch_merger"),
+    ("visual.merger.proj.", "mm.model.fc."),
+    ("visual.merger.post_projection_norm", "mm.post_norm"),
+    *((f"visual.merger.{name}_proj", f"mm.{name}") for name in ("gate", "up", "down")),
     ("visual.merger.norm", "v.post_ln"),
     ("visual.merger.ln_q", "v.post_ln"),
     ("visual.merger.mlp", "mm"),
@@ -166,6 +174,9 @@ def _converted_metadata(architecture: str) -> dict[str, Any]:
     elif architecture == "mistral3":
         projector, vision = "pixtral", {"attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 24, **_COLOURS}
         vision |= {"spatial_merge_size": MERGE}
+    elif architecture.startswith("glm4v"):
+        projector, vision = "glm4v", {"attention.layer_norm_epsilon": 1e-5, **_COLOURS}
+        activation = {"clip.use_gelu": False, "clip.use_silu": True}
     else:
         vision = {"image_min_pixels": 256, "image_max_pixels": 2048, "spatial_merge_size": MERGE}
         if architecture == "qwen2_5_vl":

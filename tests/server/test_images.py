@@ -15,7 +15,8 @@ import httpx
 import openai
 import pytest
 
-from images.vision_models import EDGE, IMAGE, TILE, encoded, image_of, write_vision_files
+from images.vision_kinds import EDGE, IMAGE, TILE
+from images.vision_models import encoded, image_of, write_vision_files
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.images import Kept, PlacedImage, open_images

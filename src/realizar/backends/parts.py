@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from realizar.backends.program import (
 )
 from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention
-from realizar.models.tower import Projector
+from realizar.models.tower import Projector, Stretches
 
 Grid = TypeVar("Grid", bound=Any)
 _NAMES: dict[type[Block], tuple[str, str, str]] = {
@@ -88,12 +88,14 @@ def squares_of(patches: Grid, merge: int, projector: Projector) -> Grid:
     return found
 
 
-def places_between(stretches: Literal["corners", "pixels"] | None, count: int, side: int) -> NDArray[np.float32]:
+def places_between(stretches: Stretches, count: int, side: int) -> NDArray[np.float32]:
     """Shares of `side` places in each of `count`, float32 [count, side]; see `Tower.stretches`.
 
     With the corners in place they are spread evenly from the first to the last; pixels are resized by triangles, wider
-    where these are fewer.
+    where these are fewer; cubics go through four places, of which those beyond an edge are the one at the edge.
     """
+    if stretches == "cubics":
+        return _between_cubics(count, side)
     if stretches == "pixels":
         scale = np.float32(side / count)
         centres = (np.arange(count, dtype=np.float32)[:, None] + np.float32(0.5)) * scale - np.float32(0.5)
@@ -107,3 +109,13 @@ def places_between(stretches: Literal["corners", "pixels"] | None, count: int, s
     shares[np.arange(count), low] = 1 - (at - low)
     shares[np.arange(count), np.minimum(low + 1, side - 1)] += at - low
     return shares
+
+
+def _between_cubics(count: int, side: int) -> NDArray[np.float32]:
+    at = (np.arange(count) + 0.5) / count * side - 0.5
+    low, shares, a = np.floor(at).astype(np.int32), np.zeros((count, side)), -0.75
+    for offset in (-1, 0, 1, 2):
+        d = np.abs(at - low - offset)
+        near, far = (a + 2) * d**3 - (a + 3) * d**2 + 1, a * (d**3 - 5 * d**2 + 8 * d - 4)
+        np.add.at(shares, (np.arange(count), np.clip(low + offset, 0, side - 1)), np.where(d <= 1, near, far))
+    return shares.astype(np.float32)

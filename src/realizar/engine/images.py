@@ -270,8 +270,8 @@ def find_tower(checkpoint: Checkpoint, mmproj: str = "auto") -> tuple[Checkpoint
     path = find_tower_file(checkpoint) if mmproj == "auto" else Path(mmproj)
     holder = checkpoint if path is None else open_checkpoint(path)
     tower = build_tower(holder)
-    if path is None:
-        return None if tower is None else (holder, tower)
+    if tower is None and path is None:
+        return None
     if tower is None:
         raise UnsupportedModelError(f"{path}: no encoder of images, but of architecture '{holder.architecture}'")
     _check_of_model(tower, holder, checkpoint)

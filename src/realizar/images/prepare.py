@@ -22,9 +22,6 @@ _MOST = 4096  # pixels of the longer edge, whatever a configuration of tiles say
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _END_OF_ROW, _END = "[IMG_BREAK]", "[IMG_END]"
 _STRETCHED, _END_OF_STRETCHED = "<start_of_image>", "<end_of_image>"
-_MARKS = {
-    Tiles: "<image>", Whole: "[IMG]", Fitted: "<|image_pad|>", Stretched: _STRETCHED, Budgeted: "<|image|>",
-}  # fmt: skip
 _FEATURES = {Stretched: "<image_soft_token>", Budgeted: "<pad>"}  # of layers' own inputs Gemma 4 adds those of padding
 _STEEPEST = 200  # of edges, the longer over the shorter one, that are fitted
 MOST_IMAGE_BYTES = 240 << 20
@@ -48,6 +45,17 @@ _GRIDS = {
         "<image>", "<|image_start|>", "<|img_row_{row}_col_{column}|>", "<|img_thumbnail|>", "<|image_end|>"
     ),
     "internvl": _GridTexts("<IMG_CONTEXT>", "<img>", "", "", "</img>"),
+}
+
+
+_MARKS = {
+    "idefics3": "<image>",
+    "gemma3": _STRETCHED,
+    "gemma4v": "<|image|>",
+    "pixtral": "[IMG]",
+    "glm4v": "<|image|>",
+    **dict.fromkeys(("qwen2.5vl_merger", "qwen3vl_merger"), "<|image_pad|>"),
+    **{name: texts.mark for name, texts in _GRIDS.items()},
 }
 
 
@@ -186,9 +194,7 @@ def _fewest_pixels(tower: Tower) -> int:
 
 def mark_of(tower: Tower) -> str:
     """The control token that chat templates write for an image."""
-    if isinstance(tower.preparation, Grid):
-        return _GRIDS[tower.architecture].mark
-    return _MARKS[type(tower.preparation)]
+    return _MARKS[tower.architecture]
 
 
 def feature_bytes(tower: Tower) -> int:
@@ -309,8 +315,11 @@ def _whole_size(whole: Whole, square: int, width: int, height: int) -> tuple[int
 
 def _fitted_size(fitted: Fitted, square: int, width: int, height: int) -> tuple[int, int]:
     """Width and height in whole squares; InvalidRequestError for an image that is far longer than wide, or wider."""
+    size = f"{width} x {height} pixels"
+    if fitted.widens and min(width, height) < square:
+        factor = square / min(width, height)
+        width, height = int(width * factor), int(height * factor)
     if max(width, height) > _STEEPEST * min(width, height):
-        size = f"{width} x {height} pixels"
         raise InvalidRequestError(f"{size} are too steep: one edge may be {_STEEPEST} times the other", "image")
     return _held_size(fitted.most, square, _bounded_size(fitted, square, width, height, least=0))
 

@@ -97,10 +97,13 @@ _TOWERS: tuple[tuple[Callable[[Checkpoint], Tower], str, tuple[str, ...]], ...] 
     (siglip.build_internvl, "internvl", ("internvl",)),
     (siglip.build_lfm2, "lfm2", ("lfm2_vl", "lfm2-vl")),
     (pixtral.build, "pixtral", ("mistral3",)),
+    (qwen_vl.build_glm, "glm4v", ("glm4v", "glm4v_moe")),
     (qwen_vl.build_qwen25, "qwen2.5vl_merger", ("qwen2_5_vl",)),
     (qwen_vl.build_qwen3, "qwen3vl_merger", ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")),
 )
 """What builds a tower, the name of its projector in GGUF files, and the values of `model_type` in `config.json`."""
+_TOWERS_OF_OTHERS = {"kimivl": "Kimi-VL", "kimik25": "Kimi K2.5"}
+"""Projectors in GGUF files, and models that are the only ones with them, whose text model is not read."""
 _BY_GGUF_ARCHITECTURE = {name: build for build, name, _ in _ARCHITECTURES if name is not None}
 _BY_MODEL_TYPE = {name: build for build, _, names in _ARCHITECTURES for name in names}
 _TOWER_ARCHITECTURE = "clip"
@@ -178,6 +181,9 @@ def build_tower(checkpoint: Checkpoint) -> Tower | None:
         keys = ("clip.projector_type", "clip.vision.projector_type")
         name = next((checkpoint.metadata[key] for key in keys if checkpoint.metadata.get(key)), None)
         found = next((build for build, projector, _ in _TOWERS if projector == name), None)
+        if name in _TOWERS_OF_OTHERS:
+            model = f"{_TOWERS_OF_OTHERS[name]}, whose text model (deepseek2) is not supported"
+            raise UnsupportedModelError(f"{checkpoint.path}: projector {name!r} is of {model}")
         if found is None:
             known = ", ".join(projector for _, projector, _ in _TOWERS)
             raise UnsupportedModelError(f"{checkpoint.path}: unknown projector {name!r:.80} (known: {known})")

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from realizar.models.parts import Activation, Linear, Norm
-from realizar.models.spec import Layer, LayerStack, vectors_of
+from realizar.models.spec import FeedForward, Layer, LayerStack, vectors_of
 from realizar.models.tensor_source import TensorName, TensorSource
 
 Colour = tuple[float, float, float]
 """Of red, green and blue."""
+Stretches = Literal["corners", "pixels", "cubics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,15 @@ class Whole:
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """How an image becomes one picture: its edges are rounded to whole squares of patches, and where it has less than
-    `least` or more than `most` pixels then, it is enlarged or reduced to as many.
+    `least` or more than `most` pixels then, it is enlarged or reduced to as many. Where it `widens`, an image with an
+    edge that is shorter than a square's is enlarged before that until it is as long.
     """
 
     least: int
     most: int
     mean: Colour
     deviation: Colour
+    widens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class Standard:
 @dataclass(frozen=True, slots=True)
 class Projector:
     """What makes features for a text model of squares of patches:
-    second(activation(first(reduction(norm(standard(x)))))).
+    second(activation(inner_norm(first(reduction(norm(standard(x))))))).
 
     x are the patches of a square side by side, row by row; or, where it `reads` channels, each of their features of all
     patches, one feature after another; or the mean of the patches. What is None is left out; without `second` there is
@@ -124,27 +127,32 @@ class Projector:
 
     first: Linear
     activation: Activation | None = None
-    second: Linear | None = None
+    second: Linear | FeedForward | None = None
     reduction: Linear | None = None
     norm: Norm | None = None
+    inner_norm: Norm | None = None
     standard: Standard | None = None
     reads: Literal["patches", "channels", "mean"] = "patches"
 
     @property
     def num_features(self) -> int:
-        return (self.first if self.second is None else self.second).out_features
+        return self.linears()[-1].out_features
 
     def linears(self) -> tuple[Linear, ...]:
         """In the order in which they are multiplied."""
-        every = (self.reduction, self.first, self.second)
+        last = self.second.linears() if isinstance(self.second, FeedForward) else (self.second,)
+        every = (self.reduction, self.first, *last)
         return tuple(linear for linear in every if linear is not None)
+
+    def norms(self) -> tuple[Norm, ...]:
+        return tuple(norm for norm in (self.norm, self.inner_norm) if norm is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Tower(LayerStack):
     """An encoder of images. The patches of a picture, in rows, are its tokens:
 
-    x = input_norm(patches(colours) + positions), through the layers, in which all tokens of a picture see each other
+    x = input_norm(patches(colours)) + positions, through the layers, in which all tokens of a picture see each other
     features = projector(squares of final_norm(x)), row by row, and of the stream after some layers by others
 
     Where attention has a window, the picture is cut into windows of so many rows and columns of patches, from the first
@@ -162,8 +170,9 @@ class Tower(LayerStack):
             are none to add. A rope's positions are a patch's row and column.
         class_token: [hidden_size], of a token beside the patches, which no projector reads, and whose position is the
             first of one more. None where there is none.
-        stretches: pictures of other sizes have positions between these, bilinear: with the corners in place, or as
-            Pillow resizes pixels, smoothed where they become fewer. None where there are no such pictures.
+        stretches: pictures of other sizes have positions between these: bilinear with the corners in place; as Pillow
+            resizes pixels, bilinear and smoothed where they become fewer; or by cubics between the middles of patches,
+            as torch has them (a = -0.75). None where there are no such pictures.
         by_axis: positions are [2 * side, hidden_size] instead, of columns and then of rows: a patch adds both of its.
         deepstack: layers, and the projectors of the stream after each: the text model adds these features to its stream
             after its first layers, one after another.
@@ -188,7 +197,7 @@ class Tower(LayerStack):
     class_token: TensorName | None = None
     side: int = 0
     by_pixel: bool = False
-    stretches: Literal["corners", "pixels"] | None = None
+    stretches: Stretches | None = None
     by_axis: bool = False
     deepstack: tuple[tuple[int, Projector], ...] = ()
     spreads: bool = False
@@ -216,7 +225,7 @@ class Tower(LayerStack):
         return (*self.patches, *layers, *(linear for each in self.projectors for linear in each.linears()))
 
     def vectors(self) -> tuple[TensorName, ...]:
-        norms = (self.input_norm, self.final_norm, *(each.norm for each in self.projectors))
+        norms = (self.input_norm, self.final_norm, *(norm for each in self.projectors for norm in each.norms()))
         own = [name for norm in norms if norm is not None for name in vectors_of(norm)]
         own += [] if self.class_token is None else [self.class_token]
         standards = (each.standard for each in self.projectors if each.standard is not None)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from images.vision_models import IMAGE, image_of, write_vision_files
+from images.vision_kinds import IMAGE
+from images.vision_models import image_of, write_vision_files
 
 RAW = ("--raw", "--temperature", "0", "--max-tokens", "6")
 

@@ -103,16 +103,17 @@ class Binder:
         return walkable(operations)
 
     def bind_tower(self, tower: Tower) -> tuple[BoundProgram, BoundProgram, list[BoundProgram]]:
-        """From the buffers `patches`, and `hidden` with the positions, to `hidden`; from there to `normed` and streams
-        that are kept; and by each projector from `squares` to `features`.
+        """From the buffer `patches` to `hidden`, which lacks the positions; from there to `normed` and streams that are
+        kept; and by each projector from `squares` to `features`.
 
         All run over as many tokens as the step says.
         """
         first = [self._normalize("patches", None, "patches", "patches", width=tower.patches[0].in_features)]
-        first += [self._project(each, "patches", "hidden", "patches", add_scale=1.0) for each in tower.patches]
-        operations: list[BoundOperation] = []
+        for place, each in enumerate(tower.patches):
+            first.append(self._project(each, "patches", "hidden", "patches", add_scale=1.0 if place else None))
         if tower.input_norm is not None:
-            operations.append(self._normalize("patches", tower.input_norm, "hidden", "hidden"))
+            first.append(self._normalize("patches", tower.input_norm, "hidden", "hidden"))
+        operations: list[BoundOperation] = []
         blocks, places = layer_blocks(tower.layers), {layer: place for place, (layer, _) in enumerate(tower.deepstack)}
         for index, block in enumerate(blocks):
             operations += self._block(block)
@@ -135,7 +136,15 @@ class Binder:
             return
         up = self.workspace.buffers["up"]
         yield self._project(first, source, "up", part)
-        yield self._activate(activation, second, first.out_features, None, up.at, up.stride)
+        if projector.inner_norm is not None:
+            yield self._normalize(part, projector.inner_norm, "up", "up")
+        if isinstance(second, FeedForward):
+            yield self._activate(activation, None, first.out_features, None, up.at, up.stride)
+            yield self._normalize(part, None, "activated", "activated", width=first.out_features)
+            yield from self._activated(second, part, 0, source="activated")
+            second = second.down
+        else:
+            yield self._activate(activation, second, first.out_features, None, up.at, up.stride)
         yield self._project(second, "activated", "features", part)
 
     def _kept(self, program: Program, num_blocks: int) -> list[BoundOperation]:
@@ -260,11 +269,13 @@ class Binder:
         yield from self._activated(block.feed_forward, inputs_part(block), self._tiles_together(block.inputs.gated))
         yield from self._join(block.join, "activated", join_part(block))
 
-    def _activated(self, feed_forward: FeedForward, part: str, together: int) -> Iterator[BoundOperation]:
-        """From `normed` to `activated`; `together` as `_tiles_together` gives it."""
+    def _activated(
+        self, feed_forward: FeedForward, part: str, together: int, source: str = "normed"
+    ) -> Iterator[BoundOperation]:
+        """From `source` to `activated`; `together` as `_tiles_together` gives it."""
         if feed_forward.gate is not None:
-            yield from self._clamped(feed_forward.gate, "normed", "gate", part, barrier=False, together=together)
-        yield from self._clamped(feed_forward.up, "normed", "up", part, barrier=not together, together=together)
+            yield from self._clamped(feed_forward.gate, source, "gate", part, barrier=False, together=together)
+        yield from self._clamped(feed_forward.up, source, "up", part, barrier=not together, together=together)
         gate, up = self.workspace.buffers["gate"], self.workspace.buffers["up"]
         gated = gate.at if feed_forward.gate is not None else None
         width = feed_forward.up.out_features
@@ -436,11 +447,13 @@ class Binder:
         return BoundOperation(part, normalize.address, record, begins_block=begins)
 
     def _activate(
-        self, activation: Activation, consumer: Linear, width: int, gate: int | None, up: int, stride: int
+        self, activation: Activation, consumer: Linear | None, width: int, gate: int | None, up: int, stride: int
     ) -> BoundOperation:
-        """The input of `consumer`: activation(gate) * up, or activation(up), of `width` floats at addresses."""
+        """The input of `consumer`: activation(gate) * up, or activation(up), of `width` floats at addresses; float32
+        for None.
+        """
         out = self.workspace.buffers["activated"]
-        quantised = self.weights.is_packed(consumer) and consumer.clamps is None
+        quantised = consumer is not None and self.weights.is_packed(consumer) and consumer.clamps is None
         record = self.workspace.record(
             ACTIVATE, gate=up if gate is None else gate, up=up, input_stride=stride,
             groups=-(-width // GROUP), out=0 if quantised else out.at, out_stride=out.stride,

@@ -90,10 +90,12 @@ class CPUTower:
             windows = self._keys.place(rows, columns, self._space.slots, self._space.block_tables)
             order = np.concatenate(windows)
             self._buffer("patches", count, width)[:] = patches.reshape(count, width)[order]
-            self._place(rows, columns, self._buffer("hidden", count, tower.hidden_size), order)
             self._ropes.fill(np.indices((rows, columns), np.int32).reshape(2, count)[:, order])
             self._window_rows([len(window) for window in windows])
             self._walk(self._first, count)
+            if tower.positions is not None:
+                hidden = self._buffer("hidden", count, tower.hidden_size)
+                hidden += self._places(tower.positions, rows, columns)[order]
             self._walk(self._body, self._with_class_token(count))
             sources = ["normed", *(kept_stream(place) for place in range(len(tower.deepstack)))]
             found = []
@@ -120,27 +122,22 @@ class CPUTower:
         written += self._weights.vector(name)[: self.tower.hidden_size]
         return count + 1
 
-    def _place(self, rows: int, columns: int, hidden: NDArray[np.float32], order: NDArray[np.intp]) -> None:
-        """Write what a tower adds to patches by their place, in their order."""
-        name, side = self.tower.positions, self.tower.side
-        if name is None:
-            hidden[:] = 0
-            return
+    def _places(self, name: str, rows: int, columns: int) -> NDArray[np.float32]:
+        """What a tower adds to patches by their place, row by row, from the table of that name."""
+        side, hidden, stretches = self.tower.side, self.tower.hidden_size, self.tower.stretches
+
+        def table(first: int, count: int) -> NDArray[np.float32]:
+            found = np.empty((count, hidden), np.float32)
+            self._weights.rows(name, np.arange(first, first + count, dtype=np.int32), found)
+            return found
+
         if self.tower.by_axis:
-            of_column, of_row = (np.empty((count, hidden.shape[1]), np.float32) for count in (columns, rows))
-            self._weights.rows(name, np.arange(columns, dtype=np.int32), of_column)
-            self._weights.rows(name, np.arange(side, side + rows, dtype=np.int32), of_row)
-            hidden[:] = (of_column + of_row[:, None]).reshape(hidden.shape)[order]
-            return
-        if self.tower.stretches is None or (rows, columns) == (side, side):
-            first = self.tower.max_tokens - self.tower.max_patches
-            self._weights.rows(name, (first + order).astype(np.int32), hidden)
-            return
-        table = np.empty((side * side, self.tower.hidden_size), np.float32)
-        self._weights.rows(name, np.arange(side * side, dtype=np.int32), table)
-        down = places_between(self.tower.stretches, rows, side) @ table.reshape(side, -1)
-        across = places_between(self.tower.stretches, columns, side) @ down.reshape(rows, side, -1)
-        hidden[:] = across.reshape(rows * columns, -1)[order]
+            return (table(0, columns) + table(side, rows)[:, None]).reshape(-1, hidden)
+        if stretches is None or (rows, columns) == (side, side):
+            return table(self.tower.max_tokens - self.tower.max_patches, rows * columns)
+        down = places_between(stretches, rows, side) @ table(0, side * side).reshape(side, -1)
+        across = places_between(stretches, columns, side) @ down.reshape(rows, side, -1)
+        return across.reshape(-1, hidden)
 
     def _standardized(self, x: NDArray[np.float32], standard: Standard) -> NDArray[np.float32]:
         y = x * np.float32(standard.scale)

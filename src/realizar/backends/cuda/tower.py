@@ -29,7 +29,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import StepError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.parts import Activation, Linear, Norm, Rope
-from realizar.models.spec import Attention
+from realizar.models.spec import Attention, FeedForward
 from realizar.models.tower import Tower
 
 _GRAPHS = 8  # grids whose graph is kept, those that were used last
@@ -355,6 +355,7 @@ class CUDATower:
             )
         sums, second = self._multiplied(x, projector.first), projector.second
         if second is not None:
+            assert isinstance(second, Linear)  # as `check_blocks` saw
             x = self._activated(sums, projector.activation, second.in_features, gated=False)
             sums = self._multiplied(x, second)
         self._activated(sums, None, projector.num_features, out, gated=False)
@@ -416,10 +417,15 @@ def compute_type(tower: Tower, tensors: WeightTensors) -> torch.dtype:
 
 def check_blocks(tower: Tower, blocks: Sequence[Block]) -> None:
     """UnsupportedModelError for a layer with parts that a tower does not have here, and one for the CPU's steps."""
-    if tower.class_token is not None:
-        raise UnsupportedModelError(f"{tower.architecture}: an encoder with a class token does not run on a GPU")
-    if tower.by_axis or tower.final_norm is None:
-        raise UnsupportedModelError(f"{tower.architecture}: an encoder with tables of two axes does not run on a GPU")
+    gated = any(isinstance(each.second, FeedForward) or each.inner_norm is not None for each in tower.projectors)
+    for is_there, part in (
+        (tower.class_token is not None, "a class token"),
+        (tower.by_axis or tower.final_norm is None, "tables of two axes"),
+        (tower.input_norm is not None and tower.positions is not None, "positions after a norm"),
+        (gated, "a feed-forward in its projector"),
+    ):
+        if is_there:
+            raise UnsupportedModelError(f"{tower.architecture}: an encoder with {part} does not run on a GPU")
     for block in blocks:
         if isinstance(block, AttentionBlock):
             attention = block.attention

@@ -11,7 +11,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.dimensions import MAX_FEED_FORWARD, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Dimensions
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.parts import Activation, Linear
+from realizar.models.parts import Activation, Linear, Norm
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorSource
 from realizar.models.tower import Colour
@@ -43,6 +43,7 @@ class TowerBuilder(SpecBuilder):
     """Builds the parts of one tower. Norms of kind `layer` have biases, and so has the matrix of patches then.
 
     Args:
+        patch_bias: the matrix of patches has one, whatever norms have.
         hparams: of the tower; see `tower_parameters`.
         names: of safetensors checkpoints, by canonical name without `.weight`, and in a layer without
             `model.layers.0.`; those of layers follow `layers` and their number.
@@ -58,6 +59,7 @@ class TowerBuilder(SpecBuilder):
         layers: str,
         gguf_names: Mapping[str, str],
         norm_kind: Literal["rms", "layer"] = "layer",
+        patch_bias: bool = False,
         activation_key: str = "hidden_act",
         default_activation: Activation = "gelu_tanh",
     ) -> None:
@@ -69,6 +71,7 @@ class TowerBuilder(SpecBuilder):
             activation_key=activation_key,
             default_activation=default_activation,
         )
+        self._patch_bias = patch_bias or norm_kind == "layer"
         self._layers = "v.blk" if hparams.is_gguf else layers
         self._stored = names
         if hparams.is_gguf:
@@ -95,9 +98,21 @@ class TowerBuilder(SpecBuilder):
         stored_shape = None if by_pixel else as_convolution
         source = TensorSource(self.stored_name(f"{name}.weight"), (hidden, columns), stored_shape=stored_shape)
         weight, bias_name = self.note(f"{name}.weight", source), None
-        if self._norm_bias:
+        if self._patch_bias:
             bias_name = self.note(f"{name}.bias", TensorSource(self.stored_name(f"{name}.bias"), (hidden,)))
         return Linear(weight, hidden, columns, bias_name)
+
+    def squares(self, name: str, out_features: int, merge: int) -> Linear:
+        """A matrix of squares of patches, which checkpoints have as a convolution, with a bias."""
+        shape = (out_features, self.sizes.hidden_size * merge**2)
+        stored_shape = (out_features, self.sizes.hidden_size, merge, merge)
+        places = TensorSource(self.stored_name(f"{name}.weight"), shape, stored_shape=stored_shape)
+        return Linear(self.note(f"{name}.weight", places), *shape, self._note(f"{name}.bias", shape[:1]))
+
+    def layer_norm(self, base: str, size: int, eps: float) -> Norm:
+        """A LayerNorm with a bias, whatever the other norms are."""
+        weight, bias = (self._note(f"{base}.{part}", (size,)) for part in ("weight", "bias"))
+        return Norm("layer", eps, weight, bias)
 
     def second_patches(self, patch_size: int) -> Linear:
         """The matrix of the second of two frames, which GGUF files have apart."""

@@ -1,9 +1,11 @@
-"""The towers of Qwen's models, with two axes of rope. That of Qwen3-VL and Qwen3.5 has learned positions too, and gives
-features of several layers; most layers of Qwen2.5-VL's have windows. numpy only.
+"""The towers of Qwen's models, and that of GLM-4.1V to 4.6V, which is like them: two axes of rope. That of Qwen3-VL and
+Qwen3.5 has learned positions too, and gives features of several layers; most layers of Qwen2.5-VL's have windows; GLM's
+has learned positions, and a feed-forward in its projector. numpy only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -16,7 +18,7 @@ from realizar.models.dimensions import MAX_LAYERS
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.parts import Linear, Rope
 from realizar.models.rope import plain_frequencies
-from realizar.models.spec import Layer
+from realizar.models.spec import FeedForward, Layer
 from realizar.models.tower import Colour, Fitted, Projector, Tower
 from realizar.models.towers.builder import (
     MAX_EDGE,
@@ -54,9 +56,27 @@ _QWEN25_NAMES = {
     "projector.first": "merger.mlp.0",
     "projector.second": "merger.mlp.2",
 }
+_GLM_NAMES = _OF_LAYERS | {
+    "patches": f"{_OWN}patch_embed.proj",
+    "input_norm": f"{_OWN}post_conv_layernorm",
+    "positions": f"{_OWN}embeddings.position_embedding",
+    "model.norm": f"{_OWN}post_layernorm",
+    "projector.reduction": f"{_OWN}downsample",
+    "projector.first": f"{_OWN}merger.proj",
+    "projector.norm": f"{_OWN}merger.post_projection_norm",
+    **{f"projector.{part}": f"{_OWN}merger.{part}_proj" for part in ("gate", "up", "down")},
+}
+_GLM_GGUF_NAMES = {
+    "input_norm": "v.norm_embd",
+    "projector.reduction": "mm.patch_merger",
+    "projector.first": "mm.model.fc",
+    "projector.norm": "mm.post_norm",
+    **{f"projector.{part}": f"mm.{part}" for part in ("gate", "up", "down")},
+}
 _GGUF_NAMES = {"projector.first": "mm.0", "projector.second": "mm.2"}
 _QWEN25_KEYS = {"num_hidden_layers": "depth", "num_attention_heads": "num_heads", "num_channels": "in_channels"}
 _KEYS = _QWEN25_KEYS | {"image_size": "num_position_embeddings"}
+_GLM_KEYS = _QWEN25_KEYS | {"layer_norm_eps": "rms_norm_eps"}
 _DEFAULTS = {
     "depth": 27,
     "hidden_size": 1152,
@@ -73,6 +93,14 @@ _QWEN25_DEFAULTS = {
     "image_size": 112,  # says nothing where no positions are learned
     "patch_size": 14,
 }
+_GLM_DEFAULTS = {
+    "depth": 24,
+    "hidden_size": 1536,
+    "intermediate_size": 13696,
+    "num_heads": 12,
+    "image_size": 336,
+    "patch_size": 14,
+}
 _FULL_LAYERS = (7, 15, 23, 31)
 _MOST_PATCHES = 1 << 14
 _BICUBIC = 3  # Pillow's number
@@ -80,17 +108,21 @@ _BICUBIC = 3  # Pillow's number
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """What a processor has where its configuration does not say; pixels, in configurations and in GGUF files."""
+    """What a processor has where its configuration does not say; pixels, in configurations and in GGUF files.
+
+    `of_frames`: a configuration's pixels are those of all frames, and images with short edges are enlarged first.
+    """
 
     least: tuple[int, int]
     most: tuple[int, int]
     mean: Colour
     deviation: Colour
+    of_frames: bool = False
 
 
-_QWEN25 = _Published(
-    (3136, 3136), (1003520, 12845056), (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-)
+_CLIP_COLOURS = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_QWEN25 = _Published((3136, 3136), (1003520, 12845056), *_CLIP_COLOURS)
+_GLM = _Published((112**2, 8 * 28**2), (15000 * 28**2, 4096 * 28**2), *_CLIP_COLOURS, of_frames=True)
 _QWEN3 = _Published((1 << 16, 1 << 16), (1 << 24, 1 << 24), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
@@ -121,6 +153,48 @@ def build_qwen25(checkpoint: Checkpoint) -> Tower:
     first = builder.linear("projector.first", width, width, bias=True)
     projector = Projector(first, "gelu", builder.linear("projector.second", text, width, bias=True))
     return _tower(builder, "qwen2.5vl_merger", (patch_size, merge), layers, projector, prefix, _QWEN25)
+
+
+def build_glm(checkpoint: Checkpoint) -> Tower:
+    """Feed-forwards of layers are as wide as the text model, and that of the projector as configurations say."""
+    hparams = tower_parameters(checkpoint, "glm4v")
+    sizes, patch_size = read_tower_sizes(hparams, _GLM_DEFAULTS, 1e-5, _GLM_KEYS)
+    merge, text = _read_merge(hparams), read_text_size(whole_parameters(hparams))
+    hparams.only(None, "out_hidden_size", text)
+    builder = TowerBuilder(
+        hparams,
+        sizes,
+        names=_GLM_NAMES,
+        layers=f"{_OWN}blocks",
+        gguf_names=_GLM_GGUF_NAMES,
+        norm_kind="rms",
+        patch_bias=True,
+        default_activation=read_default_activation(hparams, "silu"),
+    )
+    rope = _rope(hparams, sizes.head_size)
+    qkv_bias = builder.bias("attention_bias", "self_attn.qkv_proj")
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=rope, biases=(qkv_bias, False)),
+        lambda index: builder.feed_forward(index, width=text),
+    )
+    width = sizes.feed_forward_size
+    gate, up = (builder.linear(f"projector.{part}", width, text, bias=False) for part in ("gate", "up"))
+    down = builder.linear("projector.down", text, width, bias=False)
+    projector = Projector(
+        builder.linear("projector.first", text, text, bias=False),
+        "gelu",
+        FeedForward(builder.activation, up, down, gate),
+        builder.squares("projector.reduction", text, merge),
+        inner_norm=builder.layer_norm("projector.norm", text, 1e-5),
+        reads="channels",
+    )
+    return replace(
+        _tower(builder, "glm4v", (patch_size, merge), layers, projector, _OWN, _GLM),
+        input_norm=builder.norm("input_norm"),
+        positions=builder.table("positions", sizes.vocab_size),
+        side=math.isqrt(sizes.vocab_size),
+        stretches="cubics",
+    )
 
 
 def build_qwen3(checkpoint: Checkpoint) -> Tower:
@@ -161,7 +235,7 @@ def build_qwen3(checkpoint: Checkpoint) -> Tower:
     return replace(
         tower,
         positions=builder.table("positions", sizes.vocab_size),
-        side=int(sizes.vocab_size**0.5),
+        side=math.isqrt(sizes.vocab_size),
         stretches="corners",
         deepstack=tuple((layer, projector(f"deepstack.{layer}", normed=True)) for layer in taken),
     )
@@ -176,7 +250,7 @@ def _tower(
     prefix: str,
     published: _Published,
 ) -> Tower:
-    """What the towers of both have alike. `edges` are pixels of a patch and patches of a square; `prefix` is that of
+    """What all these towers have alike. `edges` are pixels of a patch and patches of a square; `prefix` is that of
     their tensors. UnsupportedModelError: a parameter was read by nothing.
     """
     hparams, (patch_size, merge) = builder.hparams, edges
@@ -269,5 +343,10 @@ def _preparation(hparams: HyperParameters, patch_size: int, merge: int, frames: 
     of_file, bound = own.is_gguf, _MOST_PATCHES * patch_size**2
     least = read_pixels(own, "vision.image_min_pixels", "min_pixels", "shortest_edge", published.least[of_file])
     most = read_pixels(own, "vision.image_max_pixels", "max_pixels", "longest_edge", published.most[of_file])
+    if published.of_frames and not of_file:
+        if least % frames or most % frames:
+            raise own.malformed(None, "size", f"expected whole pixels of each of {frames} frames")
+        least, most = least // frames, most // frames
     mean = read_colour(own, "vision.image_mean", "image_mean", published.mean)
-    return Fitted(least, min(most, bound), mean, read_colour(own, "vision.image_std", "image_std", published.deviation))
+    deviation = read_colour(own, "vision.image_std", "image_std", published.deviation)
+    return Fitted(least, min(most, bound), mean, deviation, widens=published.of_frames)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from images.tower_files import write_tower_file
-from images.vision_models import MERGE, PATCH, build_vision_model, image_of
+from images.vision_kinds import MERGE, PATCH
+from images.vision_models import build_vision_model, image_of
 from realizar.backends.cpu.tower import CPUTower
+from realizar.backends.program import layer_blocks
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import UnsupportedModelError
 from realizar.images.prepare import patches_of
@@ -18,7 +20,7 @@ from realizar.models.registry import build_tower
 from realizar.models.spec import Attention
 
 torch = pytest.importorskip("torch", reason="needs torch")
-from realizar.backends.cuda.tower import CUDATower, planned_bytes  # noqa: E402
+from realizar.backends.cuda.tower import CUDATower, check_blocks, planned_bytes  # noqa: E402
 
 _DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -52,3 +54,13 @@ def test_features_agree_with_the_cpu(kind: str, form: str, tmp_path: Path) -> No
         CUDATower(windowed, checkpoint, _DEVICE)
     with pytest.raises(UnsupportedModelError, match="an encoder with a class token does not run on a GPU"):
         CUDATower(replace(tower, class_token="class.weight"), checkpoint, _DEVICE)
+
+
+def test_parts_of_glms_tower_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs transformers")
+    checkpoint = open_checkpoint(build_vision_model("glm4v", tmp_path).path)
+    tower = build_tower(checkpoint)
+    assert tower is not None
+    for each, message in ((tower, "positions after a norm"), (replace(tower, input_norm=None), "feed-forward in its")):
+        with pytest.raises(UnsupportedModelError, match=message):
+            check_blocks(each, layer_blocks(each.layers))

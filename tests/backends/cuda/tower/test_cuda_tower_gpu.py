@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from images.vision_models import MERGE, PATCH, TILE, write_vision_files
+from images.vision_kinds import MERGE, PATCH, TILE
+from images.vision_models import write_vision_files
 from realizar.backends.cpu.tower import CPUTower
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
