@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from images.vision_models import EDGE, TILE, image_of, write_vision_files
+from images.vision_kinds import EDGE, TILE
+from images.vision_models import image_of, write_vision_files
 from realizar import LLM, AsyncLLM, SamplingParams
 from realizar.backends.select import make_tower
 from realizar.checkpoint.checkpoint import Checkpoint

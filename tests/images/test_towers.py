@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from images.tower_files import write_tower_file
 from images.vision_kinds import IMAGE, KINDS, LFM2_PREPARED, MERGE, PATCH, SOFT_TOKENS, TILE
 from images.vision_models import LFM2_GRIDS, SIZES, VisionModel, build_vision_model, image_of, write_vision_files
+from images.vision_prompts import CONVERSATIONS, as_image, expected, features, logprobs, patches
 from realizar.backends.cpu.tower import CPUTower
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
@@ -23,14 +23,12 @@ from realizar.config import EngineConfig
 from realizar.engine.images import find_tower, open_images
 from realizar.engine.llm import LLM
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
-from realizar.images.decode import cut_up
 from realizar.images.prepare import (
     PixelBounds,
     bounded,
     cut_of,
     largest_image,
     layout_of,
-    patches_of,
     read_bounds,
     with_low_detail,
     with_most_tokens,
@@ -57,13 +55,6 @@ def tower_of(checkpoint: Checkpoint) -> Tower:
     return tower
 
 
-def patches(tower: Tower, size: tuple[int, int]) -> list[NDArray[np.float32]]:
-    """The patches of each picture of an image."""
-    return [
-        patches_of(tower, np.asarray(each)) for each in cut_up(Image.fromarray(image_of(size)), cut_of(tower, *size))
-    ]
-
-
 def as_pixels(tower: Tower, patches: NDArray[np.float32]) -> NDArray[np.float32]:
     """Patches [rows, columns, ...] as transformers' pixel values [3, height, width]."""
     rows, columns, _ = patches.shape
@@ -74,7 +65,7 @@ def as_pixels(tower: Tower, patches: NDArray[np.float32]) -> NDArray[np.float32]
 
 @pytest.mark.parametrize("size", SIZES)
 def test_pixels_are_those_of_the_processor(vision: VisionModel, size: tuple[int, int]) -> None:
-    tower, found = tower_of(open_checkpoint(vision.path)), vision.prepared([Image.fromarray(image_of(size))])
+    tower, found = tower_of(open_checkpoint(vision.path)), vision.prepared([as_image(size)])
     pictures = patches(tower, size)
     if vision.gives_patches:
         (only,) = pictures
@@ -102,7 +93,7 @@ def _check_lfm2_pictures(tower: Tower, pictures: list[NDArray[np.float32]], size
     pytest.importorskip("torchvision", reason="the pixels to compare with need torchvision")
     from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
 
-    found = Lfm2VlImageProcessor(**LFM2_PREPARED)([Image.fromarray(image_of(size))], return_tensors="pt")
+    found = Lfm2VlImageProcessor(**LFM2_PREPARED)([as_image(size)], return_tensors="pt")
     assert found["spatial_shapes"].tolist() == [list(each.shape[:2]) for each in pictures]
     for each, wanted in zip(pictures, found["pixel_values"].numpy(), strict=True):
         own = each.reshape(-1, each.shape[2])
@@ -204,7 +195,7 @@ def test_pixels_within_bounds_are_those_of_the_processor(vision: VisionModel, le
     frames = 2 if vision.kind == "glm4v" else 1
     tower = bounded(tower_of(open_checkpoint(vision.path)), PixelBounds(least, most))
     for size in (*SIZES, (5, 12), (9, 7)):
-        image = Image.fromarray(image_of(size))
+        image = as_image(size)
         found = vision.processor(
             images=[image],
             size={"shortest_edge": frames * least, "longest_edge": frames * most},
@@ -214,27 +205,35 @@ def test_pixels_within_bounds_are_those_of_the_processor(vision: VisionModel, le
         assert cut_of(tower, *size).sizes == ((columns * PATCH, rows * PATCH),)
 
 
-@pytest.mark.parametrize("form", ["safetensors", "gguf", "gguf with older names"])
-def test_features_agree_with_transformers(vision: VisionModel, form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_features_agree_with_transformers(vision: VisionModel, is_gguf: bool, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(vision.path)
-    if form != "safetensors":
-        if vision.kind not in ("smolvlm", "gemma3") and "older" in form:
-            pytest.skip("no converter wrote such names of this tower")
-        write_tower_file(checkpoint, tmp_path / "mmproj.gguf", swapped="older" in form)
+    if is_gguf:
+        write_tower_file(checkpoint, tmp_path / "mmproj.gguf")
         checkpoint = open_checkpoint(tmp_path / "mmproj.gguf")
     encoder = CPUTower(tower := tower_of(checkpoint), checkpoint, threads=2)
     if vision.kind == "gemma4":  # a file does not say how many tokens an image has at most
         assert isinstance(tower.preparation, Budgeted)
-        assert tower.preparation.patches == 9 * (SOFT_TOKENS if form == "safetensors" else 280)
-    if vision.kind == "glm4v" and form == "gguf":  # nor how many pixels, which are the processor's, and what runs here
+        assert tower.preparation.patches == 9 * (280 if is_gguf else SOFT_TOKENS)
+    if vision.kind == "glm4v" and is_gguf:  # nor how many pixels, which are the processor's, and what runs here
         assert isinstance(tower.preparation, Fitted)
         assert (tower.preparation.least, tower.preparation.most) == (112**2 // 2, (1 << 14) * PATCH**2)
     tower = replace(tower, preparation=tower_of(open_checkpoint(vision.path)).preparation)
-    for size in SIZES if form == "safetensors" else SIZES[2:3]:
-        features = np.concatenate([encoder.encode(each) for each in patches(tower, size)])
-        assert np.ptp(features) > 5
-        wanted = vision.features(vision.prepared([Image.fromarray(image_of(size))]))
-        np.testing.assert_allclose(features, wanted, atol=1e-4)
+    for size in SIZES[2:3] if is_gguf else SIZES:
+        found = features(encoder, tower, size)
+        assert np.ptp(found) > 5
+        np.testing.assert_allclose(found, vision.features(vision.prepared([as_image(size)])), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["smolvlm", "gemma3"])
+def test_older_names_of_feed_forwards_are_known(kind: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(build_vision_model(kind, tmp_path).path)
+    found = []
+    for swapped in (False, True):
+        write_tower_file(checkpoint, tmp_path / "mmproj.gguf", swapped=swapped)
+        file = open_checkpoint(tmp_path / "mmproj.gguf")
+        found.append(features(CPUTower(tower := tower_of(file), file, threads=2), tower, SIZES[2]))
+    np.testing.assert_array_equal(*found)
 
 
 def test_a_tower_that_is_named_has_to_be_the_models(tmp_path: Path) -> None:
@@ -304,39 +303,6 @@ def test_other_formats_of_weights_are_near(kind: GGMLType, most: float, is_clipp
     assert 0 < np.linalg.norm(found[1] - found[0]) / np.linalg.norm(found[0]) < most
 
 
-def conversation(texts: Sequence[str], sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    """A text, an image, a text, and so on; with more than one image the last is in a message of its own."""
-    parts: list[dict[str, Any]] = []
-    for text, size in zip(texts, sizes, strict=True):
-        parts += [{"type": "text", "text": text}, {"type": "image", "image": Image.fromarray(image_of(size))}]
-    messages = [{"role": "user", "content": parts if len(sizes) == 1 else parts[:-2]}]
-    if len(sizes) > 1:
-        messages.append({"role": "assistant", "content": "I see."})
-        messages.append({"role": "user", "content": parts[-2:]})
-    return messages
-
-
-CONVERSATIONS = {
-    "one image": conversation(["What is this?"], [(333, 777)]),
-    "three images": conversation(["A", "B and C", "and this?"], [(28, 28), (2000, 300), (1, 1)]),
-}
-
-
-def expected(vision: VisionModel, messages: list[dict[str, Any]]) -> tuple[list[int], NDArray[np.float32]]:
-    """The ids of a prompt, and transformers' log-probabilities of each after those before it, from the second on."""
-    images = [part["image"] for m in messages if isinstance(m["content"], list) for part in m["content"][1::2]]
-    prepared = vision.prepared(images)
-    text = vision.tokenizer.apply_chat_template(
-        messages, chat_template=vision.template, add_generation_prompt=True, tokenize=False
-    )
-    ids = vision.tokenizer(vision.text(text, prepared), return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        logits = vision.model(**vision.inputs(ids, prepared)).logits[0]
-    ids[ids == IMAGE] = vision.feature
-    chosen = torch.log_softmax(logits[:-1], -1).gather(1, ids[0, 1:, None])
-    return ids[0].tolist(), chosen[:, 0].numpy()
-
-
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_prompts_with_images_agree_with_transformers(vision: VisionModel, name: str) -> None:
     """In chunks, and then from the blocks that the first time left, with the same bits."""
@@ -349,9 +315,7 @@ def test_prompts_with_images_agree_with_transformers(vision: VisionModel, name: 
         (scored,) = llm.chat(messages, sampling)
         plain = replace(sampling, prompt_logprobs=None)
         first, again = (llm.chat(messages, plain)[0] for _ in range(2))
-    assert scored.prompt_logprobs is not None
-    found = [each.logprob for each in scored.prompt_logprobs if each is not None]
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    np.testing.assert_allclose(logprobs(scored), wanted, atol=1e-4)
     assert again.num_cached_tokens == (len(ids) - 1) // 32 * 32
     assert first.outputs == again.outputs == scored.outputs
     with LLM(vision.path, threads=1, max_step_tokens=vision.least_step, speculative_tokens=2) as llm:

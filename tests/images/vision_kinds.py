@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 EDGE, TILE, PATCH, MERGE = 96, 32, 4, 2
@@ -210,18 +210,18 @@ _LEARNED = {"num_position_embeddings": (TILE // PATCH) ** 2}
 _TAKEN = _LEARNED | {"deepstack_visual_indexes": [0, 1]}
 _WINDOWS = {"window_size": 24, "fullatt_block_indexes": [1]}  # of 6 x 6 patches
 _IN_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-KINDS: dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]] = {
-    "smolvlm": _smolvlm,
-    "mistral3": _mistral3,
-    "gemma3": _gemma3,
-    "lfm2_vl": _lfm2_vl,
-    "internvl": _internvl,
-    "gemma4": lambda: _gemma4(_LIKE_31B, {"standardize": True}),
-    "gemma4_e": lambda: _gemma4(_LIKE_E2B, _CLIPPED),
-    "glm4v": lambda: _glm("Glm4v", {}),
-    "glm4v_moe": lambda: _glm("Glm4vMoe", _GLM_EXPERTS),
-    "qwen3_vl": lambda: _qwen("Qwen3VL", {}, _TAKEN),
-    "qwen3_vl_moe": lambda: _qwen("Qwen3VLMoe", _EXPERTS, _TAKEN),
-    "qwen3_5": lambda: _qwen("Qwen3_5", _DELTA, _LEARNED),
-    "qwen2_5_vl": lambda: _qwen("Qwen2_5_VL", {"rope_parameters": _IN_SECTIONS}, _WINDOWS),
+KINDS: dict[str, partial[tuple[Any, Any, dict[str, Any]]]] = {
+    "smolvlm": partial(_smolvlm),
+    "mistral3": partial(_mistral3),
+    "gemma3": partial(_gemma3),
+    "lfm2_vl": partial(_lfm2_vl),
+    "internvl": partial(_internvl),
+    "gemma4": partial(_gemma4, _LIKE_31B, {"standardize": True}),
+    "gemma4_e": partial(_gemma4, _LIKE_E2B, _CLIPPED),
+    "glm4v": partial(_glm, "Glm4v", {}),
+    "glm4v_moe": partial(_glm, "Glm4vMoe", _GLM_EXPERTS),
+    "qwen3_vl": partial(_qwen, "Qwen3VL", {}, _TAKEN),
+    "qwen3_vl_moe": partial(_qwen, "Qwen3VLMoe", _EXPERTS, _TAKEN),
+    "qwen3_5": partial(_qwen, "Qwen3_5", _DELTA, _LEARNED),
+    "qwen2_5_vl": partial(_qwen, "Qwen2_5_VL", {"rope_parameters": _IN_SECTIONS}, _WINDOWS),
 }

@@ -12,10 +12,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
 from architectures import CASES, DeviceKind
+from images.vision_kinds import KINDS
 from models.parity_rows import digest
 from parity_table.checkpoints import Weights, forms_of
+from parity_table.images import measure_images
 from parity_table.measure import Found, measure_forms
-from parity_table.page import DEVICES, load, save
+from parity_table.page import DEVICES, image_digest, load, save
 from parity_table.stored import METHODS, MODELS
 from parity_table.vocabularies import measure_vocabularies
 from realizar.backends.machine import read_machine
@@ -27,10 +29,12 @@ def main() -> int:
     parser.add_argument("--case", choices=sorted(CASES), action="append", help="rows of these alone")
     parser.add_argument("--methods", action="store_true", help="rows of the methods of safetensors alone")
     parser.add_argument("--processes", type=int, default=1, help="that measure beside each other, a row each")
+    parser.add_argument("--images", action="store_true", help="the models that see alone")
     options = parser.parse_args()
     devices = [options.device] if options.device else [device for device in DEVICES if device == "cpu" or _has_gpu()]
     figures, failed = load(), []
-    names = options.case or (MODELS if options.methods else CASES)
+    is_part = options.case or options.methods or options.images
+    names = options.case or (MODELS if options.methods else () if options.images else CASES)
     wanted = [
         (name, device, [form for form in forms_of(name) if form in METHODS or not options.methods])
         for device in devices for name in names if device in CASES[name].run_by
@@ -40,6 +44,10 @@ def main() -> int:
         failed += _note(figures["rows"], name, device, found)
         _stamp(figures["measured"], device, some)
         save(figures)
+    if "cpu" in devices and (options.images or not is_part):
+        failed += _note_images(figures)
+        if options.images:
+            _stamp(figures["measured"], "cpu", ["images"])
     if "cpu" in devices:
         figures["vocabularies"] = measure_vocabularies()
     save(figures)
@@ -76,6 +84,22 @@ def _note(rows: dict[str, Any], name: str, device: DeviceKind, found: Found) -> 
     return failed
 
 
+def _note_images(figures: dict[str, Any]) -> list[str]:
+    """Measure the models that see, and note their figures; returns what failed."""
+    failed = []
+    for kind in KINDS:
+        try:
+            errors = measure_images(kind)
+        except AssertionError as error:
+            failed.append(f"{kind} with images: {error}")
+            continue
+        figures["images"][kind] = {"digest": image_digest(kind), "errors": errors}
+        save(figures)
+        sys.stdout.write(f"{kind} with images {errors}\n")
+        sys.stdout.flush()
+    return failed
+
+
 def _has_gpu() -> bool:
     import torch
 
@@ -92,8 +116,8 @@ def _stamp(measured: dict[str, str], device: str, some: Sequence[str]) -> None:
     name = read_machine().processor if device == "cpu" else torch.cuda.get_device_name()
     version = importlib.metadata.version("transformers")
     today = dt.datetime.now(dt.UTC).date().isoformat()
-    options = "--methods" if "methods" in some else "--case"
-    command = f"python -m parity_table {options}" if some else "make parity"
+    option = next((f"--{part}" for part in ("methods", "images") if part in some), "--case")
+    command = f"python -m parity_table {option}" if some else "make parity"
     measured[", ".join([device, *some])] = f"{today}, `{command}`, {name}, transformers {version}"
 
 

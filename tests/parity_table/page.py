@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 from architectures import CASES
+from images.vision_kinds import KINDS, TEXT, VISION
 from models.parity_rows import digest
 from parity_table.checkpoints import forms_of
 
 FIGURES = Path(__file__).parents[1] / "data" / "parity.json"
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 DEVICES = ("cpu", "cuda")
+IMAGE_PARTS = ("features", "features from GGUF", "one image", "three images")
+"""Of a model that sees, what is compared."""
 DIFFERENCES = {
     "arcee-biases-tied": "it knows no biases after attention and in the feed-forward",
     "exaone4": "it knows windows by the number of layers of the published model",
@@ -46,9 +51,16 @@ methods that safetensors are published in; through the specification, in float32
 """
 
 
+def image_digest(kind: str) -> str:
+    """As `digest`, of a model of `vision_kinds`, by the code that makes it."""
+    made = KINDS[kind]
+    code = f"{inspect.getsource(made.func)}{made.args}{TEXT}{VISION}"
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
 def load() -> dict[str, Any]:
     """The figures that were noted, by section."""
-    empty: dict[str, Any] = {"measured": {}, "rows": {}, "vocabularies": {}}
+    empty: dict[str, Any] = {"measured": {}, "rows": {}, "images": {}, "vocabularies": {}}
     return json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else empty
 
 
@@ -56,6 +68,8 @@ def save(figures: dict[str, Any]) -> None:
     """Note the figures without those of rows that are gone or changed, and write the page."""
     kept = {f"{name} {form}": digest(name, form) for name in CASES for form in forms_of(name)}
     figures["rows"] = {row: each for row, each in figures["rows"].items() if kept.get(row) == each["digest"]}
+    seeing = figures["images"].items()
+    figures["images"] = {kind: each for kind, each in seeing if kind in KINDS and image_digest(kind) == each["digest"]}
     FIGURES.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     PAGE.write_text(render(figures), encoding="utf-8")
 
@@ -72,6 +86,7 @@ def render(figures: dict[str, Any]) -> str:
             row = figures["rows"].get(f"{name} {form}", {})
             cells = [cell for device in DEVICES for cell in _cells(row.get(device), device in case.run_by)]
             lines.append(f"| {name} | {form} | {' | '.join(cells)} |")
+    lines += ["", *_images(figures["images"])]
     lines += ["", *_llama_cpp(figures.get("llama.cpp", {})), "", *_vocabularies(figures["vocabularies"])]
     return "\n".join(lines) + "\n"
 
@@ -85,6 +100,23 @@ def _cells(found: dict[str, Any] | None, runs: bool) -> list[str]:
         return [f"refused: {found['refused']}", "refused", "refused"]
     errors = [f"{found['errors'][length]:.1e}" if length in found["errors"] else "-" for length in ("8", "600")]
     return [*errors, {True: "equal", False: "differs", None: "refused"}[found["batch_equals_alone"]]]
+
+
+def _images(found: dict[str, dict[str, Any]]) -> list[str]:
+    lines = [
+        "Models that see, on the CPU: features of images of 1 x 1, 28 x 28, 333 x 777, 2,000 x 300 and 3,000 x 2,000",
+        "pixels, from safetensors and from a GGUF file, and log-probabilities of the tokens of prompts with images. An",
+        "error is the norm of the difference over the norm. No feature and no token is beyond 1e-4, or `make parity`",
+        "fails.",
+        "",
+        f"| model | {' | '.join(IMAGE_PARTS)} |",
+        f"|{'---|' * (1 + len(IMAGE_PARTS))}",
+    ]
+    for kind in KINDS:
+        errors = found.get(kind, {}).get("errors", {})
+        cells = [f"{errors[part]:.1e}" if part in errors else "not measured" for part in IMAGE_PARTS]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return lines
 
 
 def _llama_cpp(found: dict[str, dict[str, float | None]]) -> list[str]:

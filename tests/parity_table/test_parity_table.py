@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from architectures import CASES
+from images.vision_kinds import KINDS
 from models.parity_rows import digest
 from parity_table.checkpoints import Weights, forms_of
-from parity_table.page import PAGE, load, render
+from parity_table.page import IMAGE_PARTS, PAGE, image_digest, load, render
 from wider import diagonal
 
 
@@ -26,6 +27,14 @@ def test_every_row_was_measured_on_a_cpu() -> None:
             assert row["cpu"]["batch_equals_alone"], f"{name} {form}"
             limit = 1e-4 if form.startswith("F32") else 0.1
             assert all(error < limit for error in row["cpu"]["errors"].values()), f"{name} {form}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_model_that_sees_was_measured(kind: str) -> None:
+    row = load()["images"].get(kind, {})
+    assert row.get("digest") == image_digest(kind), f"images of {kind} were never measured: run `make parity`"
+    assert row["errors"].keys() == set(IMAGE_PARTS)
+    assert max(row["errors"].values()) < 1e-4
 
 
 # Reordered out_features; matrices apart that are one here.
