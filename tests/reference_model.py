@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.parts import Linear, NextTokenInputs, Norm, PairedInputs, Rope
+from realizar.models.parts import AssistantInputs, Linear, NextTokenInputs, Norm, PairedInputs, Rope
 from realizar.models.spec import (
     SWIGLU_ALPHA,
     SWIGLU_LIMIT,
@@ -57,8 +57,9 @@ class ReferenceModel:
         """[tokens, vocab_size]: what follows each token, given those before it; of a rank the logits of its ids.
 
         Args:
-            state: of the chunks before these tokens, empty before the first; the tokens are added to it.
-            given: the hidden state before each token, [tokens, hidden_size], of a drafter that reads them.
+            state: of the chunks before these tokens, empty before the first; the tokens are added to it. An assistant
+                takes its model's, of the tokens before its one.
+            given: the hidden state before each token, [tokens, state_size], of a drafter that reads them.
         """
         return self.head(self.hidden(token_ids, state, given))
 
@@ -79,6 +80,8 @@ class ReferenceModel:
             normed = self._norm(spec.next_token.state_norm, given)
             pair = np.concatenate([self._norm(spec.next_token.token_norm, x), normed], axis=1)
             x = normed if spec.next_token.normed_stream else given
+        elif isinstance(spec.next_token, AssistantInputs) and given is not None:
+            x = self._linear(spec.next_token.of_token, x) + self._linear(spec.next_token.of_state, given)
         inputs = None if spec.layer_inputs is None else self._layer_inputs(spec.layer_inputs, token_ids, x)
         for index, layer in enumerate(spec.layers):
             x = self._layer(layer, x, index, state, pair if index == 0 else None)
@@ -119,6 +122,11 @@ class ReferenceModel:
     def _gated(self, part: InputGate, x: Array, own: Array) -> Array:
         gated = _activate(part.activation, self._linear(part.gate, x)) * own
         return self._norm(part.norm, self._linear(part.projection, gated))
+
+    def handed_on(self, hidden: Array) -> Array:
+        """What an assistant reads beside the draft that it made from [tokens, hidden_size]: [tokens, state_size]."""
+        assert isinstance(self.spec.next_token, AssistantInputs)
+        return self._linear(self.spec.next_token.to_state, hidden)
 
     def fused(self, streams: Sequence[Array]) -> Array:
         """What a drafter makes of its model's streams after each layer, each [tokens, hidden_size], given all."""
@@ -165,11 +173,14 @@ class ReferenceModel:
         return x
 
     def _shared_attention(self, part: SharedAttention, x: Array, kept: tuple[Array, ...]) -> Array:
-        """Attention over the keys and values of another layer, those of this chunk among them."""
+        """Attention over the keys and values of another layer, those of this chunk among them.
+
+        An assistant's token, which has none, is behind those of its model, and sees what the last of them saw.
+        """
         q = self._norm(part.q_norm, self._linear(part.q, x).reshape(len(x), -1, part.head_size))
         first = len(kept[0]) - len(x)
         if part.rope is not None:
-            q = self._rotate(part.rope, q, first)
+            q = self._rotate(part.rope, q, first + isinstance(self.spec.next_token, AssistantInputs))
         return self._linear(part.o, self._attend(part, q, kept[0], kept[1], first).reshape(len(x), -1))
 
     def mixer(

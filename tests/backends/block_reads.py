@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from random_models import Recipe, random_model
 from realizar.backends.base import BlocksAhead, Drafts, ForwardInput, ModelSource, SampledAhead, TokenIds
-from reference_model import ReferenceModel
+from reference_model import ReferenceModel, State
 from reference_tensors import load_tensors
 
 
@@ -86,6 +86,45 @@ class BlockReads:
                 found.append(
                     float(np.max(np.linalg.norm(logits - expected, axis=1) / np.linalg.norm(expected, axis=1)))
                 )
+        return found
+
+
+class AssistantReads:
+    """Drafts that an assistant has made one after another: of each first one its sequence, position, id and logits."""
+
+    def __init__(self, drafter: Drafts, read: ReadStep, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.chains: list[tuple[int, int, int, list[NDArray[np.float32]]]] = []
+        honest, running = drafter.draft, dict[int, list[NDArray[np.float32]]]()
+
+        def draft(step: ForwardInput, ahead: SampledAhead | BlocksAhead | None = None) -> TokenIds:
+            drafts = honest(step, ahead) + 0
+            for sequence, token_id, position, logits in zip(step.columns.sequence_ids, *read(step), strict=True):
+                if token_id >= 0:
+                    running[int(sequence)] = []
+                    self.chains.append((int(sequence), int(position), int(token_id), running[int(sequence)]))
+                running[int(sequence)].append(logits)
+            return drafts
+
+        monkeypatch.setattr(drafter, "draft", draft)
+
+    def errors(self, recipe: Recipe, drafter: ModelSource, text: list[int], sequence: int) -> list[float]:
+        """The relative error of the logits of each draft of a sequence, whose tokens are the text's."""
+        model, twin = _twins(recipe, drafter)
+        kept: State = {}
+        states, found = model.hidden(text, kept), []
+        for owner, position, token_id, chain in self.chains:
+            if owner != sequence:
+                continue
+            assert token_id == text[position]
+            given, before = (
+                states[position - 1 : position],
+                {layer: tuple(part[:position] for part in parts) for layer, parts in kept.items()},
+            )
+            for logits in chain:
+                hidden = twin.hidden([token_id], before, given)
+                (expected,) = twin.head(hidden)
+                found.append(float(np.linalg.norm(logits - expected) / np.linalg.norm(expected)))
+                given, token_id = twin.handed_on(hidden), int(logits.argmax())
         return found
 
 

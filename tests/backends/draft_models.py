@@ -12,7 +12,17 @@ from random_models import Recipe, random_model
 from realizar.backends.base import ModelSource
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.models.parts import BlockInputs, Fusion, Linear, NextTokenInputs, Norm, PairedInputs, Rope
+from realizar.models.mixers import SharedAttention
+from realizar.models.parts import (
+    AssistantInputs,
+    BlockInputs,
+    Fusion,
+    Linear,
+    NextTokenInputs,
+    Norm,
+    PairedInputs,
+    Rope,
+)
 from realizar.models.spec import Attention, FeedForward, Layer, ModelSpec
 from realizar.models.tensor_source import TensorSource
 from realizar.quantization.random_blocks import random_blocks
@@ -171,6 +181,47 @@ def dflash_head(recipe: Recipe, *, echoes: bool = False) -> ModelSource:
     return ModelSource(whole, replace(checkpoint, tensors={**checkpoint.tensors, **make.stored}))
 
 
+def assistant_head(recipe: Recipe, of_state: float | None) -> ModelSource:
+    """An assistant of two layers, which read the keys and values of the model's first and last layers.
+
+    It foresees a model as far as this is its last feed-forward of the embedding, and `of_state` is small. With None all
+    is random, of the type of the model's weights, and narrower or wider than the model.
+    """
+    spec, checkpoint = random_model(recipe)
+    make = _HeadMaker(recipe, spec, checkpoint, of_state)
+    width = recipe.hidden_size if of_state is not None else recipe.hidden_size * 3 // 2
+    share, state = 1.0 if of_state is None else 0.05, 1.0 if of_state is None else of_state
+    of_token = np.eye(width) if of_state is not None else make.noise(width, recipe.hidden_size)
+    inputs = AssistantInputs(
+        make.linear("of_token", of_token),
+        make.linear("of_state", state * make.noise(width, recipe.hidden_size)),
+        make.linear("to_state", make.noise(recipe.hidden_size, width)),
+    )
+    own_norm = spec.layers[-1].pre_feedforward_norm
+    assert own_norm is not None
+    is_random = of_state is None
+    norms = [
+        make.norm(name, width) if is_random else make.as_in(name, norm)
+        for name, norm in (("mlp_norm", own_norm), ("final_norm", spec.final_norm))
+    ]
+    feed_forward = make.random_feed_forward(width) if is_random else make.feed_forward()
+    first, last = (
+        make.shared_attention(f"layers.{index}", source, width, share)
+        for index, source in enumerate((0, len(spec.layers) - 1))
+    )
+    layers = (
+        Layer(first, None, make.norm("layers.0.norm", width)),
+        Layer(last, feed_forward, make.norm("layers.1.norm", width), pre_feedforward_norm=norms[0]),
+    )
+    head = make.noise(recipe.vocab_size, width) if is_random else make.values_of(spec.head.weight)
+    own: ModelSpec = replace(
+        spec, hidden_size=width, layers=layers, final_norm=norms[1], head=make.linear("head", head), next_token=inputs,
+        embedding=make.tensor("embedding", make.values_of(spec.embedding)),
+    )  # fmt: skip
+    sources = {name: TensorSource(name, stored.shape) for name, stored in make.stored.items()}
+    return ModelSource(replace(own, tensors=sources), replace(checkpoint, tensors=make.stored))
+
+
 class _HeadMaker:
     """Parts of a head on a model's states; arguments as of `eagle3_head`."""
 
@@ -215,6 +266,21 @@ class _HeadMaker:
         frequencies = tuple(float(np.float32(1000.0 ** (-i / size * 2))) for i in range(size // 2))
         rope, o = Rope("neox", frequencies), self.linear("o", one)
         return Attention(heads, kv_heads, size, 1 / math.sqrt(size), q, k, v, o, rope)
+
+    def shared_attention(self, name: str, source: int, width: int, share: float) -> SharedAttention:
+        """Over the keys of a layer of the model, which adds so much of itself."""
+        keys = self.model.layers[source].mixer
+        assert isinstance(keys, Attention)
+        queries = keys.num_heads * keys.head_size
+        q = self.linear(f"{name}.q", self.noise(queries, width))
+        o = self.linear(f"{name}.o", share * self.noise(width, queries))
+        heads = keys.num_heads, keys.num_kv_heads, keys.head_size
+        return SharedAttention(source, *heads, keys.scale, q, o, keys.rope, keys.window)
+
+    def random_feed_forward(self, width: int) -> FeedForward:
+        inner = self._recipe.feed_forward_size
+        up, down = self.linear("up", self.noise(inner, width)), self.linear("down", self.noise(width, inner))
+        return FeedForward("gelu_tanh", up, down, self.linear("gate", self.noise(inner, width)))
 
     def feed_forward(self) -> FeedForward:
         """The model's last one."""

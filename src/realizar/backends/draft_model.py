@@ -3,8 +3,9 @@
 It computes the tokens that the main model's steps compute, in the same blocks: a block holds the keys and values of
 both models. So its cache is shared, found again and given up with the main one's, and nothing is read twice. A
 next-token block reads the hidden state of the token before each one too, and EAGLE-3 what it makes of several:
-`PreviousStates` keeps those that later steps need. States and drafts stay where the backends compute: the main model's
-next step finds the ids there. numpy only.
+`PreviousStates` keeps those that later steps need. Gemma 4's assistants read the main model's keys and values, and of
+its tokens the last alone. States and drafts stay where the backends compute: the main model's next step finds the ids
+there. numpy only.
 """
 
 from __future__ import annotations
@@ -30,23 +31,21 @@ from realizar.backends.base import (
     GivesHiddenStates,
     InjectsStates,
     ModelSource,
-    OtherModels,
     SampledAhead,
     States,
     TokenIds,
 )
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import NOTHING_BESIDE, Beside, ResolvedConfig
+from realizar.backends.supported import num_ids, shared_groups
 from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, ProposedDrafts, StepOutput, StepRows
-from realizar.errors import DeviceLostError, InvalidRequestError, UnsupportedModelError
-from realizar.models.parts import BlockInputs, NextTokenInputs, PairedInputs
+from realizar.errors import DeviceLostError
+from realizar.models.parts import AssistantInputs, BlockInputs, NextTokenInputs, PairedInputs
 from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
 _GREEDY = SamplingParams(temperature=0.0)
-_DRAFTER = "drafter"
-_PADDING = 64  # files of one family pad their vocabularies differently, by up to one in so many ids
 
 
 class _GivingBackend(Backend, GivesHiddenStates, Drafts, Protocol):
@@ -56,86 +55,20 @@ class _GivingBackend(Backend, GivesHiddenStates, Drafts, Protocol):
         """What blocks of a cache group have, in arrays whose first axis is the block."""
 
 
-def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -> ModelSource | None:
-    """The draft model among the models that a load takes beside the main one; None if there is none.
-
-    Raises:
-        UnsupportedModelError: a model has another role, or this one can't draft for the main model.
-        InvalidRequestError: the configuration has no room for drafts.
-    """
-    unknown = sorted(others.keys() - {_DRAFTER})
-    if unknown:
-        raise UnsupportedModelError(f"no backend runs a model as {unknown[0]!r}: the one role is {_DRAFTER!r}")
-    drafter = others.get(_DRAFTER)
-    if drafter is None:
-        return None
-    if config.speculative_tokens < 1:
-        raise InvalidRequestError("a drafter needs speculative_tokens of at least 1, not 0", "speculative_tokens")
-    own, known = _num_ids(drafter.spec), _num_ids(spec)
-    if _PADDING * abs(own - known) > known:
-        sizes = f"{own} ids, and the model's {known}"
-        raise UnsupportedModelError(f"the drafter's vocabulary has {sizes}: they must be the same, but for padding")
-    _check_states(drafter.spec, spec)
-    block = drafter.spec.next_token
-    if isinstance(block, BlockInputs) and config.speculative_tokens >= block.size:
-        message = f"a block of {block.size} tokens drafts {block.size - 1} at most, not {config.speculative_tokens}"
-        raise InvalidRequestError(message, "speculative_tokens")
-    if drafter.spec.context_length < config.context_length:
-        lengths = f"{drafter.spec.context_length} tokens, fewer than the {config.context_length} of the context"
-        raise UnsupportedModelError(f"the drafter reads {lengths}: lower context_length")
-    if drafter.spec.state_layers():
-        raise UnsupportedModelError("a drafter whose layers have states does not run: their drafts can't be undone")
-    shared_groups(drafter.spec, spec)
-    return drafter
-
-
-def _check_states(drafter: ModelSpec, spec: ModelSpec) -> None:
-    """Refuse a drafter that reads other hidden states than a model has."""
-    if isinstance(drafter.next_token, NextTokenInputs) and drafter.hidden_size != spec.hidden_size:
-        sizes = f"{drafter.hidden_size} numbers, and the model's {spec.hidden_size}"
-        raise UnsupportedModelError(f"the next-token block reads hidden states of {sizes}")
-    fusion = drafter.fusion
-    if fusion is None:
-        return
-    if fusion.linear.in_features != len(fusion.layers) * spec.hidden_size:
-        sizes = f"{fusion.linear.in_features} numbers of {len(fusion.layers)} layers, and the model's have"
-        raise UnsupportedModelError(f"the drafter reads {sizes} {spec.hidden_size} each")
-    if not all(0 <= layer < len(spec.layers) for layer in fusion.layers):
-        layers = ", ".join(map(str, fusion.layers))
-        raise UnsupportedModelError(f"the drafter reads layers {layers}, and the model has {len(spec.layers)}")
-
-
-def _num_ids(spec: ModelSpec) -> int:
-    """Ids that a model reads; a drafter may draft fewer of them."""
-    return spec.tensors[spec.embedding].shape[0]
-
-
-def shared_groups(drafter: ModelSpec, spec: ModelSpec) -> list[int]:
-    """Of each cache group of a drafter, the index of the main model's group whose blocks it shares.
-
-    Raises UnsupportedModelError where the main model has no layers that keep as many tokens.
-    """
-    windows = [group.window for group in spec.cache_groups()]
-    for group in drafter.cache_groups():
-        if group.window not in windows:
-            kept = "all tokens" if group.window is None else f"a window of {group.window} tokens"
-            raise UnsupportedModelError(f"the drafter has layers that keep {kept}, and the model has none")
-    return [windows.index(group.window) for group in drafter.cache_groups()]
-
-
 def drafter_config(
     config: ResolvedConfig, drafter: ModelSpec, num_blocks: tuple[int, ...] | None = None
 ) -> ResolvedConfig:
     """The configuration of a drafter, which computes a token more of each row that has sampled, or a block, from the
-    main model's.
+    main model's, or one of each row alone.
 
     `num_blocks` is of each of the drafter's cache groups; None plans it alone. Tokens of a block see each other's keys:
     a GPU's kernels of single tokens that write them before all attention are those of `batch_invariant`.
     """
     rows = config.max_running * _rows_of_one(drafter, config)
     fixed = config.batch_invariant or isinstance(drafter.next_token, BlockInputs)
+    tokens = rows if isinstance(drafter.next_token, AssistantInputs) else config.max_step_tokens + rows
     return replace(
-        config, batch_invariant=fixed, max_running=rows, max_step_tokens=config.max_step_tokens + rows,
+        config, batch_invariant=fixed, max_running=rows, max_step_tokens=tokens,
         prompt_dtype="f16" if fixed else config.prompt_dtype, speculative_tokens=0, kv_blocks=num_blocks,
         hidden_layers=_last_layers(drafter), beside=NOTHING_BESIDE,
     )  # fmt: skip
@@ -172,7 +105,9 @@ def drafter_bytes(
     fixed = plan.needed_bytes + plan.reserved_bytes
     if drafter.fusion is not None:
         fixed += 4 * FUSED_AT_ONCE * drafter.fusion.linear.in_features
-    if drafter.next_token is not None:
+    if isinstance(drafter.next_token, AssistantInputs):
+        fixed += 4 * drafter.state_size * config.max_running
+    elif drafter.next_token is not None:
         fixed += 4 * drafter.hidden_size * 2 * config.max_step_tokens  # a step's states, and those before its tokens
     if _keeps_states(drafter):
         added[groups[0]] += 4 * drafter.hidden_size
@@ -261,12 +196,13 @@ class DraftModel:
         config: ResolvedConfig, num_blocks: Sequence[int],
     ) -> None:  # fmt: skip
         self._main, self._backend, self._block_size = main, backend, config.block_size
-        self._groups, self._num_ids = shared_groups(drafter.spec, spec), _num_ids(drafter.spec)
+        self._groups, self._num_ids = shared_groups(drafter.spec, spec), num_ids(drafter.spec)
         self.num_drafts = config.speculative_tokens
         self._fails = False
         self._fusion, self._last_layers = drafter.spec.fusion, _last_layers(drafter.spec)
         self._block = drafter.spec.next_token if isinstance(drafter.spec.next_token, BlockInputs) else None
         self._rows_of_one = _rows_of_one(drafter.spec, config)
+        self._reads_keys = isinstance(drafter.spec.next_token, AssistantInputs)
         own = drafter_config(config, drafter.spec, tuple(num_blocks[group] for group in self._groups))
         backend.load(drafter.spec, drafter.checkpoint, own)
         self._previous: PreviousStates | None = None
@@ -332,7 +268,9 @@ class DraftModel:
         if self._fails:
             return
         with self._faults():
-            if self._block is None:
+            if self._reads_keys:
+                self._propose_behind(step, made, sampled)
+            elif self._block is None:
                 self._propose(step, made, sampled, ahead)
             else:
                 self._propose_block(self._block, step, made, sampled, ahead)
@@ -377,15 +315,43 @@ class DraftModel:
         firsts, going = columns.num_computed_tokens, goes_on.nonzero()[0]
         unknown = None if sampled is not None else self._ahead(columns, ahead, counts, goes_on)
         drafts = self._draft(step, np.arange(len(columns)), firsts, token_ids, counts, goes_on, states, unknown)
-        lasts = np.cumsum(counts, dtype=np.intp)[going] - 1  # tokens of the step that is running, of rows that go on
+        lasts = np.cumsum(counts, dtype=np.intp)[going] - 1
+        self._go_on(step, wanted, (firsts + counts)[going], lasts, drafts)
+
+    def _propose_behind(self, step: ForwardInput, made: NDArray[np.intp], sampled: NDArray[np.int32] | None) -> None:
+        """Read what each row sampled last, and go on: the model has the keys and values of all before it."""
+        columns, wanted = step.columns, self._wanted(step.columns, made)
+        going = wanted.nonzero()[0]
+        if not len(going):
+            return
+        assert sampled is not None  # a device that drafts before the host knows them refuses such a drafter
+        stands = (columns.num_tokens - columns.num_drafts + made)[going] - 1
+        states = self._main.states((columns.starts[going] + stands - 1).tolist())
+        positions = (columns.num_computed_tokens[going] + stands).astype(np.int32)
+        token_ids, ones = sampled[going, made[going] - 1], np.ones(len(going), np.int32)
+        drafts = self._draft(step, going, positions, token_ids, ones, ones > 0, states)
+        self._go_on(step, wanted, positions + 1, np.arange(len(going)), drafts)
+
+    def _go_on(
+        self, step: ForwardInput, wanted: NDArray[np.int32], ends: NDArray[np.int32], lasts: NDArray[np.intp],
+        drafts: TokenIds,
+    ) -> None:  # fmt: skip
+        """Keep the first drafts, and those that follow from each in turn.
+
+        Args:
+            ends: of rows that want drafts, the positions behind what the drafter has read.
+            lasts: the tokens of its step that the first drafts come from.
+        """
+        columns, going = step.columns, wanted.nonzero()[0]
         for place in range(int(wanted.max(initial=0))):
             stays = wanted[going] > place
             if place:
-                ends, going, lasts = (firsts + counts)[going[stays]], going[stays], lasts[stays]
+                ends, going, lasts = ends[stays], going[stays], lasts[stays]
                 if isinstance(self._backend, FollowsDrafts):
                     drafts = self._backend.follow(wanted > place)
                 else:
-                    drafts = self._next(step, going, ends + place - 1, lasts)
+                    moved = np.int32(0 if self._reads_keys else place)
+                    drafts = self._next(step, going, ends - 1 + moved, lasts)
                 lasts = np.arange(len(going))
             if not place or not stays.all():
                 (rows,) = self._main.indices(columns.numbers[going])
@@ -449,7 +415,8 @@ class DraftModel:
         self, step: ForwardInput, places: NDArray[np.intp], positions: NDArray[np.int32], lasts: NDArray[np.intp]
     ) -> TokenIds:
         """Compute what some rows sampled after tokens of the drafter's last step, `lasts`."""
-        states = None if self._previous is None else self._backend.states(lasts.tolist(), self._last_layers)
+        reads = self._previous is not None or self._reads_keys
+        states = self._backend.states(lasts.tolist(), self._last_layers) if reads else None
         ones, ids = np.ones(len(places), np.int32), np.full(len(places), FROM_PREVIOUS_STEP, np.int32)
         return self._draft(step, places, positions, ids, ones, ones > 0, states)
 
@@ -529,9 +496,11 @@ class DraftModel:
         within = np.arange(starts[-1], dtype=np.int32)
         positions: NDArray[np.int32] = within + np.repeat(firsts - starts[:-1], counts)
         none, size = np.zeros(len(places), np.int32), np.int32(self._block_size)
-        token_ids = np.minimum(token_ids, np.int32(self._num_ids - 1))
+        token_ids, seen = np.minimum(token_ids, np.int32(self._num_ids - 1)), firsts
+        if self._reads_keys:
+            seen = firsts - np.int32(1)  # the token has no keys, and sees what the one before it saw
         columns = StepRows(
-            step.columns.sequence_ids[places], step.columns.numbers[places], firsts, token_ids, starts, samples, none,
+            step.columns.sequence_ids[places], step.columns.numbers[places], seen, token_ids, starts, samples, none,
             none, only_decodes=bool((counts == 1).all() and samples.all()),
         )  # fmt: skip
         tables = tuple([step.block_tables[group][places] for group in self._groups])

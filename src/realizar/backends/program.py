@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from realizar.errors import InvalidRequestError
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.parts import Fusion, Linear, NextTokenInputs, Norm, PairedInputs, Share
+from realizar.models.parts import AssistantInputs, Fusion, Linear, NextTokenInputs, Norm, PairedInputs, Share
 from realizar.models.spec import Attention, Experts, FeedForward, Layer, Mixer, ModelSpec
 from realizar.models.tensor_source import TensorName
 
@@ -186,7 +186,7 @@ class Program:
     blocks: tuple[Block, ...]
     tail: Tail
     layer_inputs: LayerInputs | None = None
-    next_token: NextTokenInputs | None = None
+    next_token: NextTokenInputs | AssistantInputs | None = None
     share: Share = Share()  # noqa: RUF009 - frozen
     hidden_layers: tuple[int, ...] = ()
     fusion: Fusion | None = None
@@ -221,7 +221,7 @@ def build_program(spec: ModelSpec, hidden_layers: Sequence[int] = ()) -> Program
     blocks = [block for index, layer in enumerate(spec.layers) for block in _layer_blocks(index, layer, spec.share)]
     if isinstance(spec.next_token, PairedInputs):
         blocks[0] = replace(blocks[0], inputs=replace(blocks[0].inputs, pair=spec.next_token))
-    next_token = spec.next_token if isinstance(spec.next_token, NextTokenInputs) else None
+    next_token = spec.next_token if isinstance(spec.next_token, NextTokenInputs | AssistantInputs) else None
     tail, kept = Tail(spec.final_norm, spec.head), tuple(hidden_layers)
     return Program(tuple(_linked(blocks)), tail, spec.layer_inputs, next_token, spec.share, kept, spec.fusion)
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from realizar.backends.base import NO_OTHERS, Backend, OtherModels
 from realizar.backends.device_choice import choose_device
 from realizar.backends.devices import THE_CPU, ChosenDevice
-from realizar.backends.draft_model import find_drafter, shared_with
+from realizar.backends.draft_model import shared_with
 from realizar.backends.inspection import InspectedBackend
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.machine import default_threads, free_memory_bytes
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig, resolve_config
-from realizar.backends.supported import Supported
+from realizar.backends.supported import Supported, find_drafter
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig

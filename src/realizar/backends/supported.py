@@ -1,4 +1,7 @@
-"""Each backend names the kinds of layers that it runs, and refuses others. Standard library."""
+"""What is refused: layers of kinds that a backend does not run, and drafters that do not suit a model.
+
+Each backend names the kinds that it runs. Standard library and the spec.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from realizar.errors import UnsupportedModelError
+from realizar.backends.base import ModelSource, OtherModels
+from realizar.backends.resolved_config import ResolvedConfig
+from realizar.errors import InvalidRequestError, UnsupportedModelError
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
+from realizar.models.parts import AssistantInputs, BlockInputs, NextTokenInputs
 from realizar.models.spec import AnyFeedForward, Attention, Experts, FeedForward, Layer, Mixer, ModelSpec
 
 _NAMES: dict[type[Mixer | AnyFeedForward], str] = {
@@ -18,6 +24,8 @@ _NAMES: dict[type[Mixer | AnyFeedForward], str] = {
     FeedForward: "a dense feed-forward",
     Experts: "a mixture of experts",
 }
+_DRAFTER = "drafter"
+_PADDING = 64  # files of one family pad their vocabularies differently, by up to one in so many ids
 _MAX_LISTED = 8
 _WIDEST_HEAD = 128  # features of a delta net's: of wider ones a tile fits in no card's shared memory
 
@@ -41,6 +49,7 @@ class Feature(Enum):
     WIDE_DELTA_NET = "a gated delta net whose heads have more than 128 features"
     INPUT_GATE = "inputs of their own"
     OUTPUT_SCALE = "factors of their outputs"
+    LENT_KEYS = "attention over the keys and values of another model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +80,17 @@ class Supported:
                 " add up the sums of ranks"
             )
         unknown: dict[str, list[int]] = {}
+        of_all = [Feature.LENT_KEYS] if isinstance(spec.next_token, AssistantInputs) else []
         for index, layer in enumerate(spec.layers):
             for part, known in ((layer.mixer, self.mixers), (layer.feed_forward, self.feed_forwards)):
                 if part is not None and type(part) not in known:
                     unknown.setdefault(f"{_NAMES[type(part)]}, which {self.backend} does not run", []).append(index)
-            for feature in _features(layer):
+            for feature in (*of_all, *_features(layer)):
                 if feature not in self.features:
                     unknown.setdefault(f"{feature.value}, which {self.backend} does not run", []).append(index)
         for reason, layers in unknown.items():
             raise UnsupportedModelError(f"{spec.architecture}: {_listed(layers)} {reason}")
-        if not spec.attentions():
+        if not spec.all_attentions():
             raise UnsupportedModelError(f"{spec.architecture}: no layer has attention, which {self.backend} needs")
 
 
@@ -121,3 +131,92 @@ def _listed(layers: Iterable[int]) -> str:
     names = ", ".join(map(str, found[:_MAX_LISTED]))
     more = f" and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
     return f"layer {names} has" if len(found) == 1 else f"layers {names}{more} have"
+
+
+def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -> ModelSource | None:
+    """The draft model among the models that a load takes beside the main one; None if there is none.
+
+    Raises:
+        UnsupportedModelError: a model has another role, or this one can't draft for the main model.
+        InvalidRequestError: the configuration has no room for drafts.
+    """
+    unknown = sorted(others.keys() - {_DRAFTER})
+    if unknown:
+        raise UnsupportedModelError(f"no backend runs a model as {unknown[0]!r}: the one role is {_DRAFTER!r}")
+    drafter = others.get(_DRAFTER)
+    if drafter is None:
+        return None
+    if config.speculative_tokens < 1:
+        raise InvalidRequestError("a drafter needs speculative_tokens of at least 1, not 0", "speculative_tokens")
+    own, known = num_ids(drafter.spec), num_ids(spec)
+    if _PADDING * abs(own - known) > known:
+        sizes = f"{own} ids, and the model's {known}"
+        raise UnsupportedModelError(f"the drafter's vocabulary has {sizes}: they must be the same, but for padding")
+    _check_states(drafter.spec, spec)
+    block = drafter.spec.next_token
+    if isinstance(block, BlockInputs) and config.speculative_tokens >= block.size:
+        message = f"a block of {block.size} tokens drafts {block.size - 1} at most, not {config.speculative_tokens}"
+        raise InvalidRequestError(message, "speculative_tokens")
+    if drafter.spec.context_length < config.context_length:
+        lengths = f"{drafter.spec.context_length} tokens, fewer than the {config.context_length} of the context"
+        raise UnsupportedModelError(f"the drafter reads {lengths}: lower context_length")
+    if drafter.spec.state_layers():
+        raise UnsupportedModelError("a drafter whose layers have states does not run: their drafts can't be undone")
+    shared_groups(drafter.spec, spec)
+    return drafter
+
+
+def _check_states(drafter: ModelSpec, spec: ModelSpec) -> None:
+    """Refuse a drafter that reads other hidden states, keys or values than a model has."""
+    own = drafter.next_token
+    if isinstance(own, NextTokenInputs | AssistantInputs) and drafter.state_size != spec.hidden_size:
+        name = "next-token block" if isinstance(own, NextTokenInputs) else "assistant"
+        sizes = f"{drafter.state_size} numbers, and the model's {spec.hidden_size}"
+        raise UnsupportedModelError(f"the {name} reads hidden states of {sizes}")
+    if isinstance(own, AssistantInputs):
+        _check_keys(drafter, spec)
+    fusion = drafter.fusion
+    if fusion is None:
+        return
+    if fusion.linear.in_features != len(fusion.layers) * spec.hidden_size:
+        sizes = f"{fusion.linear.in_features} numbers of {len(fusion.layers)} layers, and the model's have"
+        raise UnsupportedModelError(f"the drafter reads {sizes} {spec.hidden_size} each")
+    if not all(0 <= layer < len(spec.layers) for layer in fusion.layers):
+        layers = ", ".join(map(str, fusion.layers))
+        raise UnsupportedModelError(f"the drafter reads layers {layers}, and the model has {len(spec.layers)}")
+
+
+def _check_keys(drafter: ModelSpec, spec: ModelSpec) -> None:
+    """Refuse an assistant of a model whose keys and values are others than it reads."""
+    own = dict(spec.attentions())
+    for layer, reads in drafter.all_attentions():
+        if not isinstance(reads, SharedAttention) or reads.source not in own:
+            raise UnsupportedModelError(f"layer {layer} of the assistant reads no keys of the model")
+        kept = own[reads.source]
+        wanted, there = ((each.num_kv_heads, each.head_size, each.window) for each in (reads, kept))
+        if wanted != there:
+            shapes = " and ".join(
+                f"{heads} of {size} numbers {'without a window' if window is None else f'in a window of {window}'}"
+                for heads, size, window in (wanted, there)
+            )
+            raise UnsupportedModelError(
+                f"layer {layer} of the assistant reads other keys than layer {reads.source} of the model has: {shapes}"
+            )
+
+
+def num_ids(spec: ModelSpec) -> int:
+    """Ids that a model reads; a drafter may draft fewer. Of an assistant, which reads its model's, its own."""
+    return spec.vocab_size if isinstance(spec.next_token, AssistantInputs) else spec.tensors[spec.embedding].shape[0]
+
+
+def shared_groups(drafter: ModelSpec, spec: ModelSpec) -> list[int]:
+    """Of each cache group of a drafter, the index of the main model's group whose blocks it shares.
+
+    Raises UnsupportedModelError where the main model has no layers that keep as many tokens.
+    """
+    windows = [group.window for group in spec.cache_groups()]
+    for group in drafter.cache_groups():
+        if group.window not in windows:
+            kept = "all tokens" if group.window is None else f"a window of {group.window} tokens"
+            raise UnsupportedModelError(f"the drafter has layers that keep {kept}, and the model has none")
+    return [windows.index(group.window) for group in drafter.cache_groups()]

@@ -7,15 +7,16 @@ from typing import NamedTuple
 
 from realizar.backends.base import NO_OTHERS, ModelSource, OtherModels
 from realizar.backends.devices import ChosenDevice
-from realizar.backends.draft_model import find_drafter
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import refusal, resolve_model
+from realizar.backends.supported import find_drafter
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import find_drafter_files, open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import CheckpointError, InvalidRequestError, TokenizerError, UnsupportedModelError
 from realizar.hub.pull import resolve
 from realizar.models.check_tensors import check_tensors
+from realizar.models.drafters.assistant import build_assistant, is_assistant
 from realizar.models.drafters.dflash import build_dflash, is_dflash
 from realizar.models.drafters.eagle3 import build_eagle3, is_eagle3
 from realizar.models.next_token import is_next_token_file, with_shortlist
@@ -23,6 +24,8 @@ from realizar.models.registry import build_next_token_block, build_spec
 from realizar.models.spec import ModelSpec
 from realizar.tokenizer.load import load_tokenizer
 
+_MADE_FOR_MODELS = ((is_eagle3, build_eagle3), (is_dflash, build_dflash), (is_assistant, build_assistant))
+"""Tells drafters in files of their own that are nothing without their model, and describes them beside it."""
 _STRANGERS = 100  # one id in so many may stand for something else, as files name ids that no text has differently
 
 
@@ -88,7 +91,7 @@ def open_drafter(checkpoint: Checkpoint, config: ResolvedConfig) -> OtherModels:
     if name is None:
         return NO_OTHERS
     drafter = open_checkpoint(resolve(name))
-    build = build_eagle3 if is_eagle3(drafter) else build_dflash if is_dflash(drafter) else None
+    build = next((build for is_one, build in _MADE_FOR_MODELS if is_one(drafter)), None)
     if build is not None:
         if "tokenizer.ggml.tokens" in drafter.metadata or drafter.tokenizer_path is not None:
             _check_vocabularies(drafter, checkpoint)

@@ -11,7 +11,10 @@ from realizar.models.tensor_source import TensorName
 
 @dataclass(frozen=True, slots=True)
 class SharedAttention:
-    """Attention whose keys and values are those of layer `source`, of the same window; see `Attention` for the rest."""
+    """Attention whose keys and values are those of layer `source`, of the same window; see `Attention` for the rest.
+
+    In a drafter with `AssistantInputs` the layer is its model's.
+    """
 
     source: int
     num_heads: int

@@ -94,9 +94,8 @@ def next_token_block(
         raise UnsupportedModelError(f"{hparams.path}: it has {number} next-token blocks, and models with one can draft")
     base = f"model.layers.{index}"
     layers = builder.layers(attention, feed_forward, indices=(index,))
-    inputs = NextTokenInputs(
-        builder.norm(f"{base}.enorm"), builder.norm(f"{base}.hnorm"), *_halves(builder, f"{base}.eh_proj")
-    )
+    halves = token_and_state(builder, f"{base}.eh_proj", builder.sizes.hidden_size)
+    inputs = NextTokenInputs(builder.norm(f"{base}.enorm"), builder.norm(f"{base}.hnorm"), *halves)
     is_of_block = next_token_tensors(builder.sizes, 1)
     spec = builder.spec(layers, tied_by_default=tied_by_default, is_ignored=lambda name: not is_of_block(name))
     vocabulary, hidden = spec.vocab_size, spec.hidden_size
@@ -120,14 +119,14 @@ def with_shortlist(block: ModelSpec, count: int = SHORTLIST) -> ModelSpec:
     return _of_its_own(replace(block, vocab_size=count, head=head, tensors={**block.tensors, name: part}))
 
 
-def _halves(builder: SpecBuilder, base: str) -> list[Linear]:
-    """The matrices of the embedding and of the hidden state, side by side in one tensor, in this order."""
+def token_and_state(builder: SpecBuilder, base: str, width: int) -> list[Linear]:
+    """The matrices of an embedding and of a hidden state of a width, side by side in one tensor, in this order."""
     hidden = builder.sizes.hidden_size
-    whole = TensorSource(builder.stored_name(f"{base}.weight"), (hidden, 2 * hidden))
+    whole = TensorSource(builder.stored_name(f"{base}.weight"), (hidden, 2 * width))
     halves = []
-    for part, first in (("token", 0), ("state", hidden)):
-        half = whole.cut(columns=[(first, first + hidden)])
-        halves.append(Linear(builder.note(f"{base}.{part}.weight", half), hidden, hidden))
+    for part, first in (("token", 0), ("state", width)):
+        half = whole.cut(columns=[(first, first + width)])
+        halves.append(Linear(builder.note(f"{base}.{part}.weight", half), hidden, width))
     return halves
 
 

@@ -114,6 +114,23 @@ class BlockInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class AssistantInputs:
+    """What a drafter that reads its model's keys and values (Gemma 4's assistants) begins with, and what it hands on.
+
+    of_token(x) + of_state(h)
+
+    x is the model's embedding of a row's last token, and h the model's hidden state after the final norm of the token
+    before it. Where x is that of a draft, h is `to_state` of the drafter's own state, after its final norm, that the
+    draft was made from. Each layer is a `SharedAttention` over the keys and values of a layer of the model, or has no
+    mixer: all drafts are at the position of the row's last token, and see what the token before that one saw.
+    """
+
+    of_token: Linear
+    of_state: Linear
+    to_state: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding of the first `2 * len(inverse_frequencies)` dimensions of a head.
 

@@ -34,6 +34,7 @@ from realizar.models.architectures import (
     smollm3,
     starcoder2,
 )
+from realizar.models.drafters.assistant import is_assistant
 from realizar.models.drafters.dflash import is_dflash
 from realizar.models.drafters.eagle3 import is_eagle3
 from realizar.models.hyper_parameters import HyperParameters, config_path
@@ -148,7 +149,7 @@ def build_next_token_block(checkpoint: Checkpoint, context_length: int | None = 
 def _find_build(
     checkpoint: Checkpoint, context_length: int | None, expert_used_count: int | None
 ) -> tuple[BuildSpec, HyperParameters]:
-    if is_eagle3(checkpoint) or is_dflash(checkpoint):
+    if is_eagle3(checkpoint) or is_dflash(checkpoint) or is_assistant(checkpoint):
         raise UnsupportedModelError(f"{checkpoint.path}: it drafts for another model, as --drafter, and runs beside it")
     if checkpoint.format == "gguf":
         name, build = _find_gguf_build(checkpoint)

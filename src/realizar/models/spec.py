@@ -15,6 +15,7 @@ from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.parts import (
     Activation,
+    AssistantInputs,
     BlockInputs,
     Fusion,
     Linear,
@@ -232,7 +233,8 @@ def vectors_of(part: Any) -> Iterator[TensorName]:
 class CacheGroup:
     """Layers that keep keys and values of the same tokens of a sequence, and so share block tables.
 
-    These are the last `window` tokens; older ones are never read again. None keeps all.
+    These are the last `window` tokens; older ones are never read again. None keeps all. A group of a drafter that reads
+    its model's has no layers.
     """
 
     window: int | None
@@ -281,8 +283,8 @@ class LayerStack:
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """Cache groups in order of first appearance; layers without keys and values of their own are in none."""
         layers: dict[int | None, list[int]] = {}
-        for index, mixer in self.attentions():
-            layers.setdefault(mixer.window, []).append(index)
+        for index, mixer in self.all_attentions():
+            layers.setdefault(mixer.window, []).extend([index] if isinstance(mixer, Attention) else [])
         return tuple(CacheGroup(window, tuple(members)) for window, members in layers.items())
 
     def state_layers(self) -> tuple[int, ...]:
@@ -297,7 +299,8 @@ class ModelSpec(LayerStack):
 
     Attributes:
         context_length: tokens it was made for.
-        embedding: [vocab_size, hidden_size]; rows are multiplied by `embedding_scale`.
+        embedding: [vocab_size, hidden_size]; rows are multiplied by `embedding_scale`. With `AssistantInputs` it is the
+            model's, [its vocab_size, state_size].
         head: its weight is `embedding` when tied.
         logit_scale: multiplies logits, before `logit_soft_cap`.
         layer_inputs: of layers with an `input_gate`, all of which have a slice of it; None where no layer has one.
@@ -324,7 +327,7 @@ class ModelSpec(LayerStack):
     tensors: Mapping[TensorName, TensorSource] = field(default_factory=dict)
     ignored_tensors: frozenset[str] = frozenset()
     layer_inputs: LayerInputs | None = None
-    next_token: NextTokenInputs | PairedInputs | BlockInputs | None = None
+    next_token: NextTokenInputs | PairedInputs | BlockInputs | AssistantInputs | None = None
     head_ids: tuple[int, ...] | None = None
     deepstack: int = 0
     share: Share = Share()  # noqa: RUF009 - frozen
@@ -341,6 +344,12 @@ class ModelSpec(LayerStack):
     def fusion(self) -> Fusion | None:
         """Of a drafter that reads several streams of its model."""
         return self.next_token.fusion if isinstance(self.next_token, PairedInputs | BlockInputs) else None
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of a hidden state that a drafter reads beside an embedding, which is as wide."""
+        own = self.next_token
+        return own.of_state.in_features if isinstance(own, AssistantInputs) else self.hidden_size
 
     @property
     def first_id(self) -> int:
@@ -360,10 +369,12 @@ class ModelSpec(LayerStack):
         return (*self._first_linears(), *(linear for layer in self.layers for linear in layer.linears()), self.head)
 
     def _first_linears(self) -> tuple[Linear, ...]:
-        """Those before the layers."""
+        """Those outside of the layers and the head."""
         first = () if self.layer_inputs is None else (self.layer_inputs.projection,)
-        if isinstance(self.next_token, NextTokenInputs):
-            return (*first, self.next_token.of_token, self.next_token.of_state)
+        own = self.next_token
+        if isinstance(own, NextTokenInputs | AssistantInputs):
+            handed_on = (own.to_state,) if isinstance(own, AssistantInputs) else ()
+            return (*first, own.of_token, own.of_state, *handed_on)
         return first if self.fusion is None else (*first, self.fusion.linear)
 
     def vectors(self) -> tuple[TensorName, ...]:

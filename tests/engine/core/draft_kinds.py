@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.draft_models import dflash_head, eagle3_head, next_token_block, roughly
+from backends.draft_models import assistant_head, dflash_head, eagle3_head, next_token_block, roughly
 from grammar_services import LastingService
 from random_models import Recipe, random_model
 from realizar.backends.base import NO_OTHERS, Backend, ModelSource
@@ -39,6 +39,7 @@ RECIPE = Recipe(
 DEEP = replace(RECIPE, windows=(None, 40))
 HYBRID = replace(RECIPE, windows=(None, None), recurrent=("delta",), value_size=16, lacking=("feed_forward",))
 QUIET = replace(RECIPE, windows=(None, None, None), lacking=("feed_forward", "feed_forward"))
+LENDING = replace(QUIET, windows=(40, None, None))
 ECHO = replace(RECIPE, windows=(None, None, None), seed=2)
 CONFIG = EngineConfig(
     threads=2, max_running=6, max_step_tokens=40, context_length=256, kv_cache_bytes=4 << 20, speculative_tokens=3,
@@ -53,13 +54,15 @@ KINDS: dict[str, tuple[Recipe, ModelSource | None, dict[str, Any]]] = {
     "block of a hybrid": (HYBRID, next_token_block(HYBRID), {}),
     "dflash": (ECHO, dflash_head(ECHO, echoes=True), {}),
     "eagle3": (QUIET, eagle3_head(QUIET, of_state=0.01), {}),
+    "assistant": (LENDING, assistant_head(LENDING, of_state=0.01), {}),
 }
 BLOCKS = 9  # room for one request of the whole context
 Found = dict[tuple[str, int], list[Any]]
 
 
 def model_of(recipe: Recipe) -> tuple[ModelSpec, Checkpoint]:
-    """A random model whose recurrences add little, as no head of one layer foresees more, `QUIET` all mixers.
+    """A random model whose recurrences add little, as no head of one layer foresees more, `QUIET` and `LENDING` all
+    mixers.
 
     `ECHO` is one whose layers add little, and whose head is the embedding: a token mostly follows itself.
     """
@@ -69,7 +72,7 @@ def model_of(recipe: Recipe) -> tuple[ModelSpec, Checkpoint]:
         table = load_tensor(spec.tensors[spec.embedding], checkpoint)
         tensors[spec.head.weight] = replace(tensors[spec.head.weight], data=table.view(np.uint8))
     for part in [part for layer in spec.layers for part in (layer.mixer, layer.feed_forward)]:
-        is_quiet = recipe == ECHO or (recipe == QUIET and isinstance(part, Attention))
+        is_quiet = recipe == ECHO or (recipe in (QUIET, LENDING) and isinstance(part, Attention))
         if part is not None and (isinstance(part, GatedDeltaNet) or is_quiet):
             stored = tensors[part.linears()[-1].weight]
             quiet = np.array(stored.data).view(np.float32) * np.float32(0.05 if recipe != ECHO else 0.005)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from backend_runs import LOGITS_AT_ONCE
-from backends.block_reads import BlockReads, Reads, ReadStep, StepReads
-from backends.draft_models import dflash_head, eagle3_head, next_token_block
+from backends.block_reads import AssistantReads, BlockReads, Reads, ReadStep, StepReads
+from backends.draft_models import assistant_head, dflash_head, eagle3_head, next_token_block, roughly
 from engine.core.core_runs import run, tokens
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.base import ForwardInput, ModelSource
@@ -167,6 +167,71 @@ def test_a_block_has_no_more_tokens_than_in_training() -> None:
         core_with(DEEP, BLOCKS, speculative_tokens=8)
 
 
+LENDING = replace(DEEP, windows=(None, 40, 40))
+ASSISTANT = assistant_head(LENDING, None)
+
+
+@pytest.mark.parametrize("length", [8, 600])
+def test_an_assistants_logits_are_those_of_the_twin_in_chunks_and_after_a_prefix(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tuple(random_tokens(LENDING, length, 3))
+    core, backend = core_with(LENDING, ASSISTANT)
+    reads = AssistantReads(drafter_of(backend), reader_of(drafter_of(backend)), monkeypatch)
+    for turn in ("first", "again"):  # the second one begins with the blocks of the first
+        reads.chains.clear()
+        text = answered(core, {turn: prompt}, 20)[turn]
+        errors = reads.errors(LENDING, ASSISTANT, text, reads.chains[0][0])
+        assert len(errors) >= 3 * 15
+        assert max(errors) <= 1e-4
+    counts = core.scheduler.counts
+    assert (counts.prefix_cache_hits > 0) is (length == 600)
+    assert counts.draft_tokens >= 3 * 2 * 15
+    core.close()
+
+
+def test_an_assistants_logits_are_those_of_the_twin_after_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = {str(length): tuple(random_tokens(LENDING, length, length)) for length in (90, 120, 40)}
+    core, backend = core_with(LENDING, ASSISTANT, kv_cache_bytes=230_000, max_step_tokens=24, context_length=256)
+    reads = AssistantReads(drafter_of(backend), reader_of(drafter_of(backend)), monkeypatch)
+    texts = answered(core, prompts, 60)
+    assert core.scheduler.counts.num_preemptions > 0
+    sequences = sorted({chain[0] for chain in reads.chains})
+    for sequence, text in zip(sequences, texts.values(), strict=True):
+        errors = reads.errors(LENDING, ASSISTANT, text, sequence)
+        assert len(errors) > 20
+        assert max(errors) <= 1e-4
+    core.close()
+
+
+def test_packed_weights_of_an_assistant(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = replace(LENDING, weights="Q8_0")
+    drafter = assistant_head(recipe, None)
+    core, backend = core_with(recipe, drafter)
+    reads = AssistantReads(drafter_of(backend), reader_of(drafter_of(backend)), monkeypatch)
+    text = answered(core, {"a": tuple(random_tokens(recipe, 70, 3))}, 20)["a"]
+    errors = reads.errors(recipe, drafter, text, reads.chains[0][0])
+    assert len(errors) > 40
+    assert max(errors) < 0.1
+    core.close()
+
+
+def test_an_assistant_takes_no_blocks() -> None:
+    """It reads its model's: capacity, and what is copied of a block, are those of the model alone."""
+    core, backend = core_with(LENDING, ASSISTANT)
+    other, alone = core_with(LENDING, roughly(LENDING, 0.0))
+    own = drafter_of(backend).capacity()
+    assert (own.kv_cache_bytes, own.num_blocks) == (0, backend.capacity().num_blocks)
+    assert [2 * size for size in backend.part_bytes] == list(alone.part_bytes)
+    for each in (core, other):
+        each.close()
+
+
+def assistant_of(**fields: Any) -> ModelSource:
+    """Of another model than `DEEP`."""
+    return assistant_head(replace(DEEP, **fields), None)
+
+
 def reading(layers: tuple[int, ...]) -> ModelSource:
     head = HEADS["eagle3"][1]
     inputs = head.spec.next_token
@@ -183,6 +248,17 @@ def reading(layers: tuple[int, ...]) -> ModelSource:
             eagle3_head(replace(DEEP, hidden_size=96), None),
             "reads 288 numbers of 3 layers, and the model's have 64 each",
         ),
+        (assistant_of(hidden_size=96), "the assistant reads hidden states of 96 numbers, and the model's 64"),
+        (
+            ASSISTANT,
+            "reads other keys than layer 2 of the model has: 1 of 32 numbers in a window of 40 and 1 of 32 num",
+        ),
+        (
+            assistant_of(head_size=16),
+            "layer 0 of the assistant reads other keys than layer 0 of the model has: 1 of 16",
+        ),
+        (assistant_of(windows=(None,) * 4), "layer 1 of the assistant reads no keys of the model"),
+        (assistant_of(vocab_size=48), "vocabulary has 48 ids, and the model's 96"),
         (reading((0, 3, 1)), "reads layers 0, 3, 1, and the model has 3"),
         (reading((-1, 2, 1)), "reads layers -1, 2, 1, and the model has 3"),
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hub.fake_hub import fake_hub
+from models.drafting.assistant_files import write_assistant
 from models.drafting.dflash_files import write_dflash
 from models.drafting.eagle3_files import HeadCase, write_head
 from models.drafting.next_token_files import write_file
@@ -58,10 +59,18 @@ def _eagle3(folder: Path) -> tuple[Path, Path]:
     return file.path, file.model_path
 
 
+def _assistant(folder: Path) -> tuple[Path, Path]:
+    file = write_assistant("gemma4", folder, "gguf")
+    return file.path, file.model_path
+
+
 @pytest.mark.parametrize(
     ("name", "write"),
-    [("mtp-small.gguf", _block_alone), ("small-DFlash.gguf", _dflash), ("small-EAGLE3.gguf", _eagle3)],
-)
+    [
+        ("mtp-small.gguf", _block_alone), ("small-DFlash.gguf", _dflash), ("small-EAGLE3.gguf", _eagle3),
+        ("small-assistant.gguf", _assistant), ("mtp-small-Q8_0.gguf", _assistant),
+    ],
+)  # fmt: skip
 def test_auto_drafts_by_what_lies_beside_a_model(
     name: str, write: Callable[[Path], tuple[Path, Path]], tmp_path: Path
 ) -> None:

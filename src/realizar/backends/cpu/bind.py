@@ -45,7 +45,7 @@ from realizar.backends.program import (
 )
 from realizar.errors import UnsupportedModelError
 from realizar.models.layer_inputs import LayerInputs
-from realizar.models.parts import Activation, Fusion, Linear, NextTokenInputs, Norm, PairedInputs
+from realizar.models.parts import Activation, AssistantInputs, Fusion, Linear, NextTokenInputs, Norm, PairedInputs
 from realizar.models.spec import ExpertLinear, Experts, FeedForward
 from realizar.models.tensor_source import TensorName
 from realizar.models.tower import Projector, Tower
@@ -78,8 +78,13 @@ class Binder:
         matmul = self._project(tail.head, "selected", "logits", "head", count=STEP_SELECTED)
         return walkable([*self._final_norm(tail), matmul, *(() if self._ranks is None else self._ranks.logits())])
 
-    def bind_final_norm(self, tail: Tail) -> BoundProgram:
-        return walkable(self._final_norm(tail))
+    def bind_states(self, program: Program) -> BoundProgram:
+        """The states of selected tokens in `selected`, or what an assistant makes of them in `handed on`."""
+        operations, inputs = self._final_norm(program.tail), program.next_token
+        if isinstance(inputs, AssistantInputs):
+            part = "next-token inputs"
+            operations.append(self._project(inputs.to_state, "selected", "handed on", part, count=STEP_SELECTED))
+        return walkable(operations)
 
     def bind_fusion(self, fusion: Fusion) -> BoundProgram:
         """From `streams` to `fused`, of as many tokens as are selected."""
@@ -233,11 +238,14 @@ class Binder:
         )  # fmt: skip
         yield BoundOperation("layer inputs", self.kernels.layer_inputs, record)
 
-    def _next_token_inputs(self, inputs: NextTokenInputs) -> Iterator[BoundOperation]:
-        part = "next-token inputs"
-        yield self._normalize(part, inputs.token_norm, "hidden", "normed", begins_block=False)
+    def _next_token_inputs(self, inputs: NextTokenInputs | AssistantInputs) -> Iterator[BoundOperation]:
+        part, width = "next-token inputs", inputs.of_state.in_features
+        source, token_norm, state_norm = "embedded", None, None
+        if isinstance(inputs, NextTokenInputs):
+            source, token_norm, state_norm = "hidden", inputs.token_norm, inputs.state_norm
+        yield self._normalize(part, token_norm, source, "normed", begins_block=False, width=width)
         yield self._project(inputs.of_token, "normed", "hidden", part)
-        yield self._normalize(part, inputs.state_norm, "states", "normed", begins_block=False)
+        yield self._normalize(part, state_norm, "states", "normed", begins_block=False, width=width)
         yield self._project(inputs.of_state, "normed", "hidden", part, add_scale=1.0)
 
     def _pair(self, pair: PairedInputs, *, terms: bool) -> Iterator[BoundOperation]:

@@ -46,7 +46,7 @@ class LoadedModel:
     Attributes:
         scratch: uint8 [threads, bytes], of attention. partial: float32 [PARTIAL_FLOATS], segments of split attention.
         body, tail: operations over all tokens of a step, and over the tokens whose logits are wanted.
-        final_norm: operations over the tokens whose final hidden states are wanted.
+        final_states: operations over the tokens whose final hidden states are wanted, or what a drafter hands on.
         seeing: the body with what requests bring to be added after the first layers; the body itself without any.
         fusion: operations that make a drafter's states of its model's streams; None where it reads none.
         injection: operations that write keys and values of such states; None where the drafter's layers write theirs.
@@ -64,7 +64,7 @@ class LoadedModel:
     partial: NDArray[np.float32]
     body: BoundProgram
     tail: BoundProgram
-    final_norm: BoundProgram
+    final_states: BoundProgram
     seeing: BoundProgram
     fusion: BoundProgram | None
     injection: BoundProgram | None
@@ -88,8 +88,8 @@ def load_model(
 
     Args:
         progress: gets what is being done, and the share, 0 to 1.
-        beside: a model that stays loaded as long as this one, whose threads it runs on, and whose matrices it takes
-            where they are the same tensors; None starts threads.
+        beside: a model that stays loaded as long as this one, whose threads it runs on, whose matrices it takes where
+            they are the same tensors, and whose keys and values it may read; None starts threads.
         ranks: through which it adds up its sums and those of the other ranks, of a model that is a rank's part.
 
     Raises:
@@ -102,7 +102,8 @@ def load_model(
     workspace = reserve_workspace(spec, config, instructions.tile_tokens[0])
     lent = None if beside is None else beside.weights
     weights = Weights(spec, checkpoint, instructions.lanes, config.threads, lent)
-    kv = KVMemory(spec, config, WeightTensors(spec, checkpoint).cache_scales(config.kv_dtype))
+    scales = WeightTensors(spec, checkpoint).cache_scales(config.kv_dtype)
+    kv = KVMemory(spec, config, scales, None if beside is None else beside.kv)
     weights.load(spec.matrices(), report_weights(checkpoint.size_bytes, progress))
     ropes = RopeTables(spec, config.max_step_tokens)
     partial = aligned_zeros(PARTIAL_FLOATS, np.float32)
@@ -120,7 +121,7 @@ def load_model(
     body = binder.bind_blocks(program)
     seeing = binder.bind_blocks(program, spec.deepstack) if spec.deepstack else body
     programs = (
-        body, binder.bind_tail(program.tail), binder.bind_final_norm(program.tail), seeing, fusion, injection,
+        body, binder.bind_tail(program.tail), binder.bind_states(program), seeing, fusion, injection,
     )  # fmt: skip
     memory = weights, kv, states, workspace, ropes, scratch, partial
     team = ThreadTeam(config.threads) if beside is None else beside.team

@@ -69,7 +69,7 @@ def plan_memory(
         kv_most_bytes=limit if config.kv_cache_bytes is not None else most_kv_bytes(free),
         free_bytes=free,
         contexts=tuple(
-            ContextPlan(each.context_length, each.request_bytes, blocks // each.request_bytes) for each in sizes
+            ContextPlan(each.context_length, each.request_bytes, blocks // max(each.request_bytes, 1)) for each in sizes
         ),
         beside_bytes=config.beside.fixed_bytes,
         state_bytes=states.row_bytes,

@@ -28,12 +28,13 @@ from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.sampling.step_sampler import Pooled, StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.workspace import added_features, kept_stream
-from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter, shared_with
+from realizar.backends.draft_model import DraftModel, load_drafter, shared_with
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.rank_memory import RankMemory
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_axes import RowAxes
 from realizar.backends.row_faults import finite_vector
+from realizar.backends.supported import find_drafter
 from realizar.batch import PROPOSED, OpenedRow, StepOutput, StepRows, head_id_table
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import DeviceLostError, RealizarError, StepError
@@ -152,15 +153,16 @@ class CPUBackend:
         return self.model.workspace.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
 
     def hidden_states(self, tokens: Sequence[int], layer: int | None = None) -> NDArray[np.float32]:
-        model, width = self.model, self.model.spec.hidden_size
+        model, buffers = self.model, self.model.workspace.buffers
         if layer is not None:
-            kept = model.workspace.buffers[kept_stream(model.config.hidden_layers.index(layer))]
-            return kept.values[np.asarray(tokens, np.intp), :width]
+            kept = buffers[kept_stream(model.config.hidden_layers.index(layer))]
+            return kept.values[np.asarray(tokens, np.intp), : model.spec.hidden_size]
+        width, found = model.spec.state_size, buffers.get("handed on", buffers["selected"])
         states, most = np.empty((len(tokens), width), np.float32), model.workspace.max_selected
         for first in range(0, len(tokens), most):
             part = list(tokens[first : first + most])
-            self._run_selected(model.final_norm, part)
-            states[first : first + len(part)] = model.workspace.buffers["selected"].values[: len(part), :width]
+            self._run_selected(model.final_states, part)
+            states[first : first + len(part)] = found.values[: len(part), :width]
         return states
 
     def states(self, tokens: Sequence[int], layers: Sequence[int] = ()) -> States:
@@ -302,7 +304,7 @@ class CPUBackend:
         """Write the step's arrays where kernels read them, and the embeddings of its tokens."""
         space, columns = self.model.workspace, forward_input.columns
         ids, tokens = columns.token_ids, len(columns.token_ids)
-        hidden = space.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
+        hidden = space.buffers.get("embedded", space.buffers["hidden"]).values[:tokens, : self.model.spec.state_size]
         self._embed(ids, hidden)
         for first, given in columns.embeddings:
             own = self.model.spec.share.rank == 0
@@ -313,7 +315,7 @@ class CPUBackend:
             width = inputs.projection.out_features
             self.model.weights.rows(inputs.table, ids, space.buffers["layer rows"].values[:tokens, :width])
         if forward_input.hidden_states is not None:
-            states = space.buffers["states"].values[:tokens, : self.model.spec.hidden_size]
+            states = space.buffers["states"].values[:tokens, : self.model.spec.state_size]
             states[:] = forward_input.hidden_states
         self.model.ropes.fill(self._axes.positions(columns, forward_input.positions))
         self.model.states.begin(columns, forward_input.state_moves)

@@ -21,7 +21,7 @@ from realizar.backends.machine import memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import InvalidRequestError
 from realizar.models.mixers import GatedDeltaNet
-from realizar.models.parts import PairedInputs
+from realizar.models.parts import AssistantInputs, PairedInputs
 from realizar.models.spec import Experts, LayerStack, ModelSpec
 from realizar.models.tower import Tower
 from realizar.sizes import format_bytes
@@ -115,7 +115,10 @@ def buffer_widths(spec: LayerStack, num_kept: int) -> dict[str, int]:
         if spec.layer_inputs is not None:
             widths |= dict.fromkeys(("layer inputs", "layer rows"), spec.layer_inputs.projection.out_features)
         if spec.next_token is not None:
-            widths["states"] = spec.hidden_size
+            widths["states"] = spec.state_size
+        if isinstance(spec.next_token, AssistantInputs):
+            widths |= dict.fromkeys(("embedded", "handed on"), spec.state_size)
+            widths["normed"] = max(spec.hidden_size, spec.state_size)
         widths |= {added_features(layer): spec.hidden_size for layer in range(spec.deepstack)}
         if spec.share.ranks > 1 and any(one.qk_norm_axis == "token" for _, one in spec.attentions()):
             widths[TOKEN_SQUARES] = 1
@@ -136,7 +139,7 @@ def _layer_widths(spec: LayerStack) -> dict[str, int]:
     query = max(a.num_heads * a.head_size for _, a in spec.all_attentions())
     mixers = [spec.layers[layer].mixer for layer in spec.state_layers()]
     attended = max(query, *(output_width(mixer) for mixer in mixers), 0)
-    key = max(a.num_kv_heads * a.head_size for _, a in spec.attentions())
+    key = max((a.num_kv_heads * a.head_size for _, a in spec.attentions()), default=0)
     hidden = spec.hidden_size
     widths = {
         "hidden": hidden, "normed": hidden, "branch": hidden, "query": query, "key": key,
@@ -199,8 +202,9 @@ class Workspace:
 
     The buffer "routed" holds what experts read and, once they have read it, what they make of it. "layer rows" holds
     the tokens' rows, and once these are part of "layer inputs" each layer's gate. "states" holds what a drafter reads
-    beside embeddings, and "fused" what it makes of its model's "streams" for it. "convolved" has a place for each token
-    that is replayed too.
+    beside embeddings, which are in "embedded" where they are not as wide as the stream, "handed on" what its next draft
+    reads, and "fused" what it makes of its model's "streams" for it. "convolved" has a place for each token that is
+    replayed too.
 
     Attributes:
         zeros: float32, as many as a mixer with a state has inputs, never written.
@@ -215,7 +219,7 @@ class Workspace:
         mixtures = [experts for _, experts in spec.mixtures()]
         self.routing = Routing(mixtures, max_tokens, block_tokens)
         self.block_tokens = block_tokens
-        counts = dict.fromkeys(("selected", "logits"), max_selected)
+        counts = dict.fromkeys(("selected", "logits", "handed on"), max_selected)
         counts |= dict.fromkeys(("streams", "fused"), min(max_tokens, FUSED_AT_ONCE))
         counts |= dict.fromkeys(ROUTED, num_positions(mixtures, max_tokens, block_tokens))
         counts["convolved"] = max_tokens + max_rows * state_sizes(spec, config.speculative_tokens).most_uncertain

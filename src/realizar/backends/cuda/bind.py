@@ -90,7 +90,7 @@ class Binder:
             project = self._dense.project(projection, self._space.activations.normed)
             yield from self._inputs.bind(program.layer_inputs, projection, project)
 
-        if program.next_token is not None:
+        if isinstance(program.next_token, NextTokenInputs):
             yield from self._next_token_inputs(program.next_token)
         pair = program.blocks[0].inputs.pair
         if pair is not None:

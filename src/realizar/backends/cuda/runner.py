@@ -35,10 +35,11 @@ from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
 from realizar.backends.cuda.step_arrays import count_decodes, tiles_of
 from realizar.backends.cuda.supported import SUPPORTED
-from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter, shared_with
+from realizar.backends.draft_model import DraftModel, load_drafter, shared_with
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.supported import find_drafter
 from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import DeviceLostError, KernelError, UnsupportedModelError

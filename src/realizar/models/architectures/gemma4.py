@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from realizar.errors import UnsupportedModelError
 from realizar.models.architectures.gemma4_experts import GemmaMixture, read_mixture
 from realizar.models.dimensions import (
     MAX_FEED_FORWARD,
@@ -27,8 +28,7 @@ from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import GGUF_POST_ATTENTION
 from realizar.models.tensor_source import TensorName, TensorSource
 
-# Configurations inside multi-modal ones name only what differs from these.
-_DEFAULTS = {
+DEFAULTS = {
     "vocab_size": 262144,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -39,6 +39,7 @@ _DEFAULTS = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-6,
 }
+"""Configurations inside others name only what differs from these."""
 _PERIOD = 6  # the last layer of each six is full
 
 
@@ -57,7 +58,7 @@ class _Shape:
 
 def build(hparams: HyperParameters) -> ModelSpec:
     hparams.only(None, "use_bidirectional_attention", "vision")  # of images alone
-    sizes = read_dimensions(hparams, defaults=_DEFAULTS, varies=True)
+    sizes = read_dimensions(hparams, defaults=DEFAULTS, varies=True)
     builder = SpecBuilder(
         hparams,
         sizes,
@@ -70,7 +71,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
     mixture = read_mixture(hparams)
     shapes = _read_shapes(hparams, builder)
     inputs = _read_layer_inputs(hparams, builder)
-    layers = [_layer(builder, index, shapes, inputs, mixture) for index in range(len(shapes))]
+    layers = [_layer(builder, index, shape, inputs, mixture) for index, shape in enumerate(shapes)]
     unused = {
         builder.stored_name(f"model.layers.{index}.self_attn.{name}.weight")
         for index, shape in enumerate(shapes)
@@ -87,14 +88,32 @@ def build(hparams: HyperParameters) -> ModelSpec:
     )
 
 
+def assistant_layers(builder: SpecBuilder, model: ModelSpec) -> list[Layer]:
+    """The layers of an assistant of a model: each reads the last layer of its kind that has keys and values.
+
+    Raises UnsupportedModelError for keys that an assistant has not, or a model without such a layer.
+    """
+    hparams = builder.hparams
+    for gguf, hf, known in (
+        ("expert_count", "enable_moe_block", 0 if hparams.is_gguf else False),
+        ("embedding_length_per_layer_input", "hidden_size_per_layer_input", 0),
+        (None, "vocab_size_per_layer_input", 0),
+        (None, "use_double_wide_mlp", False),
+    ):
+        hparams.only(gguf, hf, known)
+    read_mixture(hparams)  # the keys of experts, which are without effect
+    lent = {mixer.sees_images_whole: index for index, mixer in model.attentions()}
+    return [_layer(builder, index, shape) for index, shape in enumerate(_read_shapes(hparams, builder, lent))]
+
+
 def _layer(
     builder: SpecBuilder,
     index: int,
-    shapes: list[_Shape],
-    inputs: LayerInputs | None,
-    mixture: GemmaMixture | None,
+    shape: _Shape,
+    inputs: LayerInputs | None = None,
+    mixture: GemmaMixture | None = None,
 ) -> Layer:
-    base, hidden, shape = f"model.layers.{index}", builder.sizes.hidden_size, shapes[index]
+    base, hidden = f"model.layers.{index}", builder.sizes.hidden_size
     dense, gate = builder.feed_forward(index, width=shape.feed_forward_size), None
     if inputs is not None:
         gate = InputGate(
@@ -104,7 +123,7 @@ def _layer(
             norm=builder.norm(f"{base}.post_per_layer_input_norm"),
         )
     return Layer(
-        mixer=_mixer(builder, index, shape, shapes),
+        mixer=_mixer(builder, index, shape),
         feed_forward=dense if mixture is None else mixture.build(builder, index, dense),
         input_norm=builder.norm(f"{base}.input_layernorm"),
         post_mixer_norm=builder.norm(f"{base}.post_attention_layernorm"),
@@ -115,7 +134,7 @@ def _layer(
     )
 
 
-def _mixer(builder: SpecBuilder, index: int, shape: _Shape, shapes: list[_Shape]) -> Attention | SharedAttention:
+def _mixer(builder: SpecBuilder, index: int, shape: _Shape) -> Attention | SharedAttention:
     """Attention whose scale is one: norms of Q and K stand for it."""
     base, sizes = f"model.layers.{index}.self_attn", builder.sizes
     queries, keys = sizes.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
@@ -125,10 +144,8 @@ def _mixer(builder: SpecBuilder, index: int, shape: _Shape, shapes: list[_Shape]
     q_norm = builder.norm(f"{base}.q_norm", shape.head_size)
     rope = _rope(builder, shape)
     if shape.source is not None:
-        kv_heads = shapes[shape.source].num_kv_heads
-        return SharedAttention(
-            shape.source, sizes.num_heads, kv_heads, shape.head_size, 1.0, q, o, rope, shape.window, q_norm=q_norm
-        )
+        heads = sizes.num_heads, shape.num_kv_heads, shape.head_size
+        return SharedAttention(shape.source, *heads, 1.0, q, o, rope, shape.window, q_norm=q_norm)
     k = builder.linear(f"{base}.k_proj", keys, sizes.hidden_size, bias=bias)
     return Attention(
         num_heads=sizes.num_heads,
@@ -190,18 +207,28 @@ def _read_layer_inputs(hparams: HyperParameters, builder: SpecBuilder) -> LayerI
     return LayerInputs(size, table, math.sqrt(size), projection, norm, math.sqrt(0.5))
 
 
-def _read_shapes(hparams: HyperParameters, builder: SpecBuilder) -> list[_Shape]:
+def _read_shapes(
+    hparams: HyperParameters, builder: SpecBuilder, lent: Mapping[bool, int] | None = None
+) -> list[_Shape]:
+    """`lent` are layers of a model, with a window or without, where all layers take its keys and values."""
     count = builder.sizes.num_layers
     is_local = builder.windowed_layers(lambda index: (index + 1) % _PERIOD != 0)
     if not hparams.is_present("attention.sliding_window_pattern", None):
         is_local[-1] = False  # as transformers has it, whatever a configuration lists
     windows = builder.windows(lambda index: is_local[index], default=None if hparams.is_gguf else 512)
     shared = hparams.integer("attention.shared_kv_layers", "num_kv_shared_layers", low=0, high=MAX_LAYERS, default=0)
-    owners = count - shared
-    if owners < 1 or set(is_local[:owners]) != set(is_local):
-        key = ("attention.shared_kv_layers", "num_kv_shared_layers")
+    owners = count - shared if lent is None else 0
+    key = ("attention.shared_kv_layers", "num_kv_shared_layers")
+    if lent is not None:
+        if shared not in (0, count):  # 0 is all too, as transformers has it
+            raise hparams.unsupported(*key, shared)
+        if not set(is_local) <= lent.keys():
+            raise UnsupportedModelError(f"{hparams.path}: its model has no layers of the kinds whose keys it reads")
+        last = lent
+    elif owners < 1 or set(is_local[:owners]) != set(is_local):
         raise hparams.malformed(*key, f"{shared} of {count} layers leave no layer whose keys the others could take")
-    last = {kind: max(index for index in range(owners) if is_local[index] == kind) for kind in set(is_local)}
+    else:
+        last = {kind: max(index for index in range(owners) if is_local[index] == kind) for kind in set(is_local)}
     heads = _read_gguf_heads(hparams, builder, is_local) if hparams.is_gguf else _read_heads(hparams, builder, is_local)
     widths = _read_widths(hparams, builder, owners)
     k_is_v = _read_k_is_v(hparams, builder, is_local)
@@ -209,6 +236,9 @@ def _read_shapes(hparams: HyperParameters, builder: SpecBuilder) -> list[_Shape]
         if builder.sizes.num_heads % kv_heads or size % 2:
             key = ("attention.head_count_kv", "num_key_value_heads")
             raise hparams.malformed(*key, f"{kv_heads} KV heads of size {size} for {builder.sizes.num_heads} heads")
+    sources = [None if index < owners else last[flag] for index, flag in enumerate(is_local)]
+    if lent is None:
+        heads = [heads[index if source is None else source] for index, source in enumerate(sources)]
     return [
         _Shape(
             is_local=is_local[index],
@@ -216,7 +246,7 @@ def _read_shapes(hparams: HyperParameters, builder: SpecBuilder) -> list[_Shape]
             head_size=heads[index][0],
             num_kv_heads=heads[index][1],
             feed_forward_size=widths[index],
-            source=None if index < owners else last[is_local[index]],
+            source=sources[index],
             k_is_v=k_is_v[index],
         )
         for index in range(count)

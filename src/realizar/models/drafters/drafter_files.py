@@ -49,13 +49,13 @@ def with_model_tensors(checkpoint: Checkpoint, model: ModelSpec, of_model: Check
                 f"{checkpoint.path}: it has no embedding of its own, and the model multiplies its own by"
                 f" {model.embedding_scale:g}"
             )
-        taken[name] = _of_model(checkpoint, model, of_model, model.embedding)
+        taken[name] = model_tensor(checkpoint, model, of_model, model.embedding)
     name = _file_name(checkpoint, "lm_head")
     if not has_head(checkpoint):
         if IDS in checkpoint.tensors:
             raise CheckpointError(checkpoint.path, f"tensor '{name}'", f"missing, for the ids of tensor '{IDS}'")
         if config_of(checkpoint).get("tie_word_embeddings") is not True:
-            taken[name] = _of_model(checkpoint, model, of_model, model.head.weight)
+            taken[name] = model_tensor(checkpoint, model, of_model, model.head.weight)
     return replace(checkpoint, tensors={**checkpoint.tensors, **taken})
 
 
@@ -63,7 +63,8 @@ def _file_name(checkpoint: Checkpoint, base: str) -> str:
     return _GGUF_NAMES[base] if checkpoint.format == "gguf" else f"{base}.weight"
 
 
-def _of_model(checkpoint: Checkpoint, model: ModelSpec, of_model: Checkpoint, name: TensorName) -> StoredTensor:
+def model_tensor(checkpoint: Checkpoint, model: ModelSpec, of_model: Checkpoint, name: TensorName) -> StoredTensor:
+    """A tensor that a drafter takes of its model's. Raises UnsupportedModelError where that has no plain one."""
     source = model.tensors[name]
     if source != TensorSource(source.name, source.shape) or is_packed(of_model, source.name):
         raise UnsupportedModelError(f"{checkpoint.path}: it takes '{name}' of its model, which has no plain one")

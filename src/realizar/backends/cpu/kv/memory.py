@@ -25,6 +25,8 @@ from realizar.backends.kv_blocks import (
 from realizar.backends.machine import free_memory_bytes, memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import CapacityError, InvalidRequestError
+from realizar.models.mixers import SharedAttention
+from realizar.models.parts import AssistantInputs
 from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
 
@@ -125,20 +127,24 @@ def kv_limit_bytes(
 class KVMemory:
     """Blocks of every layer with attention. Memory is reserved; the system takes it as blocks are first written.
 
+    A drafter with `AssistantInputs` has none: its layers are those of its model, whose memory is `lent`.
+
     `scales`: of keys and values, by layer; those of others are 1.
 
     Raises CapacityError where not even one request fits, or the block size is not a multiple of 32.
     """
 
     def __init__(
-        self, spec: ModelSpec, config: ResolvedConfig, scales: Mapping[int, tuple[float, float]] = MappingProxyType({})
-    ) -> None:
+        self, spec: ModelSpec, config: ResolvedConfig, scales: Mapping[int, tuple[float, float]] = MappingProxyType({}),
+        lent: KVMemory | None = None,
+    ) -> None:  # fmt: skip
         sizes, free = KVSizes(spec, config), free_memory_bytes()
         self.dtype, self.block_size = sizes.dtype, sizes.block_size
         self.layouts = {
             layer: replace(layout, scales=scales.get(layer, layout.scales)) for layer, layout in sizes.layouts.items()
         }
         self._group = {layer: index for index, group in enumerate(sizes.groups) for layer in group.layers}
+        self._lent = lent if isinstance(spec.next_token, AssistantInputs) else None
         limit = kv_limit_bytes(spec, config, sizes, free, memory_bytes())
         self.num_blocks = sizes.num_blocks(limit) if config.kv_blocks is None else config.kv_blocks
         self.num_snapshots = sizes.num_snapshots(limit)
@@ -148,6 +154,11 @@ class KVMemory:
             layer: aligned_zeros(self.num_blocks[self._group[layer]] * layout.block_bytes, np.uint8)
             for layer, layout in self.layouts.items()
         }
+        if self._lent is not None:
+            windows = [group.window for group in sizes.groups]
+            shared = [mixer for _, mixer in spec.all_attentions() if isinstance(mixer, SharedAttention)]
+            self._group = {each.source: windows.index(each.window) for each in shared}
+            self.layouts = {layer: self._lent.layouts[layer] for layer in self._group}
         joint = sum(count * each for count, each in zip(self.num_blocks, sizes.block_bytes, strict=True))
         log_size(config, joint + self.snapshot_bytes, free)
 
@@ -155,11 +166,11 @@ class KVMemory:
         return self._group[layer]
 
     def address_of(self, layer: int) -> int:
-        return address(self._memory[layer])
+        return address(self._memory[layer]) if self._lent is None else self._lent.address_of(layer)
 
     def planes(self, group: int) -> list[NDArray[np.uint8]]:
         """Of each layer of a group uint8 [blocks, bytes]."""
-        layers = (layer for layer, own in self._group.items() if own == group)
+        layers = (layer for layer in self._memory if self._group[layer] == group)
         return [self._memory[layer].reshape(-1, self.layouts[layer].block_bytes) for layer in layers]
 
     @property
