@@ -19,8 +19,8 @@ def test_methods_that_nothing_reads_are_refused_by_name(method: str, is_inner: b
     config: dict[str, Any] = {"quantization_config": {"quant_method": method, "bits": 4}}
     message = (
         rf"^tiny.config\.json: key 'quantization_config\.quant_method': weights quantised by '{method}' are not"
-        r" supported \(supported in safetensors: float weights, awq, compressed-tensors, fp8, gptq, modelopt, mxfp4,"
-        r" mxfp8; quantised models run from GGUF files\)$"
+        r" supported \(supported in safetensors: float weights, auto-round, awq, compressed-tensors, fp8, gptq,"
+        r" modelopt, mxfp4, mxfp8; quantised models run from GGUF files\)$"
     )
     with pytest.raises(UnsupportedModelError, match=message):
         build_spec(config_checkpoint({"text_config": config} if is_inner else config))

@@ -257,6 +257,12 @@ def test_zeros_beside_the_middle_are_refused_where_the_file_says_that_there_are_
         (Stored("gptq"), {"bits": 3}, r"bits': unsupported value 3"),
         (Stored("gptq"), {"checkpoint_format": "marlin"}, r"checkpoint_format': unsupported value 'marlin'"),
         (Stored("gptq"), {"is_marlin_format": True}, r"is_marlin_format': unsupported value True"),
+        (Stored("gptq"), {"data_type": "mx_fp"}, r"data_type': unsupported value 'mx_fp'"),
+        (
+            Stored("gptq"),
+            {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"},
+            r"packing_format': unsupported value 'auto_round:auto_awq'",
+        ),
         (Stored("gptq"), {"pack_dtype": "int16"}, r"pack_dtype': unsupported value 'int16'"),
         (Stored("packed"), {"format": "marlin-24"}, "of 'marlin-24'; weights of float-quantized"),
         (
@@ -323,6 +329,17 @@ def test_parameters_are_refused_by_name(stored: Stored, changes: dict[str, Any],
     write_checkpoint(tmp_path, named, {**stored.config, **changes})
     with pytest.raises((UnsupportedModelError, CheckpointError), match=message):
         build_spec(open_checkpoint(tmp_path))
+
+
+def test_auto_round_packs_as_gptq_does(tmp_path: Path) -> None:
+    config = {
+        "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "data_type": "int", "iters": 0,
+        "autoround_version": "0.14.2", "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}},
+    }  # fmt: skip
+    weights = write_model(tmp_path, Stored("gptq", symmetric=True), **config)
+    checkpoint, name = open_checkpoint(tmp_path), f"{NAME}.weight"
+    check_tensors(build_spec(checkpoint), checkpoint)
+    np.testing.assert_array_equal(tensor_source(checkpoint, name).dequantize(), weights[name].astype(np.float32))
 
 
 @pytest.mark.parametrize("alone", [True, False])

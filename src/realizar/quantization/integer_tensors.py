@@ -216,7 +216,9 @@ class AwqTensors(PartsFormat):
 
 
 class GptqTensors(PartsFormat):
-    """The method `gptq`, of four and eight bits, whose groups are of columns one after another."""
+    """The method `gptq`, of four and eight bits, whose groups are of columns one after another; and `auto-round`, which
+    packs so.
+    """
 
     known = frozenset({
         "bits", "group_size", "desc_act", "sym", "lm_head", "dynamic", "damp_percent", "static_groups",
@@ -225,6 +227,8 @@ class GptqTensors(PartsFormat):
         "cache_block_outputs", "dataset", "exllama_config", "max_input_length", "model_seqlen",
         "module_name_preceding_first_block", "modules_in_block_to_quantize", "pad_token_id", "tokenizer",
         "use_cuda_fp16", "use_exllama", "disable_exllama", "hyb_act", "act_group_aware", "damp_auto_increment", "mse",
+        "autoround_version", "data_type", "enable_quanted_input", "extra_config", "iters", "low_gpu_mem_usage",
+        "model_free", "packing_format",
     })  # fmt: skip
 
     def __init__(self, config: Mapping[str, Any], path: Path) -> None:
@@ -234,8 +238,9 @@ class GptqTensors(PartsFormat):
                 raise self.unsupported(key)
         if config.get("is_marlin_format"):
             raise self.unsupported("is_marlin_format")
-        if config.get("pack_dtype") not in (None, "int32"):
-            raise self.unsupported("pack_dtype")
+        for key, value in (("pack_dtype", "int32"), ("data_type", "int"), ("packing_format", "auto_round:auto_gptq")):
+            if config.get(key) not in (None, value):
+                raise self.unsupported(key)
         if config.get("bits") not in (4, 8):
             raise self.unsupported("bits")
         second = "gptq_v2" in (config.get("checkpoint_format"), config.get("format"))

@@ -182,8 +182,8 @@ def transposed_source(stored: StoredTensor, index: int = 0) -> CopiedSource:
 
 
 MATRIX_FORMATS: dict[str, type[MatrixFormat]] = {
-    "awq": AwqTensors, "compressed-tensors": CompressedTensors, "fp8": Fp8Tensors, "gptq": GptqTensors,
-    "modelopt": ModelOptTensors, "mxfp4": Mxfp4Tensors, "mxfp8": Fp8Tensors,
+    "auto-round": GptqTensors, "awq": AwqTensors, "compressed-tensors": CompressedTensors, "fp8": Fp8Tensors,
+    "gptq": GptqTensors, "modelopt": ModelOptTensors, "mxfp4": Mxfp4Tensors, "mxfp8": Fp8Tensors,
 }  # fmt: skip
 """The format of each `quant_method`."""
 

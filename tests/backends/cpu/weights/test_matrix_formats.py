@@ -234,6 +234,6 @@ def test_methods_and_parameters_are_refused_by_name(tmp_path: Path, monkeypatch:
     write_config(tmp_path, quant_method="hqq")
     with pytest.raises(
         UnsupportedModelError,
-        match=r"quantised by 'hqq' .*in safetensors: float weights, awq, .*, gptq, grouped, modelopt, mxfp4, mxfp8;",
+        match=r"quantised by 'hqq' .*in safetensors: float weights, auto-round, .*, grouped, modelopt, mxfp4, mxfp8;",
     ):
         check(tmp_path)
