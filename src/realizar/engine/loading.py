@@ -127,7 +127,8 @@ def _load_backend(
         if backend is not None:
             backend.shutdown()
         failed = isinstance(error, KernelError | DeviceLostError)
-        if config.device != "auto" or not failed or refusal(spec, "cpu") is not None:
+        has_other = config.device == "auto" and resolved.chosen.kind != "cpu"
+        if not has_other or not failed or refusal(spec, "cpu") is not None:
             raise
         if may_restart and config.graphs and isinstance(error, CaptureLostError):
             raise

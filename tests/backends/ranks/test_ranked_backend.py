@@ -5,17 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from realizar.backends.base import ForwardInput
+from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.ranks.messages import Submit, pack_masks, pack_step, unpack_masks, unpack_step
 from realizar.backends.select import plan_memory, resolve_model
@@ -23,11 +24,12 @@ from realizar.batch import LogprobQuery, StateMoves, StepRows
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core
-from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError, UnsupportedModelError
+from realizar.errors import DeviceLostError, EngineDeadError, InvalidRequestError, RealizarError, UnsupportedModelError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from step_inputs import TokenOutput, stepped
 from tiny_model import write_tiny_model
+from waits import child_commands, wait_until
 
 _CONFIG = EngineConfig(
     device="cpu", threads=2, tensor_parallel=2, context_length=256, max_running=4, max_step_tokens=64,
@@ -126,10 +128,28 @@ def test_log_probabilities_are_those_of_one_process(path: Path) -> None:
 
 
 def _rank_processes() -> list[int]:
-    found = subprocess.run(
-        ["pgrep", "-P", str(os.getpid()), "-f", "backends.ranks.process"], capture_output=True, text=True, check=False
-    )
-    return [int(line) for line in found.stdout.split()]
+    found = child_commands(os.getpid())
+    return [process for process, command in found.items() if b"backends.ranks.process" in command]
+
+
+def _the_rank() -> int:
+    wait_until(lambda: len(_rank_processes()) == 1)  # a process that has just begun shows no command
+    return _rank_processes()[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_gone_ends_the_load(tiny: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """Also where the device is to be found, and the CPU would take another's place."""
+    load = CPUBackend.load
+
+    def load_without_another(backend: CPUBackend, *arguments: Any) -> None:
+        os.kill(_the_rank(), number)
+        load(backend, *arguments)
+
+    monkeypatch.setattr(CPUBackend, "load", load_without_another)
+    with pytest.raises(DeviceLostError, match=r"^rank 1 of 2 \(process \d+\) was (killed by SIGKILL|stopped)$"):
+        load_core(find_checkpoint(tiny), replace(_CONFIG, device="auto" if number == signal.SIGKILL else "cpu"))
+    assert not _rank_processes()
 
 
 def _step_on(core: EngineCore) -> None:
@@ -143,7 +163,7 @@ def test_a_rank_that_is_gone_ends_the_engine(tiny: Path, number: signal.Signals)
         core.add(Request("r", (1, 2, 3), SamplingParams(temperature=0.0, ignore_eos=True), 1900))
         for _ in range(5):
             core.step()
-        (process,) = _rank_processes()
+        process = _the_rank()
         os.kill(process, number)
         expected = "killed by SIGKILL" if number == signal.SIGKILL else "was stopped"
         with pytest.raises(EngineDeadError, match=rf"rank 1 of 2 \(process {process}\) (was )?{expected}$"):
@@ -181,12 +201,13 @@ def test_a_load_that_fails_in_another_rank_says_why(tiny: Path) -> None:
     [
         ({"cache_dir": "/tmp/kept"}, "tensor_parallel and cache_dir can't be combined"),
         ({"drafter": "auto"}, "tensor_parallel and drafter can't be combined"),
+        ({"kv_cache_bytes": 1 << 50}, "kv_cache_bytes of .* is more than this machine's"),
         ({"threads": 1}, "tensor_parallel 2 needs as many threads, and there are 1"),
     ],
 )
 def test_what_ranks_do_not_do_is_refused(tiny: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        resolve_model(find_checkpoint(tiny), replace(_CONFIG, **changes))  # type: ignore[arg-type]
+        load_core(find_checkpoint(tiny), replace(_CONFIG, **changes))  # type: ignore[arg-type]
 
 
 def test_gpus_and_heads_that_do_not_divide_are_refused(tiny: Path) -> None:

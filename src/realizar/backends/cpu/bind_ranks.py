@@ -38,9 +38,7 @@ class RankBinder:
         """The first `width` columns of a buffer become the sums of all ranks'."""
         buffer = self._workspace.buffers[name]
         yield from self._publish(name, width, 4 * width)
-        record = self._workspace.record(
-            ADD_UP, **buffer.fields("out"), width=width, row_bytes=4 * width, **self._exchange()
-        )
+        record = self._workspace.record(ADD_UP, **buffer.fields("out"), width=width, **self._exchange())
         yield BoundOperation(RANK_SUMS, add_up.address, record)
 
     def logits(self) -> Iterator[BoundOperation]:
@@ -50,7 +48,7 @@ class RankBinder:
         yield from self._publish("logits", spec.head.out_features, 4 * widest, STEP_SELECTED)
         record = self._workspace.record(
             SIDE_BY_SIDE, count_field=STEP_SELECTED, **buffer.fields("out"), width=widest, total=spec.vocab_size,
-            row_bytes=4 * widest, **self._exchange(),
+            **self._exchange(),
         )  # fmt: skip
         yield BoundOperation(RANK_SUMS, side_by_side.address, record)
 

@@ -8,7 +8,7 @@ from typing import Any
 from realizar.backends.base import ModelSource
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.sampling.record import scratch_bytes
-from realizar.backends.cpu.kv.memory import KVSizes, kv_limit_bytes, most_kv_bytes
+from realizar.backends.cpu.kv.memory import KVSizes, check_kv_bytes, kv_limit_bytes, most_kv_bytes
 from realizar.backends.cpu.load import PARTIAL_FLOATS
 from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.cpu.supported import SUPPORTED
@@ -84,6 +84,7 @@ def plan_ranks(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None
 ) -> MemoryPlan:
     """What all ranks of a model take together; raises as `plan_memory` and `shard`."""
+    check_kv_bytes(config.kv_cache_bytes, memory_bytes() if free_bytes is None else None)
     free, ranks = free_memory_bytes() if free_bytes is None else free_bytes, config.tensor_parallel
     own = _divided(config)
     plans = [plan_memory(shard(spec, rank, ranks), checkpoint, own, free // ranks) for rank in range(ranks)]
@@ -105,6 +106,7 @@ def rank_config(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig)
 
     It has a part of the threads, and a KV cache of the same size. Raises as `plan_memory` and `shard`.
     """
+    check_kv_bytes(config.kv_cache_bytes, memory_bytes())
     own = _divided(config)
     if own.kv_cache_bytes is None:
         part = shard(spec, 0, config.tensor_parallel)

@@ -9,15 +9,25 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import NO_OTHERS, Backend, Capacity, DeviceMemory, ForwardInput, OtherModels, Step
+from realizar.backends.base import (
+    NO_OTHERS,
+    Backend,
+    Capacity,
+    DeviceMemory,
+    FetchesSnapshots,
+    ForwardInput,
+    OtherModels,
+    Step,
+)
 from realizar.backends.rank_memory import RankMemory
 from realizar.backends.ranks.messages import (
     Call,
@@ -34,9 +44,9 @@ from realizar.backends.ranks.messages import (
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import OpenedRow, StepOutput
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import CapacityError, DeviceLostError, StepError, UnsupportedModelError
+from realizar.errors import DeviceLostError, InvalidRequestError, UnsupportedModelError
 from realizar.ipc.error_records import restore_error
-from realizar.ipc.frames import Channel, ChannelError
+from realizar.ipc.frames import MAX_FRAME_BYTES, Channel, ChannelError
 from realizar.ipc.process_limits import start_process
 from realizar.models.shard import shard
 from realizar.models.spec import ModelSpec
@@ -46,16 +56,17 @@ _COMMAND = (sys.executable, "-m", "realizar.backends.ranks.process")
 _LOOK_S = 1.0  # between looks at whether a rank is stopped; that one has ended is seen at once
 _MOST_STOPPED = 5  # such looks in a row
 _END_S = 2.0
+_Answer = TypeVar("_Answer")
 
 
 class _Rank:
-    """Another rank's process."""
+    """Another rank's process. It raises OSError where it can't be started."""
 
-    def __init__(self, number: int, join: Join, memory: RankMemory) -> None:
+    def __init__(self, number: int, memory: RankMemory) -> None:
         self.number = number
         self.process, ours = start_process(_COMMAND, memory.descriptor)
         self.channel: Channel[Joined | Refused] = Channel(ours, Joined | Refused)
-        self.channel.send(join)
+        self.end_descriptor = os.pidfd_open(self.process.pid)
         self.num_stopped = 0
 
     def joined(self) -> Capacity:
@@ -69,16 +80,17 @@ class _Rank:
     def is_stopped(self) -> bool:
         with suppress(OSError):
             status = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii", errors="replace")
-            return status.rpartition(")")[2].split()[:1] == ["T"]
+            return status.rpartition(")")[2].split()[:1] in (["T"], ["t"])
         return False
 
     def end(self) -> None:
-        self.channel.close()
+        """Wait until it has ended, whose channel is closed."""
         try:
-            self.process.wait(_END_S)
+            self.process.wait(0.0 if self.is_stopped else _END_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        os.close(self.end_descriptor)
 
 
 class RankedBackend:
@@ -115,23 +127,36 @@ class RankedBackend:
             raise UnsupportedModelError("ranks share memory as Linux has it, and this is another system")
         if others:
             raise UnsupportedModelError("a model that ranks compute together has no drafter but its own text")
+        if config.max_step_tokens * spec.hidden_size * (1 + spec.deepstack) * 4 > MAX_FRAME_BYTES // 2:
+            raise InvalidRequestError(
+                "max_step_tokens is too large for processes that compute together", "max_step_tokens"
+            )
+        assert config.steps_in_flight == 1  # calls of a step are of the one that was submitted last
         floats, config = self._prepare(spec, checkpoint, config)
         memory = self._memory = RankMemory(self._count, floats)
         for number in range(1, self._count):
-            join = Join(str(checkpoint.path), config, number, self._count, floats)
-            self._others.append(_Rank(number, join, memory))
+            self._others.append(_Rank(number, memory))
+        self._watcher = threading.Thread(target=self._watch, args=(tuple(self._others),), name="ranks", daemon=True)
+        self._watcher.start()
+        for other in self._others:
+            self._ask(
+                other,
+                lambda rank: rank.channel.send(Join(str(checkpoint.path), config, rank.number, self._count, floats)),
+            )
         self._own = self._make(memory)
         self._own.load(shard(spec, 0, self._count), checkpoint, config)
-        capacities = [self._own.capacity()]
-        for other in self._others:
-            try:
-                capacities.append(other.joined())
-            except ChannelError as error:
-                raise DeviceLostError(f"{self._name(other)} ended while it loaded: {error}") from error
-        self._capacity = _together(capacities)
-        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
-        self._watcher.start()
+        self._capacity = _together([self._own.capacity(), *(self._ask(each, _Rank.joined) for each in self._others)])
         _LOG.info("%d processes compute %s together", self._count, spec.architecture)
+
+    def _ask(self, rank: _Rank, ask: Callable[[_Rank], _Answer]) -> _Answer:
+        """DeviceLostError: the rank is gone."""
+        try:
+            return ask(rank)
+        except ChannelError as error:
+            with suppress(subprocess.TimeoutExpired):
+                self._lose(f"{self._name(rank)} {_end_of(rank.process.wait(_END_S))}")
+            self._lose(f"{self._name(rank)} hears nothing: {error}")
+            raise DeviceLostError(self._lost) from error
 
     def capacity(self) -> Capacity:
         if self._capacity is None:
@@ -140,6 +165,18 @@ class RankedBackend:
 
     def device_memory(self) -> DeviceMemory | None:
         return self.own.device_memory()
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return self._count * self._fetches.snapshot_bytes
+
+    def time_fetch(self) -> float:
+        return self._fetches.time_fetch()
+
+    @property
+    def _fetches(self) -> FetchesSnapshots:
+        assert isinstance(self.own, FetchesSnapshots)  # each rank's backend has host snapshots of its own
+        return self.own
 
     @property
     def own(self) -> Backend:
@@ -167,11 +204,7 @@ class RankedBackend:
         if self._lost:
             raise DeviceLostError(self._lost)
         for other in self._others:
-            try:
-                other.channel.send(call)
-            except ChannelError as error:
-                self._lose(f"{self._name(other)} hears nothing: {error}")
-                raise DeviceLostError(self._lost) from error
+            self._ask(other, lambda rank: rank.channel.send(call))
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -180,9 +213,12 @@ class RankedBackend:
             yield
         except DeviceLostError as error:
             raise DeviceLostError(self._lost or str(error)) from error
-        except (CapacityError, StepError) as error:
-            self._lose(f"rank 0 of {self._count} can't go on with the others: {error}")
+        except Exception as error:
+            self._lose(f"rank 0 of {self._count} can't go on with the others: {type(error).__name__}: {error}")
             raise DeviceLostError(self._lost) from error
+        except BaseException:
+            self._lose("a step was broken off")
+            raise
 
     def _lose(self, reason: str) -> None:
         self._lost = self._lost or reason
@@ -192,27 +228,22 @@ class RankedBackend:
     def _name(self, rank: _Rank) -> str:
         return f"rank {rank.number} of {self._count} (process {rank.process.pid})"
 
-    def _watch(self) -> None:
+    def _watch(self, others: Sequence[_Rank]) -> None:
         """Break steps off once a rank is gone. A stopped one is ended: steps that wait for it would wait for ever."""
-        poll = select.poll()
-        ends = {os.pidfd_open(other.process.pid): other for other in self._others}
+        poll, ends = select.poll(), {other.end_descriptor: other for other in others}
         for descriptor in ends:
             poll.register(descriptor, select.POLLIN)
-        try:
-            while not self._closing.is_set():
-                ended = poll.poll(1e3 * _LOOK_S)
-                if self._closing.is_set():
-                    return
-                for descriptor, _ in ended:
-                    self._lose(f"{self._name(ends[descriptor])} {_end_of(ends[descriptor].process.wait())}")
-                    return
-                self._look()
-        finally:
-            for descriptor in ends:
-                os.close(descriptor)
+        while not self._closing.is_set():
+            ended = poll.poll(1e3 * _LOOK_S)
+            if self._closing.is_set():
+                return
+            for descriptor, _ in ended:
+                self._lose(f"{self._name(ends[descriptor])} {_end_of(ends[descriptor].process.wait())}")
+                return
+            self._look(others)
 
-    def _look(self) -> None:
-        for other in self._others:
+    def _look(self, others: Sequence[_Rank]) -> None:
+        for other in others:
             other.num_stopped = other.num_stopped + 1 if other.is_stopped else 0
             if other.num_stopped >= _MOST_STOPPED:
                 self._lose(f"{self._name(other)} was stopped")
@@ -225,13 +256,15 @@ class RankedBackend:
             self._memory.break_off()
         others, self._others = self._others, []
         for other in others:
+            other.channel.close()
+        if self._watcher is not None:
+            self._watcher.join()
+            self._watcher = None
+        for other in others:
             other.end()
         own, self._own = self._own, None
         if own is not None:
             own.shutdown()
-        if self._watcher is not None:
-            self._watcher.join()
-            self._watcher = None
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()
@@ -271,8 +304,9 @@ class RankedStep:
 def _together(capacities: list[Capacity]) -> Capacity:
     """The capacity of all ranks, whose blocks are parts of the same ones."""
     first = capacities[0]
-    if any(each.num_blocks != first.num_blocks for each in capacities):
-        raise RuntimeError(f"ranks have {[each.num_blocks for each in capacities]} blocks")
+    numbers = {(each.num_blocks, each.num_snapshots, each.num_host_snapshots) for each in capacities}
+    if len(numbers) > 1:
+        raise RuntimeError(f"ranks have other numbers of blocks and snapshots: {numbers}")
     return replace(
         first,
         weight_bytes=sum(each.weight_bytes for each in capacities),

@@ -90,11 +90,14 @@ def _follow(channel: Channel[Call], backend: Backend) -> NoReturn:
         elif isinstance(call, Open):
             try:
                 backend.open(call.opened)
-            except Exception as error:  # noqa: BLE001 - the row's alone
+            except MemoryError:
+                raise  # which the first rank need not have
+            except Exception as error:  # noqa: BLE001 - the row's alone, in every rank
                 _LOG.debug("a row could not be opened", exc_info=error)
         elif isinstance(call, Close):
             backend.close(call.row)
-        elif step is not None:
+        else:
+            assert step is not None
             _of_step(call, step)
 
 
@@ -103,7 +106,8 @@ def _of_step(call: Call, step: Step) -> None:
         step.set_masks(unpack_masks(call))
     elif isinstance(call, Defer):
         step.defer(call.rows)
-    elif isinstance(call, Sample):
+    else:
+        assert isinstance(call, Sample)
         step.sample()
 
 

@@ -53,7 +53,7 @@ def _all_have_written(memory: int, rank: int, ranks: int, count: int, thread: in
 
 
 # out = the sum of the ranks' rows, in the order of ranks: all ranks get the same bits.
-ADD_UP = Record("step count_field out out_stride width memory slots slot_bytes row_bytes rank ranks turns")
+ADD_UP = Record("step count_field out out_stride width memory slots slot_bytes rank ranks turns")
 
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
@@ -69,7 +69,7 @@ def add_up(address: int, thread: int, threads: int) -> None:
     start, end = width * thread // threads, width * (thread + 1) // threads
     for token in range(tokens):
         out = arguments.out + token * arguments.out_stride + 4 * start
-        row = first + token * arguments.row_bytes + 4 * start
+        row = first + 4 * (token * width + start)
         copy(row, out, end - start)
         total = view(out, end - start, np.float32)
         for other in range(1, ranks):
@@ -80,7 +80,7 @@ def add_up(address: int, thread: int, threads: int) -> None:
 
 
 # out = the ranks' rows one after another, each `width` wide but the last, which ends with `total`.
-SIDE_BY_SIDE = Record("step count_field out out_stride width total memory slots slot_bytes row_bytes rank ranks turns")
+SIDE_BY_SIDE = Record("step count_field out out_stride width total memory slots slot_bytes rank ranks turns")
 
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
@@ -97,7 +97,7 @@ def side_by_side(address: int, thread: int, threads: int) -> None:
         for other in range(ranks):
             count = min(width, arguments.total - other * width)
             out = arguments.out + token * arguments.out_stride + 4 * other * width
-            row = first + other * arguments.slot_bytes + token * arguments.row_bytes
+            row = first + other * arguments.slot_bytes + 4 * token * width
             copy(row, out, count)
     write_i64(turns, 0, turn + 1)
 

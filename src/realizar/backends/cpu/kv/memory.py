@@ -109,12 +109,7 @@ def kv_limit_bytes(
     A `machine_bytes` of None plans for another machine; InvalidRequestError where more is configured than this one has.
     """
     if config.kv_cache_bytes is not None:
-        if machine_bytes is not None and config.kv_cache_bytes > machine_bytes:
-            raise InvalidRequestError(
-                f"kv_cache_bytes of {format_bytes(config.kv_cache_bytes)} is more than this machine's "
-                f"{format_bytes(machine_bytes)} of memory",
-                "kv_cache_bytes",
-            )
+        check_kv_bytes(config.kv_cache_bytes, machine_bytes)
         return config.kv_cache_bytes
     typical_length = min(config.typical_request_tokens, sizes.context_length)
     typical = KVSizes(spec, replace(config, context_length=typical_length))
@@ -122,6 +117,16 @@ def kv_limit_bytes(
     wanted = max(num_whole * sizes.request_bytes, config.max_running * typical.request_bytes)
     most = most_kv_bytes(max(free_bytes - config.beside.fixed_bytes, 0))
     return min(int(wanted / (1 - sizes.snapshot_share)), most)
+
+
+def check_kv_bytes(configured: int | None, machine_bytes: int | None) -> None:
+    """Raise InvalidRequestError where more is configured for the KV cache than a machine has, if that is known."""
+    if configured is not None and machine_bytes is not None and configured > machine_bytes:
+        raise InvalidRequestError(
+            f"kv_cache_bytes of {format_bytes(configured)} is more than this machine's "
+            f"{format_bytes(machine_bytes)} of memory",
+            "kv_cache_bytes",
+        )
 
 
 class KVMemory:
