@@ -53,6 +53,11 @@ def _floats(inputs: Any, bits: int = 8) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
 
 
+def _with_group(config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    (group,) = other["config_groups"].values()
+    return {**config, "config_groups": {**config["config_groups"], "group_1": group}}
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -63,6 +68,7 @@ def _floats(inputs: Any, bits: int = 8) -> dict[str, Any]:
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, False),
         (_floats({"type": "float", "num_bits": 8, "dynamic": True}), True),
         (_floats(None), False),
+        (_with_group(_floats({"type": "float", "num_bits": 8, "dynamic": True}), _floats(None)), False),
         (_floats({"type": "float", "num_bits": 4}, bits=4), False),
         ({"quant_method": "mxfp4"}, False),
         ({}, False),

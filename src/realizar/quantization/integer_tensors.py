@@ -303,7 +303,7 @@ class CompressedTensors(PartsFormat):
     @property
     def fp8_activations(self) -> bool:
         pairs = ((group["weights"], group.get("input_activations")) for group in self.config["config_groups"].values())
-        return any(_is_fp8(weights) and isinstance(inputs, Mapping) and _is_fp8(inputs) for weights, inputs in pairs)
+        return all(_is_fp8(weights) and isinstance(inputs, Mapping) and _is_fp8(inputs) for weights, inputs in pairs)
 
     def _check_group(self, number: str, group: Mapping[str, Any]) -> None:
         weights = group.get("weights")
