@@ -27,7 +27,7 @@ class MatrixFormat(ABC):
 
     @property
     def fp8_activations(self) -> bool:
-        """True if the method multiplies some matrices by activations in FP8 (e4m3)."""
+        """True if the method multiplies all its matrices by activations in FP8 (e4m3)."""
         return False
 
     @property
