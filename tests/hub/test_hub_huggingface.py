@@ -118,6 +118,10 @@ def test_a_tower_stays_where_none_is_wanted(tmp_path: Path, endpoint: Endpoint) 
     assert not tower.exists()
     pulled_path(endpoint.run(tmp_path, "pull", "user/family:Q4_K_M"))
     assert tower.exists()
+    pulled_path(endpoint.run(tmp_path, "pull", "user/family:Q4_K_M", "--mmproj", "none"))
+    endpoint.run(tmp_path, "rm", "user/family:Q8_0", "--yes")
+    endpoint.run(tmp_path, "rm", "user/family:Q4_K_M", "--yes")
+    assert not tower.exists(), "it is a file of the model, whatever the last `pull` wanted"
 
 
 def test_safetensors_come_as_a_folder_without_pickles(tmp_path: Path, endpoint: Endpoint) -> None:

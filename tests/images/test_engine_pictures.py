@@ -211,7 +211,7 @@ def test_an_encoder_that_is_closed_ends_after_a_picture_and_takes_no_more() -> N
     assert each.done.empty()
     assert each.begun.empty()
     with pytest.raises(EngineDeadError, match="the encoder of images was closed"):
-        each.encoder.embed(request_of("c", 4))
+        each.encoder.embed_later(request_of("c", 4), each.done.put)
 
 
 def test_a_request_with_a_picture_passes_between_processes() -> None:
@@ -224,5 +224,5 @@ def test_a_request_with_a_picture_passes_between_processes() -> None:
 def test_an_engine_without_an_encoder_refuses_pictures(path: Path) -> None:
     core = load_core(open_checkpoint(path), EngineConfig(mmproj="none", **OPTIONS))
     with pytest.raises(InvalidRequestError, match="the engine has no encoder of images"):
-        core.add(request_of("a", 1))
+        core.embed_later(request_of("a", 1), print)
     core.close()

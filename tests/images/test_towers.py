@@ -202,7 +202,11 @@ def test_pixels_within_bounds_are_those_of_the_processor(vision: VisionModel, le
             return_tensors="pt",
         )
         rows, columns = (int(length) for length in found["image_grid_thw"][0][1:])
-        assert cut_of(tower, *size).sizes == ((columns * PATCH, rows * PATCH),)
+        (own,) = cut_of(tower, *size).sizes
+        if rows * columns * PATCH**2 > most:  # enlarged beyond the bound, which holds here
+            assert math.prod(own) <= most
+        else:
+            assert own == (columns * PATCH, rows * PATCH)
 
 
 @pytest.mark.parametrize("is_gguf", [False, True])

@@ -112,7 +112,7 @@ def test_another_sequence_in_a_row_begins_anew() -> None:
     load = Load(depth, seconds, [0.0, 0.9])
     load.run(1000, 2)
     before = depth.of(np.arange(2), 2)
-    depth.forget(0)
+    depth.begin(0)
     assert before.tolist() == [0, 3]
     assert depth.of(np.arange(2), 2).tolist() == [3, 3]
 

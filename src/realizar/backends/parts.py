@@ -35,8 +35,8 @@ _NAMES: dict[type[Block], tuple[str, str, str]] = {
 }
 """Of each block, of the matmuls of its inputs, and of its join."""
 SHARED_PART = "shared expert"
-RANK_SUMS = "sums of ranks"
 """All matmuls of an expert that every token goes through."""
+RANK_SUMS = "sums of ranks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from realizar.errors import HubError, UnknownModelError
 from realizar.hub import huggingface
@@ -172,8 +173,11 @@ def _pull_builtin(model: BuiltinModel, progress: Progress) -> Path:
 
 def _record(name: RepositoryName, download: huggingface.Download) -> Path:
     """Note what was fetched. Returns its path."""
-    record = {"name": str(name), "path": str(download.path), "files": [str(path) for path in download.files]}
     with locked(name.folder_name) as folder:
+        known = [] if _recorded(folder) is None else map(Path, _read_record(folder)["files"])
+        beside = [each for each in known if each.parent == download.path.parent]  # such as an encoder of images
+        files = dict.fromkeys(map(str, (*download.files, *beside)))
+        record = {"name": str(name), "path": str(download.path), "files": list(files)}
         partial = folder / f"{RECORD_FILE}.{os.getpid()}"
         partial.write_text(json.dumps(record), encoding="utf-8")
         partial.replace(folder / RECORD_FILE)
@@ -183,11 +187,15 @@ def _record(name: RepositoryName, download: huggingface.Download) -> Path:
 def _recorded(folder: Path) -> ListedModel | None:
     """The Hugging Face model of a folder's record, if all its files are still there."""
     try:
-        record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+        record = _read_record(folder)
         size = sum(Path(file).stat().st_size for file in record["files"])
         return ListedModel(record["name"], Path(record["path"]), size, "hugging face")
     except (OSError, ValueError, KeyError, TypeError):
         return None  # never pulled, or its files were deleted: it is fetched again
+
+
+def _read_record(folder: Path) -> Any:
+    return json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
 
 
 _CHUNK_BYTES = 1 << 20

@@ -5,7 +5,7 @@ stays there when it is fetched: nothing changes a snapshot, so that leaving the 
 Blocks stay on the device: a snapshot is found, in either memory, as long as the block that it follows is there.
 
 A turn of a conversation may leave several, of which the next one needs one: at the end of the prompt, before the
-answer's first call, and at its end. All but one are weak: they are given up before all others, and not moved.
+answer's first call, and at its end. At most one is not weak: weak ones are given up before all others, and not moved.
 """
 
 from __future__ import annotations

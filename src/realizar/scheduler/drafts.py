@@ -210,8 +210,8 @@ class DraftDepth:
         shares = (1 + self._right[rows]) / (1 + self._seen[rows])
         return self._group(num_rows).by_share[(_LEVELS * shares).astype(np.intp)]
 
-    def forget(self, row: int) -> None:
-        """Another sequence may have the row."""
+    def begin(self, row: int) -> None:
+        """Another sequence has the row."""
         self._right[row] = self._seen[row] = 0
 
     def take_in(
@@ -407,10 +407,12 @@ class Drafting:
                     if sequence.sequence_id in self._of_drafter:
                         self._drafter.verified(sequence, drafts, accepted)
 
+    def begin(self, sequence: Sequence) -> None:
+        """A sequence has got a row."""
+        self._depth.begin(sequence.own_row)
+
     def forget(self, sequence: Sequence) -> None:
         self._of_drafter.discard(sequence.sequence_id)
-        if sequence.row is not None:
-            self._depth.forget(sequence.row)
         if self._drafter is not None:
             with self._faults():
                 self._drafter.forget(sequence.sequence_id)

@@ -516,6 +516,7 @@ class Scheduler:
                 self._counts.prefix_cache_queries += sequence.request.num_prompt_tokens
                 self._counts.prefix_cache_hits += num_cached_tokens
             plan.opened.append(sequence.opened())
+            self._drafting.begin(sequence)
         return sequence.own_row
 
     def _advance(self, plan: Plan) -> StepRows:

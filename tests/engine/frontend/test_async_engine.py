@@ -83,7 +83,7 @@ async def running(backend: ScriptedBackend, max_queued: int | None = None) -> As
 
 
 def test_conversations_start_after_the_messages_of_others() -> None:
-    """Where the model has a state, that is where a snapshot of it was taken."""
+    """Where the model has a state, that is where a snapshot of it was taken; the end of each answer has one too."""
 
     async def main() -> None:
         backend = ScriptedBackend(num_snapshots=8)
@@ -92,14 +92,14 @@ def test_conversations_start_after_the_messages_of_others() -> None:
         await asyncio.wait_for(engine.wait_ready(), HANG_S)
         sampling = replace(GREEDY, ignore_eos=True)
         for user, cached, used in (
-            ((40, 41, 42), 0, SnapshotUse(taken=2)),
-            ((50, 51, 52, 53, 54), 28, SnapshotUse(restored=1, taken=1)),
+            ((40, 41, 42), 0, SnapshotUse(taken=3)),
+            ((50, 51, 52, 53, 54), 28, SnapshotUse(restored=1, taken=2)),
         ):
             output = await (await engine.generate((*range(30), 96, *user, 96, 95), sampling)).result()
             assert (output.num_cached_tokens, output.snapshots) == (cached, used)
         stats = await engine.stats()
-        assert (stats.snapshots_taken, stats.snapshots_restored, stats.snapshots_dropped) == (3, 1, 0)
-        assert stats.num_snapshots == 3
+        assert (stats.snapshots_taken, stats.snapshots_restored, stats.snapshots_dropped) == (5, 1, 0)
+        assert stats.num_snapshots == 5
         await engine.close()
 
     asyncio.run(main())

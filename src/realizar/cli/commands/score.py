@@ -86,20 +86,20 @@ def perplexity_command(
         raise InvalidRequestError(f"--window must be at least 2, not {window}", "window")
     if max_tokens is not None and max_tokens < 2:
         raise InvalidRequestError(f"--max-tokens must be at least 2, not {max_tokens}", "max_tokens")
-    text = _read(text_file)
-    tokens = _tokens_of_text(model, text)[:max_tokens]
+    text, options = _read(text_file), engine or EngineOptions()
+    tokens = _tokens_of_text(model, text, options.mmproj)[:max_tokens]
     if len(tokens) < 2:
         raise InvalidRequestError(f"{text_file} has fewer than two tokens", "text_file")
-    if against is not None and _tokens_of_text(against, text)[:max_tokens] != tokens:
+    if against is not None and _tokens_of_text(against, text, options.mmproj)[:max_tokens] != tokens:
         raise InvalidRequestError(f"{against} has other tokens for this text than {model}", "against")
-    options = engine or EngineOptions()
-    scored = _scored(model, tokens, window, options)
+    num_tops = int(against is not None)
+    scored = _scored(model, tokens, window, options, num_tops)
     perplexity, error = summary([-entry.logprob for entry in scored])
     record: dict[str, Any] = {
         "perplexity": perplexity, "standard_error": error, "tokens": len(scored), "window": window,
     }  # fmt: skip
     if against is not None:
-        record["against"] = compared(scored, _scored(against, tokens, window, options))
+        record["against"] = compared(scored, _scored(against, tokens, window, options, num_tops))
     if as_json:
         print(json.dumps(record))
         return
@@ -111,18 +111,18 @@ def perplexity_command(
         )
 
 
-def _tokens_of_text(model: str, text: str) -> list[int]:
+def _tokens_of_text(model: str, text: str, mmproj: str) -> list[int]:
     from realizar.tokenizer.load import load_tokenizer
 
-    return load_tokenizer(fetch_model(model)).encode(text, parse_special=False)
+    return load_tokenizer(fetch_model(model, mmproj=mmproj)).encode(text, parse_special=False)
 
 
-def _scored(model: str, tokens: list[int], window: int, options: EngineOptions) -> list[TokenLogprobs]:
-    """All tokens but the first."""
+def _scored(model: str, tokens: list[int], window: int, options: EngineOptions, num_tops: int) -> list[TokenLogprobs]:
+    """All tokens but the first, each with the most probable ones in its place."""
     found: list[TokenLogprobs] = []
     with load_model(model, options) as llm:
         for start, first in windows(len(tokens), window):
-            scored = llm.score(tokens[start : start + window], 1)
+            scored = llm.score(tokens[start : start + window], num_tops)
             found += [entry for entry in scored[first - start :] if entry is not None]
             if sys.stderr.isatty():
                 print(f"\r{len(found)} of {len(tokens) - 1} tokens", end="", file=sys.stderr, flush=True)

@@ -40,7 +40,7 @@ class BackendOptions:
         threads: CPU threads; default the physical cores, or fewer where a control group limits the processor's time.
         no_graphs: on a GPU, launch every kernel by itself instead of capturing steps as graphs.
         no_device_check: trust a GPU without comparing it with the CPU at its first load, and whatever came of that.
-        kv_cache_dtype: element type of the KV cache; fp8 has the checkpoint's scales, or none.
+        kv_cache_dtype: element type of the KV cache; fp8 has the checkpoint's scales, or its own for large biases.
         expert_used_count: experts that a token goes through in each layer, which changes answers; default the model's.
         instruction_set: CPU instruction set to force; `realizar doctor` lists them.
     """

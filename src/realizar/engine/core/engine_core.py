@@ -150,18 +150,15 @@ class EngineCore:
         return self._death is None and (self.scheduler.has_work or bool(self._in_flight))
 
     def add(self, request: Request) -> None:
-        """Queue a request. Waits for its pictures to be encoded, and for its grammar to be compiled, unless
-        `acquire_grammar` has returned True for it.
+        """Queue a request. Waits for its grammar to be compiled, unless `acquire_grammar` has returned True for it.
 
-        What files have of its prompt is not read: see `fetch`.
+        Its pictures are encoded before, by `embed_later`. What files have of its prompt is not read: see `fetch`.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: it can't run.
             RequestFailedError: so too, but for a fault that may be the machine's.
             QueueFullError: the queue is full. EngineDeadError: the engine stopped.
         """
-        if request.shows_pictures:
-            request = self._encoder_for(request).embed(request)
         self._check_alive()
         _check_embeddings(request, self.spec, self.config.chosen.kind)
         while not self.acquire_grammar(request):
@@ -173,14 +170,13 @@ class EngineCore:
 
     def embed_later(self, request: Request, on_done: Callable[[Request | RealizarError], None]) -> Callable[[], None]:
         """As `PictureEncoder.embed_later`, of a request that is not queued yet; raises as `add` where it can't run."""
-        return self._encoder_for(request).embed_later(request, on_done)
-
-    def _encoder_for(self, request: Request) -> PictureEncoder:
         self._check_alive()
         _check_embeddings(request, self.spec, self.config.chosen.kind)
         if self._pictures is None:
             raise InvalidRequestError("the engine has no encoder of images", "prompt")
-        return self._pictures
+        num_fetching = 0 if self._disk is None else self._disk.num_fetching
+        self.scheduler.check(request, num_fetching + self._pictures.num_waiting)
+        return self._pictures.embed_later(request, on_done)
 
     def fetch(self, request: Request, arrived: Arrived) -> Fetch | None:
         """As `DiskCache.fetch`, of a request that is not queued yet. What arrives goes to `take_in`, in its order.
@@ -284,11 +280,11 @@ class EngineCore:
         if self._death is None:
             self._die("the engine was closed")
         self.grammars.shutdown()
-        if self._pictures is not None:
-            self._pictures.close()
         if self._disk is not None:
             self._disk.close()
         self._backend.shutdown()
+        if self._pictures is not None:
+            self._pictures.close()  # last, as a large picture takes seconds
 
     def _step(self) -> None:
         """Schedule a step and submit it behind the one in flight, then take in those that the next one must wait for.

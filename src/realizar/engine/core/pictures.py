@@ -7,7 +7,6 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
 from typing import TypeAlias
 
 import numpy as np
@@ -47,24 +46,15 @@ class PictureEncoder:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def embed(self, request: Request) -> Request:
-        """A request with the embeddings of its pictures in their place. Waits for those before it.
-
-        RealizarError: a picture can't be encoded.
-        """
-        done: SimpleQueue[Request | RealizarError] = SimpleQueue()
-        cancel = self.embed_later(request, done.put)
-        try:
-            found = done.get()
-        finally:
-            cancel()
-        if isinstance(found, RealizarError):
-            raise found
-        return found
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for others before them."""
+        with self._news:
+            return sum(map(len, self._waiting.values()))
 
     def embed_later(self, request: Request, on_done: Callable[[Request | RealizarError], None]) -> Callable[[], None]:
-        """As `embed`, in the background; `on_done` is called with the result on another thread, unless the function
-        that this returns was called before. EngineDeadError: the encoder was closed.
+        """Call `on_done`, on another thread, with the request that has embeddings in the place of its pictures, or why
+        it has none; not once the function that this returns was called. EngineDeadError: the encoder was closed.
         """
         job = _Job(request, on_done)
         client = request.client.name
@@ -103,6 +93,7 @@ class PictureEncoder:
             found = self._outcome(job)
             if found is not None and not job.is_cancelled:
                 job.on_done(found)
+            del job, found  # which may be hundreds of megabytes, and stay while nothing comes
 
     def _next(self) -> _Job | None:
         """The next client's first request, when there is one; None once the encoder is closed."""

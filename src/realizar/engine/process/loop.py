@@ -317,7 +317,8 @@ class EngineLoop:
     def _stats(self, core: EngineCore) -> EngineStats:
         blocks, memory = core.cache.counts, core.device_memory
         snapshots, counts = core.cache.snapshots.counts, asdict(core.scheduler.counts)
-        counts["num_waiting"] += sum(add.request.sampling.n for add, _ in self._fetching.values())
+        coming = [*self._fetching.values(), *self._preparing.values()]
+        counts["num_waiting"] += sum(add.request.sampling.n for add, _ in coming)
         return EngineStats(
             **counts,
             num_used_blocks=sum(group.used for group in blocks),
