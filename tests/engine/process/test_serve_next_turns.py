@@ -67,7 +67,10 @@ def kill(served: Served) -> None:
 
 @pytest.mark.parametrize(
     ("body_of", "counts_of", "text_of"),
-    [(messages, anthropic_counts, message_text), (responses, responses_counts, response_text)],
+    [
+        (messages, anthropic_counts, message_text),
+        pytest.param(responses, responses_counts, response_text, marks=pytest.mark.full),
+    ],
     ids=["messages", "responses"],
 )
 def test_a_killed_server_goes_on_with_the_next_turn(
