@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 
 from realizar.engine.core.engine_core import EngineCore
+from realizar.errors import RealizarError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from step_inputs import TokenOutput, stepped
+from waits import HANG_S
 
 END_OF_MESSAGE = 96
 FIRST_IMAGE = 97
@@ -147,9 +150,19 @@ class Chat:
     def _add(self) -> None:
         talk = self.users.next()
         request = self.request(talk)
-        self.core.add(request)
+        self.core.add(self._with_embeddings(request))
         self.open[request.request_id] = request, talk
         self.arrived += 1
+
+    def _with_embeddings(self, request: Request) -> Request:
+        """As the engine's loop has its pictures encoded before it is queued."""
+        if not request.shows_pictures:
+            return request
+        done: SimpleQueue[Request | RealizarError] = SimpleQueue()
+        self.core.embed_later(request, done.put)
+        found = done.get(timeout=HANG_S)
+        assert isinstance(found, Request), found
+        return found
 
     def request(self, talk: Conversation) -> Request:
         """The next request of a conversation."""

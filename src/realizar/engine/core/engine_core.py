@@ -160,6 +160,8 @@ class EngineCore:
             QueueFullError: the queue is full. EngineDeadError: the engine stopped.
         """
         self._check_alive()
+        if request.shows_pictures:
+            raise InvalidRequestError("pictures are encoded before a request is queued", "prompt")
         _check_embeddings(request, self.spec, self.config.chosen.kind)
         while not self.acquire_grammar(request):
             self.grammars.prepare(request)
