@@ -1,9 +1,10 @@
-"""Processes that work for strangers: their start and their limits. Standard library only."""
+"""Processes of their own: their start, their limits and their ends. Standard library only."""
 
 from __future__ import annotations
 
 import os
 import resource
+import signal
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -31,6 +32,25 @@ def start_process(command: Sequence[str], *descriptors: int) -> tuple[subprocess
             ours.close()
             raise
     return process, ours
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state, such as `T` where a signal has stopped it; empty where no system says it."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    return (status.rpartition(")")[2].split() or [""])[0]
+
+
+def end_of(status: int) -> str:
+    """How a process has ended, as words that follow its name, by the status that `subprocess` gives it."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
 
 
 def limit_process(memory_bytes: int) -> None:

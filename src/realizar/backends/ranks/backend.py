@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -47,7 +45,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import DeviceLostError, InvalidRequestError, UnsupportedModelError
 from realizar.ipc.error_records import restore_error
 from realizar.ipc.frames import MAX_FRAME_BYTES, Channel, ChannelError
-from realizar.ipc.process_limits import start_process
+from realizar.ipc.process_limits import end_of, start_process, state_of
 from realizar.models.shard import shard
 from realizar.models.spec import ModelSpec
 
@@ -78,10 +76,7 @@ class _Rank:
 
     @property
     def is_stopped(self) -> bool:
-        with suppress(OSError):
-            status = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii", errors="replace")
-            return status.rpartition(")")[2].split()[:1] in (["T"], ["t"])
-        return False
+        return state_of(self.process.pid) in ("T", "t")
 
     def end(self) -> None:
         """Wait until it has ended, whose channel is closed."""
@@ -154,7 +149,7 @@ class RankedBackend:
             return ask(rank)
         except ChannelError as error:
             with suppress(subprocess.TimeoutExpired):
-                self._lose(f"{self._name(rank)} {_end_of(rank.process.wait(_END_S))}")
+                self._lose(f"{self._name(rank)} {end_of(rank.process.wait(_END_S))}")
             self._lose(f"{self._name(rank)} hears nothing: {error}")
             raise DeviceLostError(self._lost) from error
 
@@ -238,7 +233,7 @@ class RankedBackend:
             if self._closing.is_set():
                 return
             for descriptor, _ in ended:
-                self._lose(f"{self._name(ends[descriptor])} {_end_of(ends[descriptor].process.wait())}")
+                self._lose(f"{self._name(ends[descriptor])} {end_of(ends[descriptor].process.wait())}")
                 return
             self._look(others)
 
@@ -314,9 +309,3 @@ def _together(capacities: list[Capacity]) -> Capacity:
         kv_cache_bytes=sum(each.kv_cache_bytes for each in capacities),
         load_s=max(each.load_s for each in capacities),
     )
-
-
-def _end_of(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    return f"was killed by {signal.Signals(-status).name}"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from realizar.engine.process.messages import (
@@ -26,6 +24,7 @@ from realizar.engine.process.messages import (
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.ipc.error_records import restore_error
 from realizar.ipc.frames import FrameError, FrameReader, encode_frame
+from realizar.ipc.process_limits import end_of, state_of
 
 _LOG = logging.getLogger(__name__)
 _LEVELS = logging.getLevelNamesMapping()
@@ -86,13 +85,7 @@ class ChildEnd:
 
 def is_stopped(process: asyncio.subprocess.Process | None) -> bool:
     """True if a signal has stopped a process (a debugger's stop does not count). Only Linux reports it."""
-    if process is None:
-        return False
-    try:
-        status = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[:1] == ["T"]
+    return process is not None and state_of(process.pid) == "T"
 
 
 class ChildProcess(asyncio.Protocol, Generic[_Received]):
@@ -239,7 +232,7 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
             status = await asyncio.wait_for(self._process.wait(), _LAST_WORDS_S)
         except TimeoutError:
             return "closed its connection"
-        return f"ended with status {status}" if status >= 0 else f"was killed by {_signal_name(-status)}"
+        return end_of(status)
 
 
 class EngineChild(ChildProcess[Event]):
@@ -310,10 +303,3 @@ def _log_line(label: str, line: bytes) -> None:
         _LOG.warning("%s: %s", label, text)
     else:
         _LOG.log(level, "%s: %s", label, rest)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -6,6 +6,8 @@ thread, whose first word counts the exchanges that the thread has been through.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import cfunc, njit, types
 
@@ -52,6 +54,20 @@ def _all_have_written(memory: int, rank: int, ranks: int, count: int, thread: in
     return True
 
 
+@njit
+def _first_slot(arguments: Any, thread: int) -> int:
+    """The first rank's slot of the thread's next exchange, once all have written it; 0 if nobody is to wait any more.
+
+    No other exchange overwrites it before all of the rank's threads have met behind this one.
+    """
+    turns = arguments.turns + thread * LINE_BYTES
+    turn = read_i64(turns, 0)
+    if not _all_have_written(arguments.memory, arguments.rank, arguments.ranks, turn + 1, thread):
+        return 0
+    write_i64(turns, 0, turn + 1)
+    return _slot(arguments.slots, arguments.slot_bytes, turn, arguments.ranks, 0)
+
+
 # out = the sum of the ranks' rows, in the order of ranks: all ranks get the same bits.
 ADD_UP = Record("step count_field out out_stride width memory slots slot_bytes rank ranks turns")
 
@@ -61,11 +77,9 @@ def add_up(address: int, thread: int, threads: int) -> None:
     """Tokens and columns are divided among threads, as one token's row may be all there is."""
     arguments = ADD_UP(address)
     tokens, width, ranks = read_i64(arguments.step, arguments.count_field), arguments.width, arguments.ranks
-    turns = arguments.turns + thread * LINE_BYTES
-    turn = read_i64(turns, 0)
-    if not _all_have_written(arguments.memory, arguments.rank, ranks, turn + 1, thread):
+    first = _first_slot(arguments, thread)
+    if first == 0:
         return
-    first = _slot(arguments.slots, arguments.slot_bytes, turn, ranks, 0)
     start, end = width * thread // threads, width * (thread + 1) // threads
     for token in range(tokens):
         out = arguments.out + token * arguments.out_stride + 4 * start
@@ -76,7 +90,6 @@ def add_up(address: int, thread: int, threads: int) -> None:
             part = view(row + other * arguments.slot_bytes, end - start, np.float32)
             for i in range(end - start):
                 total[i] += part[i]
-    write_i64(turns, 0, turn + 1)
 
 
 # out = the ranks' rows one after another, each `width` wide but the last, which ends with `total`.
@@ -88,18 +101,15 @@ def side_by_side(address: int, thread: int, threads: int) -> None:
     """Tokens are divided among threads."""
     arguments = SIDE_BY_SIDE(address)
     tokens, width, ranks = read_i64(arguments.step, arguments.count_field), arguments.width, arguments.ranks
-    turns = arguments.turns + thread * LINE_BYTES
-    turn = read_i64(turns, 0)
-    if not _all_have_written(arguments.memory, arguments.rank, ranks, turn + 1, thread):
+    first = _first_slot(arguments, thread)
+    if first == 0:
         return
-    first = _slot(arguments.slots, arguments.slot_bytes, turn, ranks, 0)
     for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
         for other in range(ranks):
             count = min(width, arguments.total - other * width)
             out = arguments.out + token * arguments.out_stride + 4 * other * width
             row = first + other * arguments.slot_bytes + 4 * token * width
             copy(row, out, count)
-    write_i64(turns, 0, turn + 1)
 
 
 SQUARES = Record("step count_field input input_stride width out out_stride")
