@@ -45,12 +45,15 @@ def state_of(pid: int) -> str:
 
 def end_of(status: int) -> str:
     """How a process has ended, as words that follow its name, by the status that `subprocess` gives it."""
-    if status >= 0:
-        return f"ended with status {status}"
+    return f"ended with status {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
+
+
+def signal_name(number: int) -> str:
+    """Its name, or the number of one that has none."""
     try:
-        return f"was killed by {signal.Signals(-status).name}"
+        return signal.Signals(number).name
     except ValueError:
-        return f"was killed by signal {-status}"
+        return f"signal {number}"
 
 
 def limit_process(memory_bytes: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realizar.ipc.frames import Channel, ChannelError, ChannelTimeoutError
-from realizar.ipc.process_limits import start_process
+from realizar.ipc.process_limits import signal_name, start_process
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
@@ -298,7 +298,7 @@ class Worker:
         if cpu_s is not None and status == -signal.SIGXCPU:
             return WorkerDiedError(f"took longer than {cpu_s} s", out_of_time=True, cause="request")
         if status is not None and status < 0:
-            return WorkerDiedError(f"crashed ({_signal_name(-status)})", out_of_time=False, cause="request")
+            return WorkerDiedError(f"crashed ({signal_name(-status)})", out_of_time=False, cause="request")
         cause: ErrorCause = "request" if status else "engine"
         return WorkerDiedError("ended its process", out_of_time=False, cause=cause, is_own=status is not None)
 
@@ -408,10 +408,3 @@ class WorkerFactory:
         finally:
             self.starting = None
         return server
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
