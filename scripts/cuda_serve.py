@@ -1,7 +1,9 @@
 """Serves a generated model with a real vocabulary: time from start to ready, cold and warm, then many streams at once.
 
-python scripts/cuda_serve.py --shape llama-8b --streams 256
+python scripts/cuda_serve.py --shape llama-8b --streams 256 [--replicas 2]
 python scripts/cuda_serve.py --turns llama-8b qwen2.5-1.5b llama-1b
+
+With `--replicas` as many engines, each with a GPU, serve as many times the streams afterwards, and as many in all.
 
 With `--turns` several models take turns on the GPU, within what the largest takes beside the others asleep. Each is
 asked in turn, greedily: its text must stay the same. Lines tell how long each sleep and each waking took, its share of
@@ -271,6 +273,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-8b", choices=("llama-8b", "llama-1b"))
     parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--output-tokens", type=int, default=256)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--port", type=int, default=8791)
@@ -297,6 +300,12 @@ def main() -> int:
             print(f"start to ready, all compiled: {server.ready_s:.1f} s", flush=True)
             for streams in sorted({1, arguments.streams}):
                 load(arguments, streams)
+        if arguments.replicas > 1:
+            more = ["--replicas", str(arguments.replicas)]
+            with served(path, arguments.port, [*options, *more], folder / "cache") as server:
+                print(f"start to ready, {arguments.replicas} replicas: {server.ready_s:.1f} s", flush=True)
+                for streams in (arguments.streams, arguments.replicas * arguments.streams):
+                    load(arguments, streams)
     return 0
 
 

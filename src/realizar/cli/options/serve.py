@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, MaybeInteger, Size, read_text
+from realizar.cli.options.arguments import Integer, MaybeInteger, MaybeSize, Size, read_text
 from realizar.cli.options.chat_template import ChatTemplateFile
 from realizar.cli.terminal.log_lines import LogFormat
 from realizar.errors import InvalidRequestError, RealizarError
@@ -27,6 +27,7 @@ _MAX_REPLICAS = 64
 MAX_API_PROCESSES = 64
 _CORES_A_PROCESS = 4  # beside the engine, its grammars and whoever asks
 _LEAST_BODIES = 4  # of the largest size, in the memory of requests that a process has by default
+_REQUEST_BYTES = 96 << 20  # for each replica: as many API processes as one has are behind each
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,12 +59,12 @@ class ServerOptions:
         open_metrics: answer /metrics without a key.
         no_web_page: turn off the chat page at /.
         max_body_bytes: maximum size of a request's body, such as 8M.
-        request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
+        request_memory: memory of requests over 32 KiB until answered; default 96M a replica; a client may have half.
         image_memory: memory of prompts' images, encoded or not, until they are answered; a client may have half of it.
         stored_responses: number of responses that are kept for requests with previous_response_id; 0 keeps none.
         stored_response_memory: memory of kept responses; the least recently used of who has the most are dropped.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
-        api_processes: processes that answer requests; default 1, or beside a GPU one for each four cores, 3 at most.
+        api_processes: processes that answer requests; default 1, or one for four cores beside a GPU, up to 3 a replica.
         replicas: engines of the model, each with its GPU or its share of the cores; requests go where their prefix is.
         tls_cert: PEM file of a certificate and its chain, for HTTPS; read again when it has changed.
         tls_key: PEM file of the certificate's key; default the file of --tls-cert.
@@ -94,7 +95,7 @@ class ServerOptions:
     open_metrics: bool = False
     no_web_page: bool = False
     max_body_bytes: Size = 8 << 20
-    request_memory: Size = 96 << 20
+    request_memory: MaybeSize = None
     image_memory: Size = 2 << 30
     stored_responses: Integer = 0
     stored_response_memory: Size = 64 << 20
@@ -138,12 +139,16 @@ class ServerOptions:
             ignore_unknown_fields=self.unknown_fields == "ignore",
             trusted_proxies=self.trusted_proxy,
             web_page=not self.no_web_page,
-            request_memory_bytes=self.request_memory,
+            request_memory_bytes=self._request_memory_bytes,
             image_memory_bytes=self.image_memory,
             max_stored_responses=self.stored_responses,
             stored_response_bytes=self.stored_response_memory,
             **{name: getattr(self, name) for name in same} | self._tls(),
         )
+
+    @property
+    def _request_memory_bytes(self) -> int:
+        return self.replicas * _REQUEST_BYTES if self.request_memory is None else self.request_memory
 
     def num_api_processes(self, device: str) -> int:
         """Processes that answer the requests of one model on a device, which is named as in `--device`.
@@ -160,7 +165,7 @@ class ServerOptions:
         if self.stored_responses or device == "cpu" or (device == "auto" and not gpu_listed()):
             return 1
         cores = min(len(allowed_cpus()), processor_quota() or math.inf)
-        room = self.request_memory // (_LEAST_BODIES * max(self.max_body_bytes, 1))
+        room = self._request_memory_bytes // (_LEAST_BODIES * max(self.max_body_bytes, 1))
         return int(max(1, min(cores // _CORES_A_PROCESS, room, self.max_connections)))
 
     def _check_proxies(self) -> None:
