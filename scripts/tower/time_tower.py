@@ -14,88 +14,16 @@ import argparse
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from random_towers import QWEN3_VL_8B, SMALL, flops, qwen3vl, random_picture
 
 from realizar.backends.cuda.tower import CUDATower
-from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
-from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.registry import build_tower
-from realizar.models.tower import Tower
 
 BOUND = 800e12  # FLOP/s of products in 16 bits that an H200 can reach
-PATCH, MERGE, SIDE = 16, 2, 48
-LARGE: dict[str, Any] = {"hidden": 1152, "width": 4304, "layers": 27, "heads": 16, "text": 4096, "taken": (8, 16, 24)}
-"""Of Qwen3-VL-8B."""
-SMALL: dict[str, Any] = {"hidden": 144, "width": 304, "layers": 2, "heads": 2, "text": 128, "taken": (0,)}
-
-
-def random_checkpoint(
-    hidden: int, width: int, layers: int, heads: int, text: int, taken: tuple[int, ...]
-) -> Checkpoint:
-    """A tower of Qwen3-VL's kind, with random matrices in bf16."""
-    square = hidden * MERGE**2
-    matrices = {
-        "v.patch_embd.weight": (hidden, 3, PATCH, PATCH), "v.patch_embd.weight.1": (hidden, 3, PATCH, PATCH),
-        "v.position_embd.weight": (SIDE**2, hidden), "mm.0.weight": (square, square), "mm.2.weight": (text, square),
-    }  # fmt: skip
-    vectors: dict[str, int] = {"v.patch_embd.bias": hidden, "mm.0.bias": square, "mm.2.bias": text}
-    norms = {"v.post_ln": hidden}
-    for layer in taken:
-        at = f"v.deepstack.{layer}"
-        matrices |= {f"{at}.fc1.weight": (square, square), f"{at}.fc2.weight": (text, square)}
-        vectors |= {f"{at}.fc1.bias": square, f"{at}.fc2.bias": text}
-        norms[f"{at}.norm"] = square
-    for layer in range(layers):
-        at = f"v.blk.{layer}"
-        sizes = {"attn_qkv": (3 * hidden, hidden), "attn_out": (hidden, hidden)}
-        sizes |= {"ffn_up": (width, hidden), "ffn_down": (hidden, width)}
-        matrices |= {f"{at}.{name}.weight": shape for name, shape in sizes.items()}
-        vectors |= {f"{at}.{name}.bias": shape[0] for name, shape in sizes.items()}
-        norms |= {f"{at}.ln1": hidden, f"{at}.ln2": hidden}
-    rng = np.random.default_rng(5)
-    noise = rng.standard_normal(1 << 20, np.float32)
-    path = Path("random")
-    tensors = {}
-    for name, shape in matrices.items():
-        values = np.roll(noise, int(rng.integers(len(noise)))) * np.float32(int(np.prod(shape[1:])) ** -0.5)
-        bits = ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
-        data = np.resize(bits, int(np.prod(shape))).view(np.uint8)
-        tensors[name] = StoredTensor(name, GGMLType.BF16, shape, data, path, 0)
-    vectors |= {f"{name}.{part}": size for name, size in norms.items() for part in ("weight", "bias")}
-    for name, size in vectors.items():
-        values = rng.standard_normal(size, np.float32) * np.float32(0.1)
-        values += np.float32(name.removesuffix(".weight") in norms and name.endswith("weight"))
-        tensors[name] = StoredTensor(name, GGMLType.F32, (size,), values.view(np.uint8), path, 0)
-    flags = [layer in taken for layer in range(layers)]
-    metadata: dict[str, Any] = {
-        "general.architecture": "clip", "general.type": "mmproj", "clip.has_vision_encoder": True,
-        "clip.projector_type": "qwen3vl_merger", "clip.use_gelu": True, "clip.vision.embedding_length": hidden,
-        "clip.vision.block_count": layers, "clip.vision.attention.head_count": heads,
-        "clip.vision.feed_forward_length": width, "clip.vision.projection_dim": text,
-        "clip.vision.attention.layer_norm_epsilon": 1e-6, "clip.vision.image_size": SIDE * PATCH,
-        "clip.vision.patch_size": PATCH, "clip.vision.spatial_merge_size": MERGE,
-        "clip.vision.is_deepstack_layers": np.array(flags), "clip.vision.image_mean": np.full(3, 0.5, np.float32),
-        "clip.vision.image_std": np.full(3, 0.5, np.float32),
-    }  # fmt: skip
-    return Checkpoint(path, "gguf", metadata, tensors)
-
-
-def flops(tower: Tower, patches: int) -> float:
-    """Of the products and attention of a picture."""
-    squares, total = patches // tower.merge**2, 0.0
-    for linear in (*tower.patches, *(each for layer in tower.layers for each in layer.linears())):
-        total += 2.0 * patches * linear.out_features * linear.in_features
-    for projector in tower.projectors:
-        total += sum(2.0 * squares * each.out_features * each.in_features for each in projector.linears())
-    return total + sum(4.0 * patches**2 * one.num_heads * one.head_size for _, one in tower.attentions())
-
-
-def random_picture(rows: int, columns: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.random.default_rng(rows).integers(0, 256, (rows * PATCH, columns * PATCH, 3), dtype=np.uint8)
 
 
 def median_ms(run: Any, rounds: int) -> float:
@@ -138,7 +66,7 @@ def main() -> int:
     for name in ("check", "small", "profile"):
         parser.add_argument(f"--{name}", action="store_true")
     asked = parser.parse_args()
-    checkpoint = random_checkpoint(**(SMALL if asked.small else LARGE))
+    checkpoint = qwen3vl(**(SMALL if asked.small else QWEN3_VL_8B))
     tower = build_tower(checkpoint)
     assert tower is not None
     encoder = CUDATower(tower, checkpoint, torch.device("cuda", 0))
