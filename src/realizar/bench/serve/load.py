@@ -118,6 +118,7 @@ class _Part:
 def _run_part(server: Server, work: Workload, part: _Part, timeout_s: float) -> tuple[list[Answer], float]:
     """The answers of a part in the order of their ends, and the share of a core that the process took."""
     gc.collect()
+    is_first = not gc.get_freeze_count()
     gc.freeze()  # what is loaded need not be looked through while answers are timed
     try:
         with asyncio.Runner(loop_factory=_LOOP_FACTORY) as runner:
@@ -125,7 +126,8 @@ def _run_part(server: Server, work: Workload, part: _Part, timeout_s: float) -> 
     except ExceptionGroup as group:
         raise group.exceptions[0] from None  # an address or a field that is wrong is so for every request
     finally:
-        gc.unfreeze()
+        if is_first:  # what somebody froze before stays so
+            gc.unfreeze()
 
 
 class _Clients:

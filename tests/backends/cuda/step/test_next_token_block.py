@@ -40,8 +40,8 @@ HEADS = {
     "random eagle3": (DEEP, eagle3_head(DEEP, None, normed=False)),
 }  # fmt: skip
 CONFIG = EngineConfig(
-    threads=1, max_running=2, max_step_tokens=40, kv_cache_bytes=8 << 20, context_length=96, speculative_tokens=2,
-    prompt_lookup_min=100, prompt_lookup_max=100, graphs=False,
+    threads=1, max_running=2, max_step_tokens=24, kv_cache_bytes=8 << 20, context_length=96, speculative_tokens=2,
+    prompt_lookup_min=100, prompt_lookup_max=100, graphs=False, block_size=16,
 )  # fmt: skip
 
 
@@ -50,15 +50,15 @@ def test_logits_are_those_of_the_twin_and_texts_those_without_drafts(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second prompt is read in chunks, and the third begins with its first block."""
-    (recipe, head), long = HEADS[name], random_tokens(HEADS[name][0], 60, 1)
-    prompts = [random_tokens(recipe, 9, 0), long, [*long[:32], 3, 4]]
+    (recipe, head), long = HEADS[name], random_tokens(HEADS[name][0], 34, 1)
+    prompts = [random_tokens(recipe, 9, 0), long, [*long[:16], 3, 4]]
     expected = texts_of(Run(recipe, CONFIG, prompts, 9)).texts
     found = texts_of(Run(recipe, CONFIG, prompts, 9, head), monkeypatch)
     assert found.texts == expected
     assert texts_of(Run(recipe, CONFIG, prompts, 9, head)) == replace(found, errors=[])  # drafts stay on the device
     assert found.counts.draft_tokens > found.counts.accepted_tokens >= (name not in ("dflash", "random eagle3"))
     assert (found.counts.prefix_cache_hits > 0) is (name != "hybrid")  # whose states no snapshot keeps there
-    assert len(found.errors) > (15 if name == "dflash" else 90)  # of blocks, or of tokens
+    assert len(found.errors) > (15 if name == "dflash" else 64)  # of blocks, or of tokens
     assert max(found.errors) < 1e-4
 
 
@@ -72,11 +72,11 @@ def test_packed_weights_of_other_columns_than_the_streams(name: str, monkeypatch
         recipe = replace(recipe, windows=(None, None, None))
         head = eagle3_head(recipe, None) if name == "eagle3" else dflash_head(recipe)
     launched = run_packed(monkeypatch)
-    prompts = [random_tokens(recipe, 40, 0)]
+    prompts = [random_tokens(recipe, 20, 0)]
     found = texts_of(Run(recipe, CONFIG, prompts, 4, head), monkeypatch)
     assert found.counts.draft_tokens > 0
     assert launched.names
-    assert len(found.errors) > (0 if name == "dflash" else 40)
+    assert len(found.errors) > (0 if name == "dflash" else 20)
     assert max(found.errors) < 0.02
 
 

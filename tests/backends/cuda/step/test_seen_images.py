@@ -27,7 +27,7 @@ def texts_in_chunks(deepstack: int, tokens: int) -> dict[str, Text]:
     spec, checkpoint = seeing_model(SMALL, deepstack)
     runner = GPURunner(spec, checkpoint, replace(CONFIG, max_step_tokens=tokens, batch_invariant=True))
     core = given_core(runner)
-    found = texts_of(core, seeing_requests(spec, 5, 3))
+    found = texts_of(core, seeing_requests(spec, 3, 3))
     core.close()
     return found
 
@@ -37,7 +37,7 @@ def test_images_are_seen_as_on_the_cpu(deepstack: int) -> None:
     """Beside text, and from the blocks that the first time left; and in chunks with the same bits."""
     spec, checkpoint = seeing_model(SMALL, deepstack)
     core = given_core(Runner(spec, checkpoint, CONFIG), "cpu")
-    expected, found = texts_of(core, seeing_requests(spec, 5, 3)), texts_in_chunks(deepstack, 32)
+    expected, found = texts_of(core, seeing_requests(spec, 3, 3)), texts_in_chunks(deepstack, 32)
     core.close()
     assert found.keys() == expected.keys()
     for name, (tokens, logprobs, _) in expected.items():
