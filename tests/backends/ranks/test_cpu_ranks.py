@@ -22,6 +22,7 @@ from realizar.models.shard import shard
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
 from resolving import resolved
+from wider import wider
 
 _CONFIG = EngineConfig(threads=1, max_running=1, context_length=512, max_step_tokens=64)
 _PACKED = Recipe(
@@ -47,9 +48,11 @@ def _error(found: NDArray[np.float32], expected: NDArray[np.float64]) -> float:
 
 
 _TYPES = [each.name for each in GGMLType if each.name not in ("F32", "Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")]
+# Floats, and blocks of every size, with scales for parts of them and without: where a row is cut depends on that.
+_CUT = ("F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q1_0", "Q4_K", "Q6_K", "IQ2_XXS", "TQ2_0", "MXFP4", "NVFP4")
 
 
-@pytest.mark.parametrize("kind", _TYPES)
+@pytest.mark.parametrize("kind", wider(_TYPES, *_CUT))
 def test_every_type_of_weights_is_cut(kind: str) -> None:
     """Dense and experts, whose down projections are cut within rows: by whole blocks, of up to 256."""
     recipe = Recipe(
