@@ -75,10 +75,14 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Ite
     items[:] = kept
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
     """Spare each collection of garbage a million objects of modules and tests: it took half a second for them."""
-    gc.collect()
+    gc.disable()
+    found = yield
+    gc.enable()
     gc.freeze()
+    return found
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
