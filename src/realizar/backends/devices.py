@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from realizar.config import Device
 
@@ -30,6 +30,10 @@ class ChosenDevice:
     @property
     def label(self) -> str:
         return f"{self.place}, {self.name}" if self.kind == "cuda" else "cpu"
+
+    def of_rank(self, rank: int) -> ChosenDevice:
+        """That of a rank, where this is the first one's: a GPU by its number, or the CPU for all."""
+        return replace(self, index=self.index + rank) if self.kind == "cuda" else self
 
 
 THE_CPU = ChosenDevice()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
@@ -102,6 +104,21 @@ class MemoryPlan:
         if not self.state_bytes:
             return ""
         return f"; each row that may run takes {format_bytes(self.state_bytes)} for its state: lower max_running"
+
+
+def plan_of_ranks(plans: Sequence[MemoryPlan]) -> MemoryPlan:
+    """What all ranks of a model take together, each of which plans for a part of what is free."""
+    first, ranks = plans[0], len(plans)
+    sums: dict[str, Any] = {name: sum(getattr(plan, name) or 0 for plan in plans) for name in _SUMMED}
+    contexts = tuple(replace(each, request_bytes=ranks * each.request_bytes) for each in first.contexts)
+    return replace(first, **sums, contexts=contexts)
+
+
+_SUMMED = (
+    "weight_bytes", "token_weight_bytes", "embedding_bytes", "workspace_bytes", "reserved_bytes", "graph_bytes",
+    "kv_bytes_per_token", "kv_limit_bytes", "kv_most_bytes", "free_bytes", "state_bytes", "snapshot_bytes",
+    "host_snapshot_bytes",
+)  # fmt: skip
 
 
 def planned_lengths(context_length: int) -> list[int]:

@@ -1,9 +1,11 @@
-"""`RankMemory`: memory that the ranks of a model share on one machine, through which they exchange rows of float32."""
+"""What the ranks of a model share: `RankMemory`, through which they exchange rows on one machine, and `RankPlace`."""
 
 from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,7 @@ class RankMemory:
 
     Args:
         ranks: 2 or more.
-        floats: float32 of a slot.
+        floats: float32 of a slot; 0 where devices exchange rows.
         descriptor: of the memory that another process made; None makes it.
     """
 
@@ -35,6 +37,7 @@ class RankMemory:
         self._words = mapped[:head].view(np.int64)
         self.at = int(mapped.ctypes.data)
         self.slots_at = self.at + head
+        self._on_break: list[Callable[[], None]] = []
 
     @property
     def is_broken(self) -> bool:
@@ -43,10 +46,28 @@ class RankMemory:
     def break_off(self) -> None:
         """Let nobody wait for another rank any more: what steps compute from now on means nothing."""
         self._words[0] = 1
+        while self._on_break:
+            self._on_break.pop()()
+
+    def on_break(self, run: Callable[[], None]) -> None:
+        """Have `break_off` run this once, where it is called in this process, by whichever thread."""
+        self._on_break.append(run)
 
     def close(self) -> None:
         """Close the descriptor; the memory stays until nobody uses it."""
         os.close(self.descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """A rank's place among those of a model. `exchange`, in loads, takes its word and gives those of all, by rank;
+    DeviceLostError: one is gone, and else what another one's load has raised.
+    """
+
+    rank: int
+    ranks: int
+    memory: RankMemory
+    exchange: Callable[[bytes], Sequence[bytes]]
 
 
 def slot_bytes(floats: int, ranks: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -72,6 +72,15 @@ class ResolvedConfig(EngineConfig):
         """Entries of one row's block table in each cache group."""
         return -(-self.context_length // self.block_size) + 1
 
+    def cache_of_rank(self) -> ResolvedConfig:
+        """With a rank's part of the memory that is configured for keys, values and snapshots of all."""
+        cache, on_host, ranks = self.kv_cache_bytes, self.host_snapshot_bytes, self.tensor_parallel
+        return replace(
+            self,
+            kv_cache_bytes=None if cache is None else cache // ranks,
+            host_snapshot_bytes=None if on_host is None else on_host // ranks,
+        )
+
 
 def resolve_config(
     spec: ModelSpec, config: EngineConfig, device: ChosenDevice, *, float32_weights: bool, fp8_activations: bool = False
@@ -91,7 +100,7 @@ def resolve_config(
             "tensor_parallel",
         )
     threads = default_threads() if config.threads is None else config.threads
-    if config.tensor_parallel > threads:
+    if config.tensor_parallel > threads and device.kind == "cpu":
         raise InvalidRequestError(
             f"tensor_parallel {config.tensor_parallel} needs as many threads, and there are {threads}",
             "tensor_parallel",

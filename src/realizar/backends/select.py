@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from realizar.backends.base import NO_OTHERS, Backend, OtherModels
@@ -23,6 +24,7 @@ from realizar.config import Device, EngineConfig
 from realizar.errors import UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_next_token_block, build_spec
+from realizar.models.shard import shard
 from realizar.models.spec import ModelSpec
 from realizar.models.tower import Tower
 from realizar.quantization.tensors import asks_for_fp8
@@ -30,6 +32,7 @@ from realizar.quantization.tensors import asks_for_fp8
 if TYPE_CHECKING:
     from realizar.backends.cpu.tower import CPUTower
     from realizar.backends.cuda.device import DeviceProfile
+    from realizar.backends.rank_memory import RankPlace
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,8 +66,9 @@ def resolve_model(
         from realizar.backends.cuda.recurrences.memory import rows_within
 
         if config.max_running is None:
-            memory = _free_on_gpu(chosen) if memory_bytes is None else memory_bytes
-            config = replace(config, max_running=rows_within(spec, config, memory - checkpoint.size_bytes))
+            memory, ranks = _free_on_gpu(chosen) if memory_bytes is None else memory_bytes, config.tensor_parallel
+            rows = rows_within(shard(spec, 0, ranks), config, memory - checkpoint.size_bytes // ranks)
+            config = replace(config, max_running=rows)
         if config.host_snapshot_bytes is None and has_memory_of_host(chosen.index):
             config = replace(config, host_snapshot_bytes=0)  # nothing is gained by moving them, and the cache takes it
     float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.matrices())
@@ -102,17 +106,25 @@ def make_backend(
         may_sleep: the backend is to be a `Sleeps`; only a GPU has memory of its own to give back.
         compared_for: a model with whose kinds of layers a GPU must compute what the CPU does: it is compared where no
             verdict is kept, and goes without the kernels that it gets wrong. None trusts the GPU.
-        ranks: processes that compute the model together, on the CPU.
+        ranks: processes that compute the model together.
 
     Raises:
         CapacityError: the GPU can't be opened.
-        UnsupportedModelError: the CPU is to sleep.
+        UnsupportedModelError: the CPU is to sleep, or a model that ranks compute.
         KernelError, DeviceLostError: as of `verdict.apply.trusted`.
     """
+    if may_sleep and ranks > 1:
+        raise UnsupportedModelError(f"a model that {ranks} processes compute together can't sleep")
     if device.kind == "cuda":
         from realizar.backends.cuda.runner import CUDABackend
 
-        return CUDABackend(progress, _open_gpu(device, progress, compared_for), may_sleep=may_sleep)
+        opened = _open_gpu(device, progress, compared_for)
+        if ranks == 1:
+            return CUDABackend(progress, opened, may_sleep=may_sleep)
+        from realizar.backends.cuda.plan import rank_config as config_on_gpu
+        from realizar.backends.ranks.backend import RankedBackend
+
+        return RankedBackend(ranks, config_on_gpu, partial(_make_gpu_rank, opened=opened, progress=progress))
     if may_sleep:
         raise UnsupportedModelError("a model on the CPU can't sleep: its weights are in the host's memory already")
     with _reporting_compilation(progress):
@@ -123,7 +135,32 @@ def make_backend(
     from realizar.backends.cpu.plan import rank_config
     from realizar.backends.ranks.backend import RankedBackend
 
-    return RankedBackend(ranks, rank_config, lambda memory: CPUBackend(progress, ranks=memory))
+    return RankedBackend(ranks, rank_config, lambda place: CPUBackend(progress, ranks=place.memory))
+
+
+def make_rank(place: RankPlace, device: ChosenDevice) -> Backend:
+    """The backend of a rank but the first, not loaded yet, whose place all ranks take at once.
+
+    Raises:
+        CapacityError: its GPU can't be opened.
+        UnsupportedModelError: the ranks' GPUs differ, or can't reach each other.
+    """
+    if device.kind == "cuda":
+        from realizar.backends.cuda.device import open_device
+
+        return _make_gpu_rank(place, open_device(device.index))
+    from realizar.backends.cpu.runner import CPUBackend
+
+    return CPUBackend(ranks=place.memory)
+
+
+def _make_gpu_rank(place: RankPlace, opened: DeviceProfile, progress: LoadProgress | None = None) -> Backend:
+    """All ranks go without the kernels that one of them goes without."""
+    from realizar.backends.cuda.ranks import NCCLGroup
+    from realizar.backends.cuda.runner import CUDABackend
+
+    group = NCCLGroup(place, opened.torch_device)
+    return CUDABackend(progress, group.like_others(opened), ranks=group)
 
 
 def make_tower(tower: Tower, checkpoint: Checkpoint, threads: int | None) -> CPUTower:
@@ -257,7 +294,10 @@ def plan_memory(
     if config.chosen.kind == "cuda":
         from realizar.backends.cuda.plan import beside_drafter as beside_on_gpu
         from realizar.backends.cuda.plan import plan_memory as plan_for_gpu
+        from realizar.backends.cuda.plan import plan_ranks as ranks_on_gpus
 
+        if config.tensor_parallel > 1:
+            return ranks_on_gpus(spec, checkpoint, config, _free_of_ranks(config, free_bytes))
         free = _free_on_gpu(config.chosen) if free_bytes is None else free_bytes
         if drafter is not None:
             config = shared_with(config, drafter.spec, beside_on_gpu(drafter, spec, checkpoint, config))
@@ -277,6 +317,13 @@ def _free_on_gpu(device: ChosenDevice) -> int:
     from realizar.backends.cuda.device import free_bytes, open_device
 
     return free_bytes(open_device(device.index))
+
+
+def _free_of_ranks(config: ResolvedConfig, free_bytes: int | None) -> int:
+    """Bytes that are free on each rank's GPU, of which `free_bytes` are one's."""
+    if free_bytes is not None:
+        return free_bytes
+    return min(_free_on_gpu(config.chosen.of_rank(rank)) for rank in range(config.tensor_parallel))
 
 
 def free_room() -> int:

@@ -1,7 +1,7 @@
 """A rank of models on the GPU backend: `cuda_ranks.py RECIPES RANK RANKS FOLDER`.
 
 It computes the logits of each recipe's model with the other ranks and leaves them in the folder: on a GPU for each rank
-through NCCL, or on the processor as if it were one through gloo.
+through the backend's own group, or on the processor as if it were one through gloo.
 """
 
 from __future__ import annotations
@@ -20,13 +20,24 @@ CHUNKS = (20, 3, 1)
 
 
 class _Group:
-    def add_up(self, values: torch.Tensor) -> None:
-        part = values.contiguous()
-        distributed.all_reduce(part)
-        values.copy_(part)
+    def add_up(self, values: torch.Tensor, total: torch.Tensor) -> None:
+        total.copy_(values)
+        distributed.all_reduce(total)
 
     def gather(self, own: torch.Tensor, all_values: torch.Tensor) -> None:
-        distributed.all_gather(list(all_values.unbind()), own.contiguous())
+        distributed.all_gather(list(all_values.unbind()), own)
+
+    def least(self, own: int) -> int:
+        return min(int(word) for word in _exchange(str(own).encode()))
+
+    def close(self) -> None:
+        """The process ends."""
+
+
+def _exchange(word: bytes) -> list[bytes]:
+    words = [b""] * distributed.get_world_size()
+    distributed.all_gather_object(words, word)
+    return words
 
 
 def main(names: str, rank: int, ranks: int, folder: Path) -> None:
@@ -39,7 +50,9 @@ def main(names: str, rank: int, ranks: int, folder: Path) -> None:
     from models.ranks.test_shard import of_gpus
     from random_models import random_model, random_tokens
     from realizar.backends.cuda.device import interpreter_device, open_device
+    from realizar.backends.cuda.ranks import NCCLGroup
     from realizar.backends.cuda.runner import CUDABackend
+    from realizar.backends.rank_memory import RankMemory, RankPlace
     from realizar.config import EngineConfig
     from realizar.models.shard import shard
 
@@ -48,20 +61,16 @@ def main(names: str, rank: int, ranks: int, folder: Path) -> None:
             logits: NDArray[np.float32] = self.backend.logits(tokens).cpu().numpy().copy()
             return logits
 
-    if on_cards:
-        torch.cuda.set_device(rank)
-    distributed.init_process_group(
-        "nccl" if on_cards else "gloo", rank=rank, world_size=ranks,
-        store=distributed.FileStore(str(folder / "store"), ranks),
-    )  # fmt: skip
+    store = distributed.FileStore(str(folder / "store"), ranks)
+    distributed.init_process_group("gloo", rank=rank, world_size=ranks, store=store)
     config = EngineConfig(max_running=2, context_length=256, max_step_tokens=64, block_size=32, device_check=False)
     for name in names.split(","):
         recipe = of_gpus(name)
         spec, checkpoint = random_model(recipe)
         device = open_device(rank) if on_cards else interpreter_device()
-        runner = Runner(
-            CUDABackend(device=device, ranks=_Group()), shard(spec, rank, ranks), checkpoint, config, "cuda"
-        )
+        place = RankPlace(rank, ranks, RankMemory(ranks, 0), _exchange)
+        group = NCCLGroup(place, device.torch_device) if on_cards else _Group()
+        runner = Runner(CUDABackend(device=device, ranks=group), shard(spec, rank, ranks), checkpoint, config, "cuda")
         np.save(folder / f"{name}-{rank}.npy", runner.logits(random_tokens(recipe, TOKENS), CHUNKS))
         runner.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from realizar.backends.base import ModelSource
 from realizar.backends.cpu.instruction_set import select
@@ -18,7 +17,7 @@ from realizar.backends.cpu.workspace import Workspace, most_selected
 from realizar.backends.draft_model import drafter_bytes, drafter_config
 from realizar.backends.kv_blocks import host_snapshots_within
 from realizar.backends.machine import free_memory_bytes, memory_bytes
-from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
+from realizar.backends.memory_plan import ContextPlan, MemoryPlan, plan_of_ranks, planned_lengths
 from realizar.backends.rank_memory import slot_bytes
 from realizar.backends.resolved_config import Beside, ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
@@ -87,18 +86,11 @@ def plan_ranks(
     check_kv_bytes(config.kv_cache_bytes, memory_bytes() if free_bytes is None else None)
     free, ranks = free_memory_bytes() if free_bytes is None else free_bytes, config.tensor_parallel
     own = _divided(config)
-    plans = [plan_memory(shard(spec, rank, ranks), checkpoint, own, free // ranks) for rank in range(ranks)]
-    first, exchanged = plans[0], slot_bytes(_exchanged_floats(spec, config), ranks)
-    sums: dict[str, Any] = {name: sum(getattr(plan, name) or 0 for plan in plans) for name in _SUMMED}
-    contexts = tuple(replace(each, request_bytes=ranks * each.request_bytes) for each in first.contexts)
-    sums["workspace_bytes"] += exchanged
-    return replace(first, **sums, free_bytes=free, contexts=contexts)
-
-
-_SUMMED = (
-    "weight_bytes", "token_weight_bytes", "embedding_bytes", "workspace_bytes", "kv_bytes_per_token", "kv_limit_bytes",
-    "kv_most_bytes", "state_bytes", "snapshot_bytes", "host_snapshot_bytes",
-)  # fmt: skip
+    plan = plan_of_ranks(
+        [plan_memory(shard(spec, rank, ranks), checkpoint, own, free // ranks) for rank in range(ranks)]
+    )
+    exchanged = slot_bytes(_exchanged_floats(spec, config), ranks)
+    return replace(plan, workspace_bytes=plan.workspace_bytes + exchanged, free_bytes=free)
 
 
 def rank_config(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> tuple[int, ResolvedConfig]:
@@ -116,14 +108,7 @@ def rank_config(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig)
 
 
 def _divided(config: ResolvedConfig) -> ResolvedConfig:
-    cache, ranks = config.kv_cache_bytes, config.tensor_parallel
-    on_host = config.host_snapshot_bytes
-    return replace(
-        config,
-        threads=max(1, config.threads // ranks),
-        kv_cache_bytes=None if cache is None else cache // ranks,
-        host_snapshot_bytes=None if on_host is None else on_host // ranks,
-    )
+    return replace(config.cache_of_rank(), threads=max(1, config.threads // config.tensor_parallel))
 
 
 def _exchanged_floats(spec: ModelSpec, config: ResolvedConfig) -> int:

@@ -214,7 +214,8 @@ def load_model(
         of_aside = _make_aside_lane(spec, config, parts, device, progress)
     with memory.emptied():
         scratch = _make_scratch(spec, config, parts, device)
-        kv = KVMemory(spec, config, device, parts.reserved_bytes, slot_bytes(spec, config), parts.scales)
+        free = None if ranks is None else ranks.least(free_bytes(device))  # all have the same blocks
+        kv = KVMemory(spec, config, device, parts.reserved_bytes, slot_bytes(spec, config), parts.scales, free)
         states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
         kv.num_host_snapshots = states.num_host_snapshots
     weights, space, matmuls = parts.weights, parts.space, parts.matmuls

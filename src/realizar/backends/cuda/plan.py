@@ -20,6 +20,7 @@ from realizar.backends.cuda.matmul.experts import expert_floats
 from realizar.backends.cuda.matmul.fp8 import decoded_bytes
 from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
+from realizar.backends.cuda.ranks import sums_bytes
 from realizar.backends.cuda.recurrences.memory import slot_bytes
 from realizar.backends.cuda.recurrences.scans import scan_scratch
 from realizar.backends.cuda.sampling import native_buffers
@@ -32,12 +33,13 @@ from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.draft_model import drafter_bytes, drafter_config
 from realizar.backends.kv_blocks import host_snapshots_within, most_requests, snapshots_within
-from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
+from realizar.backends.memory_plan import ContextPlan, MemoryPlan, plan_of_ranks, planned_lengths
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import Beside, ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
+from realizar.models.shard import shard
 from realizar.models.spec import ModelSpec
 
 _EVERYTHING = 1 << 60  # bytes: no limit
@@ -70,6 +72,7 @@ def plan_memory(
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
     workspace_bytes += _decoded_bytes(weights, program, sizes.tokens) if config.prompt_dtype == "fp8" else 0
     workspace_bytes += _aside_bytes(spec, config, workspace, parts)
+    workspace_bytes += sums_bytes(spec, sizes.tokens, sizes.selected)
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
     reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
     fixed = weight_bytes + embedding + workspace_bytes + reserved + config.beside.fixed_bytes
@@ -106,6 +109,19 @@ def plan_memory(
         num_host_snapshots=on_host,
         host_snapshot_bytes=on_host * state,
     )
+
+
+def rank_config(spec: ModelSpec, _checkpoint: Checkpoint, config: ResolvedConfig) -> tuple[int, ResolvedConfig]:
+    """No memory of the host for sums, and the configuration of each rank, but for its device."""
+    return 0, replace(config.cache_of_rank(), host_sharers=config.host_sharers * config.tensor_parallel)
+
+
+def plan_ranks(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free: int) -> MemoryPlan:
+    """What all ranks of a model take together, with `free` bytes on the GPU of each; raises as `plan_memory` and
+    `shard`.
+    """
+    ranks, (_, own) = config.tensor_parallel, rank_config(spec, checkpoint, config)
+    return plan_of_ranks([plan_memory(shard(spec, rank, ranks), checkpoint, own, free) for rank in range(ranks)])
 
 
 def beside_drafter(drafter: ModelSource, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> Beside:

@@ -115,7 +115,7 @@ class CUDABackend:
             _clear_frames(error)
             kernel = error.kernel if isinstance(error, KernelError) else None
             refused = None if kernel is None else refused_family(kernel, device.without)
-            if refused is None:
+            if refused is None or self._ranks is not None:  # the other ranks would not begin again
                 raise
             _LOG.warning("%s; %s", error, SLOWER[refused])
         self._memory.close()  # the rest is free with the error
@@ -411,6 +411,8 @@ class CUDABackend:
                     torch.cuda.empty_cache()
         except DeviceLostError as error:
             _LOG.warning("GPU memory is freed only when the process ends: %s", error)
+        if self._ranks is not None:
+            self._ranks.close()
 
     def _free(self) -> None:
         model, self._model, self._pending = self._model, None, None

@@ -98,10 +98,10 @@ def aside_sizes(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes, devic
 
     Chunks and steps at once share weights, keys and values alone. So states and kept layers are left out, and blocks
     that a window has left, which are another row's before the chunk that reads them has ended; a drafter, which reads
-    what its model does; and weights that are decoded for a matmul, for they lie in one place. Shown on Hopper alone, of
-    mixtures without shared experts.
+    what its model does; weights that are decoded for a matmul, for they lie in one place; and ranks, which meet in one
+    order. Shown on Hopper alone, of mixtures without shared experts.
     """
-    is_alone = config.beside == NOTHING_BESIDE and config.kv_blocks is None
+    is_alone = config.beside == NOTHING_BESIDE and config.kv_blocks is None and spec.share.ranks == 1
     fits = sizes.tokens >= _ASIDE_TOKENS and config.context_length > 2 * _ASIDE_TOKENS and sizes.rows > 1
     is_plain = not (sizes.recurrences or sizes.kept) and all(group.window is None for group in spec.cache_groups())
     mixtures = [one for _, one in spec.mixtures()]

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -26,15 +27,19 @@ from realizar.backends.base import (
     OtherModels,
     Step,
 )
-from realizar.backends.rank_memory import RankMemory
+from realizar.backends.rank_memory import RankMemory, RankPlace
 from realizar.backends.ranks.messages import (
+    Answer,
     Call,
     Close,
     Defer,
+    Heard,
     Join,
     Joined,
     Open,
+    Read,
     Refused,
+    Said,
     Sample,
     pack_masks,
     pack_step,
@@ -54,7 +59,7 @@ _COMMAND = (sys.executable, "-m", "realizar.backends.ranks.process")
 _LOOK_S = 1.0  # between looks at whether a rank is stopped; that one has ended is seen at once
 _MOST_STOPPED = 5  # such looks in a row
 _END_S = 2.0
-_Answer = TypeVar("_Answer")
+_Found = TypeVar("_Found")
 
 
 class _Rank:
@@ -63,16 +68,32 @@ class _Rank:
     def __init__(self, number: int, memory: RankMemory) -> None:
         self.number = number
         self.process, ours = start_process(_COMMAND, memory.descriptor)
-        self.channel: Channel[Joined | Refused] = Channel(ours, Joined | Refused)
+        self.channel: Channel[Answer] = Channel(ours, Answer)
         self.end_descriptor = os.pidfd_open(self.process.pid)
         self.num_stopped = 0
 
+    def tell(self, call: Call) -> None:
+        """ChannelError: it has ended."""
+        self.channel.send(call)
+
     def joined(self) -> Capacity:
-        """Wait until it has loaded. Raises what its load did; ChannelError: it has ended."""
+        """Wait until it has loaded. Raises as `_answer`."""
+        answer = self._answer()
+        assert isinstance(answer, Joined)
+        return answer.capacity
+
+    def word(self) -> bytes:
+        """Wait for its word in an exchange. Raises as `_answer`."""
+        answer = self._answer()
+        assert isinstance(answer, Said)
+        return answer.word
+
+    def _answer(self) -> Said | Joined:
+        """Raises what its load did; ChannelError: it has ended."""
         answer = self.channel.receive()
         if isinstance(answer, Refused):
             raise restore_error(answer.error)
-        return answer.capacity
+        return answer
 
     @property
     def is_stopped(self) -> bool:
@@ -96,7 +117,8 @@ class RankedBackend:
 
     Args:
         ranks: 2 or more.
-        prepare: gives what ranks share and a configuration that each rank has, of the whole model and its own.
+        prepare: gives the float32 of a slot in the memory that ranks share, and a configuration of each rank, but for
+            its device, from what is given for the whole model.
         make: a backend of the first rank, not loaded.
     """
 
@@ -104,7 +126,7 @@ class RankedBackend:
         self,
         ranks: int,
         prepare: Callable[[ModelSpec, Checkpoint, ResolvedConfig], tuple[int, ResolvedConfig]],
-        make: Callable[[RankMemory], Backend],
+        make: Callable[[RankPlace], Backend],
     ) -> None:
         self._count, self._prepare, self._make = ranks, prepare, make
         self._own: Backend | None = None
@@ -112,6 +134,8 @@ class RankedBackend:
         self._others: list[_Rank] = []
         self._capacity: Capacity | None = None
         self._lost = ""  # why no call can be made any more
+        self._num_steps = 0
+        self._last: RankedStep | None = None
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -126,7 +150,6 @@ class RankedBackend:
             raise InvalidRequestError(
                 "max_step_tokens is too large for processes that compute together", "max_step_tokens"
             )
-        assert config.steps_in_flight == 1  # calls of a step are of the one that was submitted last
         floats, config = self._prepare(spec, checkpoint, config)
         memory = self._memory = RankMemory(self._count, floats)
         for number in range(1, self._count):
@@ -134,16 +157,29 @@ class RankedBackend:
         self._watcher = threading.Thread(target=self._watch, args=(tuple(self._others),), name="ranks", daemon=True)
         self._watcher.start()
         for other in self._others:
-            self._ask(
-                other,
-                lambda rank: rank.channel.send(Join(str(checkpoint.path), config, rank.number, self._count, floats)),
-            )
-        self._own = self._make(memory)
-        self._own.load(shard(spec, 0, self._count), checkpoint, config)
+            own = replace(config, chosen=config.chosen.of_rank(other.number))
+            join = Join(str(checkpoint.path), own, other.number, self._count, floats)
+            self._ask(other, partial(_Rank.tell, call=join))
+        try:
+            self._own = self._make(RankPlace(0, self._count, memory, self._exchange))
+            self._own.load(shard(spec, 0, self._count), checkpoint, config)
+            self.check()
+        except Exception as error:
+            if not self._lost:
+                raise
+            for other in self._others:  # one may have said why it could not load
+                with suppress(DeviceLostError):
+                    self._ask(other, _Rank.joined)
+            raise DeviceLostError(self._lost) from error
         self._capacity = _together([self._own.capacity(), *(self._ask(each, _Rank.joined) for each in self._others)])
         _LOG.info("%d processes compute %s together", self._count, spec.architecture)
 
-    def _ask(self, rank: _Rank, ask: Callable[[_Rank], _Answer]) -> _Answer:
+    def _exchange(self, word: bytes) -> Sequence[bytes]:
+        words = (word, *(self._ask(other, _Rank.word) for other in self._others))
+        self.send(Heard(words))
+        return words
+
+    def _ask(self, rank: _Rank, ask: Callable[[_Rank], _Found]) -> _Found:
         """DeviceLostError: the rank is gone."""
         try:
             return ask(rank)
@@ -192,20 +228,29 @@ class RankedBackend:
     def submit(self, forward_input: ForwardInput) -> RankedStep:
         with self.step():
             self.send(pack_step(forward_input))
-            return RankedStep(self, self.own.submit(forward_input))
+            if self._last is not None:
+                self._last.sampled = True  # by every rank, before the next
+            self._last = RankedStep(self, self.own.submit(forward_input), self._num_steps)
+            self._num_steps += 1
+            return self._last
 
     def send(self, call: Call) -> None:
         """Send a call to all other ranks. DeviceLostError: one is gone."""
+        self.check()
+        for other in self._others:
+            self._ask(other, partial(_Rank.tell, call=call))
+
+    def check(self) -> None:
+        """DeviceLostError: a rank is gone, and what was computed since then means nothing."""
         if self._lost:
             raise DeviceLostError(self._lost)
-        for other in self._others:
-            self._ask(other, lambda rank: rank.channel.send(call))
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """What fails here or in another rank leaves them apart, so that none can go on."""
         try:
             yield
+            self.check()
         except DeviceLostError as error:
             raise DeviceLostError(self._lost or str(error)) from error
         except Exception as error:
@@ -216,9 +261,12 @@ class RankedBackend:
             raise
 
     def _lose(self, reason: str) -> None:
+        """Let nobody wait for others. They end: none can go on, and a device may wait for another one for ever."""
         self._lost = self._lost or reason
         if self._memory is not None:
             self._memory.break_off()
+        for other in self._others:
+            other.process.kill()
 
     def _name(self, rank: _Rank) -> str:
         return f"rank {rank.number} of {self._count} (process {rank.process.pid})"
@@ -242,7 +290,6 @@ class RankedBackend:
             other.num_stopped = other.num_stopped + 1 if other.is_stopped else 0
             if other.num_stopped >= _MOST_STOPPED:
                 self._lose(f"{self._name(other)} was stopped")
-                other.process.kill()
 
     def shutdown(self) -> None:
         self._closing.set()
@@ -258,6 +305,7 @@ class RankedBackend:
         for other in others:
             other.end()
         own, self._own = self._own, None
+        self._last = None
         if own is not None:
             own.shutdown()
         memory, self._memory = self._memory, None
@@ -266,11 +314,13 @@ class RankedBackend:
 
 
 class RankedStep:
-    """A step of the first rank, whose calls all others get."""
+    """A step of the first rank, whose calls all others get: but for its reading, before the next step, which samples
+    it.
+    """
 
-    def __init__(self, backend: RankedBackend, own: Step) -> None:
-        self._backend, self._own = backend, own
-        self._sampled = False
+    def __init__(self, backend: RankedBackend, own: Step, number: int) -> None:
+        self._backend, self._own, self._number = backend, own, number
+        self.sampled = self._is_read = False
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         self._backend.send(pack_masks(masks))
@@ -288,11 +338,14 @@ class RankedStep:
     def result(self) -> StepOutput:
         with self._backend.step():
             self._send_sample()
+            if not self._is_read:
+                self._is_read = True
+                self._backend.send(Read(self._number))
             return self._own.result()
 
     def _send_sample(self) -> None:
-        if not self._sampled:
-            self._sampled = True
+        if not self.sampled:
+            self.sampled = True
             self._backend.send(Sample())
 
 

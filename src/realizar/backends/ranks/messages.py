@@ -1,4 +1,5 @@
-"""Messages between the ranks of a model: the calls of a backend in one direction, what became of loading in the other.
+"""Messages between the ranks of a model: the calls of a backend in one direction, in the other what loading says and
+what became of it.
 
 Arrays go as their bytes, in the machine's order.
 """
@@ -69,7 +70,25 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     """Sample the step that was submitted last, if it has not been."""
 
 
-Call: TypeAlias = Join | Open | Close | Submit | Mask | Defer | Sample
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    """Wait for the result of a step, by its number from 0 on."""
+
+    step: int
+
+
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    """A rank's word in an exchange."""
+
+    word: bytes
+
+
+class Heard(msgspec.Struct, frozen=True, tag="heard"):
+    """The words of all ranks."""
+
+    words: tuple[bytes, ...]
+
+
+Call: TypeAlias = Join | Heard | Open | Close | Submit | Mask | Defer | Sample | Read
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
@@ -78,6 +97,9 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     error: ErrorRecord
+
+
+Answer: TypeAlias = Said | Joined | Refused
 
 
 _COLUMNS: Mapping[str, Any] = {

@@ -12,25 +12,31 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from realizar.backends.base import Backend, Step
-from realizar.backends.rank_memory import RankMemory
+from realizar.backends.rank_memory import RankMemory, RankPlace
 from realizar.backends.ranks.messages import (
     Call,
     Close,
     Defer,
+    Heard,
     Join,
     Joined,
     Mask,
     Open,
+    Read,
     Refused,
+    Said,
     Sample,
     Submit,
     unpack_masks,
     unpack_step,
 )
+from realizar.backends.select import make_rank
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import DeviceLostError
 from realizar.ipc.error_records import record_error
@@ -50,7 +56,7 @@ def run_rank(connection: socket.socket, memory_descriptor: int) -> int:
         assert isinstance(join, Join)
         memory = RankMemory(join.ranks, join.floats, memory_descriptor)
         try:
-            backend = _load(join, memory)
+            backend = _load(join, RankPlace(join.rank, join.ranks, memory, partial(_exchange, channel)))
         except Exception as error:  # noqa: BLE001 - the first rank raises it
             channel.send(Refused(record_error(error)))
             return 1
@@ -70,23 +76,32 @@ def _end_with_first(descriptor: int) -> None:
     os._exit(0)
 
 
-def _load(join: Join, memory: RankMemory) -> Backend:
-    from realizar.backends.cpu.runner import CPUBackend
+def _exchange(channel: Channel[Call], word: bytes) -> Sequence[bytes]:
+    channel.send(Said(word))
+    answer = channel.receive()
+    assert isinstance(answer, Heard)
+    return answer.words
 
+
+def _load(join: Join, place: RankPlace) -> Backend:
     checkpoint = open_checkpoint(Path(join.model))
     spec = build_spec(checkpoint, join.config.context_length, join.config.expert_used_count)
-    backend = CPUBackend(ranks=memory)
+    backend = make_rank(place, join.config.chosen)
     backend.load(shard(spec, join.rank, join.ranks), checkpoint, join.config)
     return backend
 
 
 def _follow(channel: Channel[Call], backend: Backend) -> NoReturn:
     """Make every call that the first rank makes. The first rank says what one row asks for in vain."""
-    step: Step | None = None
+    steps: dict[int, Step] = {}  # that are not read yet
+    number = -1
     while True:
         call = channel.receive()
         if isinstance(call, Submit):
-            step = backend.submit(unpack_step(call))
+            number += 1
+            steps[number] = backend.submit(unpack_step(call))
+        elif isinstance(call, Read):
+            steps.pop(call.step).result()
         elif isinstance(call, Open):
             try:
                 backend.open(call.opened)
@@ -97,8 +112,7 @@ def _follow(channel: Channel[Call], backend: Backend) -> NoReturn:
         elif isinstance(call, Close):
             backend.close(call.row)
         else:
-            assert step is not None
-            _of_step(call, step)
+            _of_step(call, steps[number])
 
 
 def _of_step(call: Call, step: Step) -> None:

@@ -71,6 +71,7 @@ class KVMemory:
         reserved: bytes of the device that must stay free beside the cache.
         state_bytes: of a row's state, and of a snapshot. Those of all rows lie beside the cache.
         scales: of keys and values in fp8, float32 [1], by layer; what empties the cache leaves them.
+        free: bytes of the device that may be taken; None is what is free now.
 
     Raises:
         CapacityError: not even one request fits, what is configured does not, or the states of all rows, or the block
@@ -79,7 +80,7 @@ class KVMemory:
 
     def __init__(
         self, spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, reserved: int = 0, state_bytes: int = 0,
-        scales: Mapping[int, Sequence[torch.Tensor]] = MappingProxyType({}),
+        scales: Mapping[int, Sequence[torch.Tensor]] = MappingProxyType({}), free: int | None = None,
     ) -> None:  # fmt: skip
         size = config.block_size
         if size < 16 or size & (size - 1):
@@ -94,7 +95,7 @@ class KVMemory:
         own = [sum(self._block_bytes(attentions[layer]) for layer in group.layers) for group in groups]
         self.block_bytes = block_bytes = config.beside.added_to(own)
         request_bytes = sum(count * each for count, each in zip(per_request, block_bytes, strict=True))
-        free = _free_beside_states(free_bytes(device), config.max_running, state_bytes)
+        free = _free_beside_states(free_bytes(device) if free is None else free, config.max_running, state_bytes)
         snapshot_bytes = state_bytes if config.prefix_cache else 0
         limit = kv_limit_bytes(config, max(free - reserved - config.beside.fixed_bytes, 0))
         if config.kv_blocks is None:
