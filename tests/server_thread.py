@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -98,7 +98,7 @@ class ServerElsewhere(RunningServer):
 class ServerThread:
     """Runs an engine and the application over it on a thread with a loop of its own.
 
-    `backend` stands in for that of the device, and need not load the weights. `model` has more of `make_served_model`.
+    The engine computes on one thread unless `config` says more: other workers' engines take the other cores. `backend` stands in for that of the device, and need not load the weights. `model` has more of `make_served_model`.
     """
 
     def __init__(
@@ -114,7 +114,8 @@ class ServerThread:
     ) -> None:
         self._context, self._num_replicas, self._backend, self._names = context, num_replicas, backend, names
         self._model = model
-        self._checkpoint, self._settings, self._config = find_checkpoint(checkpoint), settings, config
+        self._checkpoint, self._settings = find_checkpoint(checkpoint), settings
+        self._config = replace(config, threads=config.threads or 1)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._started = threading.Event()
         self._free = threading.Event()

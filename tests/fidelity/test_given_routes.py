@@ -84,7 +84,7 @@ def test_what_is_read_between_a_step_s_operations(parts: tuple[str, ...]) -> Non
     recipe = replace(SMALL, experts=8, parts=parts)
     spec, checkpoint = random_model(recipe)
     tensors = load_tensors(spec, checkpoint)
-    config = EngineConfig(threads=2, max_running=1, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64)
+    config = EngineConfig(threads=1, max_running=1, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64)
     runner = Runner(spec, checkpoint, config)
     plain = runner.logits(IDS)
     with watch(runner) as routes:
@@ -103,7 +103,7 @@ def test_quantised_mixtures_are_near_their_twin(weights: str) -> None:
     recipe = Recipe(windows=(None, None, None), weights=weights, feed_forward_size=256, experts=8, per_token=3)
     spec, checkpoint = random_model(recipe)
     ids = random_tokens(recipe, 64)
-    config = EngineConfig(threads=2, max_running=1, max_step_tokens=64, kv_cache_bytes=8 << 20, context_length=64)
+    config = EngineConfig(threads=1, max_running=1, max_step_tokens=64, kv_cache_bytes=8 << 20, context_length=64)
     runner = Runner(spec, checkpoint, config)
     with watch(runner) as routes:
         logits = runner.logits(ids)

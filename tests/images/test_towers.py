@@ -215,7 +215,7 @@ def test_features_agree_with_transformers(vision: VisionModel, is_gguf: bool, tm
     if is_gguf:
         write_tower_file(checkpoint, tmp_path / "mmproj.gguf")
         checkpoint = open_checkpoint(tmp_path / "mmproj.gguf")
-    encoder = CPUTower(tower := tower_of(checkpoint), checkpoint, threads=2)
+    encoder = CPUTower(tower := tower_of(checkpoint), checkpoint, threads=1)
     if vision.kind == "gemma4":  # a file does not say how many tokens an image has at most
         assert isinstance(tower.preparation, Budgeted)
         assert tower.preparation.patches == 9 * (280 if is_gguf else SOFT_TOKENS)
@@ -236,7 +236,7 @@ def test_older_names_of_feed_forwards_are_known(kind: str, tmp_path: Path) -> No
     for swapped in (False, True):
         write_tower_file(checkpoint, tmp_path / "mmproj.gguf", swapped=swapped)
         file = open_checkpoint(tmp_path / "mmproj.gguf")
-        found.append(features(CPUTower(tower := tower_of(file), file, threads=2), tower, SIZES[2]))
+        found.append(features(CPUTower(tower := tower_of(file), file, threads=1), tower, SIZES[2]))
     np.testing.assert_array_equal(*found)
 
 
@@ -313,7 +313,7 @@ def test_prompts_with_images_agree_with_transformers(vision: VisionModel, name: 
     messages = CONVERSATIONS[name]
     ids, wanted = expected(vision, messages)
     sampling = SamplingParams(temperature=0.0, max_tokens=6, prompt_logprobs=0, logprobs=0)
-    with LLM(vision.path, threads=2, max_step_tokens=max(48, vision.least_step)) as llm:
+    with LLM(vision.path, threads=1, max_step_tokens=max(48, vision.least_step)) as llm:
         assert llm.chat_tokens(messages) == ids
         assert ids.count(vision.feature) > 7
         (scored,) = llm.chat(messages, sampling)
@@ -335,14 +335,14 @@ def test_other_images_are_not_found_in_the_cache(vision: VisionModel) -> None:
         more = [{"role": role, "content": text} for role, text in zip(("assistant", "user"), texts, strict=False)]
         return [{"role": "user", "content": [{"type": "image", "image": image}]}, *more]
 
-    with LLM(vision.path, threads=2) as llm:
+    with LLM(vision.path, threads=1) as llm:
         (one,), (two,) = llm.chat(asked(first), sampling), llm.chat(asked(other), sampling)
         assert llm.chat_tokens(asked(first)) == llm.chat_tokens(asked(other))
         assert two.num_cached_tokens == 0
         assert one.outputs != two.outputs
         later = llm.chat(asked(first, "Yes.", "Why?"), sampling)[0]
         assert later.num_cached_tokens >= len(llm.chat_tokens(asked(first))) // 32 * 32 - 32
-    with LLM(vision.path, threads=2) as llm:
+    with LLM(vision.path, threads=1) as llm:
         assert llm.chat(asked(other), sampling)[0].outputs == two.outputs
 
 

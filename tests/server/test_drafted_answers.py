@@ -125,7 +125,7 @@ def streamed(client: httpx.Client, body: dict[str, Any], patience: int | None = 
 
 @contextmanager
 def running(path: Path, **options: Any) -> Iterator[tuple[RunningServer, httpx.Client]]:
-    config = EngineConfig(threads=2, max_running=12, context_length=256, kv_cache_bytes=640_000, **options)
+    config = EngineConfig(threads=1, max_running=12, context_length=256, kv_cache_bytes=640_000, **options)
     thread = ServerThread(path, ServerSettings(log_requests=False), config, context=256)
     server = thread.start()
     try:

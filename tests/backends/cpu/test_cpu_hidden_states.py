@@ -19,7 +19,7 @@ RECIPES = {
     "own-inputs": Recipe(**SHAPE, windows=(40, None, None), input_size=32, sources=(None, None, 1)),
     "delta": Recipe(**SHAPE, windows=(None, None), recurrent=("delta",), value_size=16),
 }
-CONFIG = EngineConfig(threads=2, max_running=4, max_step_tokens=128, kv_cache_bytes=32 << 20, context_length=256)
+CONFIG = EngineConfig(threads=1, max_running=4, max_step_tokens=128, kv_cache_bytes=32 << 20, context_length=256)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0, logprobs=3)
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    config = EngineConfig(threads=2, max_running=4, max_step_tokens=64, kv_cache_bytes=32 << 20)
+    config = EngineConfig(threads=1, max_running=4, max_step_tokens=64, kv_cache_bytes=32 << 20)
     made = Runner(*random_model(RECIPE), config)
     yield made
     made.close()
@@ -131,7 +131,7 @@ def test_a_held_row_keeps_its_state(runner: Runner) -> None:
 def decoded(steps_in_flight: int) -> dict[str, list[int]]:
     """Texts of rows with and without grammars, in an engine over the backend. Ids are ASCII from the space on."""
     spec, checkpoint = random_model(RECIPE)
-    config = EngineConfig(threads=2, max_running=4, max_step_tokens=64, kv_cache_bytes=32 << 20)
+    config = EngineConfig(threads=1, max_running=4, max_step_tokens=64, kv_cache_bytes=32 << 20)
     backend = CPUBackend()
     backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
     letters = [bytes((0x20 + index,)) for index in range(89)]

@@ -26,7 +26,7 @@ pytest.importorskip("transformers", reason="parity is against transformers")
 def test_cpu_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path) -> None:
     """Chunks of 5, 1 and 7 tokens, then token by token, past windows and rope switches."""
     built = build_case(name, tmp_path, form)
-    config = EngineConfig(threads=2, block_size=32, max_step_tokens=64, max_running=8)
+    config = EngineConfig(threads=1, block_size=32, max_step_tokens=64, max_running=8)
     runner = load_runner(built.path, config, built.context_length)
     assert runner.capacity.kv_cache_dtype == "f32"
     check_logits(built, lambda ids: runner.logits(ids, (5, 1, 7)))
@@ -53,7 +53,7 @@ def test_experts_saved_as_one_tensor(tmp_path: Path) -> None:
     built = build_case("qwen3moe", tmp_path, "safetensors")
     fused = built._replace(path=tmp_path / "fused")
     built.model.save_pretrained(fused.path, save_original_format=False)
-    config = EngineConfig(threads=2, block_size=32, max_step_tokens=64, max_running=2, device="cpu")
+    config = EngineConfig(threads=1, block_size=32, max_step_tokens=64, max_running=2, device="cpu")
     runner = load_runner(fused.path, config, built.context_length)
     check_logits(fused, runner.logits)
     runner.close()
@@ -62,7 +62,7 @@ def test_experts_saved_as_one_tensor(tmp_path: Path) -> None:
 def test_experts_of_mxfp4_in_safetensors(tmp_path: Path) -> None:
     """Codes and scales in tensors of their own, as gpt-oss is published."""
     built = build_case("gpt-oss", tmp_path, "safetensors")
-    config = EngineConfig(threads=2, block_size=32, max_step_tokens=64, max_running=8, device="cpu")
+    config = EngineConfig(threads=1, block_size=32, max_step_tokens=64, max_running=8, device="cpu")
     checkpoint, values = with_mxfp4_experts(open_checkpoint(built.path), np.random.default_rng(9))
     spec = build_spec(checkpoint)
     runner = Runner(spec, checkpoint, config)

@@ -26,7 +26,7 @@ NOTHING = SamplingParams()
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    config = EngineConfig(threads=2, max_running=4, max_step_tokens=128, kv_cache_bytes=32 << 20)
+    config = EngineConfig(threads=1, max_running=4, max_step_tokens=128, kv_cache_bytes=32 << 20)
     made = Runner(*random_model(RECIPE), config)
     yield made
     made.close()

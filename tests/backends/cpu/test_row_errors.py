@@ -30,7 +30,7 @@ ALL = tuple(range(RECIPE.vocab_size))
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    config = EngineConfig(threads=2, max_running=4, max_step_tokens=96, kv_cache_bytes=32 << 20)
+    config = EngineConfig(threads=1, max_running=4, max_step_tokens=96, kv_cache_bytes=32 << 20)
     made = Runner(*random_model(RECIPE), config)
     yield made
     made.close()

@@ -65,7 +65,7 @@ def make_core(*, rows: int = 6, contexts: int = 6, drafts: int = 0, **options: A
     """An engine with room for so many whole contexts of 128 tokens."""
     spec, checkpoint = random_model(RECIPE)
     config = EngineConfig(
-        threads=2, context_length=128, max_running=rows, max_step_tokens=48, speculative_tokens=drafts,
+        threads=1, context_length=128, max_running=rows, max_step_tokens=48, speculative_tokens=drafts,
         kv_cache_bytes=contexts * 5 * 32 * 512, kv_cache_dtype="f16",
     )  # fmt: skip
     backend = CPUBackend()
@@ -223,8 +223,8 @@ def test_from_a_file_to_text(tmp_path: Path) -> None:
     write_tiny_model(path, shape="tiny-convolution")
     prompts = ["x", "abcabcabcabc", "The quick brown fox jumps over the lazy dog. " * 4]
     sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
-    with LLM(path, threads=2, max_running=1) as llm:
+    with LLM(path, threads=1, max_running=1) as llm:
         alone = [llm.generate(prompt, sampling)[0].outputs[0].text for prompt in prompts]
-    with LLM(path, threads=2, speculative_tokens=4, max_step_tokens=32) as llm:
+    with LLM(path, threads=1, speculative_tokens=4, max_step_tokens=32) as llm:
         assert [each.outputs[0].text for each in llm.generate(prompts, sampling)] == alone
     assert len(set(alone)) == 3

@@ -42,7 +42,7 @@ QUIET = replace(RECIPE, windows=(None, None, None), lacking=("feed_forward", "fe
 LENDING = replace(QUIET, windows=(40, None, None))
 ECHO = replace(RECIPE, windows=(None, None, None), seed=2)
 CONFIG = EngineConfig(
-    threads=2, max_running=6, max_step_tokens=40, context_length=256, kv_cache_bytes=4 << 20, speculative_tokens=3,
+    threads=1, max_running=6, max_step_tokens=40, context_length=256, kv_cache_bytes=4 << 20, speculative_tokens=3,
     prompt_lookup_min=100, prompt_lookup_max=100,
 )  # fmt: skip
 LOOKUP: dict[str, Any] = {"prompt_lookup_min": 1, "prompt_lookup_max": 3}

@@ -31,7 +31,7 @@ RECIPE = Recipe(
     weights="F32",
 )  # fmt: skip
 CONFIG = EngineConfig(
-    threads=2, max_running=4, max_step_tokens=64, context_length=256, kv_cache_bytes=16 << 20, speculative_tokens=3,
+    threads=1, max_running=4, max_step_tokens=64, context_length=256, kv_cache_bytes=16 << 20, speculative_tokens=3,
     prompt_lookup_min=100, prompt_lookup_max=100,
 )  # fmt: skip
 DRAFTERS = {

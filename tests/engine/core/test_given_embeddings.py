@@ -55,7 +55,7 @@ def make_core(name: str, *, rows: int = 6, contexts: int = 6, **options: Any) ->
     spec, checkpoint = model(name)
     tokens = contexts * 5 * 32
     config = EngineConfig(
-        threads=2, context_length=128, max_running=rows, max_step_tokens=48, kv_cache_dtype="f16",
+        threads=1, context_length=128, max_running=rows, max_step_tokens=48, kv_cache_dtype="f16",
         kv_cache_bytes=sum(tokens * 4 * each.num_kv_heads * each.head_size for _, each in spec.attentions()),
     )  # fmt: skip
     backend = CPUBackend()

@@ -92,7 +92,7 @@ def make_core(path: Path, *, contexts: int = 8, step_tokens: int = 48, **options
     spec = build_spec(checkpoint)
     sizes = sum(each.num_kv_heads * each.head_size for _, each in spec.attentions())
     config = EngineConfig(
-        threads=2, context_length=160, max_running=4, max_step_tokens=step_tokens,
+        threads=1, context_length=160, max_running=4, max_step_tokens=step_tokens,
         kv_cache_bytes=contexts * 160 * 2 * 4 * sizes,
     )  # fmt: skip
     backend = CPUBackend()

@@ -22,7 +22,7 @@ ASKED: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def client(smollm2_path: Path) -> Iterator[openai.OpenAI]:
     config = EngineConfig(
-        device="cpu", threads=2, context_length=512, max_running=2, speculative_tokens=4, kv_cache_bytes=64 << 20
+        device="cpu", threads=1, context_length=512, max_running=2, speculative_tokens=4, kv_cache_bytes=64 << 20
     )
     server = ServerThread(smollm2_path, ServerSettings(), config, names=("smollm2",), context=512)
     yield server.start().client()

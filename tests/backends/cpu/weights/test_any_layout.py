@@ -21,7 +21,7 @@ from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.quantization.source import random_source
 from resolving import resolved
 
-CONFIG = EngineConfig(threads=2, max_running=2, max_step_tokens=64, kv_cache_bytes=8 << 20, context_length=64)
+CONFIG = EngineConfig(threads=1, max_running=2, max_step_tokens=64, kv_cache_bytes=8 << 20, context_length=64)
 
 
 @pytest.mark.parametrize("group", [pytest.param(64, marks=pytest.mark.full), 128])

@@ -24,7 +24,7 @@ from realizar.models.spec import ModelSpec
 from reference_model import FP8CacheModel
 from reference_tensors import load_tensors
 
-CONFIG = EngineConfig(threads=2, max_running=1, max_step_tokens=32, kv_cache_bytes=4 << 20, context_length=64,
+CONFIG = EngineConfig(threads=1, max_running=1, max_step_tokens=32, kv_cache_bytes=4 << 20, context_length=64,
                       kv_cache_dtype="fp8")  # fmt: skip
 SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 SCALES = {0: (1 / 64, 0.375), 1: (3.0, 1 / 1024)}  # keys of the one and values of the other are cut

@@ -20,7 +20,7 @@ from realizar.errors import CheckpointError
 from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES
 from tiny_model import write_tiny_model
 
-CONFIG = EngineConfig(threads=2, max_running=2, max_step_tokens=64, kv_cache_bytes=8 << 20)
+CONFIG = EngineConfig(threads=1, max_running=2, max_step_tokens=64, kv_cache_bytes=8 << 20)
 PARTS = ("biases", "layer_norm", "qk_norm", "sinks", "post_norms")
 VECTORS = Recipe(parts=PARTS, windows=(None,))
 TYPES = [each.name for each in (*QUANTIZED_TYPES, *FLOAT_TYPES) if each is not GGMLType.NVFP4]

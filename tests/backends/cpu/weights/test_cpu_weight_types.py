@@ -28,7 +28,7 @@ _TYPES = [
 def test_logits(ggml_type: GGMLType, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     generate_gguf("tiny", path, ggml_type)
-    runner = load_runner(path, EngineConfig(threads=2, max_running=1, context_length=64))
+    runner = load_runner(path, EngineConfig(threads=1, max_running=1, context_length=64))
     ids = np.random.default_rng(7).integers(0, 512, 21).tolist()
     found = runner.logits(ids, (14, 5))
     expected = ReferenceModel(runner.spec, load_tensors(runner.spec, open_checkpoint(path)), np.float64).logits(ids)
