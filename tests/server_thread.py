@@ -98,7 +98,8 @@ class ServerElsewhere(RunningServer):
 class ServerThread:
     """Runs an engine and the application over it on a thread with a loop of its own.
 
-    The engine computes on one thread unless `config` says more: other workers' engines take the other cores. `backend` stands in for that of the device, and need not load the weights. `model` has more of `make_served_model`.
+    The engine computes on one thread unless `config` says more: other workers' engines take the other cores. `backend`
+    stands in for that of the device, and need not load the weights. `model` has more of `make_served_model`.
     """
 
     def __init__(
