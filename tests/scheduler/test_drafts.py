@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.batch import FROM_PREVIOUS_STEP, PROPOSED, ProposedDrafts
+from realizar.batch import FROM_PREVIOUS_STEP, PROPOSED, ProposedDrafts, ScheduledBatch, StepOutput
 from realizar.scheduler.drafts import DraftDepth, DraftLookup, Prediction
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape
 from step_inputs import RowOutput, rows_of, step_output, updated
@@ -188,6 +188,8 @@ def test_steps_stay_in_flight_where_no_draft_pays(monkeypatch: pytest.MonkeyPatc
     first = scheduler.schedule()
     assert scheduler.awaits(first)
     monkeypatch.setattr(DraftDepth, "pays", lambda *_: False)
+    assert scheduler.awaits(first)  # for those of the text
+    monkeypatch.setattr(DraftDepth, "is_off", lambda *_: True)
     assert not scheduler.awaits(first)
     assert [(row.token_ids, row.lookahead) for row in rows_of(scheduler.schedule())] == [((FROM_PREVIOUS_STEP,), 0)]
 
@@ -215,3 +217,40 @@ def test_rows_whose_drafts_are_wrong_are_asked_for_few_and_others_keep_theirs(mo
     right, wrong = (np.mean(each[-400:]) for each in drafted.values())
     assert right > 2.5
     assert wrong < 0.3
+
+
+def test_drafts_of_the_text_go_on_where_the_backends_never_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One text repeats, and the other does not; the backend's drafts are wrong, a token takes a fifth of a step, and a
+    step that is awaited a tenth.
+    """
+    scheduler, ids, now_s = make_scheduler(drafts=3, proposed=3), itertools.count(100), 0.0
+    monkeypatch.setattr(scheduler, "_clock", lambda: now_s)
+    drafts: dict[str, list[int]] = {"copied": [], "new": []}
+    wanted: list[int] = []
+    in_flight: list[tuple[ScheduledBatch, StepOutput]] = []
+    for number in range(600):
+        for name in drafts:
+            if not any(each.startswith(name) for each in scheduler._open.requests):
+                scheduler.add(request(f"{name} {number}", (next(ids),), max_tokens=90))
+        batch, made = scheduler.schedule(), []
+        for row in rows_of(batch):
+            name = str(scheduler.request_of(row.sequence_id)).split()[0]
+            drafts[name].append(row.num_drafts)
+            wanted.append(row.lookahead)
+            right = row.num_drafts if row.draft_ids and min(row.draft_ids) >= 0 else 0
+            first = row.num_computed_tokens + row.num_tokens - row.num_drafts
+            copied = tuple((first + place) % 5 for place in range(1 + right))
+            made.append(RowOutput(copied if name == "copied" else (next(ids),)))
+        lookahead = np.array([row.lookahead for row in rows_of(batch)], np.int32)
+        proposed = ProposedDrafts(lookahead, lambda: pytest.fail("nobody needs their ids"))
+        if batch.num_rows:
+            in_flight.append((batch, replace(step_output(made), drafts=proposed)))
+        is_awaited = not batch.num_rows or scheduler.awaits(batch)
+        now_s += 1.0 + 0.1 * is_awaited + 0.2 * batch.num_tokens
+        while len(in_flight) > (not is_awaited):
+            updated(scheduler, *in_flight.pop(0))
+        scheduler.take_closed_rows()
+        scheduler.audit()
+    assert np.mean(drafts["copied"][-400:]) > 2
+    assert np.mean(drafts["new"][-400:]) < 0.3
+    assert np.mean(wanted[-400:]) < 0.3

@@ -205,6 +205,10 @@ class DraftDepth:
         """False where none of so many rows is to have drafts."""
         return bool(self._group(num_rows).by_share[-1])
 
+    def is_off(self, num_rows: int) -> bool:
+        """True where so many rows are to go on without drafts of any kind, which was faster or is measured now."""
+        return self._group(num_rows).is_off
+
     def of(self, rows: Rows, num_rows: int) -> NDArray[np.int32]:
         """int32 [rows], of some rows in a step in which `num_rows` sample."""
         shares = (1 + self._right[rows]) / (1 + self._seen[rows])
@@ -246,7 +250,8 @@ class DraftDepth:
 class _Depths:
     """What the steps of one group of numbers of rows take and give, and the depths of rows that follow from it.
 
-    A run of steps goes one of these ways: all rows have the same depth, or each its own. Each way has a run at first;
+    A run of steps goes one of these ways: all rows have the same depth, or each its own, which may be 0 for all while a
+    drafter of the scheduler's goes before the backend. Each way has a run at first;
     then comes the one of two that gave more tokens a second, each its own or none, and at times another. Where that one
     takes longer than before, it is taken for a slower machine or a longer context, which all have in common.
 
@@ -263,6 +268,10 @@ class _Depths:
         self._num_runs = self._run_steps = 0
         self._run = np.zeros(3)
         self.by_share = self._depths_by_share()
+
+    @property
+    def is_off(self) -> bool:
+        return self._way < self._own and not self._depths[self._way]
 
     def take_in(self, num_tokens: float, num_drafts: float, seconds: float) -> bool:
         """Take in a step of the present way; True where that ended its run, and other depths may follow.
@@ -313,7 +322,11 @@ class _Depths:
         rate = max(rates[0], rates[self._own]) if rates[self._own] else rates.max()
         shares = np.arange(_LEVELS + 1)[:, None] / _LEVELS
         right = np.cumsum(shares ** np.arange(1, self._depths[-1] + 1), axis=1)
-        gained = np.pad(right, ((0, 0), (1, 0)))[:, self._depths] - rate * (seconds - seconds[0])
+        costs = seconds - seconds[0]
+        if self._own > 2:  # a step without drafts is another one: in flight, and without those of the text
+            of_one = (seconds[-1] - seconds[1]) / (self._depths[-1] - self._depths[1])
+            costs[1:] = np.maximum(costs[1:], of_one * self._depths[1:])
+        gained = np.pad(right, ((0, 0), (1, 0)))[:, self._depths] - rate * costs
         depths: NDArray[np.int32] = self._depths[gained.argmax(axis=1)]
         return depths
 
@@ -351,10 +364,12 @@ class Drafting:
     def awaits_results(self, num_rows: int) -> bool:
         """As `Drafter.awaits_results`, of a step in which so many rows sample, and True where the backend drafts.
 
-        Where the backend might, and its depth is 0, steps stay in flight: looking up drafts would have them waited for.
+        Where the backend's drafts are measured, the drafter's are with them, also while each row's own depth is 0: what
+        waiting for steps costs is in their times.
         """
         if self.most_proposed:
-            return self._depth.pays(num_rows)
+            has_others = self._drafter is not None and self._drafter.awaits_results
+            return not self._depth.is_off(num_rows) if has_others else self._depth.pays(num_rows)
         return self._drafter is not None and self._drafter.awaits_results
 
     def wanted(self, step: StepRows) -> NDArray[np.int32] | None:
