@@ -16,7 +16,7 @@ from reference_tensors import looked_up
 from tiny_model import write_tiny_model
 from waits import HANG_S
 
-OPTIONS: dict[str, Any] = {"context_length": 256, "max_running": 3, "max_step_tokens": 7}
+OPTIONS: dict[str, Any] = {"threads": 1, "context_length": 256, "max_running": 3, "max_step_tokens": 7}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPTS = ["Once", "a cat sat", "x", "to be or not"]
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)

@@ -28,7 +28,7 @@ GREETING = [{"role": "user", "content": "Hello!"}]
 
 @pytest.fixture(scope="module")
 def llm(smollm2_path: Path) -> Iterator[LLM]:
-    with LLM(smollm2_path, context_length=512, max_running=8) as model:
+    with LLM(smollm2_path, threads=1, context_length=512, max_running=8) as model:
         yield model
 
 
@@ -70,7 +70,7 @@ def test_chunks_blocks_and_rows_change_nothing(
     smollm2_path: Path, alone: list[str], max_step_tokens: int, block_size: int, max_running: int
 ) -> None:
     limits = {"max_step_tokens": max_step_tokens, "block_size": block_size, "max_running": max_running}
-    with LLM(smollm2_path, context_length=512, **limits) as other:
+    with LLM(smollm2_path, threads=1, context_length=512, **limits) as other:
         assert [output.outputs[0].text for output in other.generate(PROMPTS, GREEDY)] == alone
 
 
@@ -79,7 +79,7 @@ def test_preemption_changes_nothing(smollm2_path: Path, llm: LLM) -> None:
     sampling = SamplingParams(temperature=0.9, seed=5, max_tokens=90, ignore_eos=True, repetition_penalty=1.1)
     wanted = [output.outputs[0].text for output in llm.generate(PROMPTS[:4], sampling)]
     per_token = llm.capacity.kv_cache_bytes // (llm.capacity.num_blocks[0] * llm.capacity.block_size)
-    with LLM(smollm2_path, context_length=192, max_running=8, kv_cache_bytes=256 * per_token) as small:
+    with LLM(smollm2_path, threads=1, context_length=192, max_running=8, kv_cache_bytes=256 * per_token) as small:
         assert small.capacity.num_blocks[0] * small.capacity.block_size <= 256
         outputs = small.generate(PROMPTS[:4], sampling)
         assert core_of(small).scheduler.counts.num_preemptions > 0
@@ -262,7 +262,7 @@ def test_blocks_that_left_a_window_are_not_missed(gemma3_path: Path) -> None:
     numbers = " ".join(str(number) for number in range(1, 190))
     texts = []
     for max_step_tokens, prompts in ((512, [numbers]), (120, [numbers, PROMPTS[1]])):
-        with LLM(gemma3_path, context_length=1024, max_running=2, max_step_tokens=max_step_tokens) as model:
+        with LLM(gemma3_path, threads=1, context_length=1024, max_running=2, max_step_tokens=max_step_tokens) as model:
             output = model.generate(prompts, SamplingParams(temperature=0.0, max_tokens=40))[0]
             assert len(output.prompt_token_ids) > 560
             texts.append(output.outputs[0].text)

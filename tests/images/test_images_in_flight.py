@@ -19,7 +19,18 @@ Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
 
 SIZES = ((28, 28), (60, 20), (8, 8), (90, 90), (20, 60), (50, 50), (200, 96), (96, 200))
 QUESTIONS = ("What is this?", "Where?", "And why?", "Who was here?")
-OPTIONS = ("--device", "cpu", "--context-length", "1024", "--max-running", "8", "--api-processes", "2")
+OPTIONS = (
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+    "--context-length",
+    "1024",
+    "--max-running",
+    "8",
+    "--api-processes",
+    "2",
+)
 
 
 def bodies() -> list[dict[str, Any]]:

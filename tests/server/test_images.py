@@ -248,10 +248,16 @@ def test_less_detail_takes_fewer_tokens(seeing: RunningServer, path: str, little
         given: list[dict[str, Any]] = [{} if each is None else {"detail": each} for each in details]
         if path == "/v1/responses":
             parts = [{"type": "input_image", "image_url": URL, **each} for each in given]
-            body, where = {"input": [{"role": "user", "content": parts}]}, "$.usage.input_tokens"
+            body, where = (
+                {"input": [{"role": "user", "content": parts}], "max_output_tokens": 1},
+                "$.usage.input_tokens",
+            )
         else:
             shown_parts = [{"type": "image_url", "image_url": {"url": URL, **each}} for each in given]
-            body, where = {"messages": [{"role": "user", "content": shown_parts}]}, "$.usage.prompt_tokens"
+            body, where = (
+                {"messages": [{"role": "user", "content": shown_parts}], "max_tokens": 1},
+                "$.usage.prompt_tokens",
+            )
         return int(found(posted(seeing, path, body), where))
 
     whole, low = count(None), count("low")
