@@ -22,7 +22,7 @@ _REFUSED = ("experts-of-two-matrices",)  # experts without a gate
 _BY_TWO = [name for name, (_, counts) in RECIPES.items() if 2 in counts and name not in _REFUSED]
 
 
-@pytest.mark.parametrize(("names", "count"), [(_BY_TWO, 2), (["experts-with-norms"], 3)])
+@pytest.mark.parametrize(("names", "count"), [(_BY_TWO, 2), (["experts-with-norms", "copied-norms-of-tokens"], 3)])
 def test_the_sums_of_ranks_are_the_whole(names: list[str], count: int, tmp_path: Path) -> None:
     from backends.ranks import cuda_ranks
 

@@ -34,7 +34,6 @@ from realizar.backends.program import (
     Tail,
     ends_layer,
 )
-from realizar.errors import UnsupportedModelError
 from realizar.models.parts import Fusion, NextTokenInputs
 from realizar.models.spec import ModelSpec
 
@@ -169,10 +168,6 @@ class Binder:
             yield from self._experts.bind(block, before, self._next_consumer(block.join))
             yield from self._sums(block)
             return
-        if isinstance(block, AttentionBlock) and block.reduces_norms:
-            raise UnsupportedModelError(
-                f"layer {block.layer}: ranks on GPUs can't share norms over all heads of a token"
-            )
         assert block.join.linear is not None
         inputs, output = self._merger.merge(block.inputs.linears), self._merger.merge((block.join.linear,))
         buffers = self._space.activations

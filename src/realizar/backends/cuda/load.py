@@ -254,11 +254,13 @@ def _binders(
 ) -> tuple[AttentionBinder, Binder]:  # fmt: skip
     """What binds the launches of a lane's steps."""
     weights, space, device, kernels = parts.weights, lane.space, lane.device, lane.matmuls.kernels
-    attention = AttentionBinder(weights, space, kv, parts.ropes, device, config.context_length, config.batch_invariant)
-    routers = None if kernels is None else RouterKernels(kernels)
     sizes, sums = space.arrays.sizes, None
     if ranks is not None:
         sums = RankSums(ranks, spec, sizes.tokens, sizes.selected, device.torch_device)
+    attention = AttentionBinder(
+        weights, space, kv, parts.ropes, device, config.context_length, config.batch_invariant, sums
+    )
+    routers = None if kernels is None else RouterKernels(kernels)
     norms, dense = NormBinder(spec, weights, space, sums), DenseBinder(space)
     experts = MixtureBinder(weights, space, lane.merger, parts.experts, routers, lane.grouped, norms, dense)
     binder = Binder(spec, weights, space, attention, lane.merger, experts, recurrences, norms, dense, sums)

@@ -73,6 +73,11 @@ class RankSums:
         """Of embeddings, float32 [tokens, hidden_size], of which each is zeros on all ranks but one."""
         self._group.add_up(hidden, hidden)
 
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Of all ranks' values, float32 and contiguous, which are overwritten."""
+        self._group.add_up(values, values)
+        return values.div_(self._spec.share.ranks)
+
     def side_by_side(self, partials: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """From the sums of this rank's ids, float32 [splits, tokens, ids], those of all: [1, tokens, vocab_size]."""
         _, tokens, ids = partials.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+import torch
 import triton
 
 from realizar.backends.cuda.attention.arguments import AttentionArguments, columns, gate_column
@@ -30,8 +31,10 @@ from realizar.backends.cuda.kernels.rotate import rotate
 from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.norms import NORM_KINDS
+from realizar.backends.cuda.ranks import RankSums
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.parts import RANK_SUMS
 from realizar.backends.program import AttentionBlock, SharedAttentionBlock
 from realizar.models.mixers import SharedAttention
 from realizar.models.parts import Norm
@@ -46,9 +49,9 @@ class AttentionBinder:
 
     def __init__(
         self, weights: Weights, workspace: Workspace, kv: KVMemory, ropes: RopeTables, device: DeviceProfile,
-        context_length: int, batch_invariant: bool,
+        context_length: int, batch_invariant: bool, ranks: RankSums | None = None,
     ) -> None:  # fmt: skip
-        self._weights, self._space, self._kv = weights, workspace, kv
+        self._weights, self._space, self._kv, self._ranks = weights, workspace, kv, ranks
         self._part = part_keys(context_length) if batch_invariant else 0
         self._arguments = AttentionArguments(weights, workspace, kv, ropes, device, batch_invariant)
         parts = fixed_parts(context_length) if batch_invariant else 0
@@ -80,7 +83,10 @@ class AttentionBinder:
         """
         attention = block.attention
         if isinstance(attention, Attention) and attention.qk_norm_axis == "token":
-            yield Launch("qk norm", self._norm_tokens(attention, linear))
+            shared = isinstance(block, AttentionBlock) and block.reduces_norms
+            yield Launch("qk norm", self._norm_tokens(attention, linear, norms=not shared))
+            if shared:
+                yield Launch(RANK_SUMS, self._norm_tokens_of_ranks(attention, linear))
         yield self.bind_keys(block, linear)
         start_decodes = self._decodes.bind(BoundDecode(block, linear, consumer))
         start_tiles = self._chunks.bind(block, consumer)
@@ -101,12 +107,14 @@ class AttentionBinder:
         """The launch that rotates what `linear` computed, and writes keys and values into the cache."""
         return Launch("rope", self._rotate(block, linear))
 
-    def _norm_tokens(self, attention: Attention, linear: MergedLinear) -> Callable[[StepKind], None]:
-        """Sum queries, keys and values into the first split; queries and keys normed over all heads of a token."""
+    def _norm_tokens(self, attention: Attention, linear: MergedLinear, *, norms: bool) -> Callable[[StepKind], None]:
+        """Sum queries, keys and values into the first split; with `norms` queries and keys are normed over all heads
+        of a token.
+        """
         (key_at, value_at), none = columns(attention), self._arguments.none
         parts: list[tuple[int, int, Norm | None]] = [
-            (0, key_at, attention.q_norm),
-            (key_at, value_at - key_at, attention.k_norm),
+            (0, key_at, attention.q_norm if norms else None),
+            (key_at, value_at - key_at, attention.k_norm if norms else None),
             (value_at, linear.width - value_at, None),
         ]
 
@@ -124,6 +132,23 @@ class AttentionBinder:
                     NORM=NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), BLOCK=cut.block,
                     num_warps=cut.warps, **self._space.launching(kind),
                 )  # fmt: skip
+
+        return run
+
+    def _norm_tokens_of_ranks(self, attention: Attention, linear: MergedLinear) -> Callable[[StepKind], None]:
+        """Norm queries and keys of the first split by the mean of all ranks' mean squares."""
+        key_at, value_at = columns(attention)
+        parts = [(slice(0, key_at), attention.q_norm), (slice(key_at, value_at), attention.k_norm)]
+        norms = [(part, norm) for part, norm in parts if norm is not None]
+        ranks = self._ranks
+        assert ranks is not None
+
+        def run(kind: StepKind) -> None:
+            sums = self._space.partials(linear.splits(kind), kind.tokens, linear.width)[0]
+            means = ranks.mean(torch.stack([sums[:, part].square().mean(1) for part, _ in norms], 1))
+            for number, (part, norm) in enumerate(norms):
+                scales = torch.rsqrt(means[:, number, None] + float(norm.eps))
+                sums[:, part].mul_(scales).mul_(self._weights.norm_weight(norm))
 
         return run
 
