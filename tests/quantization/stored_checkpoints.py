@@ -52,11 +52,6 @@ class Stored:
         return self.method in ("fp8", "mxfp8", "float", "nvfp4", "mxfp4", "modelopt")
 
     @property
-    def rounds(self) -> bool:
-        """Whether scales become halves that are not what is stored."""
-        return self.scale == "float32" and (self.is_nvfp4 or not self.is_float)
-
-    @property
     def is_nvfp4(self) -> bool:
         return self.method == "nvfp4" or (self.method == "modelopt" and self.bits == 4)
 
@@ -199,7 +194,7 @@ def _random_nvfp4(
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
     packed_codes, values = _random_e2m1(out_features, in_features, rng)
     scales = rng.integers(40, 127, (out_features, in_features // 16)).astype(np.uint8)
-    factor = np.float32(1 / 4000 if stored.rounds else 1 / 4096)
+    factor = np.float32(1 / 4000 if stored.scale == "float32" else 1 / 4096)
     weights = values * np.repeat(e4m3()[scales], 16, axis=1) * float(factor)
     packed_scales = scales.view(_E4M3)
     if stored.method == "modelopt":

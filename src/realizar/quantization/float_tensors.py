@@ -46,6 +46,7 @@ from realizar.quantization.parts import (
     array_of,
     check_shape,
     floats_of,
+    held_in_halves,
     matrix_shape,
     number_of,
     wrong,
@@ -161,9 +162,7 @@ class _Nvfp4Source(PartsSource):
         codes = array_of(self.parts["codes"], np.uint8)[start:stop]
         factor = self._factor() / 2  # codes are doubled
         scales = e4m3()[array_of(self.parts["scales"], np.uint8)[start:stop]] * factor
-        with np.errstate(over="ignore"):  # what becomes infinite is refused
-            halves = scales.astype(np.float16).astype(np.float32)
-        return Planes(self.layout, bit_fields(codes, 4, 1), halves)
+        return Planes(self.layout, bit_fields(codes, 4, 1), held_in_halves(scales))
 
     def _factor(self) -> np.float32:
         divides = "divisor" in self.parts

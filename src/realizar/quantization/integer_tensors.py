@@ -39,6 +39,7 @@ from realizar.quantization.parts import (
     array_of,
     check_shape,
     floats_of,
+    held_in_halves,
     matrix_shape,
     wrong,
 )
@@ -88,7 +89,7 @@ class _IntegerSource(PartsSource):
         self._repeats, self._symmetric = group // wide, symmetric
 
     def planes(self, start: int, stop: int) -> Planes:
-        codes, scales = self.codes(start, stop), self._spread(self._halves(start, stop))
+        codes, scales = self.codes(start, stop), self._spread(held_in_halves(self.scales(start, stop)))
         if self._symmetric:
             return Planes(self.layout, codes, scales)
         zeros = self._spread(self.zeros(start, stop).astype(np.int16)) - np.int16(self.layout.offset)
@@ -108,11 +109,6 @@ class _IntegerSource(PartsSource):
     @abstractmethod
     def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
         """The codes that mean zero, int32 [out_features, groups]."""
-
-    def _halves(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The scales as kernels hold them, as float16: of bfloat16, all of 2^-17 and more are exact."""
-        with np.errstate(over="ignore"):  # what becomes infinite is refused
-            return self.scales(start, stop).astype(np.float16).astype(np.float32)
 
     def _spread(self, values: NDArray[Any]) -> NDArray[Any]:
         return np.repeat(values, self._repeats, axis=1)
