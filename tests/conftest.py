@@ -7,15 +7,31 @@ import os
 import re
 import resource
 import signal
+import ssl
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx._transports import default as httpx_transports
 from hypothesis import HealthCheck, settings
 
 # Threads of torch and BLAS spin while they wait: with as many workers as cores they take the others' time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_new_context = httpx_transports.create_ssl_context
+_shared_context = cache(_new_context)
+
+
+def _context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+    """One for all clients that ask for nothing else: to read all certificates takes 22 ms of processor, and tests ask
+    servers thousands of times whether they are ready.
+    """
+    return _shared_context() if verify is True and cert is None else _new_context(verify, cert, trust_env)
+
+
+httpx_transports.create_ssl_context = _context
 
 # Hypothesis counts seconds, and a busy machine has few of them.
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
