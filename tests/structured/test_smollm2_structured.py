@@ -27,7 +27,7 @@ REPETITIVE = "One potato, two potatoes, three potatoes, four. One potato, two po
 
 @pytest.fixture(scope="module")
 def llm(smollm2_path: Path) -> Iterator[LLM]:
-    with LLM(smollm2_path, context_length=512, max_running=16) as made:
+    with LLM(smollm2_path, threads=1, context_length=512, max_running=16) as made:
         yield made
 
 
@@ -111,7 +111,7 @@ def test_drafts_change_no_text(llm: LLM, smollm2_path: Path) -> None:
         "grammar": structured("json_schema", items, logprobs=1),
     }
     expected = run(llm, samplings, REPETITIVE)
-    with LLM(smollm2_path, context_length=512, max_running=16, speculative_tokens=5) as drafting:
+    with LLM(smollm2_path, threads=1, context_length=512, max_running=16, speculative_tokens=5) as drafting:
         found = run(drafting, samplings, REPETITIVE)
         counts = core_of(drafting).scheduler.counts
     for name in samplings:

@@ -27,13 +27,16 @@ class Served:
     """A server process, and what it has said.
 
     Args:
-        arguments: of `realizar serve`, without the port.
+        arguments: of `realizar serve`, without the port. The engine computes on one thread unless they say more or
+            there are replicas: other workers' servers take the other cores.
         hold: a folder of files that hold its engine up (`held_serve`); None runs the command itself.
     """
 
     def __init__(self, *arguments: str | Path, hold: Path | None = None) -> None:
         program = ["-m", "realizar"] if hold is None else [held_serve.__file__, str(hold)]
-        command = [sys.executable, *program, "serve", *map(str, arguments), "--port", "0"]
+        given = {"--threads", "--replicas"} & set(arguments)
+        threads = [] if given else ["--threads", "1"]
+        command = [sys.executable, *program, "serve", *map(str, arguments), *threads, "--port", "0"]
         self._hold = held_serve.Hold(Path("nowhere") if hold is None else hold)
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.lines: list[str] = []

@@ -118,7 +118,7 @@ def test_transformers_gives_the_same_score(tmp_path: Path) -> None:
     ids = [5, 9, 33, 60, 2, 7]
     with torch.no_grad():
         expected = torch.sigmoid(model(torch.tensor([ids])).logits[0, 0].double()).item()
-    runner = load_runner(tmp_path, EngineConfig(kv_cache_bytes=16 << 20, max_running=1))
+    runner = load_runner(tmp_path, EngineConfig(threads=1, kv_cache_bytes=16 << 20, max_running=1))
     head = ranking_head(open_checkpoint(tmp_path))
     assert head is not None
     assert head.score(runner.pooled(ids, "last")) == pytest.approx(expected, abs=1e-5)
