@@ -38,11 +38,13 @@ demo: .venv/.installed  ## fetch SmolLM2-135M, ask it a question, print the answ
 	$(REALIZAR) run smollm2:135m "What is photosynthesis?" \
 		--temperature 0 --max-tokens 256 2>&1
 
-wheel: $(BIN)/python  ## build dist/realizar-*.whl, which uvx, pipx and pip install
-	rm -rf build dist
+COMPILED := src/realizar/backends/cpu/compiled
+wheel: .venv/.installed  ## build dist/realizar-*.whl with compiled kernels, which uvx, pipx and pip install
+	rm -rf build dist $(COMPILED)
+	$(BIN)/python scripts/release/wheel_kernels.py
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
-	rm -rf build
-	@ls dist/*.whl
+	rm -rf build $(COMPILED)
+	@du -h dist/*.whl
 
 lint: .venv/.dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

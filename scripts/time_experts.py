@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from realizar.backends.cpu.kernels.routing import COUNT_EXPERTS
-from realizar.backends.cpu.operations import BoundOperation, walkable
+from realizar.backends.cpu.operations import BoundOperation, BoundProgram
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.devices import THE_CPU
 from realizar.backends.select import resolve_model
@@ -47,7 +47,7 @@ def one_layer(shape_name: str, weight_type: GGMLType) -> Checkpoint:
 
 def best_seconds(backend: CPUBackend, operations: list[BoundOperation]) -> dict[str, float]:
     """The least processor time of each part of the mixture, the operations run in order."""
-    alone = [walkable([operation]) for operation in operations]
+    alone = [BoundProgram([operation]) for operation in operations]
     best = [float("inf")] * len(alone)
     for _ in range(REPEATS):
         for index, program in enumerate(alone):

@@ -3,7 +3,7 @@
     python scripts/time_matmuls.py TYPES [INSTRUCTION_SET] [TOKENS]
 
 TYPES as Q4_K,Q6_K; TOKENS default 12, one tile's. The matrix, 2048 x 2048, and the activations stay in the cache. To
-time a forced instruction set honestly, set NUMBA_CPU_NAME (haswell for avx2) and an empty NUMBA_CPU_FEATURES.
+time a forced instruction set honestly, set NUMBA_CPU_NAME and NUMBA_CPU_FEATURES to what `InstructionSet` has of it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def best_seconds(matrix: PackedMatrix, instruction_set: str, tokens: int) -> flo
             "residual_scale": 1.0, "block_bytes": 1 << 20,
         }
     )  # fmt: skip
-    kernel = make_linear(set_index(instructions.name), format_number(matrix.weight_format), 0).ctypes
+    kernel = make_linear(set_index(instructions.name), format_number(matrix.weight_format), 0).call
     argument, first, threads = ctypes.c_int64(address(record)), ctypes.c_int64(0), ctypes.c_int64(1)
     best = float("inf")
     for _ in range(REPEATS):

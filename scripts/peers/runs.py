@@ -95,8 +95,8 @@ def compiling_for(instruction_set: str) -> dict[str, str]:
     """
     from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, index_of
 
-    processor = INSTRUCTION_SETS[index_of(instruction_set)].processor
-    return {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""}
+    chosen = INSTRUCTION_SETS[index_of(instruction_set)]
+    return {**os.environ, "NUMBA_CPU_NAME": chosen.processor, "NUMBA_CPU_FEATURES": chosen.target_features}
 
 
 def _output(command: Sequence[str], environment: dict[str, str] | None = None) -> str:

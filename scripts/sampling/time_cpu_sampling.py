@@ -34,8 +34,6 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from backends.reference_sampler.sampler import RowSampler
-from realizar.backends.cpu.instruction_set import select
-from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
@@ -133,7 +131,7 @@ class Steps:
 def time_alone(vocab: int, kinds: list[str], rounds: int) -> None:
     """Print the microseconds of a row by the kernel and by the reference, and how many of their tokens differ."""
     team = ThreadTeam(1)
-    kernel = SamplingKernel(KernelLibrary(select(), lambda _name: None).sampling, vocab, team)
+    kernel = SamplingKernel(vocab, team)
     rng = np.random.default_rng(1)
     history = tuple(rng.integers(0, vocab, HISTORY).tolist())
     print("| deviation | kind | kernel us | numpy us | tokens | of which differ |\n|---|---|---|---|---|---|")

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from backends.reference_sampler.sampler import SampledToken
 from realizar.backends.cpu.codegen.logit_blocks import BLOCK
-from realizar.backends.cpu.instruction_set import select
-from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.sampling.record import ROW
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
@@ -32,8 +30,7 @@ def one_thread() -> ThreadTeam:
 @cache
 def sampling_kernel(vocab_size: int) -> SamplingKernel:
     """The kernel on the calling thread alone."""
-    library = KernelLibrary(select(), lambda _name: None)
-    return SamplingKernel(library.sampling, vocab_size, one_thread())
+    return SamplingKernel(vocab_size, one_thread())
 
 
 def raised(error: RowError) -> RealizarError:

@@ -81,7 +81,7 @@ def test_ik_goes_on_without_flash_attention_where_that_aborts(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("forced", "options", "processor"), [(None, [], None), ("avx2", ["--instruction-set", "avx2"], "haswell")]
+    ("forced", "options", "processor"), [(None, [], None), ("avx2", ["--instruction-set", "avx2"], "x86-64-v3")]
 )
 def test_realizar_is_called_with_the_instruction_set(
     monkeypatch: pytest.MonkeyPatch, forced: str | None, options: list[str], processor: str | None

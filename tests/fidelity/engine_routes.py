@@ -53,7 +53,7 @@ def watch(runner: BackendRunner[Any]) -> Iterator[Notes]:
 def _watch_cpu(runner: BackendRunner[Any], notes: Notes) -> Iterator[None]:
     """Operations are walked one by one; the first of a mixture's choice chooses."""
     from realizar.backends.cpu.kernels.attention_record import STEP_TOKENS
-    from realizar.backends.cpu.operations import walkable
+    from realizar.backends.cpu.operations import BoundProgram
 
     backend, walk, mixtures = runner.backend, runner.backend.walk, runner.spec.mixtures()
 
@@ -65,7 +65,7 @@ def _watch_cpu(runner: BackendRunner[Any], notes: Notes) -> Iterator[None]:
             if chooses:
                 part = mixtures[notes.next][1]
                 notes.logits.append(space.buffers["scores"].values[:tokens, : part.num_experts].copy())
-            walk(walkable([operation]))
+            walk(BoundProgram([operation]))
             if chooses:
                 chosen = space.routing.chosen[: tokens * part.experts_per_token].reshape(tokens, -1)
                 notes.chosen.append(chosen.astype(np.int64))

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class HostSampler:
-    """Parameters and states of open rows, and the threads that sample; `on_compile` gets a kernel's name."""
+    """Parameters and states of open rows, and the threads that sample; `on_compile` is called if it has to compile."""
 
     def __init__(
         self, max_rows: int, vocab_size: int, context_length: int, threads: int, on_compile: Callable[[str], None]
     ) -> None:
-        from realizar.backends.cpu.instruction_set import select
-        from realizar.backends.cpu.kernel_library import KernelLibrary
+        from realizar.backends.cpu.compile_ahead import CompileAhead
+        from realizar.backends.cpu.sampling.kernel import SAMPLING_KERNELS
         from realizar.backends.cpu.sampling.rows import SamplingRows
 
         self._vocab_size, self._threads = vocab_size, threads
-        self._rows = SamplingRows(max_rows, vocab_size, context_length)
-        self._kernels = KernelLibrary(select(), on_compile).sampling
+        with CompileAhead(SAMPLING_KERNELS, threads, on_compile):
+            self._rows = SamplingRows(max_rows, vocab_size, context_length)
 
     def open(self, opened: OpenedRow) -> None:
         """Start a row; InvalidRequestError where `logit_bias` names an id beyond the vocabulary."""
@@ -53,7 +53,7 @@ class HostSampler:
         from realizar.backends.cpu.sampling.kernel import SamplingKernel
         from realizar.backends.cpu.threads import ThreadTeam
 
-        return SamplingKernel(self._kernels, self._vocab_size, ThreadTeam(self._threads))
+        return SamplingKernel(self._vocab_size, ThreadTeam(self._threads))
 
     def shutdown(self) -> None:
         if "_kernel" in vars(self):

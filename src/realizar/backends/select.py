@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -127,8 +126,7 @@ def make_backend(
         return RankedBackend(ranks, config_on_gpu, partial(_make_gpu_rank, opened=opened, progress=progress))
     if may_sleep:
         raise UnsupportedModelError("a model on the CPU can't sleep: its weights are in the host's memory already")
-    with _reporting_compilation(progress):
-        from realizar.backends.cpu.runner import CPUBackend
+    from realizar.backends.cpu.runner import CPUBackend
 
     if ranks == 1:
         return CPUBackend(progress)
@@ -194,8 +192,7 @@ def make_inspected_backend(
         from realizar.backends.cuda.inspection.backend import InspectedCUDABackend
 
         return InspectedCUDABackend(progress, _open_gpu(device, progress, compared_for))
-    with _reporting_compilation(progress):
-        from realizar.backends.cpu.inspection.backend import InspectedCPUBackend
+    from realizar.backends.cpu.inspection.backend import InspectedCPUBackend
 
     return InspectedCPUBackend(progress)
 
@@ -224,13 +221,6 @@ def compare_with_cpu(device: ChosenDevice) -> str | None:
     from realizar.backends.verdict.apply import compared_anew
 
     return compared_anew(open_device(device.index), device.label)
-
-
-def _reporting_compilation(progress: LoadProgress | None) -> AbstractContextManager[None]:
-    """Around the import of a module of the CPU backend: some kernels are compiled with their modules."""
-    from realizar.backends.cpu.compile_events import on_compiling
-
-    return on_compiling(lambda: (progress or no_progress)("compiling kernels for this processor, once", 1.0))
 
 
 def refusal(spec: ModelSpec, kind: Device) -> str | None:

@@ -1,26 +1,42 @@
-"""The folder of compiled kernels, and what happens where it can't be written or is broken."""
+"""Compiled kernels: in the cache, in the package, and what happens where neither can be read or written."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba
+import numpy as np
 import pytest
-from numba.core import caching
+from release.wheel_kernels import kernels_of_kind
 
 import realizar
-from realizar.backends.cpu import kernel_cache
-from realizar.backends.cpu.kernel_cache import cache_folder, forget_old_folders, is_kept, use_cache_folder
+from realizar.backends.cpu import compile_ahead, instruction_set, kernel_cache, threads
+from realizar.backends.cpu.compile_ahead import CompileAhead
+from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, KINDS, index_of, known_kind
+from realizar.backends.cpu.kernel import Kernel, make_kernel
+from realizar.backends.cpu.kernel_cache import (
+    CompiledKernel,
+    archive_of,
+    cache_folder,
+    forget_old_folders,
+    has_kernel,
+    keep_kernel,
+    read_kernel,
+    target,
+    use_cache_folder,
+)
+from realizar.backends.cpu.kernels.ranks import squares
 from waits import HANG_S
+
+open_archive = kernel_cache._archive.__wrapped__
 
 
 def test_folders_used_last_stay(tmp_path: Path) -> None:
@@ -36,38 +52,53 @@ def test_folders_used_last_stay(tmp_path: Path) -> None:
     assert left == ["file", "newest", "old"], "its own stays, whatever the clock says"
 
 
-def test_folder_is_named_by_the_sources() -> None:
-    assert cache_folder() == cache_folder()
-    assert cache_folder().parent.name == "kernels"
+def test_a_packed_kernel_is_whole_or_an_error() -> None:
+    code = CompiledKernel("cfunc.of", b"\x7fELF\n\x00")
+    assert CompiledKernel.unpack(code.pack()) == code
+    for broken in (b"", b"broken", code.pack()[:-1], b"\0" + code.pack()[1:]):
+        with pytest.raises(ValueError, match="broken"):
+            CompiledKernel.unpack(broken)
 
 
-def test_another_installation_finds_the_kernels(tmp_path: Path) -> None:
-    """Two copies of the package, run one after the other: the second compiles nothing."""
-    code = (
-        "from numba.core import event\n"
-        "passes = event.RecordingListener()\n"
-        "event.register('numba:run_pass', passes)\n"
-        "from realizar.backends.cpu import threads\n"
-        "print(threads.__file__, len(passes.buffer), sep='\\n')\n"
-    )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    passes = []
+_COMPILES = """
+from numba.core import event
+passes = event.RecordingListener()
+event.register("numba:run_pass", passes)
+from realizar.backends.cpu import kernel_cache, threads
+threads.exchange.call
+print(threads.__file__, len(passes.buffer), sep="\\n")
+"""
+
+
+def compiled_by(package: Path, cache: Path) -> int:
+    """Passes of the compiler in a process of that copy of the package which calls a kernel."""
+    result = subprocess.run(
+        [sys.executable, "-c", _COMPILES], capture_output=True, text=True, check=True, timeout=HANG_S,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(package)},
+    )  # fmt: skip
+    place, count = result.stdout.splitlines()
+    assert Path(place).is_relative_to(package)
+    return int(count)
+
+
+def test_installations_find_kernels_of_the_same_sources(tmp_path: Path) -> None:
+    """In the cache, and in the package; an edited source finds neither's."""
     for name in ("first", "second"):
-        shutil.copytree(Path(realizar.__file__).parent, tmp_path / name / "realizar")
-        command = [sys.executable, "-c", code]
-        result = subprocess.run(
-            command,
-            env={**environment, "PYTHONPATH": str(tmp_path / name)},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=HANG_S,
-        )
-        place, count = result.stdout.splitlines()
-        assert Path(place).is_relative_to(tmp_path / name)
-        passes.append(int(count))
-    assert passes[0] > 0
-    assert passes[1] == 0
+        package, ignored = Path(realizar.__file__).parent, shutil.ignore_patterns("compiled")
+        shutil.copytree(package, tmp_path / name / "realizar", ignore=ignored)
+        os.utime(tmp_path / name / "realizar/backends/cpu/threads.py", (1, 1))
+    cache, another = tmp_path / "cache", tmp_path / "another"
+    assert compiled_by(tmp_path / "first", cache) > 0
+    assert compiled_by(tmp_path / "second", cache) == 0
+    archive = tmp_path / "second" / archive_of(target()).relative_to(Path(realizar.__file__).parents[1])
+    archive.parent.mkdir(exist_ok=True)
+    (kept,) = cache.rglob("threads exchange")
+    with zipfile.ZipFile(archive, "w") as file:
+        file.write(kept, kept.name)
+    assert compiled_by(tmp_path / "second", another) == 0
+    with (tmp_path / "second/realizar/backends/cpu/memory.py").open("a") as source:
+        source.write("# edited\n")
+    assert compiled_by(tmp_path / "second", another) > 0
 
 
 @pytest.fixture
@@ -82,7 +113,6 @@ def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
 def test_without_a_place_kernels_are_not_kept(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
 ) -> None:
-    folder = numba.config.CACHE_DIR
     (tmp_path / "file").write_text("")
     named = {"file": tmp_path / "file", "below a file": tmp_path / "file" / "below", "no home": Path()}[place]
     monkeypatch.setenv("XDG_CACHE_HOME", str(named))
@@ -91,46 +121,134 @@ def test_without_a_place_kernels_are_not_kept(
     for _ in range(2):
         assert use_cache_folder.__wrapped__() is None
     assert len(warnings()) == 1
-    assert "can't be written" in warnings()[0]
-    assert folder == numba.config.CACHE_DIR
+    assert "the kernel cache fails" in warnings()[0]
     monkeypatch.setattr(kernel_cache, "use_cache_folder", lambda: None)
-    assert not is_kept()
+    keep_kernel("a kernel", CompiledKernel("symbol", b"code"))
+    assert read_kernel("a kernel") is None
+    assert not has_kernel("a kernel")
 
 
-def triple() -> Any:
-    """Compiled now, and the same function each time as far as the cache can tell."""
-
-    @numba.njit("int64(int64)", cache=True)
-    def triple(number: int) -> int:
-        return 3 * number
-
-    return triple
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of this process, empty, without kernels in the package."""
+    monkeypatch.setattr(kernel_cache, "_archive", lambda: None)
+    for module in (kernel_cache, compile_ahead):
+        monkeypatch.setattr(module, "use_cache_folder", lambda: tmp_path)
+    return tmp_path
 
 
 def full_disk(*_arguments: object, **_options: object) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        Path(triple()._cache._cache_file._index_path).unlink()
-    monkeypatch.setattr(caching.IndexDataCacheFile, "_open_for_write", full_disk)
-    monkeypatch.setattr("tempfile.TemporaryFile", full_disk)
-    assert [triple()(7), triple()(8)] == [21, 24]
+def anew(made: Kernel) -> Kernel:
+    """A kernel as a process finds it that has not asked for it yet."""
+    return Kernel(made._function, (), made._signature)
+
+
+def exchanged(made: Kernel) -> tuple[int, int]:
+    """What `exchange` returns and writes where a 5 was and a 7 is to be."""
+    words = np.array([5])
+    return made.call(words.ctypes.data, 7), words[0]
+
+
+def test_a_disk_that_fills_up(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    assert [exchanged(anew(threads.exchange)) for _ in range(2)] == [(5, 7), (5, 7)]
     assert warnings() == [
-        "the kernel cache can't be written ([Errno 28] No space left on device); this process compiles its own kernels"
+        "the kernel cache fails ([Errno 28] No space left on device); this process compiles its own kernels"
     ]
+    assert list(own_folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"broken", b"\x80\x05N."])
-@pytest.mark.parametrize("what", ["index", "code"])
-def test_a_broken_file_is_written_anew(what: str, content: bytes, warnings: Callable[[], list[str]]) -> None:
-    file = triple()._cache._cache_file
-    path = Path(file._index_path if what == "index" else file._data_path(next(iter(file._load_index().values()))))
-    whole = path.read_bytes()
+@pytest.mark.parametrize("content", [b"", b"broken", bytes(40)])
+def test_a_broken_file_is_written_anew(content: bytes, own_folder: Path, warnings: Callable[[], list[str]]) -> None:
+    path = own_folder / threads.exchange.name
     path.write_bytes(content)
-    assert triple()(7) == 21, "compiled in memory"
-    assert len(warnings()) <= 1
-    assert triple()(7) == 21, "and kept again"
-    assert path.stat().st_size >= len(whole) // 2
-    assert triple()._cache_hits, "and found"
+    assert exchanged(anew(threads.exchange)) == (5, 7), "compiled"
+    assert warnings() == ["the kernel cache fails (a compiled kernel is broken); this process compiles its own kernels"]
+    assert CompiledKernel.unpack(path.read_bytes()).symbol.startswith("cfunc.")
+
+
+def test_a_broken_archive_is_left_for_the_cache(
+    own_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
+) -> None:
+    archive = tmp_path / "archive.zip"
+    monkeypatch.setattr(kernel_cache, "archive_of", lambda _kind: archive)
+    assert open_archive() is None
+    archive.write_bytes(b"broken")
+    assert open_archive() is None
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("one", b"broken")
+    opened = open_archive()
+    monkeypatch.setattr(kernel_cache, "_archive", lambda: opened)
+    assert has_kernel("one")
+    assert read_kernel("one") is None
+    code = CompiledKernel("symbol", b"code")
+    keep_kernel("one", code)
+    assert read_kernel("one") == code
+    assert len(warnings()) == 1
+
+
+def test_processes_compile_what_is_missing(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process does, into its own cache; one that fails leaves kernels to this process, and nothing is done twice."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own_folder))
+    said: list[str] = []
+    with CompileAhead([anew(squares), anew(squares), anew(threads.exchange)], 1, said.append):
+        pass
+    assert sorted(path.name for path in (cache_folder() / target()).iterdir()) == sorted(
+        [squares.name, threads.exchange.name]
+    )
+    assert said == ["compiling 2 kernels for this processor, once"]
+    monkeypatch.setattr(compile_ahead, "_COMMAND", (sys.executable, "-c", ""))
+    failing = anew(threads.exchange)
+    with CompileAhead([failing], 1, said.append):
+        pass
+    assert exchanged(failing) == (5, 7)
+    with CompileAhead([failing, anew(threads.exchange)], 1, said.append):
+        pass
+    assert len(said) <= 2, "the last had nothing to compile"
+
+
+def test_a_load_that_fails_compiles_no_more(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "_COMMAND", ("/none/such",))
+    ahead = CompileAhead([squares, threads.exchange], 0, pytest.fail)
+    with pytest.raises(ZeroDivisionError), ahead:
+        raise ZeroDivisionError
+    assert ahead._names.empty()
+
+
+def test_names_say_how_kernels_are_made() -> None:
+    for made in kernels_of_kind(INSTRUCTION_SETS[index_of("avx2")]):
+        again = make_kernel(made.name)
+        assert again.name == made.name
+        assert again._function.__code__ is made._function.__code__
+
+
+def test_the_wheel_has_every_kernel() -> None:
+    """Of each function that makes some, and each kernel that needs no constants, for all kinds."""
+    for kind in KINDS:
+        names = [made.name for made in kernels_of_kind(kind)]
+        assert len(names) == len(set(names))
+        found = {tuple(name.split()[:2]) for name in names}
+        for module in [sys.modules[f"realizar.backends.cpu.{module}"] for module, _ in found]:
+            for value in vars(module).values():
+                if getattr(value, "__module__", None) == module.__name__ and value.__name__.startswith("make_"):
+                    assert (module.__name__.removeprefix("realizar.backends.cpu."), value.__name__) in found
+
+
+def test_kinds_of_processors_by_their_features() -> None:
+    levels = [instruction_set._LEVELS[kind.processor] for kind in KINDS]
+    everything = dict.fromkeys(
+        {each for kind, level in zip(KINDS, levels, strict=True) for each in (*kind.features, *level)}, True
+    )
+    assert [kind.name for kind in KINDS] == ["avx512_vnni", "avx_vnni", "avx2"]
+    for at, kind in enumerate(KINDS):
+        hidden = [feature for each in KINDS[:at] for feature in each.features[:1]]
+        features = {**everything, **dict.fromkeys(hidden, False)}
+        assert known_kind(features) is kind
+        assert known_kind({**features, levels[at][-1]: False}) is not kind
+    assert known_kind({**everything, "movbe": False}) is None
+    assert known_kind({}) is None

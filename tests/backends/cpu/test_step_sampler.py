@@ -10,8 +10,6 @@ import pytest
 
 from backends.reference_sampler.logit_reader import LogitReader
 from backends.reference_sampler.sampler import RowSampler
-from realizar.backends.cpu.instruction_set import select
-from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.sampling.record import ROW
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
@@ -157,8 +155,7 @@ def assert_alike(found: Sequence[TokenLogprobs], wanted: Sequence[TokenLogprobs]
 
 @cache
 def kernel_of(threads: int) -> SamplingKernel:
-    library = KernelLibrary(select(), lambda _name: None)
-    return SamplingKernel(library.sampling, VOCAB, ThreadTeam(threads))
+    return SamplingKernel(VOCAB, ThreadTeam(threads))
 
 
 def test_a_row_that_closed_before_its_step_was_read_is_plain() -> None:

@@ -9,15 +9,16 @@ interpreter's lock. Read in this order:
    `workspace.py`.
 3. `walker.py`, `threads.py`: the walk of that table by all threads, with barriers, and the exceptions of kernels.
 4. `kernels/`: the C functions of that table; `codegen/`: their inner loops as LLVM code; `activation_layout.py`: the
-   quantised activations that they read. `kernel_library.py` makes the kernels, `kernel_cache.py` keeps them on disk,
-   `memory.py` reads and writes memory by address there, and `emitted.py` makes intrinsics of functions that emit code.
+   quantised activations that they read. `kernel.py` makes kernels of functions, `kernel_library.py` has those of a
+   kind, `kernel_cache.py` keeps them on disk, `compile_ahead.py` compiles them in processes, `memory.py` reads and
+   writes memory by address there, and `emitted.py` makes intrinsics of functions that emit code.
 5. `weights/`: matrices packed into tiles. `kv/`: the KV cache. `state/`: states of rows. `sampling/`: sampling of
    tokens, by the kernel in `kernels/sampling/`.
 6. `tower.py` runs encoders of images by the same kernels.
 
-Besides: `instruction_set.py`, `plan.py`, `supported.py`, `compile_events.py` and `inspection/` (profiles and traces).
+Besides: `instruction_set.py`, `plan.py`, `supported.py` and `inspection/` (profiles and traces).
 """
 
-from realizar.backends.cpu.kernel_cache import use_cache_folder
+from realizar.backends.cpu.kernel_cache import target
 
-use_cache_folder()  # before any kernel's module is imported, as kernels compile into the folder
+target()  # before Numba compiles anything

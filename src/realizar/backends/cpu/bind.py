@@ -16,11 +16,11 @@ from realizar.backends.cpu.kernels.activate import ACTIVATE
 from realizar.backends.cpu.kernels.attention_record import STEP_SELECTED, STEP_TERMS, STEP_TOKENS
 from realizar.backends.cpu.kernels.expert_linear import EXPERT_ACTIVATE, EXPERT_FLOAT_LINEAR, EXPERT_LINEAR
 from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR
-from realizar.backends.cpu.kernels.layer_inputs import LAYER_INPUTS
+from realizar.backends.cpu.kernels.layer_inputs import LAYER_INPUTS, layer_inputs
 from realizar.backends.cpu.kernels.linear import LINEAR
 from realizar.backends.cpu.kernels.normalize import CLIP, NORMALIZE, SELECT, clip, norm_kind, normalize, select
 from realizar.backends.cpu.kernels.routing import CHOOSE, GATHER, SORT, SUM, choose, gather, sort_by_expert, sum_experts
-from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
+from realizar.backends.cpu.operations import BoundOperation, BoundProgram
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.state.sizes import input_columns
 from realizar.backends.cpu.weights.load import Weights
@@ -72,11 +72,11 @@ class Binder:
             if block.layer < deepstack and ends_layer(program.blocks, index):
                 source = added_features(block.layer)
                 operations.append(self._normalize("features of images", None, source, "branch", add_scale=1.0))
-        return walkable([*operations, *self._kept(program, len(program.blocks))])
+        return BoundProgram([*operations, *self._kept(program, len(program.blocks))])
 
     def bind_tail(self, tail: Tail) -> BoundProgram:
         matmul = self._project(tail.head, "selected", "logits", "head", count=STEP_SELECTED)
-        return walkable([*self._final_norm(tail), matmul, *(() if self._ranks is None else self._ranks.logits())])
+        return BoundProgram([*self._final_norm(tail), matmul, *(() if self._ranks is None else self._ranks.logits())])
 
     def bind_states(self, program: Program) -> BoundProgram:
         """The states of selected tokens in `selected`, or what an assistant makes of them in `handed on`."""
@@ -84,7 +84,7 @@ class Binder:
         if isinstance(inputs, AssistantInputs):
             part = "next-token inputs"
             operations.append(self._project(inputs.to_state, "selected", "handed on", part, count=STEP_SELECTED))
-        return walkable(operations)
+        return BoundProgram(operations)
 
     def bind_fusion(self, fusion: Fusion) -> BoundProgram:
         """From `streams` to `fused`, of as many tokens as are selected."""
@@ -92,7 +92,7 @@ class Binder:
         normed = self._normalize("fusion", fusion.norm, "streams", "streams", count=count, width=width)
         project = self._project(fusion.linear, "streams", "fused", "fusion", count=count)
         after = [] if fusion.output_norm is None else [("fusion", fusion.output_norm, "fused", "fused")]
-        return walkable([normed, project, *(self._normalize(*each, count=count) for each in after)])
+        return BoundProgram([normed, project, *(self._normalize(*each, count=count) for each in after)])
 
     def bind_injection(self, program: Program) -> BoundProgram:
         """The keys and values of `states` in the cache, in every layer."""
@@ -105,7 +105,7 @@ class Binder:
                 self._project(block.attention.v, "normed", "value", part, terms=terms),
                 self._attention.rotate(block.attention, block.layer, terms=terms),
             ]
-        return walkable(operations)
+        return BoundProgram(operations)
 
     def bind_tower(self, tower: Tower) -> tuple[BoundProgram, BoundProgram, list[BoundProgram]]:
         """From the buffer `patches` to `hidden`, which lacks the positions; from there to `normed` and streams that are
@@ -126,7 +126,8 @@ class Binder:
                 kept = kept_stream(places[block.layer])
                 operations.append(self._normalize("hidden state", None, "hidden", kept))
         operations.append(self._normalize("final norm", tower.final_norm, "hidden", "normed"))
-        return walkable(first), walkable(operations), [walkable(self._projector(each)) for each in tower.projectors]
+        projectors = [BoundProgram(self._projector(each)) for each in tower.projectors]
+        return BoundProgram(first), BoundProgram(operations), projectors
 
     def _projector(self, projector: Projector) -> Iterator[BoundOperation]:
         first, activation, second = projector.first, projector.activation, projector.second
@@ -236,7 +237,7 @@ class Binder:
             layers=inputs.projection.out_features // inputs.size, size=inputs.size, kind=norm_kind(inputs.norm),
             eps=float(inputs.norm.eps), weight=self.weights.norm_at(inputs.norm), scale=float(inputs.scale),
         )  # fmt: skip
-        yield BoundOperation("layer inputs", self.kernels.layer_inputs, record)
+        yield BoundOperation("layer inputs", layer_inputs, record)
 
     def _next_token_inputs(self, inputs: NextTokenInputs | AssistantInputs) -> Iterator[BoundOperation]:
         part, width = "next-token inputs", inputs.of_state.in_features
@@ -341,7 +342,7 @@ class Binder:
             **selected.fields("out"), width=self.weights.hidden_size,
         )  # fmt: skip
         return [
-            BoundOperation("select", select.address, record),
+            BoundOperation("select", select, record),
             self._normalize("final norm", tail.norm, "selected", "selected", count=STEP_SELECTED),
         ]
 
@@ -377,7 +378,7 @@ class Binder:
             CLIP, **read.fields("input"), width=width, low=bounds[0], high=bounds[1], **written.fields("out"),
             **written_records(written.records),
         )  # fmt: skip
-        return BoundOperation(part, clip.address, record)
+        return BoundOperation(part, clip, record)
 
     def _project(
         self, linear: Linear, source: str, target: str, part: str, *, add_scale: float | None = None,
@@ -452,7 +453,7 @@ class Binder:
             terms=written.terms.at_column(column) if terms and written.terms is not None else 0,
         )  # fmt: skip
         begins = source == "hidden" if begins_block is None else begins_block
-        return BoundOperation(part, normalize.address, record, begins_block=begins)
+        return BoundOperation(part, normalize, record, begins_block=begins)
 
     def _activate(
         self, activation: Activation, consumer: Linear | None, width: int, gate: int | None, up: int, stride: int
@@ -513,7 +514,7 @@ class ExpertsBinder:
             groups_per_token=experts.groups_per_token, bias=self.weights.vector_at(experts.selection_bias),
             expert_scales=self.weights.vector_at(experts.expert_scales),
         )  # fmt: skip
-        return BoundOperation("choice of experts", choose.address, record)
+        return BoundOperation("choice of experts", choose, record)
 
     def _sort(self, experts: Experts) -> BoundOperation:
         routing, width = self.workspace.routing, self.workspace.block_tokens
@@ -523,7 +524,7 @@ class ExpertsBinder:
             counts=address(routing.counts), width=width,
             run=pairs_of_item(experts.up.in_features, self.block_bytes, width),
         )  # fmt: skip
-        return BoundOperation("choice of experts", sort_by_expert.address, record)
+        return BoundOperation("choice of experts", sort_by_expert, record)
 
     def _gather(self, experts: Experts, packed: list[bool]) -> BoundOperation:
         read, written = self.workspace.buffers["normed"], self.workspace.buffers["routed"]
@@ -536,7 +537,7 @@ class ExpertsBinder:
             out_stride=written.stride, records=read.records.at, out_records=written.records.at if any(packed) else 0,
             groups=groups, width=read.records.width,
         )  # fmt: skip
-        return BoundOperation("choice of experts", gather.address, record)
+        return BoundOperation("choice of experts", gather, record)
 
     def _multiply(
         self, linear: ExpertLinear, source: str, target: str, part: str, together: int, *, barrier: bool = True
@@ -594,4 +595,4 @@ class ExpertsBinder:
             shared=shared.at if shared else 0, shared_stride=shared.stride if shared else 0,
             shared_gate=gate.at if gate else 0, shared_gate_stride=gate.stride if gate else 0,
         )  # fmt: skip
-        return BoundOperation("sum over experts", sum_experts.address, record)
+        return BoundOperation("sum over experts", sum_experts, record)

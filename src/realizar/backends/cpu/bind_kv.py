@@ -71,7 +71,7 @@ class AttentionBinder:
     def attend(self, attention: Attention | SharedAttention, layer: int) -> Iterator[BoundOperation]:
         arguments = self._attend_record(attention, layer)
         yield BoundOperation("attention", self.kernels.attend(self.kv.dtype), arguments, attention=attention)
-        yield BoundOperation("attention output", combine.address, arguments)
+        yield BoundOperation("attention output", combine, arguments)
 
     def _rotate(
         self, attention: Attention | SharedAttention, q_norm: Norm | None, k_norm: Norm | None, **of_keys: float

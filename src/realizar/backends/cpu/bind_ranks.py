@@ -39,7 +39,7 @@ class RankBinder:
         buffer = self._workspace.buffers[name]
         yield from self._publish(name, width, 4 * width)
         record = self._workspace.record(ADD_UP, **buffer.fields("out"), width=width, **self._exchange())
-        yield BoundOperation(RANK_SUMS, add_up.address, record)
+        yield BoundOperation(RANK_SUMS, add_up, record)
 
     def logits(self) -> Iterator[BoundOperation]:
         """The logits of this rank's ids become those of all."""
@@ -50,7 +50,7 @@ class RankBinder:
             SIDE_BY_SIDE, count_field=STEP_SELECTED, **buffer.fields("out"), width=widest, total=spec.vocab_size,
             **self._exchange(),
         )  # fmt: skip
-        yield BoundOperation(RANK_SUMS, side_by_side.address, record)
+        yield BoundOperation(RANK_SUMS, side_by_side, record)
 
     def norm_of_token(self, norm: Norm | None, name: str, width: int) -> Iterator[BoundOperation]:
         """The norm over all ranks' heads of a token, of which `width` columns of a buffer are this one's."""
@@ -60,14 +60,14 @@ class RankBinder:
             raise UnsupportedModelError(f"{self._spec.architecture}: ranks can't share a norm of kind {norm.kind}")
         values, found = self._workspace.buffers[name], self._workspace.buffers[TOKEN_SQUARES]
         record = self._workspace.record(SQUARES, **values.fields("input"), width=width, **found.fields("out"))
-        yield BoundOperation("qk norm", squares.address, record)
+        yield BoundOperation("qk norm", squares, record)
         yield from self.add_up(TOKEN_SQUARES, 1)
         record = self._workspace.record(
             SCALE_ROWS, values=values.at, stride=values.stride, width=width, squares=found.at,
             squares_stride=found.stride, features=width * self._spec.share.ranks, eps=float(norm.eps),
             weight=self._weights.norm_at(norm),
         )  # fmt: skip
-        yield BoundOperation("qk norm", scale_rows.address, record)
+        yield BoundOperation("qk norm", scale_rows, record)
 
     def norms_of_heads(self, attention: Attention) -> Iterator[BoundOperation]:
         """Norms of queries and keys over all heads of a token."""
@@ -80,7 +80,7 @@ class RankBinder:
         record = self._workspace.record(
             PUBLISH, count_field=count, **buffer.fields("input"), width=width, row_bytes=row_bytes, **self._exchange()
         )
-        yield BoundOperation(RANK_SUMS, publish.address, record)
+        yield BoundOperation(RANK_SUMS, publish, record)
 
     def _exchange(self) -> dict[str, int]:
         memory, share = self._memory, self._spec.share

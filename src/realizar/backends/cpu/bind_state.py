@@ -45,7 +45,7 @@ class StateBinder:
             bias=self.weights.vector_at(mixer.bias), **self._state_fields(layer), **written.fields("out"),
             **written_records(written.records if self.weights.is_packed(mixer.out_proj) else None),
         )  # fmt: skip
-        return BoundOperation("convolution", short_convolution.address, record)
+        return BoundOperation("convolution", short_convolution, record)
 
     def gated_delta_net(self, mixer: GatedDeltaNet, layer: int) -> Iterator[BoundOperation]:
         """q, k, v, z, beta and decay of `state inputs` to the gated heads."""
@@ -57,7 +57,7 @@ class StateBinder:
         recur = self.kernels.recur(lanes, run_columns(mixer.value_size, lanes))
         yield BoundOperation("recurrence", recur, record)
         if quantised and not by_head:
-            yield BoundOperation("recurrence", normalize.address, self._quantise_record(mixer))
+            yield BoundOperation("recurrence", normalize, self._quantise_record(mixer))
 
     def _head_lanes(self, mixer: GatedDeltaNet) -> int:
         return head_lanes((mixer.key_size, mixer.value_size), self.instructions.lanes)

@@ -16,7 +16,8 @@ class InstructionSet:
         lanes: 32-bit lanes of a vector, which is also the rows of a weight tile.
         features: LLVM feature names that all must be reported.
         tile_tokens: tokens that share one pass over a weight tile, largest first.
-        processor: LLVM's name of a processor that has it and no wider one: to compile everything else for that too.
+        processor: LLVM's name of the simplest processor that has it, or with the features added has: everything else is
+            compiled for that too.
     """
 
     name: str
@@ -25,13 +26,24 @@ class InstructionSet:
     tile_tokens: tuple[int, ...]
     processor: str
 
+    @property
+    def target_features(self) -> str:
+        """The features as LLVM is told them."""
+        return ",".join(f"+{feature}" for feature in self.features)
+
+
+# What x86-64's levels are in LLVM: https://gitlab.com/x86-psABIs/x86-64-ABI has the features of each.
+_LEVEL_3, _LEVEL_4 = "x86-64-v3", "x86-64-v4"
+_OF_LEVEL_3 = (
+    *("cx16", "popcnt", "sahf", "sse3", "ssse3", "sse4.1", "sse4.2"),
+    *("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"),
+)
+_LEVELS = {_LEVEL_3: _OF_LEVEL_3, _LEVEL_4: (*_OF_LEVEL_3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")}
 
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
-    InstructionSet(
-        "avx512_vnni", 16, ("avx512vnni", "avx512bw", "avx512vl", "f16c", "fma"), (12, 4, 2, 1), "cascadelake"
-    ),
-    InstructionSet("avx_vnni", 8, ("avxvnni", "avx2", "f16c", "fma"), (8, 4, 2, 1), "alderlake"),
-    InstructionSet("avx2", 8, ("avx2", "f16c", "fma"), (12, 6, 3, 1), "haswell"),
+    InstructionSet("avx512_vnni", 16, ("avx512vnni", "avx512bw", "avx512vl", "f16c", "fma"), (12, 4, 2, 1), _LEVEL_4),
+    InstructionSet("avx_vnni", 8, ("avxvnni", "avx2", "f16c", "fma"), (8, 4, 2, 1), _LEVEL_3),
+    InstructionSet("avx2", 8, ("avx2", "f16c", "fma"), (12, 6, 3, 1), _LEVEL_3),
     InstructionSet("neon_dot", 4, ("dotprod", "neon"), (8, 4, 1), "cortex-a76"),
     InstructionSet("portable", 8, (), (4, 1), "x86-64"),
 )
@@ -56,6 +68,17 @@ def host_features() -> Mapping[str, bool]:
 
 def supported(candidate: InstructionSet, features: Mapping[str, bool]) -> bool:
     return all(features.get(feature, False) for feature in candidate.features)
+
+
+# Kinds of processors whose kernels are the same, bit for bit, on all of a kind.
+KINDS = tuple(each for each in INSTRUCTION_SETS if each.processor in _LEVELS)
+
+
+def known_kind(features: Mapping[str, bool]) -> InstructionSet | None:
+    """The kind of a processor with these features; None if it is of none, as where a virtual machine hides some."""
+    best = next(candidate for candidate in INSTRUCTION_SETS if supported(candidate, features))
+    levels = _LEVELS.get(best.processor)
+    return best if levels is not None and all(features.get(feature, False) for feature in levels) else None
 
 
 def select(name: str | None = None) -> InstructionSet:

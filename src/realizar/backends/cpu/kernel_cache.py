@@ -1,8 +1,9 @@
-"""Kernels made once per process and compiled into an on-disk cache that dies with the sources it came from.
+"""Compiled kernels on disk: those that came with the package, and those that this machine compiled.
 
-Numba stamps a cached function with its own file only, and our intrinsics live in others. So the cache folder is named
-by a digest of all sources of this package, the samplers whose parameters lie in rows, and the versions of the
-compilers.
+Both are found by a digest of all sources of this package, the samplers whose parameters lie in rows, and Numba's
+version, so none outlives the source that it was compiled from. They are compiled for the kind of this processor, not
+for its model, so that all processors of a kind compute the same bits, with the package's kernels or their own. Of a
+kind that we know none of they are compiled for the model, and none come with the package.
 
 The cache saves time and nothing hangs on it. Where there is no place for it, kernels are compiled in memory. So they
 are where the disk fills up while they are written, or where a file is broken. A warning says so once.
@@ -10,37 +11,102 @@ are where the disk fills up while they are written, or where a file is broken. A
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from functools import cache
+import zipfile
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import llvmlite
 import numba
-import numpy as np
-from numba.core import caching
 
+from realizar.backends.cpu.instruction_set import KINDS, host_features, known_kind
 from realizar.errors import HubError
 from realizar.hub.folders import user_cache
 from realizar.sampling_params import SAMPLERS
 
 _LOG = logging.getLogger(__name__)
 _KEPT_FOLDERS = 4
+_PACKAGE = Path(__file__).parent
+_DIGEST_BYTES = 32
+_BROKEN = (OSError, ValueError, zipfile.BadZipFile)
+
+
+class CompiledKernel(NamedTuple):
+    """An object file in ELF, and the symbol of the kernel in it."""
+
+    symbol: str
+    object_file: bytes
+
+    def pack(self) -> bytes:
+        """A digest of the rest, the symbol in a line, the object file."""
+        rest = b"%s\n%s" % (self.symbol.encode(), self.object_file)
+        return hashlib.sha256(rest).digest() + rest
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> CompiledKernel:
+        """ValueError where it is not what was packed."""
+        digest, rest = packed[:_DIGEST_BYTES], packed[_DIGEST_BYTES:]
+        if digest != hashlib.sha256(rest).digest():
+            raise ValueError("a compiled kernel is broken")
+        symbol, _, object_file = rest.partition(b"\n")
+        return cls(symbol.decode(), object_file)
+
+
+@cache
+def digest() -> str:
+    """Of what kernels are compiled from, and of the minor version of what compiles them: its functions are called."""
+    made_by = ".".join(numba.__version__.split(".")[:2])
+    found = hashlib.sha256(f"{made_by} {' '.join([each.name for each in SAMPLERS])}".encode())
+    for source in sorted(_PACKAGE.rglob("*.py")):
+        found.update(source.read_bytes())
+    return found.hexdigest()[:16]
+
+
+@cache
+def target() -> str:
+    """What kernels are compiled for, as a folder is named. Numba is told with the first call.
+
+    That comes before anything is compiled, unless the process has used Numba before, or says what to compile for.
+    """
+    from numba.core.registry import cpu_target
+
+    config = numba.config
+    own = known_kind(host_features())
+    if config.CPU_NAME is None and own is not None and "_toplevel_target_context" not in vars(cpu_target):
+        config.CPU_NAME, config.CPU_FEATURES = own.processor, own.target_features
+    for kind in KINDS:
+        if (kind.processor, kind.target_features) == (config.CPU_NAME, config.CPU_FEATURES):
+            return kind.name
+    _, processor, features = cpu_target.target_context.codegen().magic_tuple()
+    return f"{processor}-{hashlib.sha256(f'{features} {llvmlite.__version__}'.encode()).hexdigest()[:16]}"
+
+
+def archive_of(kind: str) -> Path:
+    """Where the package has its kernels for a kind of processor, if they are of these sources."""
+    return _PACKAGE / "compiled" / f"{kind}-{digest()}.zip"
+
+
+@cache
+def _archive() -> zipfile.ZipFile | None:
+    """The package's kernels for this processor; None where it has none that fit."""
+    try:
+        return zipfile.ZipFile(archive_of(target()))
+    except FileNotFoundError:
+        return None
+    except _BROKEN as error:
+        _report(f"the package's kernels can't be read: {error}")
+        return None
 
 
 def cache_folder() -> Path:
     """Folder of this version's compiled kernels, under XDG_CACHE_HOME or ~/.cache; HubError where there is no home."""
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {np.__version__}".encode())
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(source.read_bytes())
-    digest.update(" ".join([each.name for each in SAMPLERS]).encode())
-    return user_cache() / "kernels" / digest.hexdigest()[:16]
+    return user_cache() / "kernels" / digest()
 
 
 def forget_old_folders(root: Path, own: Path, keep: int = _KEPT_FOLDERS) -> None:
@@ -53,61 +119,56 @@ def forget_old_folders(root: Path, own: Path, keep: int = _KEPT_FOLDERS) -> None
 
 @cache
 def use_cache_folder() -> Path | None:
-    """Point Numba at the folder; None where nothing can be written. Call before any kernel module is imported."""
+    """The folder for this processor's kernels, made if need be; None where nothing can be written."""
     try:
         folder = cache_folder()
         known = folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
+        place = folder / target()
+        place.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
-        tempfile.TemporaryFile(dir=folder).close()
+        tempfile.TemporaryFile(dir=place).close()
         if not known:
             forget_old_folders(folder.parent, folder)
     except (OSError, HubError) as error:
         _report(str(error))
         return None
-    numba.config.CACHE_DIR = str(folder)
-    # Numba would look for another place, such as the folder of our sources, where the disk has filled up since.
-    numba.config.CACHE_LOCATOR_CLASSES = f"{__name__}.{KernelLocator.__qualname__}"
-    caching.Cache._guard_against_spurious_io_errors = _guard
-    return folder
+    return place
 
 
-def is_kept() -> bool:
-    """True if compiled kernels are kept on disk; the value of `cache=` in Numba's decorators."""
-    return use_cache_folder() is not None
+def has_kernel(name: str) -> bool:
+    archive = _archive()
+    if archive is not None and name in archive.NameToInfo:
+        return True
+    folder = use_cache_folder()
+    return folder is not None and (folder / name).exists()
 
 
-class KernelLocator(caching.UserProvidedCacheLocator):  # type: ignore[misc]
-    """Numba's cache in the folder given to it, without a look for others where that one can't be written now.
-
-    Another installation of the same sources, as `uvx` and `pipx` make them, finds the kernels too.
-    """
-
-    @classmethod
-    def get_suitable_cache_subpath(cls, py_file: str) -> str:
-        """Of our own files the place below this folder; Numba's has a digest of the installation's path in it."""
-        folder, root = Path(py_file).absolute().parent, Path(__file__).absolute().parent
-        if folder.is_relative_to(root):
-            return "-".join(("cpu", *folder.relative_to(root).parts))
-        return str(super().get_suitable_cache_subpath(py_file))
-
-    @classmethod
-    def from_function(cls, py_func: Any, py_file: str) -> KernelLocator:
-        return cls(py_func, py_file)
+def read_kernel(name: str) -> CompiledKernel | None:
+    """A kernel of the package or of the cache; None where it is in neither, or can't be read."""
+    archive, folder = _archive(), use_cache_folder()
+    places: list[Callable[[], bytes]] = [] if archive is None else [partial(archive.read, name)]
+    places += [] if folder is None else [(folder / name).read_bytes]
+    for read in places:
+        try:
+            return CompiledKernel.unpack(read())
+        except (KeyError, FileNotFoundError):
+            continue
+        except _BROKEN as error:
+            _report(str(error))
+    return None
 
 
-@contextlib.contextmanager
-def _guard(kernel_cache: caching.Cache) -> Iterator[None]:
-    """Around Numba's reading and writing of one function's cache; what is swallowed here is compiled instead."""
+def keep_kernel(name: str, code: CompiledKernel) -> None:
+    """Write a kernel into the cache; a warning where it can't be written."""
+    folder = use_cache_folder()
+    if folder is None:
+        return
     try:
-        yield
-    except Exception as error:  # noqa: BLE001 - a broken file may raise whatever unpickling and LLVM raise
-        _report(str(error) or type(error).__name__)
-        if isinstance(error, OSError):
-            kernel_cache.disable()
-            return
-        with contextlib.suppress(OSError):
-            kernel_cache.flush()  # the file is broken: the next process finds none and writes it anew
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            Path(own, name).write_bytes(code.pack())
+            Path(own, name).replace(folder / name)
+    except OSError as error:
+        _report(str(error))
 
 
 _REPORTED: list[str] = []
@@ -115,5 +176,5 @@ _REPORTED: list[str] = []
 
 def _report(reason: str) -> None:
     if not _REPORTED:
-        _LOG.warning("the kernel cache can't be written (%s); this process compiles its own kernels", reason)
+        _LOG.warning("the kernel cache fails (%s); this process compiles its own kernels", reason)
     _REPORTED.append(reason)

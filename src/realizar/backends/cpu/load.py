@@ -13,17 +13,18 @@ from realizar.backends.cpu.bind import Binder
 from realizar.backends.cpu.bind_kv import AttentionBinder, RopeTables
 from realizar.backends.cpu.bind_ranks import RankBinder
 from realizar.backends.cpu.bind_state import StateBinder
+from realizar.backends.cpu.compile_ahead import CompileAhead
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.attention_segment import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVMemory
-from realizar.backends.cpu.operations import BoundProgram
+from realizar.backends.cpu.operations import BoundProgram, kernels_of, make_tables
 from realizar.backends.cpu.records import aligned_zeros
-from realizar.backends.cpu.sampling.kernel import SamplingKernel
+from realizar.backends.cpu.sampling.kernel import SAMPLING_KERNELS, SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
 from realizar.backends.cpu.state.memory import StateMemory
 from realizar.backends.cpu.state.sizes import state_sizes
-from realizar.backends.cpu.threads import ThreadTeam
+from realizar.backends.cpu.threads import TEAM_KERNELS, ThreadTeam
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.workspace import Workspace, reserve_workspace
 from realizar.backends.load_progress import LoadProgress, report_weights
@@ -104,11 +105,11 @@ def load_model(
     weights = Weights(spec, checkpoint, instructions.lanes, config.threads, lent)
     scales = WeightTensors(spec, checkpoint).cache_scales(config.kv_dtype)
     kv = KVMemory(spec, config, scales, None if beside is None else beside.kv)
-    weights.load(spec.matrices(), report_weights(checkpoint.size_bytes, progress))
+    weights.reserve(spec.matrices())
     ropes = RopeTables(spec, config.max_step_tokens)
     partial = aligned_zeros(PARTIAL_FLOATS, np.float32)
     scratch = _attention_scratch(kv, config.threads)
-    kernels = KernelLibrary(instructions, lambda name: progress(f"compiling {name}", 1.0))
+    kernels = KernelLibrary(instructions)
     attention = AttentionBinder(kernels, weights, workspace, kv, ropes, scratch, partial)
     states = StateMemory(
         state_sizes(spec, config.speculative_tokens), config.max_running, kv.num_snapshots, kv.num_host_snapshots
@@ -123,10 +124,15 @@ def load_model(
     programs = (
         body, binder.bind_tail(program.tail), binder.bind_states(program), seeing, fusion, injection,
     )  # fmt: skip
+    bound = [each for each in programs if each is not None]
+    kernels_of_steps = [*SAMPLING_KERNELS, *kernels_of(bound), *TEAM_KERNELS]
+    with CompileAhead(kernels_of_steps, config.threads, lambda what: progress(what, 1.0)):
+        weights.load(spec.matrices(), report_weights(checkpoint.size_bytes, progress))
     memory = weights, kv, states, workspace, ropes, scratch, partial
     team = ThreadTeam(config.threads) if beside is None else beside.team
     rows = SamplingRows(config.max_running, spec.vocab_size, config.context_length)
-    sampling = SamplingKernel(kernels.sampling, spec.vocab_size, team)
+    sampling = SamplingKernel(spec.vocab_size, team)
+    make_tables(bound)
     load_s = time.perf_counter() - start_s
     return LoadedModel(spec, config, *memory, *programs, team, rows, sampling, load_s=load_s)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.cpu.kernel import Kernel
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.walker import OPERATION_FIELDS
 from realizar.models.mixers import SharedAttention
@@ -20,7 +22,7 @@ class BoundOperation:
 
     Attributes:
         part: what a profile calls it.
-        kernel: its address. arguments: int64, the record that it reads.
+        arguments: int64, the record that it reads.
         barrier: whether threads wait for each other after it.
         weight_bytes: of the matrix that it reads; of one of them, where `is_of_experts`.
         attention: of the layer whose cache it reads; None for what reads none.
@@ -28,7 +30,7 @@ class BoundOperation:
     """
 
     part: str
-    kernel: int
+    kernel: Kernel
     arguments: NDArray[np.int64]
     barrier: bool = True
     weight_bytes: int = 0
@@ -37,12 +39,20 @@ class BoundOperation:
     is_of_experts: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class BoundProgram:
-    """Operations, and as threads walk them: int64 [count, 3] (kernel, address of arguments, barrier)."""
+    """Operations, at whose end all threads are done."""
 
-    table: NDArray[np.int64]
-    operations: tuple[BoundOperation, ...]
+    def __init__(self, operations: Iterable[BoundOperation]) -> None:
+        self.operations = tuple(operations)
+
+    @cached_property
+    def table(self) -> NDArray[np.int64]:
+        """As threads walk them: int64 [count, 3] (kernel, address of arguments, barrier)."""
+        table = aligned_zeros((self.count, OPERATION_FIELDS), np.int64)
+        for row, operation in zip(table, self.operations, strict=True):
+            row[:] = operation.kernel.address, address(operation.arguments), operation.barrier
+        table[-1, 2] = 1
+        return table
 
     @property
     def at(self) -> int:
@@ -50,14 +60,14 @@ class BoundProgram:
 
     @property
     def count(self) -> int:
-        return len(self.table)
+        return len(self.operations)
 
 
-def walkable(operations: Iterable[BoundOperation]) -> BoundProgram:
-    """A program of these operations, at whose end all threads are done."""
-    bound = tuple(operations)
-    table = aligned_zeros((len(bound), OPERATION_FIELDS), np.int64)
-    for row, operation in zip(table, bound, strict=True):
-        row[:] = operation.kernel, address(operation.arguments), operation.barrier
-    table[-1, 2] = 1
-    return BoundProgram(table, bound)
+def kernels_of(programs: Iterable[BoundProgram]) -> list[Kernel]:
+    return [operation.kernel for program in programs for operation in program.operations]
+
+
+def make_tables(programs: Iterable[BoundProgram]) -> None:
+    """Make their kernels, so that no walk has to wait for any."""
+    for program in programs:
+        _ = program.table

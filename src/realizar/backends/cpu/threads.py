@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import kernel
 from realizar.backends.cpu.memory import read_i64
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.walker import (
@@ -26,6 +26,7 @@ from realizar.backends.cpu.walker import (
     atomic_store,
     sync_words,
     walk,
+    walk_all,
     yield_processor,
 )
 from realizar.errors import StepError
@@ -47,7 +48,7 @@ def _wait_for_job(job: int, seen: int) -> int:
     return seen
 
 
-@njit(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64), nogil=True, cache=is_kept())
+@kernel(signature=types.int64(*[types.int64] * 5))
 def work(job: int, seen: int, sync: int, thread: int, threads: int) -> int:
     """Do all jobs after number `seen`, until none comes for a while or the team stops; returns its number."""
     while True:
@@ -55,10 +56,10 @@ def work(job: int, seen: int, sync: int, thread: int, threads: int) -> int:
         if number == seen or read_i64(job, _STOP) != 0:
             return number
         seen = number
-        walk(read_i64(job, _OPERATIONS), read_i64(job, _COUNT), sync, thread, threads)
+        walk_all(read_i64(job, _OPERATIONS), read_i64(job, _COUNT), sync, thread, threads)
 
 
-@njit(types.int64(types.int64, types.int64, types.int64), nogil=True, cache=is_kept())
+@kernel(signature=types.int64(*[types.int64] * 3))
 def announce(job: int, lines: int, threads: int) -> int:
     """Make the job record the next job. Returns how many workers are parked, each marked as called."""
     atomic_add(job, 1)
@@ -71,10 +72,13 @@ def announce(job: int, lines: int, threads: int) -> int:
     return parked
 
 
-@njit(types.int64(types.int64, types.int64), nogil=True, cache=is_kept())
+@kernel(signature=types.int64(*[types.int64] * 2))
 def exchange(address: int, value: int) -> int:
     """Write a word; returns what it was."""
     return atomic_exchange(address, value)
+
+
+TEAM_KERNELS = (walk, work, announce, exchange)
 
 
 class ThreadTeam:
@@ -101,7 +105,7 @@ class ThreadTeam:
         if self.size > 1:
             self._job[_OPERATIONS], self._job[_COUNT] = operations, count
             self._call()
-        walk(operations, count, self._at[0], 0, self.size)
+        walk.call(operations, count, self._at[0], 0, self.size)
         faults = self._faults.take()
         if faults:
             first = faults[0]
@@ -118,9 +122,9 @@ class ThreadTeam:
 
     def _call(self) -> None:
         _, job, lines = self._at
-        if announce(job, lines, self.size):
+        if announce.call(job, lines, self.size):
             for index in range(1, self.size):
-                if exchange(lines + index * LINE_BYTES + _CALLED, 0):
+                if exchange.call(lines + index * LINE_BYTES + _CALLED, 0):
                     self._locks[index].release()
 
     def _work(self, index: int) -> None:
@@ -128,15 +132,15 @@ class ThreadTeam:
         seen = 0
         self._faults.watch_thread()
         while True:
-            seen = work(job, seen, sync, index, self.size)
+            seen = work.call(job, seen, sync, index, self.size)
             if self._job[_STOP]:
                 self._faults.forget_thread()
                 return
             self._park(lines + index * LINE_BYTES + _PARKED, index, seen)
 
     def _park(self, flag: int, index: int, seen: int) -> None:
-        exchange(flag, 1)
-        if int(self._job[_JOB]) != seen and exchange(flag, 0):
+        exchange.call(flag, 1)
+        if int(self._job[_JOB]) != seen and exchange.call(flag, 0):
             return
         self._locks[index].acquire()  # the caller took the flag, or will: it releases
 

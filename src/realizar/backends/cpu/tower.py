@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from realizar.backends.cpu.bind import Binder
 from realizar.backends.cpu.bind_kv import AttentionBinder, RopeTables
 from realizar.backends.cpu.bind_state import StateBinder
+from realizar.backends.cpu.compile_ahead import CompileAhead
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS, STEP_TERMS, STEP_TOKENS
 from realizar.backends.cpu.kernels.attention_segment import scratch_bytes
 from realizar.backends.cpu.kv.pictures import PictureKeys, most_windows
-from realizar.backends.cpu.operations import BoundProgram
+from realizar.backends.cpu.operations import BoundProgram, kernels_of, make_tables
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.state.memory import StateMemory
 from realizar.backends.cpu.state.sizes import state_sizes
-from realizar.backends.cpu.threads import ThreadTeam
+from realizar.backends.cpu.threads import TEAM_KERNELS, ThreadTeam
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import no_bytes
 from realizar.backends.cpu.workspace import Workspace, kept_stream
@@ -47,12 +48,12 @@ class CPUTower:
         config, instructions = _config(tower, checkpoint, threads), select(None)
         self._space = Workspace(tower, config, instructions.tile_tokens[0])
         self._weights = Weights(tower, checkpoint, instructions.lanes, threads)
-        self._weights.load(tower.matrices(), lambda _: None)
+        self._weights.reserve(tower.matrices())
         self._keys, self._ropes = PictureKeys(tower, config.kv_dtype), RopeTables(tower, tower.max_tokens)
         padded = max(layout.padded_head_size for layout in self._keys.layouts.values())
         self._scratch = aligned_zeros((threads, -(-scratch_bytes(padded) // 64) * 64), np.uint8)
         self._partial = aligned_zeros(0, np.float32)  # no row is split
-        kernels = KernelLibrary(instructions, lambda _: None)
+        kernels = KernelLibrary(instructions)
         self._windows = aligned_zeros(8, np.int64), aligned_zeros(self._space.rows.shape, np.int64)
         attention = AttentionBinder(
             kernels, self._weights, self._space, self._keys, self._ropes, self._scratch, self._partial, self._windows
@@ -61,6 +62,10 @@ class CPUTower:
         state_binder = StateBinder(instructions, kernels, self._weights, self._space, states)
         binder = Binder(instructions, kernels, self._weights, self._space, attention, state_binder)
         self._first, self._body, self._projectors = binder.bind_tower(tower)
+        programs = self._first, self._body, *self._projectors
+        with CompileAhead([*kernels_of(programs), *TEAM_KERNELS], threads, lambda _: None):
+            self._weights.load(tower.matrices(), lambda _: None)
+        make_tables(programs)
         self._team, self._lock = ThreadTeam(threads), threading.Lock()
         weakref.finalize(self, self._team.close)
 

@@ -17,7 +17,7 @@ from numba import njit, types
 
 from realizar.backends.cpu.codegen.emit import I32, I64
 from realizar.backends.cpu.emitted import Value, emitted
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import kernel
 from realizar.backends.cpu.memory import read_i64
 
 OPERATION_FIELDS = 3
@@ -93,10 +93,15 @@ def barrier(sync: int, thread: int, threads: int) -> None:
         _await_count(sync, count)
 
 
-@njit(types.void(types.int64, types.int64, types.int64, types.int64, types.int64), nogil=True, cache=is_kept())
-def walk(operations: int, count: int, sync: int, thread: int, threads: int) -> None:
+@njit
+def walk_all(operations: int, count: int, sync: int, thread: int, threads: int) -> None:
     for index in range(count):
         at = operations + index * OPERATION_FIELDS * 8
         call_kernel(read_i64(at, 0), read_i64(at, 1), thread, threads)
         if threads > 1 and read_i64(at, 2) != 0:
             barrier(sync, thread, threads)
+
+
+@kernel(signature=types.void(*[types.int64] * 5))
+def walk(operations: int, count: int, sync: int, thread: int, threads: int) -> None:
+    walk_all(operations, count, sync, thread, threads)

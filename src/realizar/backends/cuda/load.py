@@ -381,7 +381,7 @@ def _make_sampler(
         kernels = SamplingKernels(device.torch_device, vocab, dependent=device.has_dependent_launch)
         reserved = native_buffers.reserved_bytes(space.arrays.sizes.selected, rows, vocab, context)
         return NativeStepSampler(space, context, kernels), reserved
-    on_host = HostSampler(rows, vocab, context, config.threads, lambda name: progress(f"compiling {name}", 1.0))
+    on_host = HostSampler(rows, vocab, context, config.threads, lambda what: progress(what, 1.0))
     return HostStepSampler(space, on_host), 0
 
 

@@ -13,7 +13,7 @@ from realizar.backends.cpu.bind import ExpertsBinder
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.normalize import NO_NORM, NORMALIZE, normalize
-from realizar.backends.cpu.operations import BoundOperation, walkable
+from realizar.backends.cpu.operations import BoundOperation, BoundProgram
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights.load import Weights
@@ -49,7 +49,7 @@ class Mixture:
         space = Workspace(spec, resolved(spec, checkpoint, config, "cpu"), instructions.tile_tokens[0])
         weights = Weights(spec, checkpoint, lanes_of(instructions.name), 2)
         weights.load(part.expert_linears(), lambda _: None)
-        kernels = KernelLibrary(instructions, lambda _: None)
+        kernels = KernelLibrary(instructions)
         binder = ExpertsBinder(instructions, kernels, weights, space, block_bytes)
         return cls(part, weights, space, [_input(space), *binder.bind(part, None)])
 
@@ -63,7 +63,7 @@ class Mixture:
         space.routing.chosen[: chosen.size] = chosen.ravel()
         space.routing.weights[: weights.size] = weights.ravel()
         unchosen = [each for each in self.operations if each.kernel != self.operations[1].kernel]
-        bound, team = walkable(unchosen), ThreadTeam(threads)
+        bound, team = BoundProgram(unchosen), ThreadTeam(threads)
         team.run(bound.at, bound.count)
         team.close()
         return space.buffers["branch"].values[:tokens, :hidden].copy()
@@ -78,7 +78,7 @@ def _input(space: Workspace) -> BoundOperation:
         "out_stride": normed.stride, **written_records(normed.records), "residual": 0,
         "residual_stride": hidden.stride, "residual_scale": 0.0, "terms": 0,
     })  # fmt: skip
-    return BoundOperation("norm", normalize.address, record)
+    return BoundOperation("norm", normalize, record)
 
 
 def silu(x: Any) -> Any:

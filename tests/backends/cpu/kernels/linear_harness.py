@@ -108,7 +108,7 @@ def random_activations(tokens: int, cols: int, rng: np.random.Generator) -> Acti
 
 @cache
 def kernel(instruction_set: str, form: WeightFormat, add: int = 0) -> Any:
-    return make_linear(isa_index(instruction_set), format_number(form), add).ctypes
+    return make_linear(isa_index(instruction_set), format_number(form), add).call
 
 
 def run_linear(

@@ -82,7 +82,7 @@ def test_scales_of_any_sign_and_size(name: str, scale: float) -> None:
 
 @cache
 def _float_kernel(instruction_set: str, kind: str) -> Any:
-    return make_float_linear(isa_index(instruction_set), FLOAT_TYPES.index(kind), 0).ctypes
+    return make_float_linear(isa_index(instruction_set), FLOAT_TYPES.index(kind), 0).call
 
 
 def check_float_matmul(instruction_set: str, source: MatrixSource, tokens: int, rng: np.random.Generator) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from numba import cfunc, types
 
 from realizar.backends.bandwidth import LEAST_BYTES, read_bandwidth
 from realizar.backends.base import ForwardInput
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import kernel
 from realizar.backends.cpu.kernels.routing import COUNT_EXPERTS
 from realizar.backends.cpu.kv.layout import KVLayout
-from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
-from realizar.backends.cpu.records import aligned_zeros
+from realizar.backends.cpu.operations import BoundOperation, BoundProgram
 from realizar.backends.cpu.runner import CPUBackend
-from realizar.backends.cpu.walker import OPERATION_FIELDS
 from realizar.backends.inspection import ReadLimit
 from realizar.backends.parts import PartTime, cached_tokens_read
 from realizar.backends.step_values import StageValues, describe_values, stage_names
@@ -48,7 +45,7 @@ class InspectedCPUBackend(CPUBackend):
 _EMPTY_WALKS = 50
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def _nothing(arguments: int, thread: int, threads: int) -> None:
     """A kernel that does nothing: a walk of it costs what every walk costs."""
 
@@ -63,7 +60,7 @@ def time_operations(backend: CPUBackend, step: ForwardInput, repeats: int) -> li
         raise InvalidRequestError(f"at most {most} rows can be profiled at once on the CPU", "batch")
     backend.submit(step).result()
     operations = [operation for bound in backend.programs for operation in bound.operations]
-    alone = [walkable([operation]) for operation in operations]
+    alone = [BoundProgram([operation]) for operation in operations]
     sizes, runs = [], []
     for repeat in range(repeats + 1):  # the first finds caches cold
         times = []
@@ -95,9 +92,7 @@ def _token_bytes(backend: CPUBackend, attention: Attention | SharedAttention) ->
 
 
 def _calling_s(backend: CPUBackend) -> float:
-    table = aligned_zeros((1, OPERATION_FIELDS), np.int64)
-    table[0] = _nothing.address, 0, 1
-    empty = BoundProgram(table, ())
+    empty = BoundProgram([BoundOperation("nothing", _nothing, np.zeros(1, np.int64))])
     return min(_seconds(backend, empty) for _ in range(_EMPTY_WALKS))
 
 
@@ -117,7 +112,7 @@ def read_values(backend: CPUBackend, spec: ModelSpec, step: ForwardInput) -> lis
     for operation in backend.programs[0].operations:
         if operation.begins_block:
             found.append(describe_values(next(stages), backend.stream(len(step.columns.token_ids))))
-        backend.walk(walkable([operation]))
+        backend.walk(BoundProgram([operation]))
     found.append(describe_values(next(stages), backend.stream(len(step.columns.token_ids))))
     logits = backend.logits([len(step.columns.token_ids) - 1])
     return [*found, describe_values("logits", np.asarray(logits, np.float32))]

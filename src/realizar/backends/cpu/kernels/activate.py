@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba import cfunc, types
 
 from realizar.backends.cpu.activation_layout import GROUP
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import Kernel, kernel
 from realizar.backends.cpu.kernels.linear import cut, run_of
 from realizar.backends.cpu.kernels.quantize import activate_group, offset_of, quantize_group
 from realizar.backends.cpu.memory import read_i64
@@ -20,13 +17,13 @@ ACTIVATE = Record(
 )
 
 
-def make_activate(kind: int, gated: int) -> Any:
+def make_activate(kind: int, gated: int) -> Kernel:
     """The kernel of one activation. A thread takes what it computed: groups of columns of blocks of tokens.
 
     `out` 0 leaves the floats out: where matmuls read records, writing them too would be most of the traffic.
     """
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    @kernel(kind, gated)
     def activate(address: int, thread: int, threads: int) -> None:
         arguments = ACTIVATE(address)
         tokens = read_i64(arguments.step, arguments.count_field)

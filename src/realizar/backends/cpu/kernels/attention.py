@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cfunc, literally, types
+from numba import literally
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.attention_tile import NEVER, add_values, score_keys, widen_run
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import Kernel, kernel
 from realizar.backends.cpu.kernels.attention_record import (
     ATTEND,
     BATCH,
@@ -236,7 +236,7 @@ def attend_tiles(
                 write_tile(arguments, tile, token, head, kv_head * group)
 
 
-def make_attend(instruction_set: int, dtype: int) -> Any:
+def make_attend(instruction_set: int, dtype: int) -> Kernel:
     """The kernel for one KV element type. Units: (row, KV head, tile of queries), and the segment where split.
 
     A thread that has several tiles of a row and KV head takes them together, but for int8, where each score is scaled.
@@ -244,7 +244,7 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
     lanes, size = INSTRUCTION_SETS[instruction_set].lanes, ELEMENT_BYTES[KV_DTYPES[dtype]]
     least = _TOGETHER if KV_DTYPES[dtype] in ("f16", "bf16", "fp8") else 1 << 30
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    @kernel(instruction_set, dtype)
     def attend(address: int, thread: int, threads: int) -> None:
         arguments = ATTEND(address)
         step = arguments.step
@@ -278,7 +278,7 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
     return attend
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def combine(address: int, thread: int, threads: int) -> None:
     """Combine split segments, and gate and quantise the rows of the output. It runs after a barrier."""
     arguments = ATTEND(address)

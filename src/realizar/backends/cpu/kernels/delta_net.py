@@ -12,11 +12,11 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import cfunc, literally, types
+from numba import literally
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.recurrence import convolve, dot, gate_head, pass_over, scale
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import Kernel, kernel
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
 from realizar.backends.cpu.memory import clear, copy, inner, read_f32, read_i64, write_f32
@@ -111,10 +111,10 @@ def mix_value_head(lanes: int, arguments: Any, sources: int, beta: int, decay: i
     write_f32(mixed, channels + heads + head, np.float32(kept))
 
 
-def make_mix(lanes: int) -> Any:
+def make_mix(lanes: int) -> Kernel:
     """The kernel that writes `mixed`; units are (token, head), a token's key heads first."""
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    @kernel(lanes)
     def mix(address: int, thread: int, threads: int) -> None:
         arguments = DELTA_NET(address)
         num_rows, rows = read_i64(arguments.step, STEP_ROWS), arguments.rows
@@ -242,10 +242,10 @@ def keep_inputs(arguments: Any, row: int, thread: int, threads: int) -> None:
         replay += arguments.token_bytes
 
 
-def make_recur(lanes: int, columns: int) -> Any:
+def make_recur(lanes: int, columns: int) -> Kernel:
     """The kernel that reads `mixed`. Units are (row, value head), shared by their tokens."""
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    @kernel(lanes, columns)
     def recur(address: int, thread: int, threads: int) -> None:
         arguments = DELTA_NET(address)
         num_rows, rows = read_i64(arguments.step, STEP_ROWS), arguments.rows

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cfunc, types
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import Kernel, kernel
 from realizar.backends.cpu.kernels.float_linear import multiply_float_tile
 from realizar.backends.cpu.kernels.linear import add_bias, multiply_tile
 from realizar.backends.cpu.kernels.quantize import activate_group, offset_of, quantize_group
@@ -54,11 +53,11 @@ def share_of(counts: int, items: int, tiles: int, together: int, thread: int, th
     return item, (at - before * tiles) // cost // together * together
 
 
-def make_expert_linear(instruction_set: int, weight_format: int) -> Any:
+def make_expert_linear(instruction_set: int, weight_format: int) -> Kernel:
     """The kernel of one format. `together`: tiles that stay with one thread, which goes on with them itself; or 1."""
     width, row_bytes = INSTRUCTION_SETS[instruction_set].tile_tokens[0], 4 * INSTRUCTION_SETS[instruction_set].lanes
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    @kernel(instruction_set, weight_format)
     def expert_linear(address: int, thread: int, threads: int) -> None:
         arguments = EXPERT_LINEAR(address)
         counts, items, tiles, together = arguments.counts, arguments.items, arguments.tiles, arguments.together
@@ -95,11 +94,11 @@ EXPERT_FLOAT_LINEAR = Record(
 )
 
 
-def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
+def make_expert_float_linear(instruction_set: int, weight_type: int) -> Kernel:
     """The kernel of one element type; shaped like `make_expert_linear`."""
     row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    @kernel(instruction_set, weight_type)
     def expert_float_linear(address: int, thread: int, threads: int) -> None:
         arguments = EXPERT_FLOAT_LINEAR(address)
         counts, items, tiles, columns = arguments.counts, arguments.items, arguments.tiles, arguments.columns
@@ -131,10 +130,10 @@ def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
 EXPERT_ACTIVATE = Record("counts items gate up input_stride groups out out_stride records records_groups records_width")
 
 
-def make_expert_activate(kind: int, gated: int) -> Any:
+def make_expert_activate(kind: int, gated: int) -> Kernel:
     """The kernel of one activation, gated or not. A thread takes what it computed: groups of 32 columns of items."""
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    @kernel(kind, gated)
     def expert_activate(address: int, thread: int, threads: int) -> None:
         arguments = EXPERT_ACTIVATE(address)
         counts, items, groups = arguments.counts, arguments.items, arguments.groups

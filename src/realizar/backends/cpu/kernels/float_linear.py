@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import njit
 
 from realizar.backends.cpu.codegen.emit import Emitter
 from realizar.backends.cpu.codegen.float_tile import FLOAT_TYPES, emit_float_tile
 from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import Kernel, kernel
 from realizar.backends.cpu.kernels.linear import add_bias, store_sums
 from realizar.backends.cpu.memory import read_i64
 from realizar.backends.cpu.records import Record
@@ -53,11 +53,11 @@ def multiply_float_tile(
         )  # fmt: skip
 
 
-def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Any:
+def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Kernel:
     """The kernel of one weight type; shaped like `make_linear`."""
     row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    @kernel(instruction_set, weight_type, add)
     def float_linear(address: int, thread: int, threads: int) -> None:
         arguments = FLOAT_LINEAR(address)
         tokens = read_i64(arguments.step, arguments.count_field)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba import cfunc, types
 
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import kernel
 from realizar.backends.cpu.kernels.normalize import normalize_row
 from realizar.backends.cpu.memory import read_i64, view
 from realizar.backends.cpu.records import Record
@@ -16,23 +13,19 @@ from realizar.backends.cpu.records import Record
 LAYER_INPUTS = Record("step count_field inputs rows stride layers size kind eps=f32 weight scale=f32")
 
 
-def make_layer_inputs() -> Any:
+@kernel()
+def layer_inputs(address: int, thread: int, threads: int) -> None:
     """Units are (token, layer)."""
-
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def layer_inputs(address: int, thread: int, threads: int) -> None:
-        arguments = LAYER_INPUTS(address)
-        tokens = read_i64(arguments.step, arguments.count_field)
-        layers, size = arguments.layers, arguments.size
-        kind, eps, scale = arguments.kind, arguments.eps, arguments.scale
-        weight = view(arguments.weight, size, np.float32)
-        units = tokens * layers
-        for unit in range(units * thread // threads, units * (thread + 1) // threads):
-            at = unit // layers * arguments.stride + unit % layers * size * 4
-            values = view(arguments.inputs + at, size, np.float32)
-            row = view(arguments.rows + at, size, np.float32)
-            normalize_row(values, values, kind, eps, weight, weight, False)
-            for i in range(size):
-                values[i] = scale * (values[i] + row[i])
-
-    return layer_inputs
+    arguments = LAYER_INPUTS(address)
+    tokens = read_i64(arguments.step, arguments.count_field)
+    layers, size = arguments.layers, arguments.size
+    kind, eps, scale = arguments.kind, arguments.eps, arguments.scale
+    weight = view(arguments.weight, size, np.float32)
+    units = tokens * layers
+    for unit in range(units * thread // threads, units * (thread + 1) // threads):
+        at = unit // layers * arguments.stride + unit % layers * size * 4
+        values = view(arguments.inputs + at, size, np.float32)
+        row = view(arguments.rows + at, size, np.float32)
+        normalize_row(values, values, kind, eps, weight, weight, False)
+        for i in range(size):
+            values[i] = scale * (values[i] + row[i])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import njit
 
 from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.codegen.emit import Emitter
@@ -14,7 +14,7 @@ from realizar.backends.cpu.codegen.formats import format_at
 from realizar.backends.cpu.codegen.tile import TileAddresses, TileEmitter
 from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import Kernel, kernel
 from realizar.backends.cpu.kernels.quantize import offset_of
 from realizar.backends.cpu.memory import inner, read_i64, view
 from realizar.backends.cpu.records import Record
@@ -117,11 +117,11 @@ def cut(tokens: int, run: int, first: int, tiles: int, share: int, thread: int, 
     return block, tile, at % here * first
 
 
-def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
+def make_linear(instruction_set: int, weight_format: int, add: int) -> Kernel:
     """The kernel of one format. `together`: tiles that stay with one thread, which goes on with them itself, or 0."""
     width, row_bytes = INSTRUCTION_SETS[instruction_set].tile_tokens[0], 4 * INSTRUCTION_SETS[instruction_set].lanes
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    @kernel(instruction_set, weight_format, add)
     def linear(address: int, thread: int, threads: int) -> None:
         arguments = LINEAR(address)
         tokens = read_i64(arguments.step, arguments.count_field)

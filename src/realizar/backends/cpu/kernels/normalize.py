@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import njit
 
 from realizar.backends.cpu.activation_layout import GROUP, RECORD_BYTES
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import kernel
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group, quantize_residual
-from realizar.backends.cpu.memory import read_i64, view
+from realizar.backends.cpu.memory import copy, read_i64, view
 from realizar.backends.cpu.records import Record
 from realizar.models.parts import Norm
 
@@ -58,7 +58,7 @@ def copy_record(source: int, target: int) -> None:
         copied[i] = words[i]
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def normalize(address: int, thread: int, threads: int) -> None:
     """Tokens are divided among threads."""
     arguments = NORMALIZE(address)
@@ -73,11 +73,12 @@ def normalize(address: int, thread: int, threads: int) -> None:
         target = out + token * arguments.out_stride
         x, y = view(source, width, np.float32), view(target, width, np.float32)
         if kind == SCALE:
-            y[:] = x * weight
+            for i in range(width):
+                y[i] = x[i] * weight[i]
         elif kind != NO_NORM:
             normalize_row(x, y, kind, eps, weight, bias, arguments.bias != 0)
         elif out != source:
-            y[:] = x
+            copy(source, target, width)
         if residual != 0:
             total = view(residual + token * arguments.residual_stride, width, np.float32)
             for i in range(width):
@@ -99,7 +100,7 @@ CLIP = Record(
 )
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def clip(address: int, thread: int, threads: int) -> None:
     """Values of each token within two numbers; the rest of the last group of 32 becomes zero."""
     arguments = CLIP(address)
@@ -122,7 +123,7 @@ def clip(address: int, thread: int, threads: int) -> None:
 SELECT = Record("step count_field indices input input_stride out out_stride width")
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def select(address: int, thread: int, threads: int) -> None:
     """The hidden states of the tokens whose logits are wanted, float32 [count, width], one after another."""
     arguments = SELECT(address)
@@ -130,5 +131,5 @@ def select(address: int, thread: int, threads: int) -> None:
     indices = view(arguments.indices, max(count, 1), np.int32)
     width = arguments.width
     for token in range(count * thread // threads, count * (thread + 1) // threads):
-        source = view(arguments.input + indices[token] * arguments.input_stride, width, np.float32)
-        view(arguments.out + token * arguments.out_stride, width, np.float32)[:] = source
+        source = arguments.input + indices[token] * arguments.input_stride
+        copy(source, arguments.out + token * arguments.out_stride, width)

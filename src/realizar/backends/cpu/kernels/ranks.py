@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import njit
 
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import kernel
 from realizar.backends.cpu.memory import copy, read_f32, read_i64, view, write_f32, write_i64
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.walker import LINE_BYTES, atomic_load, atomic_store, yield_processor
@@ -27,7 +27,7 @@ def _slot(slots: int, slot_bytes: int, turn: int, ranks: int, rank: int) -> int:
     return slots + (turn % 2 * ranks + rank) * slot_bytes
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def publish(address: int, thread: int, threads: int) -> None:
     """The rank's slot = the first `width` values of each token."""
     arguments = PUBLISH(address)
@@ -72,7 +72,7 @@ def _first_slot(arguments: Any, thread: int) -> int:
 ADD_UP = Record("step count_field out out_stride width memory slots slot_bytes rank ranks turns")
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def add_up(address: int, thread: int, threads: int) -> None:
     """Tokens and columns are divided among threads, as one token's row may be all there is."""
     arguments = ADD_UP(address)
@@ -96,7 +96,7 @@ def add_up(address: int, thread: int, threads: int) -> None:
 SIDE_BY_SIDE = Record("step count_field out out_stride width total memory slots slot_bytes rank ranks turns")
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def side_by_side(address: int, thread: int, threads: int) -> None:
     """Tokens are divided among threads."""
     arguments = SIDE_BY_SIDE(address)
@@ -115,7 +115,7 @@ def side_by_side(address: int, thread: int, threads: int) -> None:
 SQUARES = Record("step count_field input input_stride width out out_stride")
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def squares(address: int, thread: int, threads: int) -> None:
     """out = each token's sum of squares, one float32."""
     arguments = SQUARES(address)
@@ -132,7 +132,7 @@ def squares(address: int, thread: int, threads: int) -> None:
 SCALE_ROWS = Record("step count_field values stride width squares squares_stride features eps=f32 weight")
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def scale_rows(address: int, thread: int, threads: int) -> None:
     """values = values * weight / sqrt(squares / features + eps)"""
     arguments = SCALE_ROWS(address)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, literally, types
+from numba import literally
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.emit import F16, I8, I16, Emitter
 from realizar.backends.cpu.emitted import Value, emitted
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import Kernel, kernel
 from realizar.backends.cpu.kernels.normalize import normalize_row
 from realizar.backends.cpu.kv.layout import KV_DTYPES
 from realizar.backends.cpu.memory import inner, read_f32, read_i64, view
@@ -144,23 +144,25 @@ def write_elements(
     """One key and value as floats, laid out as codes are. `row` (a padded head) and `narrow` are room to work in."""
     _ = literally(dtype)
     elements = view(keys, row.size * block_size, narrow.dtype)
-    row[: x.size] = x
+    for i in range(x.size):
+        row[i] = x[i]
     for group in range(row.size // GROUP):
         narrow_group(dtype, row.ctypes.data + group * GROUP * 4, narrow.ctypes.data)
         for i in range(GROUP):
             elements[(group * GROUP + i) * block_size + place] = narrow[i]
-    row[: x.size] = value
+    for i in range(x.size):
+        row[i] = value[i]
     for group in range(row.size // GROUP):
         target = keys + plane + (place * row.size + group * GROUP) * narrow.itemsize
         narrow_group(dtype, row.ctypes.data + group * GROUP * 4, target)
 
 
-def make_rotate(dtype: int) -> Any:
+def make_rotate(dtype: int) -> Kernel:
     """The kernel for one KV element type. Units are (token, head), KV heads last."""
     name = KV_DTYPES[dtype]
     int8, scaled, element = name == "int8", name == "fp8", {"f32": np.float32, "fp8": np.uint8}.get(name, np.uint16)
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    @kernel(dtype)
     def rotate(address: int, thread: int, threads: int) -> None:
         arguments = ROTATE(address)
         tokens = read_i64(arguments.step, 0)

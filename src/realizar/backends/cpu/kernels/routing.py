@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cfunc, types
 
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import kernel
 from realizar.backends.cpu.kernels.normalize import copy_record
 from realizar.backends.cpu.kernels.quantize import offset_of
 from realizar.backends.cpu.memory import copy, inner, read_i64, view
@@ -81,7 +80,7 @@ def _limit_groups(scores: Any, bias: int, sums: Any, kept: int) -> None:
             scores[i] = _TAKEN
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def choose(address: int, thread: int, threads: int) -> None:
     """The kernel of `CHOOSE`: scores, then the highest ranks; tokens are divided among threads.
 
@@ -121,7 +120,7 @@ def choose(address: int, thread: int, threads: int) -> None:
 SORT = Record("step count_field experts per_token chosen positions starts items counts width run")
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def sort_by_expert(address: int, thread: int, threads: int) -> None:
     """The kernel of `SORT`: the first thread counts, and gives each pair its position and each expert its items."""
     arguments = SORT(address)
@@ -166,7 +165,7 @@ GATHER = Record(
 )
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def gather(address: int, thread: int, threads: int) -> None:
     """The kernel of `GATHER`: each token's activations to the positions of its pairs; tokens are divided."""
     arguments = GATHER(address)
@@ -194,7 +193,7 @@ SUM = Record(
 )
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def sum_experts(address: int, thread: int, threads: int) -> None:
     """The kernel of `SUM`: a token's pairs times their weights, the highest rank first, then the shared expert's.
 

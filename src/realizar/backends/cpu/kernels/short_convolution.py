@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import cfunc, types
 
 from realizar.backends.cpu.activation_layout import GROUP
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import kernel
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
 from realizar.backends.cpu.memory import clear, copy, inner, read_i64, view
@@ -77,7 +76,7 @@ def _token(at: int, third: int, columns: int, t: int, weights: int, bias: int, o
         result[i] *= c[i]
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+@kernel()
 def short_convolution(address: int, thread: int, threads: int) -> None:
     """Groups of channels are divided among threads."""
     arguments = SHORT_CONVOLUTION(address)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, int32, int64, njit, types, void
+from numba import types
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.activation_layout import GROUP
@@ -18,7 +18,8 @@ from realizar.backends.cpu.codegen.emit import F16, F32, I8, I32, Emitter
 from realizar.backends.cpu.codegen.float_tile import FLOAT_BYTES
 from realizar.backends.cpu.codegen.formats import packed_format
 from realizar.backends.cpu.emitted import Float, Value, emitted
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import Kernel, kernel
+from realizar.backends.cpu.memory import read_i32
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.pack import Matrix, PackedMatrix, Zeros, allocate, fill
 from realizar.backends.cpu.weights.repack_readers import READERS, Fields
@@ -91,7 +92,7 @@ class Weights:
         """
         self._tensors.check_vectors()
         distinct = list({each.weight: each for each in matrices}.values())
-        self.reserve(distinct)
+        self.reserve([each for each in distinct if each.weight not in self.matrices])
         distinct = [each for each in distinct if self._taken(each) is None]
         self._rows = {name: EmbeddingRows(self._tensors.matrix(name)) for name in self._spec.tables()}
         with ThreadPoolExecutor(self._threads) as pool:
@@ -229,45 +230,49 @@ def _checked(source: MatrixSource) -> Callable[[int, int], None]:
 
 # Rows of the embedding as float32, straight from the file's blocks: a step starts with them.
 
-_COMPILED: tuple[FloatType | WeightLayout, ...] = (
+COMPILED: tuple[FloatType | WeightLayout, ...] = (
     *get_args(FloatType),
     *(layout for layout in READERS if layout.codebook is None),
 )
 """Numbers and layouts that have a kernel here. Codebooks, which embeddings hardly ever have, go through numpy."""
 _WIDE = ir.VectorType(F32, GROUP)
-_SIGNATURE = void(int64, int64, types.Array(int32, 1, "C"), types.Array(float32, 2, "A"), float32)
+_SIGNATURE = types.void(*[types.int64] * 7, types.float32)
 
 
 class EmbeddingRows:
     def __init__(self, source: MatrixSource) -> None:
         kind = source.layout.float_type or source.layout
         self._source, self._raw = source, source.raw
-        compiled = self._raw is not None and kind in _COMPILED and source.in_features % GROUP == 0
-        self._read = _make_read_rows(_COMPILED.index(kind)) if compiled else None
+        compiled = self._raw is not None and kind in COMPILED and source.in_features % GROUP == 0
+        self._read = make_read_rows(COMPILED.index(kind)).call if compiled else None
 
     def read(self, ids: NDArray[np.int32], scale: float, out: NDArray[np.float32]) -> None:
         """out [len(ids), in_features] = out_features `ids`, the same bits as dequantised times float32 `scale`."""
         if self._read is not None and self._raw is not None:
-            self._read(address(self._raw), self._raw.strides[0], np.ascontiguousarray(ids), out, scale)
+            ids = np.ascontiguousarray(ids)
+            source = address(self._raw), self._raw.strides[0]
+            self._read(*source, address(ids), len(ids), address(out), out.strides[0], out.shape[1], scale)
             return
         np.multiply(self._source.gather(ids), np.float32(scale), out=out)
 
 
 @cache
-def _make_read_rows(kind: int) -> Any:
-    """The reader of COMPILED[kind]: address of row 0, bytes of a row, ids, out [ids, cols], scale."""
-    layout = _COMPILED[kind]
+def make_read_rows(kind: int) -> Kernel:
+    """The reader of COMPILED[kind]: address of row 0, bytes of a row; address and number of int32 ids; address of
+    float32 [ids, columns], bytes of a row there, columns; what all is multiplied by."""
+    layout = COMPILED[kind]
     if isinstance(layout, WeightLayout):
         block_bytes, cols = layout.block_bytes, layout.block_size
     else:
         block_bytes, cols = FLOAT_BYTES[layout] * GROUP, GROUP
 
-    @njit(_SIGNATURE, nogil=True, cache=is_kept())
-    def read_rows(source: int, row_bytes: int, ids: Any, out: Any, scale: float) -> None:
-        for token in range(ids.shape[0]):
-            at = source + np.int64(ids[token]) * row_bytes
-            to = out.ctypes.data + token * out.strides[0]
-            for block in range(out.shape[1] // cols):
+    @kernel(kind, signature=_SIGNATURE)
+    def read_rows(
+        source: int, row_bytes: int, ids: int, count: int, out: int, out_stride: int, columns: int, scale: float
+    ) -> None:
+        for token in range(count):
+            at, to = source + read_i32(ids, token) * row_bytes, out + token * out_stride
+            for block in range(columns // cols):
                 _dequantize_block(kind, at + block * block_bytes, to + block * cols * 4, scale)
 
     return read_rows
@@ -275,7 +280,7 @@ def _make_read_rows(kind: int) -> Any:
 
 @emitted
 def _dequantize_block(builder: Any, kind: int, source: Value, out: Value, scale: Float) -> None:
-    layout = _COMPILED[kind]
+    layout = COMPILED[kind]
     e = Fields(builder, source)
     factor = _spread(e, [scale])
     if isinstance(layout, WeightLayout):

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from llvmlite import ir
-from numba import int64, njit, types, void
+from numba import types
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.activation_layout import GROUP
@@ -26,7 +26,7 @@ from realizar.backends.cpu.codegen.formats import (
     packed_format,
 )
 from realizar.backends.cpu.emitted import Value, emitted
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import Kernel, kernel
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.repack_readers import READERS, WORDS, Fields
 from realizar.errors import UnsupportedModelError
@@ -179,7 +179,7 @@ def fill(
     Raises:
         UnsupportedModelError: a layout that keeps its blocks comes without raw bytes.
     """
-    raw = source.raw if source.layout in _REPACKED else None
+    raw = source.raw if source.layout in REPACKED else None
     if isinstance(matrix, FloatMatrix):
         run = (_transposed if source.layout.is_float else _scaled_floats)(source, matrix, lanes)
     elif raw is not None:
@@ -205,7 +205,7 @@ def fill(
 def _repacked(
     layout: WeightLayout, raw: NDArray[np.uint8], matrix: PackedMatrix, lanes: int
 ) -> Callable[[int, int], None]:
-    repack, row_bytes = _make_repack(_REPACKED.index(layout), lanes), raw.strides[0]
+    repack, row_bytes = make_repack(REPACKED.index(layout), lanes).call, raw.strides[0]
     targets = address(matrix.codes), address(matrix.scales), address(matrix.supers)
     blocks = matrix.in_features // layout.block_size
 
@@ -310,7 +310,7 @@ _CONVERTERS: dict[SmallType, Callable[[Any], NDArray[Any]]] = {
 
 # Raw blocks to tiles, compiled: one small function per layout that moves whole 32-bit words of codes.
 
-_REPACKED = (*READERS, *KEPT_LAYOUTS)
+REPACKED = (*READERS, *KEPT_LAYOUTS)
 """Layouts whose raw blocks are repacked. Kernels take the position here as a compile-time constant."""
 _SIGNATURE = types.void(*[types.int64] * 9)
 
@@ -320,7 +320,7 @@ def _repack_block(
     builder: Any, kind: int, lanes: int, source: Value, codes: Value, scales: Value, supers: Value
 ) -> None:
     """Move one block of layout number `kind` of REPACKED to its lane. Addresses, the lane's offset included."""
-    layout = _REPACKED[kind]
+    layout = REPACKED[kind]
     e = Fields(builder, source)
     weight_format = packed_format(layout)
     if weight_format.kept is not None:
@@ -354,20 +354,20 @@ def _store_codes(e: Fields, weight_format: WeightFormat, words: Value, target: V
 
 
 @cache
-def _make_repack(kind: int, lanes: int) -> Any:
+def make_repack(kind: int, lanes: int) -> Kernel:
     """The repacker of layout REPACKED[kind]. Its arguments: source, row bytes, codes, scales, supers, out_features,
     blocks of each, first tile, last tile + 1.
 
     Addresses are those of the whole matrix, `source` that of the first tile's first out_feature; those of the source
     lie `row bytes` apart. Lanes beyond the last out_feature are left as they are.
     """
-    layout = _REPACKED[kind]
+    layout = REPACKED[kind]
     weight_format, block_bytes, cols = packed_format(layout), layout.block_bytes, layout.block_size
     codes_bytes, scales_bytes = weight_format.codes_bytes(lanes, cols), weight_format.scales_bytes(lanes, cols)
     supers_bytes, small_bytes = weight_format.supers_bytes(lanes, cols), SMALL_BYTES[weight_format.small]
     code_bytes = 4 if weight_format.kept is None else 2
 
-    @njit(_SIGNATURE, nogil=True, cache=is_kept())
+    @kernel(kind, lanes, signature=_SIGNATURE)
     def repack(
         source: int,
         row_bytes: int,
@@ -411,7 +411,7 @@ def _codebook_table(book: Codebook, signs: bool) -> NDArray[np.uint8]:
 def _transposed(source: MatrixSource, matrix: FloatMatrix, lanes: int) -> Callable[[int, int], None]:
     raw, out_features, cols = source.raw, source.out_features, source.in_features
     assert raw is not None  # every float matrix has its raw bytes
-    transpose, row_bytes = make_transpose(source.layout.block_bytes, lanes), raw.strides[0]
+    transpose, row_bytes = make_transpose(source.layout.block_bytes, lanes).call, raw.strides[0]
     target, columns = address(matrix.weights), matrix.columns
 
     def run(first: int, stop: int) -> None:
@@ -437,11 +437,11 @@ def _scaled_floats(source: MatrixSource, matrix: FloatMatrix, lanes: int) -> Cal
 
 
 @cache
-def make_transpose(size: int, lanes: int) -> Any:
+def make_transpose(size: int, lanes: int) -> Kernel:
     """Moves numbers of `size` bytes. Its arguments: address of the first tile's first out_feature, bytes from one to
     the next, target, out_features, columns of the source and of the target, first tile, last tile + 1."""
 
-    @njit(void(*[int64] * 8), nogil=True, cache=is_kept())
+    @kernel(size, lanes, signature=types.void(*[types.int64] * 8))
     def transpose(
         source: int, row_bytes: int, target: int, out_features: int, cols: int, columns: int, first: int, stop: int
     ) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cfunc, types
 
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import kernel
 from realizar.backends.cpu.kernels.sampling.dry import bounded, penalise_repetitions
 from realizar.backends.cpu.kernels.sampling.record import CALL, ROW, place_scratch
 from realizar.backends.cpu.kernels.sampling.row_state import forbids_ends
@@ -76,24 +75,20 @@ def _penalise(row: Any, target: int) -> None:
         write_f32(target, token, bounded(value, before))
 
 
-def make_adjust() -> Any:
+@kernel()
+def adjust(address: int, thread: int, threads: int) -> None:
     """The kernel that writes the adjusted logits of a `CALL` to its scratch."""
-
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def adjust(address: int, thread: int, threads: int) -> None:
-        call = CALL(address)
-        row, source = ROW(call.row), call.logits
-        vocab, mask = call.vocab, call.mask
-        target = place_scratch(call.scratch, vocab).adjusted
-        if mask != 0:
-            _copy_allowed(source, mask, vocab, target)
-        else:
-            copy(source, target, vocab)
-        if forbids_ends(row):
-            _forbid_ends(row, source, vocab, mask, target)
-        _add_biases(row, target)
-        _penalise(row, target)
-        if row.dry_tokens != 0:
-            penalise_repetitions(row, target, vocab)
-
-    return adjust
+    call = CALL(address)
+    row, source = ROW(call.row), call.logits
+    vocab, mask = call.vocab, call.mask
+    target = place_scratch(call.scratch, vocab).adjusted
+    if mask != 0:
+        _copy_allowed(source, mask, vocab, target)
+    else:
+        copy(source, target, vocab)
+    if forbids_ends(row):
+        _forbid_ends(row, source, vocab, mask, target)
+    _add_biases(row, target)
+    _penalise(row, target)
+    if row.dry_tokens != 0:
+        penalise_repetitions(row, target, vocab)

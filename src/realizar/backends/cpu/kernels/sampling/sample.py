@@ -16,9 +16,8 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import cfunc, types
 
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import kernel
 from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.logits import Logits, find_largest
 from realizar.backends.cpu.kernels.sampling.record import ROW, RUN, SAMPLE, Scratch, place_scratch
@@ -94,33 +93,30 @@ def _goes_on(run: Any, row: Any, made: int) -> bool:
     return last == read_i32(run.drafts, made - 1) and not ends(row, last)
 
 
-def make_sample() -> Any:
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def sample(address: int, thread: int, threads: int) -> None:
-        arguments = SAMPLE(address)
-        vocab = arguments.vocab
-        base = arguments.scratch + thread * arguments.scratch_bytes
-        scratch = place_scratch(base, vocab)
-        scratch.call.vocab, scratch.call.scratch = vocab, base
-        while True:
-            number = atomic_add(arguments.next, 1)
-            if number >= arguments.count:
-                return
-            run = RUN(arguments.runs + number * record.RUN_BYTES)
-            row, at = ROW(run.row), run.logits
-            if run.row == 0:
-                _score(arguments, run, at, 0, run.target, scratch)
-                continue
-            made, index = run.made, run.place
-            for _ in range(run.count):
-                if read_i64(made, 0) != index or not _goes_on(run, row, index):
-                    break
-                token = _sample(arguments, run, row, at, index, scratch)
-                if token < 0:
-                    break
-                write_i32(run.sampled, index, token)
-                index += 1
-                write_i64(made, 0, index)
-                at += arguments.stride
-
-    return sample
+@kernel()
+def sample(address: int, thread: int, threads: int) -> None:
+    arguments = SAMPLE(address)
+    vocab = arguments.vocab
+    base = arguments.scratch + thread * arguments.scratch_bytes
+    scratch = place_scratch(base, vocab)
+    scratch.call.vocab, scratch.call.scratch = vocab, base
+    while True:
+        number = atomic_add(arguments.next, 1)
+        if number >= arguments.count:
+            return
+        run = RUN(arguments.runs + number * record.RUN_BYTES)
+        row, at = ROW(run.row), run.logits
+        if run.row == 0:
+            _score(arguments, run, at, 0, run.target, scratch)
+            continue
+        made, index = run.made, run.place
+        for _ in range(run.count):
+            if read_i64(made, 0) != index or not _goes_on(run, row, index):
+                break
+            token = _sample(arguments, run, row, at, index, scratch)
+            if token < 0:
+                break
+            write_i32(run.sampled, index, token)
+            index += 1
+            write_i64(made, 0, index)
+            at += arguments.stride

@@ -10,10 +10,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import cfunc, types
 
 from realizar.backends.cpu.codegen.logit_blocks import NO_WEIGHT
-from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernel import kernel
 from realizar.backends.cpu.kernels.sampling.logits import (
     Logits,
     deviation,
@@ -248,18 +247,15 @@ def draw_mirostat(row: Any, position: int, logits: Logits, scratch: Scratch) -> 
     return read_i32(scratch.ids, index), mu - row.mirostat_eta * (surprise - row.mirostat_tau)
 
 
-def make_draw() -> Any:
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def draw_row(address: int, thread: int, threads: int) -> None:
-        call = CALL(address)
-        row, position = ROW(call.row), call.position
-        scratch = place_scratch(call.scratch, call.vocab)
-        logits = logits_of(call, scratch)
-        if row.mirostat == 0:
-            call.token = draw_token(row, position, logits, scratch)
-        else:
-            token, mu = draw_mirostat(row, position, logits, scratch)
-            call.token = token
-            call.new_mu = mu
-
-    return draw_row
+@kernel()
+def draw_row(address: int, thread: int, threads: int) -> None:
+    call = CALL(address)
+    row, position = ROW(call.row), call.position
+    scratch = place_scratch(call.scratch, call.vocab)
+    logits = logits_of(call, scratch)
+    if row.mirostat == 0:
+        call.token = draw_token(row, position, logits, scratch)
+    else:
+        token, mu = draw_mirostat(row, position, logits, scratch)
+        call.token = token
+        call.new_mu = mu

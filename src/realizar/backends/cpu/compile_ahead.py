@@ -1,0 +1,88 @@
+"""Kernels that must be compiled, by several processes at once: Numba compiles on one thread of a process at a time.
+
+`python -m realizar.backends.cpu.compile_ahead` is such a process: it reads names of kernels, a line each, writes each
+kernel into the cache, and answers with a line.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from types import TracebackType
+
+from realizar.backends.cpu.codegen.formats import format_number, packed_format
+from realizar.backends.cpu.kernel import Kernel, make_kernel
+from realizar.backends.cpu.kernel_cache import use_cache_folder
+from realizar.backends.cpu.weights.pack import REPACKED
+
+_COMMAND = (sys.executable, "-m", "realizar.backends.cpu.compile_ahead")
+_MOST_PROCESSES = 8  # each takes some 200 MB, and the kernel that takes longest bounds what more of them gain
+
+
+class CompileAhead:
+    """Compiles kernels beside the block of a `with` statement, at whose end they are there.
+
+    What the processes leave, as where none can be started, is compiled by this one when it is first called.
+
+    Args:
+        kernels: those that take longest first. What was compiled before costs nothing.
+        cores: how many processes compile, at most.
+        on_compile: is called with what is done, where the block ends before it.
+    """
+
+    def __init__(self, kernels: Iterable[Kernel], cores: int, on_compile: Callable[[str], None]) -> None:
+        missing = dict.fromkeys(each.name for each in kernels if not each.is_compiled)
+        self._names: SimpleQueue[str] = SimpleQueue()
+        for name in missing:
+            self._names.put(name)
+        self._missing, self._on_compile = len(missing), on_compile
+        count = 0 if use_cache_folder() is None else min(cores, len(missing), _MOST_PROCESSES)
+        self._threads = [threading.Thread(target=self._compile, daemon=True) for _ in range(count)]
+
+    def __enter__(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            with suppress(Empty):
+                while True:
+                    self._names.get_nowait()
+            return
+        if self._missing and (not self._threads or any(thread.is_alive() for thread in self._threads)):
+            self._on_compile(f"compiling {self._missing} kernels for this processor, once")
+        for thread in self._threads:
+            thread.join()
+
+    def _compile(self) -> None:
+        """Have a process compile one kernel after another; it ends with this one, or where it fails."""
+        with suppress(OSError), subprocess.Popen(
+            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            start_new_session=True,
+        ) as process:  # fmt: skip
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with suppress(Empty):
+                while True:
+                    print(self._names.get_nowait(), file=process.stdin, flush=True)
+                    if not process.stdout.readline():
+                        return
+
+
+def main() -> None:
+    for layout in REPACKED:
+        format_number(packed_format(layout))
+    for line in sys.stdin:
+        make_kernel(line).keep()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
