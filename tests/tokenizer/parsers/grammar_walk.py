@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -26,6 +27,11 @@ class ByteVocabulary:
         self.eos_token_id = len(self.tokens) - 1
         self.bos_token_id = self.unk_token_id = None
         self.ids = {text: 256 + index for index, text in enumerate(self.special)}
+        self.compiled: dict[StructuredOutput, LLMatcher] = {}
+
+    @cached_property
+    def trie(self) -> LLTokenizer:
+        return LLTokenizer(TokenizerWrapper(self), n_vocab=len(self.tokens))
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
@@ -40,12 +46,13 @@ class ByteVocabulary:
 
 
 def matcher(grammar: StructuredOutput | None, vocabulary: ByteVocabulary) -> LLMatcher:
+    """At the start of a grammar, which is compiled once for a vocabulary."""
     assert grammar is not None
-    made = LLMatcher(
-        LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens)), grammar_text(grammar), log_level=0
-    )
-    assert not made.is_error(), (made.get_error(), grammar.value)
-    return made
+    if (made := vocabulary.compiled.get(grammar)) is None:
+        made = LLMatcher(vocabulary.trie, grammar_text(grammar), log_level=0)
+        assert not made.is_error(), (made.get_error(), grammar.value)
+        vocabulary.compiled[grammar] = made
+    return made.deep_copy()
 
 
 def allows(grammar: StructuredOutput | None, vocabulary: ByteVocabulary, text: str) -> bool:
