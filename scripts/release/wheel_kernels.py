@@ -73,7 +73,7 @@ def compile_kind(kind: InstructionSet) -> None:
     wanted = list(kernels_of_kind(kind))
     with CompileAhead(wanted, len(os.sched_getaffinity(0)), lambda _: None):
         pass
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
+    with zipfile.ZipFile(archive, "w") as file:  # the wheel compresses it
         for each in wanted:
             file.writestr(zipfile.ZipInfo(each.name), (read_kernel(each.name) or each.keep()).pack())
     print(f"{len(wanted)} kernels for {kind.name}: {archive.stat().st_size / 1e6:.1f} MB", flush=True)
