@@ -407,13 +407,13 @@ def _activate(name: str, x: Array) -> Array:
 
 
 def nearest_e4m3(values: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
-    """The bytes of the nearest numbers, of two the even one; beyond the largest that one."""
+    """The bytes of the nearest numbers, of two the even one; beyond the largest that one, and NaN of NaN."""
     numbers = e4m3()[:127].astype(np.float64)  # in ascending order
     size = np.minimum(np.abs(values.astype(np.float64)), numbers[-1])
     above = np.clip(np.searchsorted(numbers, size), 1, 126)
     low, high = size - numbers[above - 1], numbers[above] - size
     code = np.where((low < high) | ((low == high) & (above % 2 == 1)), above - 1, above)
-    return (code | (np.signbit(values) << 7)).astype(np.uint8)
+    return (np.where(np.isnan(values), 0x7F, code) | (np.signbit(values) << 7)).astype(np.uint8)
 
 
 class FP8CacheModel(ReferenceModel):

@@ -123,7 +123,7 @@ def tokens_that_differ(found: NDArray[np.float32], expected: NDArray[np.float32]
     return int((found.view(np.uint32) != expected.view(np.uint32)).any(axis=1).sum())
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("kv", ["bf16", "int8", "fp8"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_logits_do_not_depend_on_anything_else(name: str, kv: str) -> None:
     load = Load(dataclasses.replace(RECIPES[name], vocab_size=416), kv)

@@ -26,7 +26,7 @@ from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.models.generated.generate import generate_gguf  # noqa: E402
 from realizar.quantization.convert import QUANTIZED_TYPES  # noqa: E402
-from reference_model import ReferenceModel  # noqa: E402
+from reference_model import FP8CacheModel, ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -76,7 +76,12 @@ RECIPES = {
     "q8_0-128-gqa16": Recipe(128, 16, 1, weights="Q8_0", windows=(270, None)),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated", "growth"), activation="gelu"),
 }
-TOLERANCE = {"f16": 0.03, "bf16": 0.035, "int8": 0.045}  # activations of eight bits, and the cache's rounding
+TOLERANCE = {"f16": 0.03, "bf16": 0.035, "int8": 0.045, "fp8": 0.06}
+"""Activations have eight bits, and the cache rounds; of fp8 the twin does, too, but for numbers between two others."""
+
+
+def twin_of(kv: str) -> type[ReferenceModel]:
+    return FP8CacheModel if kv == "fp8" else ReferenceModel
 
 
 def worst(found: np.ndarray, expected: np.ndarray) -> float:
@@ -85,7 +90,9 @@ def worst(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kv", "without"), [*((kv, ()) for kv in TOLERANCE), ("bf16", ("wgmma",)), ("f16", ("wgmma",))], ids=str
+    ("kv", "without"),
+    [*((kv, ()) for kv in TOLERANCE), ("bf16", ("wgmma",)), ("f16", ("wgmma",)), ("fp8", ("attention",))],
+    ids=str,
 )
 @pytest.mark.parametrize("name", RECIPES)
 def test_random_models(name: str, kv: str, without: tuple[Family, ...]) -> None:
@@ -94,7 +101,7 @@ def test_random_models(name: str, kv: str, without: tuple[Family, ...]) -> None:
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(max_running=6, max_step_tokens=640, kv_cache_bytes=64 << 20, kv_cache_dtype=kv)  # type: ignore[arg-type]
     runner = GPURunner(spec, checkpoint, config, without=without)
-    reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    reference = twin_of(kv)(spec, load_tensors(spec, checkpoint), np.float64)
     prompts = [random_tokens(recipe, length, seed) for seed, length in enumerate((3, 37, 300, 530))]
     expected = [reference.logits(ids) for ids in prompts]
     assert worst(runner.logits(prompts[1], (14, 5, 3)), expected[1]) <= TOLERANCE[kv]
@@ -120,7 +127,7 @@ def test_decodes_before_and_after_their_kernels_change(name: str, kv: str) -> No
         max_running=3, max_step_tokens=512, context_length=2176, kv_cache_bytes=64 << 20, kv_cache_dtype=kv,  # type: ignore[arg-type]
     )  # fmt: skip
     runner = GPURunner(spec, checkpoint, config)
-    reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    reference = twin_of(kv)(spec, load_tensors(spec, checkpoint), np.float64)
     prompts = [random_tokens(recipe, length, seed) for seed, length in enumerate((2056, 40, 2064))]
     expected = [reference.logits(ids) for ids in prompts]
     requests = [runner.request(row, ids, first=70 * row) for row, ids in enumerate(prompts)]

@@ -84,7 +84,7 @@ class KVBlocks:
             return single.astype(self.element)
         for group in range(len(scales)):
             scales[group] = max(np.abs(single[group * GROUP : (group + 1) * GROUP]).max(), 1e-30) / 127
-        return np.rint(single / np.repeat(scales, GROUP)[: single.size]).astype(np.int8)
+        return np.rint(np.nan_to_num(single / np.repeat(scales, GROUP)[: single.size])).astype(np.int8)
 
     def _widen(self, row: NDArray, scales: NDArray[np.float32]) -> Floats:
         if self.layout.dtype == "bf16":

@@ -128,11 +128,11 @@ def test_queries_that_grow_and_norms_of_values(dtype: str) -> None:
 
 
 def test_bytes_of_e4m3() -> None:
-    """Each number, those between two of them and near that, and those beyond the largest, of both signs."""
+    """Each number, those between two of them and near that, those beyond the largest, and none, of both signs."""
     numbers = e4m3()[:127].astype(np.float64)
     between = ((numbers[1:] + numbers[:-1]) / 2).astype(np.float32)
     near = [np.nextafter(between, np.float32(to)) for to in (0, np.inf)]
-    beyond = np.array([449, 464, 480, 1e9, np.inf], np.float32)
+    beyond = np.array([449, 464, 480, 1e9, np.inf, np.nan], np.float32)
     values = np.concatenate([numbers.astype(np.float32), between, *near, beyond])
     values = np.resize(np.concatenate([values, -values]), (32, 64))
     scaled = values * np.float32(2)  # by powers of two, which round nothing
@@ -150,6 +150,29 @@ def test_bytes_of_e4m3() -> None:
     keys, stored, _, _ = blocks.parts(0, 0)
     np.testing.assert_array_equal(keys.T, nearest_e4m3(values))
     np.testing.assert_array_equal(stored, nearest_e4m3(values))
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_what_is_no_number_stays_so(dtype: str) -> None:
+    """Of int8 with all that share its scale."""
+    layout = layout_of(1, 64, dtype)
+    blocks, key = KVBlocks(layout, 1), np.ones((1, 64), np.float32)
+    value = np.full((1, 64), 2, np.float32)
+    key[0, 40] = value[0, 3] = np.nan
+    unused = dict.fromkeys((
+        "query", "query_stride", "num_heads", "query_norm", "query_norm_bias", "key_norm", "key_norm_bias",
+        "norm_kind", "cosine", "sine", "rotary", "interleaved", "query_scales", "second_value",
+    ), 0)  # fmt: skip
+    call(
+        make_rotate(KV_DTYPES.index(dtype)).address, ROTATE, 1, step=np.array([1], np.int64), key=key, value=value,
+        key_stride=256, value_stride=256, num_kv_heads=1, head_size=64, eps=0.0, value_eps=0.0,
+        slots=np.array([3], np.int32), cache=blocks.memory, **layout.fields(), **unused,
+    )  # fmt: skip
+    for stored, first, end in zip(blocks.read(3), (32, 0), (64, 32), strict=True):
+        lost = np.isnan(stored[0])
+        assert lost[40 if first else 3]
+        assert lost.sum() == (32 if dtype == "int8" else 1)
+        assert lost[first:end].sum() == lost.sum()
 
 
 def test_queries_alone() -> None:

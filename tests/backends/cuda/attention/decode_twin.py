@@ -12,6 +12,8 @@ import torch
 from backends.cuda.layouts.activation_values import half_positions, int8_activations
 from realizar.backends.cuda.attention import decode as attention_decode
 from realizar.backends.cuda.native.attend_source import AttendKernel
+from realizar.quantization.microscaling import e4m3
+from reference_model import nearest_e4m3
 
 _TENSORS = (
     "partials", "bias", "cosine", "sine", "query_scales", "query_norm", "key_norm", "query_norm_bias", "key_norm_bias",
@@ -138,12 +140,17 @@ class _Call:
                 self.cached(f"{name[:-1]}_scales")[block, :, place] = scales
                 wide = torch.where(scales > 0, scales, 1).float()[..., None]
                 x = (groups / wide).round().clamp(-127, 127).flatten(1)[:, : x.shape[1]]
+            elif self.kernel.element == "fp8":
+                x = torch.from_numpy(nearest_e4m3((x / self[f"{name[:-1]}_scales"]).numpy()))
             self.cached(name)[block, :, place] = x.to(self.cached(name).dtype)
 
     def read(self, name: str, places: list[int]) -> torch.Tensor:
         """float32 [places, KV heads, head]."""
         blocks, within = (torch.tensor(places) // self.kernel.block_size, torch.tensor(places) % self.kernel.block_size)
-        found = self.cached(name)[blocks, :, within].float()
+        found = self.cached(name)[blocks, :, within]
+        if self.kernel.element == "fp8":
+            return torch.from_numpy(e4m3()[found.numpy()]) * self[f"{name[:-1]}_scales"]
+        found = found.float()
         if self.kernel.element == "int8":
             scales = self.cached(f"{name[:-1]}_scales")[blocks, :, within].float()
             found = found * scales.repeat_interleave(32, dim=2)[..., : self.kernel.head]

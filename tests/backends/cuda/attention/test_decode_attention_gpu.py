@@ -17,6 +17,8 @@ from wider import wider  # noqa: E402
 
 PLAIN = AttendKernel(128, 4, 3, False, 0, False, 128, False, "bf16", 16, "f32", 1, bulk=False)
 INT8 = replace(PLAIN, element="int8", runs=1, bulk=True)
+FP8 = replace(INT8, element="fp8")
+NAN_BYTE = 0x7F  # of e4m3
 LONG = replace(PLAIN, splits=1, runs=1, bulk=True)
 
 
@@ -80,13 +82,25 @@ CASES = {
     ),
     "stored-int8-window": Case(replace(INT8, warps=2, resident=16, stored=True), (500, 20, 333), 4, window=130),
     "int8-64-gqa1": Case(replace(INT8, head=64, group=1, rotary=64, out="int8"), (90, 1, 64)),
+    "fp8": Case(FP8, (1, 2, 64, 0, 65, 300)),
+    "fp8-window-sinks-cap": Case(replace(FP8, cap=True), (500, 20, 333), 4, window=130, sinks=True, soft_cap=8.0),
+    "fp8-64-gqa8": Case(replace(FP8, head=64, group=8, rotary=64, out="int8"), (90, 1, 64)),
+    "fp8 by lanes-72": Case(
+        replace(FP8, head=72, group=7, rotary=64, bulk=False), (500, 20), parts=2
+    ),
+    "fp8-2 stages-parts": Case(replace(FP8, warps=8, resident=16, stages=2), (1100, 3, 700), parts=9),
+    "fp8-4 runs": Case(replace(FP8, head=96, rotary=64, group=5, runs=4), (300, 18), parts=2),
+    "fp8-stored-256": Case(
+        replace(FP8, head=256, group=2, rotary=64, warps=2, resident=16, stored=True), (500, 20, 333), 4, window=130
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("arch", wider(["sm_80", "sm_90a", "sm_100a"], "sm_90a"))
 def test_kernels_compile(arch: str, tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    names = "half rows", "int8-2 stages", "f16-64-gqa3-cap-norm", "copy engine-4 runs", "growth", "stored"
+    forms = "half rows", "f16-64-gqa3-cap-norm", "copy engine-4 runs", "growth", "stored"
+    names = *forms, "int8-2 stages", "fp8-2 stages-parts", "fp8 by lanes-72"
     kernels = [CASES[name].kernel for name in names]
     assert all(kernel.supported for kernel in kernels)
     for cubin in compile_sources([kernel.source() for kernel in kernels], arch):
@@ -245,6 +259,32 @@ def test_attention_of_tokens(name: str) -> None:
             assert kernel.out != "f32" or bool(made.out[row].isnan().all())
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kernel", [PLAIN, INT8, FP8], ids=lambda kernel: kernel.element)
+@pytest.mark.parametrize("newest", [False, True])
+def test_what_is_no_number_is_seen_by_its_row_alone(kernel: AttendKernel, newest: bool) -> None:
+    """A value of the cache, or of the token itself, and what the cache then has of it."""
+    twin = Twin(Case(kernel, (300, 70)), 4)
+    column = (twin.heads + twin.case.kv_heads) * kernel.head  # of the first value
+    if newest:
+        twin.partials[0, 0, column] = np.nan
+    made = Device.of(twin)
+    if not newest:
+        held = made.scales[1] if kernel.element == "int8" else made.cache[1]
+        held[twin.table[0, 2], 0, 5, 0] = NAN_BYTE if kernel.element == "fp8" else torch.nan
+    attention = DecodeAttention(torch.device("cuda", torch.cuda.current_device()))
+    attention.prepare([kernel])
+    made.launch(twin, attention)
+    found = made.out.view(2, twin.case.kv_heads, kernel.group, kernel.head)
+    assert found[0, 0, :, 0].isnan().all()
+    assert found[0, 1].isfinite().all()
+    assert found[1].isfinite().all()
+    held = restored(made.cache, made.scales, kernel.element)
+    block, place = divmod(299, kernel.block_size)
+    assert bool(held[1, twin.table[0, block], 0, place, 0].isnan()) is newest
+
+
 def check_row(twin: Twin, row: int, found: np.ndarray, held: np.ndarray) -> None:
     """The new key and value are in the cache, and the result is that of all that the cache holds."""
     case, kernel = twin.case, twin.case.kernel
@@ -254,10 +294,10 @@ def check_row(twin: Twin, row: int, found: np.ndarray, held: np.ndarray) -> None
     newest = twin.vectors(row)[twin.heads :].reshape(2, case.kv_heads, kernel.head)
     if kernel.stored:
         newest = twin.old[:, places[-1][0], :, places[-1][1]]
-    assert np.abs(cached[:, -1] - newest).max() <= 0.02 * np.abs(newest).max()
+    assert np.abs(cached[:, -1] - newest).max() <= (0.064 if kernel.element == "fp8" else 0.02) * np.abs(newest).max()
     expected = twin.attended(row, cached).reshape(-1)
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
-    rounded = {"bf16": 4e-3, "f16": 1e-3, "int8": 1e-3}[kernel.element]  # queries and weights in that type
+    rounded = {"bf16": 4e-3, "f16": 1e-3, "int8": 1e-3, "fp8": 1e-3}[kernel.element]  # queries and weights in that type
     assert error <= rounded + (0.01 if kernel.out == "int8" else 0.0), (row, error)
 
 
@@ -268,11 +308,16 @@ def spoil(twin: Twin, tensors: list[torch.Tensor]) -> None:
         unseen = set(range(twin.table.shape[1] * size)) - set(range(max(0, length - window) if window else 0, length))
         for at in unseen:
             for tensor in tensors:
-                tensor[twin.table[row, at // size], :, at % size] = torch.nan
+                none = NAN_BYTE if tensor.dtype == torch.uint8 else torch.nan
+                tensor[twin.table[row, at // size], :, at % size] = none
 
 
 def stored(values: torch.Tensor, element: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Keys and values as a cache holds them, and their scales."""
+    if element == "fp8":
+        scales = [torch.full((1,), each, device="cuda") for each in (0.75, 1.5)]
+        codes = [(part / scale).to(torch.float8_e4m3fn) for part, scale in zip(values, scales, strict=True)]
+        return [each.view(torch.uint8).contiguous() for each in codes], scales
     if element != "int8":
         kept = values.to({"bf16": torch.bfloat16, "f16": torch.float16}[element])
         return [kept[0].contiguous(), kept[1].contiguous()], [torch.zeros(1, device="cuda")] * 2
@@ -283,6 +328,9 @@ def stored(values: torch.Tensor, element: str) -> tuple[list[torch.Tensor], list
 
 
 def restored(cache: list[torch.Tensor], scales: list[torch.Tensor], element: str) -> torch.Tensor:
+    if element == "fp8":
+        parts = [part.view(torch.float8_e4m3fn).float() * scale for part, scale in zip(cache, scales, strict=True)]
+        return torch.stack(parts)
     both = torch.stack([part.float() for part in cache])
     if element != "int8":
         return both

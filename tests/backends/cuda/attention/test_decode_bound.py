@@ -15,7 +15,7 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
-from reference_model import ReferenceModel  # noqa: E402
+from reference_model import FP8CacheModel, ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from wider import wider  # noqa: E402
 
@@ -36,11 +36,12 @@ RECIPES = {
                input_size=64),
         {"int8", "half", "f32"},
     ),
+    "fp8-64-gqa2-window": (Recipe(64, 4, 2, 128, 128, 48, windows=(None, 10), weights="Q8_0"), {"int8", "half", "f32"}),
     "f16-64-token norm": (Recipe(64, 2, 1, 128, 128, 48, (None,), "Q8_0", ("token_norm",)), {"int8", "half", "f32"}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", wider(RECIPES, "int8-32-sinks-biases", "f16-64-token norm"))
+@pytest.mark.parametrize("name", wider(RECIPES, "int8-32-sinks-biases", "fp8-64-gqa2-window", "f16-64-token norm"))
 def test_the_kernel_gets_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decodes alone by one and by three, and beside a chunk; blocks that are not in order."""
     recipe, outs = RECIPES[name]
@@ -62,7 +63,8 @@ def test_the_kernel_gets_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatc
     for _ in range(3):
         runner.step([(request, 1) for request in requests])
     runner.step([(requests[0], 1)])
-    reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    twin = FP8CacheModel if name.startswith("fp8") else ReferenceModel
+    reference = twin(spec, load_tensors(spec, checkpoint), np.float64)
     for request in requests:
         found, expected = request.values(), reference.logits(request.token_ids)
         error = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)

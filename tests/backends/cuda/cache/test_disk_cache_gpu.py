@@ -34,6 +34,7 @@ pytestmark = pytest.mark.gpu
 KINDS: dict[str, tuple[Recipe, dict[str, Any]]] = {
     "attention": (RECIPE, {}),
     "int8": (RECIPE, {"kv_cache_dtype": "int8"}),
+    "fp8": (RECIPE, {"kv_cache_dtype": "fp8"}),
     "drafter": (RECIPE, {"speculative_tokens": 2}),
     "hybrid": (replace(RECIPES["delta-nets"], vocab_size=128), {}),
 }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
-pytest.importorskip("triton", reason="the GPU backend needs triton")
+triton = pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+import triton.language as tl  # noqa: E402
 
 from backends.cuda.layouts.activation_values import half_activations, half_positions, int8_activations  # noqa: E402
 from realizar.backends.cuda.kernels.activate import activate, convert  # noqa: E402
@@ -15,12 +19,14 @@ from realizar.backends.cuda.kernels.attend_parts import attend_parts  # noqa: E4
 from realizar.backends.cuda.kernels.choose import choose, finish_logits  # noqa: E402
 from realizar.backends.cuda.kernels.embed import embed_quantized  # noqa: E402
 from realizar.backends.cuda.kernels.fetch import fetch  # noqa: E402
+from realizar.backends.cuda.kernels.heads import store_heads  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
 from realizar.backends.cuda.kernels.normalize_parallel import normalize_parallel, normalize_twice  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
 from realizar.quantization.block_source import block_source  # noqa: E402
 from realizar.quantization.convert import QUANTIZED_TYPES, dequantize  # noqa: E402
+from realizar.quantization.microscaling import e4m3  # noqa: E402
 from realizar.quantization.random_blocks import random_blocks  # noqa: E402
 
 pytestmark = [
@@ -29,6 +35,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
 ]
 CPU = torch.device("cpu")
+
+
+@triton.jit
+def keep_rows(x: Any, keys: Any, values: Any, scales: Any, out: Any, INT8: tl.constexpr) -> None:
+    """A key and a value of 64 dimensions into the first slot of a cache, and what that holds."""
+    part, dims = tl.arange(0, 2)[:, None], tl.arange(0, 64)[None, :]
+    rows = tl.load(x + part * 64 + dims)
+    held = store_heads(
+        rows, keys, values, scales, scales + 2, part * 0, part * 0, part == 0, part == 1, dims, 1, 64, 64, 16, INT8, 2
+    )  # fmt: skip
+    tl.store(out + part * 64 + dims, held)
+
+
 ROWS, COLS = 5, 130  # neither whole chunks of 64 nor whole groups of 32
 
 
@@ -367,3 +386,22 @@ def test_a_token_sees_all_parts_of_its_context(window: int, halves: bool, progra
             weights = np.exp(np.append(k @ query[token, own].astype(np.float64) * 0.3, sinks[head]))
             expected = weights[:-1] @ v / weights.sum()
             np.testing.assert_allclose(found[token, own], expected, atol=2e-3 if halves else 1e-5)
+
+
+@pytest.mark.parametrize("kv", ["f16", "int8", "fp8"])
+def test_what_is_no_number_stays_so_in_the_cache(kv: str) -> None:
+    """Of int8 with all that share its scale; and so it is read."""
+    x = torch.ones(2, 64)
+    x[0, 40] = x[1, 3] = torch.nan
+    dtype = {"f16": torch.float16, "int8": torch.int8, "fp8": torch.uint8}[kv]
+    keys, values = (torch.zeros(16, 64, dtype=dtype) for _ in range(2))
+    scales, out = torch.ones(4, dtype=torch.float32 if kv == "fp8" else torch.float16), torch.zeros(2, 64)
+    keep_rows[(1,)](x, keys, values, scales, out, INT8=kv == "int8")
+    lost = torch.isnan(out)
+    assert lost[0, 40]
+    assert lost[1, 3]
+    assert lost.sum() == (64 if kv == "int8" else 2)
+    if kv == "int8":
+        assert torch.isnan(scales).tolist() == [False, True, True, False]
+    elif kv == "fp8":
+        np.testing.assert_array_equal(e4m3()[torch.stack([keys[0], values[0]]).numpy()], out.numpy())

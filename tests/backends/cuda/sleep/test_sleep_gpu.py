@@ -38,7 +38,9 @@ RECIPES = {
     "experts": replace(DENSE, experts=8, windows=(None, 40, None)),
 }
 CONFIG = EngineConfig(max_running=4, max_step_tokens=64, context_length=256, kv_cache_bytes=8 << 20, prefix_cache=False)
-OPTIONS: list[dict[str, object]] = [{}, {"graphs": False}, {"batch_invariant": True}, {"kv_cache_dtype": "int8"}]
+OPTIONS: list[dict[str, object]] = [
+    {}, {"graphs": False}, {"batch_invariant": True}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"},
+]  # fmt: skip
 SAMPLINGS = (
     SamplingParams(temperature=0.0, logprobs=3),
     SamplingParams(temperature=0.9, top_p=0.9, seed=7, repetition_penalty=1.2),
@@ -76,9 +78,7 @@ def answers(core: EngineCore) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"graphs": False}, {"batch_invariant": True}, {"kv_cache_dtype": "int8"}], ids=str
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("kind", RECIPES)
 def test_answers_are_the_same_after_each_sleep(kind: str, options: dict[str, object]) -> None:
     core, backend = load(RECIPES[kind], **options)

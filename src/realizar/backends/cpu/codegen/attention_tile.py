@@ -28,7 +28,7 @@ def vectors_of(lanes: int) -> int:
 def _load_kv(e: Emitter, dtype: str, address: Value) -> Value:
     if dtype == "int8":
         return e.b.sitofp(e.load(address, ir.VectorType(I8, e.lanes), 1), e.f32)
-    return e.load_float("e4m3" if dtype == "fp8" else dtype, address)
+    return e.load_float("e4m3" if dtype == "fp8" else dtype, address, nans=True)
 
 
 def padded_queries(count: int) -> int:

@@ -95,10 +95,10 @@ class Emitter:
         """`lanes` float16 as float32."""
         return self.b.fpext(self.load(address, ir.VectorType(F16, self.lanes), align), self.f32)
 
-    def load_float(self, kind: str, address: Value, align: int | None = None) -> Value:
+    def load_float(self, kind: str, address: Value, align: int | None = None, *, nans: bool = False) -> Value:
         """`lanes` numbers of the type `f32`, `f16` or `bf16` as float32, or of `e4m3` times 2^-8.
 
-        `align` None is that of a number.
+        `align` None is that of a number. `nans`: those of `e4m3` stay so; else they become 480.
         """
         if kind == "f32":
             return self.load(address, self.f32, align or 4)
@@ -109,6 +109,9 @@ class Emitter:
             wide = self.b.shl(self.b.sext(self.load(address, ir.VectorType(I8, self.lanes), 1), words), _each(words, 7))
             # The sign stands in the bits 15 and 14, and the latter is the exponent's highest.
             half = self.b.and_(wide, _each(words, ~0x407F))
+            if nans:  # one more in the last place carries from all ones into the exponent's highest bit
+                carried = self.b.add(half, _each(words, 0x80))
+                half = self.b.or_(half, self.b.and_(carried, _each(words, 0x4000)))
             return self.b.fpext(self.b.bitcast(half, ir.VectorType(F16, self.lanes)), self.f32)
         raw = self.load(address, ir.VectorType(I16, self.lanes), align or 2)
         return self.b.bitcast(self.b.shl(self.b.zext(raw, self.i32), self.const_i32(16)), self.f32)

@@ -49,6 +49,7 @@ def narrow_group(builder: Any, dtype: int, source: Value, target: Value) -> None
 
 def e4m3_codes(e: Emitter, x: Value) -> Value:
     """The bytes that `Emitter.load_float` reads as the nearest to float32 lanes; what is too large becomes the largest.
+    A NaN stays one.
 
     A byte read so has its bits in the places of a half. Those of the least are multiples of 2^-17, and so are the
     numbers that follow 2^6.
@@ -64,6 +65,7 @@ def e4m3_codes(e: Emitter, x: Value) -> Value:
     code = b.select(tiny, steps, b.sub(rounded, e.const_i32((127 - 15) << 3)))
     most = e.const_i32(0x7E)
     code = b.select(b.icmp_signed("<", code, most), code, most)
+    code = b.select(b.fcmp_unordered("uno", x, x), e.const_i32(0x7F), code)
     sign = b.and_(b.lshr(bits, e.const_i32(24)), e.const_i32(0x80))
     return b.trunc(b.or_(code, sign), ir.VectorType(I8, e.lanes))
 
@@ -108,15 +110,16 @@ def take_value(arguments: Any, token: int, head: int, size: int) -> Any:
 
 @inner
 def quantize_kv(x: Any, first: int, codes: Any) -> float:
-    """int8 codes of 32 dimensions (fewer at the end of a head) and their scale."""
+    """int8 codes of 32 dimensions (fewer at the end of a head) and their scale, which is NaN if one of them is."""
     count = min(GROUP, x.size - first)
-    largest = np.float32(0.0)
+    largest, broken = np.float32(0.0), np.float32(0.0)
     for i in range(count):
         largest = max(largest, abs(x[first + i]))
+        broken += x[first + i] * np.float32(0.0)
     inverse = np.float32(127.0) / largest if largest > 0 else np.float32(0.0)
     for i in range(GROUP):
         codes[i] = np.int8(np.rint(x[first + i] * inverse)) if i < count else np.int8(0)
-    return largest / np.float32(127.0)
+    return largest / np.float32(127.0) + broken
 
 
 @inner

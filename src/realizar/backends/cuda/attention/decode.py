@@ -167,8 +167,8 @@ def sized(kernel: AttendKernel, kind: StepKind, kv_heads: int, device: DevicePro
         warps, resident = 8 if _fits(replace(kernel, warps=8), 2 if long else 1, device) else 4, 16
     else:
         warps, resident = (4, 12) if blocks <= processors else (4, 16) if blocks <= 4 * processors else (2, 16)
-    runs = 1 if long or kernel.element == "int8" else 4  # there more copies cost more than bank conflicts
-    bulk = long or kernel.element == "int8"  # the others are 3 % faster by lanes, which ask for 16 bytes each
+    runs = 1 if long or kernel.coded else 4  # there more copies cost more than bank conflicts
+    bulk = long or kernel.coded  # the others are 3 % faster by lanes, which ask for 16 bytes each
     found = replace(kernel, warps=warps, resident=resident, least=2 if long else 4, runs=runs, bulk=bulk)
     while found.warps > 2 and not _fits(found, 1, device):  # heads of 512 on cards with little shared memory
         found = replace(found, warps=found.warps // 2)

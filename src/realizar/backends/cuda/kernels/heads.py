@@ -87,7 +87,10 @@ def store_heads(
     if INT8:
         groups: tl.constexpr = (HEAD + GROUP - 1) // GROUP
         blocks = tl.reshape(tl.where(inside, x, 0.0), [PARTS, PADDED_HEAD // GROUP, GROUP])
+        broken = tl.max((blocks != blocks).to(tl.int32), axis=2) > 0
+        blocks = tl.where(broken[:, :, None], 0.0, blocks)
         scale = (tl.max(tl.abs(blocks), axis=2) / 127.0).to(tl.float16)
+        scale = tl.where(broken, float("nan"), scale)  # so that it is seen
         wide = tl.where(scale > 0.0, scale, 1.0).to(tl.float32)
         codes = tl.minimum(tl.maximum(round_even(blocks / wide[:, :, None]), -127.0), 127.0)
         group = tl.arange(0, PADDED_HEAD // GROUP)[None, :]

@@ -36,8 +36,12 @@ def fp8_code(x):
 
 @triton.jit
 def fp8_value(code):
-    """float32 of bytes of e4m3: in the places of a half they are 2^-8 of it, and bit 14 repeats the sign."""
+    """float32 of bytes of e4m3: in the places of a half they are 2^-8 of it, and bit 14 repeats the sign.
+
+    A NaN has all ones behind its sign; one more in its last place carries into bit 14, as a half's NaN has it.
+    """
     word = (code.to(tl.int8, bitcast=True).to(tl.int16) << 7) & -0x4001
+    word = word | ((word + 0x80) & 0x4000)
     return word.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
 
 

@@ -6,7 +6,8 @@
 // ended. The block that finishes last combines the parts, in their order.
 // Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) STAGES (tiles of a warp on their way) LEAST (64s
 // of keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the matmul) BIAS NORM (0
-// none, 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1
+// none, 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8, 3
+// e4m3, whose keys and values have a scale each in float32) BLOCK_SIZE FORM (0 float32, 1
 // int8, 2 half) BLOCK_TOKENS RUNS (of a tile: 1, 4) BULK (whether the copy engine fetches tiles, where there is one;
 // else lanes copy 16 bytes each) STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped)
 // VALUE_NORM (whether values are divided by their root mean square) GROWTH (whether queries grow with the position)
@@ -112,6 +113,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
     asm volatile("prefetch.global.L1 [%0];" ::"l"(cosine + angles_at + threadIdx.x * 32));
     asm volatile("prefetch.global.L1 [%0];" ::"l"(sine + angles_at + threadIdx.x * 32));
   }
+  const float key_scale = ELEMENT == 3 ? __ldg((const float*)key_scales) : 1.f, value_scale = ELEMENT == 3 ? __ldg((const float*)value_scales) : 1.f;
   const float query_scale = GROWTH ? __ldg(query_scales + step.w) : 1.f;
   let_next_start();
   wait_for_previous();
@@ -196,7 +198,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         const int key = key0 + key_of(n, t, e);
-        s[n][0][e] = whole || (key >= begin && key < end) ? cap_score(s[n][0][e] + s[n][1][e], soft_cap) : NEVER;
+        s[n][0][e] = whole || (key >= begin && key < end) ? cap_score((s[n][0][e] + s[n][1][e]) * key_scale, soft_cap) : NEVER;
         higher = fmaxf(higher, s[n][0][e]);
       }
     higher = fmaxf(higher, __shfl_xor_sync(~0u, higher, 1));
@@ -248,7 +250,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
   }
   const float weight = weight_of(top, most);
   {
-    const float first = __shfl_sync(~0u, weight, t * 8), second = __shfl_sync(~0u, weight, t * 8 + 4);
+    const float first = __shfl_sync(~0u, weight, t * 8) * value_scale, second = __shfl_sync(~0u, weight, t * 8 + 4) * value_scale;
     float* sums = (float*)own;
 #pragma unroll
     for (int c = 0; c < VALUE_VECTORS; c++)

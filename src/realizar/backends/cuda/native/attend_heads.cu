@@ -12,9 +12,9 @@ constexpr int SCALE_GROUPS = (HEAD + 31) / 32;
 constexpr bool IN_LANE = !INTERLEAVED && ROTARY % 64 == 0;  // whether a lane holds both dimensions of a pair
 #define NEVER __int_as_float(0xff800000)  // minus infinity
 
-#if ELEMENT == 2
+#if ELEMENT >= 2
 typedef uint2 Vector;
-constexpr int BYTES = 1, SCALES_BYTES = TILE * SCALE_GROUPS * 2;  // of a tile of keys
+constexpr int BYTES = 1, SCALES_BYTES = ELEMENT == 2 ? TILE * SCALE_GROUPS * 2 : 0;  // of a tile of keys
 #else
 typedef uint4 Vector;
 constexpr int BYTES = 2, SCALES_BYTES = 0;
@@ -24,7 +24,7 @@ constexpr int BYTES = 2, SCALES_BYTES = 0;
 constexpr int RUN = TILE / RUNS, KEY_BYTES = HEAD * BYTES, RUN_BYTES = RUN * KEY_BYTES, RUN_PITCH = RUN_BYTES + (RUNS > 1 ? 32 : 0);
 constexpr int TILE_BYTES = RUNS * RUN_PITCH;
 INLINE int key_of(int n, int t, int e) { return (e ? (t ^ 2) * 4 + 1 : t * 4) + n * 2; }
-static_assert(2 * (TILE_BYTES + SCALES_BYTES) == STAGE_BYTES);  // keys, values, the keys' scales, the values'
+static_assert(2 * (TILE_BYTES + SCALES_BYTES) <= STAGE_BYTES);  // keys, values, the keys' scales, the values'
 // A warp's result takes their place: two queries, then room, so that stores hit more banks.
 constexpr int PAIR_PITCH = 2 * HEAD + 4;
 static_assert((GROUP + 1) / 2 * PAIR_PITCH * 4 <= STAGES * STAGE_BYTES);
@@ -50,6 +50,30 @@ INLINE u32 to_half(float x) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f
 INLINE u32 to_bfloat(float x) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
 INLINE float from_half(u32 x) { return low_half(x); }
 
+// Two bytes of e4m3 as halves; what is no number stays so. Without the instruction, bits in the places of a half, which
+// is 2^-8 of the number.
+INLINE u32 from_e4m3(u32 pair) {
+#if __CUDA_ARCH__ >= 890
+  u32 r;
+  asm("{.reg .b16 both; cvt.u16.u32 both, %1; cvt.rn.f16x2.e4m3x2 %0, both;}" : "=r"(r) : "r"(pair));
+  return r;
+#else
+  const u32 upper = permute(pair, 0, 0x1404), halves = (upper >> 1 & 0x3f803f80u) | (upper & 0x80008000u);
+  return mul2(halves | ((halves + 0x00800080u) & 0x40004000u), 0x5c005c00u);
+#endif
+}
+// The byte of the nearest e4m3, of two the even one, or of 448.
+INLINE u32 to_e4m3(float x) {
+#if __CUDA_ARCH__ >= 890
+  return e4m3_pair(x, 0.f) & 0xff;
+#else
+  const u32 bits = __float_as_uint(x), size = bits & 0x7fffffff;
+  const u32 normal = (size + 0x7ffff + (size >> 20 & 1) >> 20) - (120 << 3);
+  const u32 code = size > 0x7f800000 ? 0x7f : size < 0x3c800000 ? (u32)__float2int_rn(fabsf(x) * 512.f) : min(normal, 0x7e);
+  return code | (bits >> 24 & 0x80);
+#endif
+}
+
 INLINE u32 packed(float low, float high) {  // as the cache's type multiplies
   u32 r;
   asm("cvt.rn." HALVES "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -67,6 +91,10 @@ INLINE void unpack(u32 (&x)[4], const Vector& raw, u32 scale) {
   const u32 words[2] = {raw.x ^ 0x80808080u, raw.y ^ 0x80808080u};
 #pragma unroll
   for (int i = 0; i < 4; i++) x[i] = mul2(add2(permute(words[i / 2], 0x64646464u, i % 2 ? 0x4342 : 0x4140), 0xe480e480u), scale);
+}
+#elif ELEMENT == 3
+INLINE void unpack(u32 (&x)[4], const Vector& raw, u32) {
+  x[0] = from_e4m3(raw.x); x[1] = from_e4m3(raw.x >> 16); x[2] = from_e4m3(raw.y); x[3] = from_e4m3(raw.y >> 16);
 }
 #else
 INLINE void unpack(u32 (&x)[4], const Vector& raw, u32) { x[0] = raw.x; x[1] = raw.y; x[2] = raw.z; x[3] = raw.w; }
@@ -168,11 +196,16 @@ INLINE void keep(float (&head)[EACH], char* cache, char* scales, long place, boo
     const int d = lane + i * 32;
     const float x = d < HEAD ? head[i] : 0.f;
 #if ELEMENT == 2
-    const u32 bits = to_half(largest_of_warp(fabsf(x)) / 127.f);
+    const u32 bits = __any_sync(~0u, x != x) ? 0x7e00 : to_half(largest_of_warp(fabsf(x)) / 127.f);  // NaN, so that it is seen
     const float scale = from_half(bits), code = fminf(fmaxf(rintf(x / (scale > 0.f ? scale : 1.f)), -127.f), 127.f);
     head[i] = code * scale;
     if (stored && d < HEAD) cache[place * HEAD + d] = (char)(int)code;
     if (stored && lane == 0) store_u16(scales + (place * SCALE_GROUPS + i) * 2, bits);
+#elif ELEMENT == 3
+    const float scale = __ldg((const float*)scales);
+    const u32 code = to_e4m3(x / scale);
+    head[i] = from_half(from_e4m3(code)) * scale;
+    if (stored && d < HEAD) cache[place * HEAD + d] = (char)code;
 #else
     const u32 bits = ELEMENT == 0 ? to_bfloat(x) : to_half(x);
     head[i] = ELEMENT == 0 ? __uint_as_float(bits << 16) : from_half(bits);
@@ -191,6 +224,8 @@ INLINE void take_kept(float (&head)[EACH], const char* cache, const char* scales
 #if ELEMENT == 2
     const float scale = from_half(load_u16(scales + (place * SCALE_GROUPS + i) * 2));
     head[i] = (float)load_s8(cache + place * HEAD + d) * scale;
+#elif ELEMENT == 3
+    head[i] = from_half(from_e4m3(load_s8(cache + place * HEAD + d) & 0xff)) * __ldg((const float*)scales);
 #else
     const u32 bits = load_u16(cache + (place * HEAD + d) * 2);
     head[i] = ELEMENT == 0 ? __uint_as_float(bits << 16) : from_half(bits);

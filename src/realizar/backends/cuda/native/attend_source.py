@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from realizar.backends.cuda.native.compiler import Source, read
 from realizar.backends.cuda.native.sources import Defines, define, of_fields
 
-_ELEMENTS, _FORMS = ("bf16", "f16", "int8"), ("f32", "int8", "half")  # numbered as in attend.cu
+_ELEMENTS, _FORMS = ("bf16", "f16", "int8", "fp8"), ("f32", "int8", "half")  # numbered as in attend.cu
 _FILES = "primitives.cu", "bulk.cu", "attend_heads.cu", "attend_results.cu", "attend.cu"
 _TILE, _APART = 16, 32  # keys, and bytes between their runs
 
@@ -21,7 +21,7 @@ class AttendKernel:
         splits: of the matmul that it reads.
         norm: 0 none, 1 RMS, 2 layer, over a head of queries or keys.
         rotary: dimensions that rope rotates. interleaved: neighbours are pairs.
-        element: of the cache: `bf16`, `f16` or `int8`; others have no kernel. block_size: tokens of its blocks.
+        element: of the cache: `bf16`, `f16`, `int8` or `fp8`; others have no kernel. block_size: tokens of its blocks.
         out: format of the result: `f32`, `int8` or `half`. block_tokens: of `half`.
         warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow.
         stages: tiles of 16 keys that a warp has asked for.
@@ -61,10 +61,18 @@ class AttendKernel:
         return self.element in _ELEMENTS and fits
 
     @property
+    def coded(self) -> bool:
+        """True for elements of a byte."""
+        return self.element in ("int8", "fp8")
+
+    @property
     def stage_bytes(self) -> int:
-        """Shared memory of a warp for a tile of keys and values, and their scales."""
-        each = self.head + 2 * -(-self.head // 32) if self.element == "int8" else 2 * self.head
-        return 2 * (_TILE * each + (_APART * self.runs if self.runs > 1 else 0))
+        """Shared memory of a warp for a tile of keys and values, and their scales; its results take all stages'."""
+        scales = 2 * -(-self.head // 32) if self.element == "int8" else 0
+        each = (self.head if self.coded else 2 * self.head) + scales
+        tiles = 2 * (_TILE * each + (_APART * self.runs if self.runs > 1 else 0))
+        results = (self.group + 1) // 2 * (2 * self.head + 4) * 4
+        return max(tiles, -(-results // (16 * self.stages)) * 16)
 
     @property
     def shared_bytes(self) -> int:
