@@ -214,8 +214,7 @@ def load_model(
         of_aside = _make_aside_lane(spec, config, parts, device, progress)
     with memory.emptied():
         scratch = _make_scratch(spec, config, parts, device)
-        free = None if ranks is None else ranks.least(free_bytes(device))  # all have the same blocks
-        kv = KVMemory(spec, config, device, parts.reserved_bytes, slot_bytes(spec, config), parts.scales, free)
+        kv = _make_cache(spec, config, parts, device, ranks)
         states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
         kv.num_host_snapshots = states.num_host_snapshots
     weights, space, matmuls = parts.weights, parts.space, parts.matmuls
@@ -320,6 +319,14 @@ def _load_parts(
     expert_matmuls = ExpertMatmuls(kernels)
     expert_matmuls.prepare(list(weights.experts.values()))
     return _Parts(program, weights, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls, scales)
+
+
+def _make_cache(
+    spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device: DeviceProfile, ranks: RankGroup | None
+) -> KVMemory:
+    """The KV cache, of as many blocks on all ranks."""
+    free = None if ranks is None else ranks.least(free_bytes(device))
+    return KVMemory(spec, config, device, parts.reserved_bytes, slot_bytes(spec, config), parts.scales, free)
 
 
 def _make_scratch(spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device: DeviceProfile) -> ScanScratch | None:

@@ -71,8 +71,7 @@ def plan_memory(
     workspace = Workspace(spec, sizes, _DEVICE, compute, parts)
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
     workspace_bytes += _decoded_bytes(weights, program, sizes.tokens) if config.prompt_dtype == "fp8" else 0
-    workspace_bytes += _aside_bytes(spec, config, workspace, parts)
-    workspace_bytes += sums_bytes(spec, sizes.tokens, sizes.selected)
+    workspace_bytes += _aside_bytes(spec, config, workspace, parts) + sums_bytes(spec, sizes.tokens, sizes.selected)
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
     reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
     fixed = weight_bytes + embedding + workspace_bytes + reserved + config.beside.fixed_bytes

@@ -72,7 +72,7 @@ class _Rank:
         self.end_descriptor = os.pidfd_open(self.process.pid)
         self.num_stopped = 0
 
-    def tell(self, call: Call) -> None:
+    def send(self, call: Call) -> None:
         """ChannelError: it has ended."""
         self.channel.send(call)
 
@@ -159,7 +159,7 @@ class RankedBackend:
         for other in self._others:
             own = replace(config, chosen=config.chosen.of_rank(other.number))
             join = Join(str(checkpoint.path), own, other.number, self._count, floats)
-            self._ask(other, partial(_Rank.tell, call=join))
+            self._ask(other, partial(_Rank.send, call=join))
         try:
             self._own = self._make(RankPlace(0, self._count, memory, self._exchange))
             self._own.load(shard(spec, 0, self._count), checkpoint, config)
@@ -238,7 +238,7 @@ class RankedBackend:
         """Send a call to all other ranks. DeviceLostError: one is gone."""
         self.check()
         for other in self._others:
-            self._ask(other, partial(_Rank.tell, call=call))
+            self._ask(other, partial(_Rank.send, call=call))
 
     def check(self) -> None:
         """DeviceLostError: a rank is gone, and what was computed since then means nothing."""
