@@ -45,7 +45,7 @@ def run_choose(
         "expert_scales": address(expert_scales),
     })  # fmt: skip
     for thread in range(threads):
-        choose.ctypes(address(record), thread, threads)
+        choose.call(address(record), thread, threads)
     return chosen, weights
 
 
@@ -154,7 +154,7 @@ def run_sort(chosen: NDArray[np.int32], experts: int, width: int, run: int) -> t
         "counts": address(counts), "width": width, "run": run,
     })  # fmt: skip
     for thread in range(2):
-        sort_by_expert.ctypes(address(record), thread, 2)
+        sort_by_expert.call(address(record), thread, 2)
     return positions.reshape(chosen.shape), items.reshape(-1, ITEM_FIELDS)[: counts[0] + 1].tolist(), counts.tolist()
 
 
