@@ -195,6 +195,7 @@ def test_a_broken_archive_is_left_for_the_cache(
 def test_processes_compile_what_is_missing(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process does, into its own cache; one that fails leaves kernels to this process, and nothing is done twice."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(own_folder))
+    monkeypatch.setattr(compile_ahead, "_MOST_PROCESSES", 2)  # tests have none
     said: list[str] = []
     with CompileAhead([anew(squares), anew(squares), anew(threads.exchange)], 1, said.append):
         pass
