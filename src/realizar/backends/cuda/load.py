@@ -291,6 +291,8 @@ def _load_parts(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
     beside: LoadedModel | None,
 ) -> _Parts:  # fmt: skip
+    if device.runs("sampling"):
+        SamplingKernels.begin(device.torch_device)
     lent = None if beside is None else beside.weights
     program = build_program(spec, config.hidden_layers)
     scales = {
@@ -307,13 +309,13 @@ def _load_parts(
     sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, device, config.batch_invariant))
     space = _make_workspace(spec, config, sizes, device)
     ropes = RopeTables(spec, config.context_length, device.torch_device, sizes.tokens)
-    sampler, reserved = _make_sampler(spec, config, device, space, progress)
     merger = Merger(program, weights, device, kernels, config.batch_invariant, config.prompt_dtype == "fp8")
     layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
     rows = row_counts(sizes.rows)
     counts, head_counts = {*rows, *token_counts(sizes.tokens)}, {*rows, *row_counts(sizes.selected)}
     matmuls = _Matmuls(kernels, layers, head, counts, head_counts)
     _compile(matmuls, progress)
+    sampler, reserved = _make_sampler(spec, config, device, space, progress)
     if kernels is not None:
         kernels.expect_decoded(max(linear.decoded_bytes for linear in matmuls.all))
     expert_matmuls = ExpertMatmuls(kernels)

@@ -14,7 +14,14 @@ from backends.cuda.native.compiled import check, check_registers, disassembled, 
 from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.matmul.fp8 import EXPERT_TILES
-from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
+from realizar.backends.cuda.native.compiler import (
+    Source,
+    architecture,
+    begin_compiling,
+    cache_folder,
+    compile_source,
+    compile_sources,
+)
 from realizar.backends.cuda.native.experts.source import (
     EXPERT_SIZES,
     EXPERT_SUM_SIZES,
@@ -277,6 +284,24 @@ def test_the_second_time_comes_from_disk(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(nvrtc, "compile_text", lambda *_: pytest.fail("compiled again"))
     assert compile_source(activations_source(), "sm_80") == first[0]
     assert [path.suffix for path in cache_folder().iterdir()] == [".cubin"]
+
+
+def test_what_was_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that a process compiles already is compiled by no other, and its failure is that of who waits."""
+    from realizar.backends.cuda.native import nvrtc
+
+    with monkeypatch.context() as patched:
+        patched.setattr(nvrtc, "compile_text", lambda *_: pytest.fail("compiled here"))
+        for _ in range(2):
+            begin_compiling(activations_source(), "sm_80")
+        cubin = compile_source(activations_source(), "sm_80")
+        begin_compiling(activations_source(), "sm_80")
+        assert compile_source(activations_source(), "sm_80") == cubin, "from disk"
+        begin_compiling(Source("broken", "nothing"), "sm_80")
+        with pytest.raises(KernelError, match=r"kernel broken does not compile for sm_80: .*error"):
+            compile_source(Source("broken", "nothing"), "sm_80")
+    with pytest.raises(KernelError, match="broken"):  # anew
+        compile_source(Source("broken", "nothing"), "sm_80")
 
 
 def test_a_cache_that_cannot_be_written_costs_compiling_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

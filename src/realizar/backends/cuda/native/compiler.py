@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -68,8 +69,11 @@ def compile_sources(
     done = count()
 
     def build(path: Path, source: Source) -> bytes:
-        cubin = _compile_aside(source, arch) if len(missing) > 1 else _compile_here(source, arch)
-        _keep(path, cubin)
+        if (begun := _begun.pop(path, None)) is not None:
+            cubin = begun.result()
+        else:
+            cubin = _compile_aside(source, arch) if len(missing) > 1 else _compile_here(source, arch)
+            _keep(path, cubin)
         if compiled is not None:
             compiled(next(done) + 1, len(missing))
         return cubin
@@ -77,6 +81,30 @@ def compile_sources(
     with ThreadPoolExecutor(max(1, min(len(missing), os.cpu_count() or 1))) as pool:
         built = dict(zip(missing, pool.map(build, missing, missing.values()), strict=True))
     return [built[path] if path in built else path.read_bytes() for path in paths]
+
+
+_begun: dict[Path, Future[bytes]] = {}
+
+
+def begin_compiling(source: Source, arch: str) -> None:
+    """Have a process compile a kernel that is not in the cache, while others do something else.
+
+    `compile_source` waits for it, and raises what it fails with. Raises KernelError where NVRTC is missing.
+    """
+    path, made = _path(source, arch), Future[bytes]()
+    if path.exists() or path in _begun:
+        return
+    _begun[path] = made
+
+    def build() -> None:
+        try:
+            cubin = _compile_aside(source, arch)
+            _keep(path, cubin)
+            made.set_result(cubin)
+        except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
+            made.set_exception(error)
+
+    threading.Thread(target=build, name="realizar-nvrtc", daemon=True).start()
 
 
 def _path(source: Source, arch: str) -> Path:

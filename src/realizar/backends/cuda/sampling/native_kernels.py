@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from realizar.backends.cuda.native.compiler import architecture, compile_source
+from realizar.backends.cuda.native.compiler import architecture, begin_compiling, compile_source
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, TILE, sampling_source
 from realizar.backends.cuda.sampling.native_buffers import NativeBuffers
@@ -22,7 +22,7 @@ class SamplingKernels:
     def __init__(self, device: torch.device, vocab_size: int, *, dependent: bool) -> None:
         self._device, self._dependent = device, dependent
         source = sampling_source()
-        cubin = compile_source(source, architecture(torch.cuda.get_device_capability(device)))
+        cubin = compile_source(source, _architecture(device))
         names = (
             "list_sampled", "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids",
             "weigh_left", "gather_ids", "survey_ids", "settle_rows", "extend_repetitions",
@@ -30,6 +30,11 @@ class SamplingKernels:
         shared = dict.fromkeys(names, 0) | dict.fromkeys(("cut_ids", "report_logprobs"), SELECT_BYTES)
         shared["pick_ids"] = 8 * -(-vocab_size // TILE)  # the sums of all tiles
         self._kernels = {name: Kernel(cubin, name, size, source.name) for name, size in shared.items()}
+
+    @staticmethod
+    def begin(device: torch.device) -> None:
+        """Have them compiled in a process: of all kernels of a load these take longest, 11 s."""
+        begin_compiling(sampling_source(), _architecture(device))
 
     def list_sampled(self, buffers: NativeBuffers, count: int) -> None:
         """Write the records of a step all of whose rows sample, one for each of so many tokens with logits."""
@@ -88,3 +93,7 @@ class SamplingKernels:
         values = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
         stream = int(torch.cuda.current_stream(self._device).cuda_stream)
         self._kernels[name].launch((*grid, 1), threads, values, sizes, stream, self._dependent)
+
+
+def _architecture(device: torch.device) -> str:
+    return architecture(torch.cuda.get_device_capability(device))
