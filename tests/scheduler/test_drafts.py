@@ -92,6 +92,17 @@ def test_fewer_are_proposed_while_they_are_wrong() -> None:
     assert len(lookup.propose(text, 20)) == 2
 
 
+def test_a_wrong_draft_has_a_longer_match_looked_for_until_one_is_right() -> None:
+    lookup, text = DraftLookup(4, 3, 1), np.array([1, 2, 3, 4, 9, 3], np.int32)
+    assert lookup.propose(text, 2) == (4, 9)
+    lookup.verified(0)
+    assert lookup.propose(np.append(text, [7, 3]).astype(np.int32), 2) == ()
+    longer = np.append(text, [7, 3, 1, 2, 3]).astype(np.int32)
+    assert lookup.propose(longer, 2) == (4,)
+    lookup.verified(1)
+    assert lookup.propose(np.append(longer, [4, 3]).astype(np.int32), 2) == (4, 3)
+
+
 def test_right_drafts_count_as_computed_and_wrong_ones_do_not() -> None:
     scheduler = make_scheduler(drafts=3)
     scheduler.add(request("a", (5, 6, 7, 8, 5)))

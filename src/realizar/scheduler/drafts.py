@@ -140,7 +140,7 @@ class DraftLookup:
     def __init__(self, most_tokens: int, longest: int, shortest: int) -> None:
         self._most_tokens = most_tokens
         self._longest, self._shortest = longest, shortest
-        self._allowed = most_tokens
+        self._allowed, self._least = most_tokens, shortest
         self._history = bytearray()
 
     def propose(self, token_ids: NDArray[np.int32], most_tokens: int) -> tuple[int, ...]:
@@ -158,13 +158,17 @@ class DraftLookup:
         return tuple([int(token_ids[place + index % period]) for index in range(most_tokens)])
 
     def verified(self, num_accepted: int) -> None:
-        """Take in how many drafts were right: up to twice as many are proposed next time, and at least one."""
+        """Take in how many drafts were right: up to twice as many are proposed next time, and at least one.
+
+        Behind ones that were all wrong only the longest run of last tokens that may be looked for has any.
+        """
+        self._least = self._shortest if num_accepted else self._longest
         self._allowed = min(self._most_tokens, max(1, 2 * num_accepted))
 
     def _after_last_match(self, num_tokens: int) -> int | None:
         """Index of the token after the latest earlier place of the longest run of last tokens that has one."""
         history = self._history
-        for length in range(min(self._longest, num_tokens - 1), self._shortest - 1, -1):
+        for length in range(min(self._longest, num_tokens - 1), self._least - 1, -1):
             end = len(history) - _BYTES  # a match ends before the last token
             found = history.rfind(history[-length * _BYTES :], 0, end)
             while found >= 0 and found % _BYTES:
