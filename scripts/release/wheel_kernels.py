@@ -2,8 +2,8 @@
 
     python scripts/release/wheel_kernels.py [KIND]
 
-A kind's go into a zip file of their own, where `kernel_cache.py` finds them. Any x86-64 can compile them. What was
-compiled before comes from the cache.
+A kind's go into a zip file of their own, where `kernel_cache.py` finds them. Any x86-64 can compile those of x86-64,
+which the wheel has. What was compiled before comes from the cache.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def compile_kind(kind: InstructionSet) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compile the kernels of each kind of processor into the package.")
-    names = {kind.name: kind for kind in KINDS}
+    names = {kind.name: kind for kind in KINDS if kind.processor.startswith("x86-64")}
     parser.add_argument("kind", nargs="?", choices=names, help="the kind that this process compiles for; default: all")
     given = parser.parse_args().kind
     if given is not None:
         compile_kind(names[given])
         return
-    for kind in KINDS:
+    for kind in names.values():
         environment = {"NUMBA_CPU_NAME": kind.processor, "NUMBA_CPU_FEATURES": kind.target_features}
         subprocess.run([sys.executable, __file__, kind.name], env={**os.environ, **environment}, check=True)
 

@@ -240,12 +240,22 @@ def test_the_wheel_has_every_kernel() -> None:
                     assert (module.__name__.removeprefix("realizar.backends.cpu."), value.__name__) in found
 
 
+@pytest.mark.parametrize(("bits", "name"), [(1 << 20 | 1 << 1, "neon_dot"), (1 << 1, "portable")])
+def test_linux_says_what_an_arm_processor_has(bits: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM names none of it where it does not know the processor, as in an emulator."""
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", dict)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(instruction_set, "_hardware_bits", lambda: bits)
+    assert instruction_set.select().name == name
+    assert known_kind(instruction_set.host_features()) is (KINDS[-1] if name == "neon_dot" else None)
+
+
 def test_kinds_of_processors_by_their_features() -> None:
     levels = [instruction_set._LEVELS[kind.processor] for kind in KINDS]
     everything = dict.fromkeys(
         {each for kind, level in zip(KINDS, levels, strict=True) for each in (*kind.features, *level)}, True
     )
-    assert [kind.name for kind in KINDS] == ["avx512_vnni", "avx_vnni", "avx2"]
+    assert [kind.name for kind in KINDS] == ["avx512_vnni", "avx_vnni", "avx2", "neon_dot"]
     for at, kind in enumerate(KINDS):
         hidden = [feature for each in KINDS[:at] for feature in each.features[:1]]
         features = {**everything, **dict.fromkeys(hidden, False)}

@@ -80,9 +80,10 @@ def make_core(
 
 
 def save(core: EngineCore) -> None:
-    """Let all be written that can be."""
+    """Let all be written that can be; what a step in flight computes once that has ended."""
     while core.save():
-        pass
+        if core._in_flight:
+            core.step()
     assert core._disk is not None
     for future in list(core._disk._writing):
         future.result()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,20 +35,23 @@ class InstructionSet:
 
 
 # What x86-64's levels are in LLVM: https://gitlab.com/x86-psABIs/x86-64-ABI has the features of each.
-_LEVEL_3, _LEVEL_4 = "x86-64-v3", "x86-64-v4"
+_LEVEL_3, _LEVEL_4, _ARM = "x86-64-v3", "x86-64-v4", "generic"
 _OF_LEVEL_3 = (
     *("cx16", "popcnt", "sahf", "sse3", "ssse3", "sse4.1", "sse4.2"),
     *("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"),
 )
-_LEVELS = {_LEVEL_3: _OF_LEVEL_3, _LEVEL_4: (*_OF_LEVEL_3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")}
+_OF_LEVEL_4 = (*_OF_LEVEL_3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_LEVELS = {_LEVEL_3: _OF_LEVEL_3, _LEVEL_4: _OF_LEVEL_4, _ARM: ("neon", "dotprod")}
 
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
     InstructionSet("avx512_vnni", 16, ("avx512vnni", "avx512bw", "avx512vl", "f16c", "fma"), (12, 4, 2, 1), _LEVEL_4),
     InstructionSet("avx_vnni", 8, ("avxvnni", "avx2", "f16c", "fma"), (8, 4, 2, 1), _LEVEL_3),
     InstructionSet("avx2", 8, ("avx2", "f16c", "fma"), (12, 6, 3, 1), _LEVEL_3),
-    InstructionSet("neon_dot", 4, ("dotprod", "neon"), (8, 4, 1), "cortex-a76"),
+    InstructionSet("neon_dot", 4, ("dotprod", "neon"), (8, 4, 1), _ARM),
     InstructionSet("portable", 8, (), (4, 1), "x86-64"),
 )
+_AT_HWCAP = 16
+_ARM_BITS = {"neon": 1, "dotprod": 20}  # HWCAP_ASIMD and HWCAP_ASIMDDP of Linux's asm/hwcap.h
 
 
 def index_of(name: str) -> int:
@@ -59,11 +64,23 @@ def index_of(name: str) -> int:
 
 
 def host_features() -> Mapping[str, bool]:
-    """LLVM's view of this processor: feature name to presence."""
+    """LLVM's view of this processor: feature name to presence; on 64-bit Arm Linux's too, which knows more."""
     from llvmlite import binding
 
     features: Mapping[str, bool] = binding.get_host_cpu_features()
-    return features
+    if platform.machine() != "aarch64":
+        return features
+    bits = _hardware_bits()
+    return {**features, **{name: bool(bits >> bit & 1) for name, bit in _ARM_BITS.items()}}
+
+
+def _hardware_bits() -> int:
+    """What Linux says of the processor (AT_HWCAP); 0 where the C library has no auxiliary vector."""
+    read = getattr(ctypes.CDLL(None), "getauxval", None)
+    if read is None:
+        return 0
+    read.restype, read.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    return int(read(_AT_HWCAP))
 
 
 def supported(candidate: InstructionSet, features: Mapping[str, bool]) -> bool:
