@@ -7,6 +7,7 @@ chance; other rows are greedy. Before timing, a step's graph is compared with it
     python scripts/cuda_bench.py --shape llama-8b --batches 1,8,16,64,256 --prefill 2048
     python scripts/cuda_bench.py --shape llama-8b --batches '' --prefill 2048,16384 --profile
     python scripts/cuda_bench.py --shape llama-1b --batches 64,256 --prefill 0 --sampled
+    python scripts/cuda_bench.py --shape qwen3.6-35b-a3b --type fp8 --layers 8 --batches 1,64,256 --prefill 8192
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fp8_shapes import fp8_checkpoint
 
 from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.runner import CUDABackend
@@ -80,6 +82,8 @@ def random_checkpoint(shape_name: str, file_type: Any, skew: float = 0.0) -> Che
     Routers and biases are a layer's own, or what layers add alike would send tokens to the same experts; and a head
     that had the embedding's bytes would choose each token again.
     """
+    if file_type == "fp8":
+        return fp8_checkpoint(shape_name)
     shape = SHAPES[shape_name]
     made: dict[Any, Any] = {}
     tensors: dict[str, StoredTensor] = {}
@@ -222,7 +226,7 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))
-    parser.add_argument("--type", help="by default that of the files that people run: q4_k_m, or of gpt-oss mxfp4")
+    parser.add_argument("--type", help="fp8, or by default that of the files that people run: q4_k_m, of gpt-oss mxfp4")
     parser.add_argument("--batches", default="1,8,16,64,256")
     parser.add_argument("--prefill", default="2048", help="lengths of prompts with commas between; 0 for none")
     parser.add_argument("--step-tokens", type=int, default=0, help="tokens of a step; 0 reads each prompt in one")
@@ -234,6 +238,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--sampled", action="store_true", help="each batch again, with temperature 0.8 and top-p 0.95")
     parser.add_argument("--skew", type=float, default=0.0, help="exponent of the Zipf law of routers")
     parser.add_argument("--acceptance", help="each batch again with drafts of the shape's block, as of `bench`")
+    parser.add_argument("--layers", type=int, default=0, help="of the model, in place of the shape's own")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -244,6 +249,8 @@ def main() -> int:
     prompts = [int(text) for text in arguments.prefill.split(",") if int(text)]
     longest_prompt = max(prompts, default=0)
     file_type = arguments.type or generate.file_type_of(arguments.shape)
+    if arguments.layers:
+        SHAPES[arguments.shape] = replace(SHAPES[arguments.shape], num_layers=arguments.layers)
     checkpoint = random_checkpoint(arguments.shape, file_type, arguments.skew)
     rates = tuple(map(float, arguments.acceptance.split(","))) if arguments.acceptance else ()
     longest = max(longest_prompt, arguments.context + 256, 512) + 64

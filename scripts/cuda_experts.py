@@ -2,7 +2,7 @@
 
 Weights are random bytes in fragment order, of several layers, so that none stays in a cache. Beside each time stand the
 bytes of the experts that were chosen and the rate of the products. With `--fp8` they are in 8-bit floats, whatever the
-rows, and weights are decoded before each matmul.
+rows, and weights are decoded before each matmul, but those of `--gate-up E4M3 --down E4M3`, which are stored so.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from realizar.backends.cuda.tuning.measure import buffers_of, random_choices, ra
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization.float_tensors import e4m3_layout
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 
 
@@ -60,10 +61,10 @@ class Layers:
             self.step = step_of(self.step.pairs, self.experts, FP8_PLACES if options.fp8 else tokens)
         self.step = replace(self.step, in_fp8=options.fp8)
         sizes = (
-            (2 * options.width, options.hidden, GGML_LAYOUTS[GGMLType[options.gate_up]]),
-            (options.hidden, options.width, GGML_LAYOUTS[GGMLType[options.down]]),
+            (2 * options.width, options.hidden, options.gate_up),
+            (options.hidden, options.width, options.down),
         )
-        self.gate_ups, self.downs = ([random_experts(self.experts, *each) for _ in range(self.count)] for each in sizes)
+        self.gate_ups, self.downs = ([random_stack(self.experts, *each) for _ in range(self.count)] for each in sizes)
         self.chosen = random_choices(rows, self.per_token, self.experts, self.count, options.skew)
         x = torch.randn(rows, options.hidden, device="cuda")
         formats = (InputFormat("half", block) for block in (64 if rows >= 64 else 16, 1))
@@ -119,6 +120,16 @@ class Layers:
         rates = f"{read:7.1f} MB {read / ms / 1e3:6.2f} TB/s {flops / ms / 1e9:6.1f} TFLOP/s" if stacks else ""
         head = f"rows {self.rows:5d} places {self.step.tokens:3d}"
         print(f"{head} {name:32s} {ms * 1e3:8.2f} us {rates}", flush=True)
+
+
+def random_stack(count: int, out_features: int, cols: int, name: str) -> PackedExperts:
+    """Of a type by name; all scales of `E4M3` are 1, so that no weight is decoded."""
+    if name != "E4M3":
+        return random_experts(count, out_features, cols, GGML_LAYOUTS[GGMLType[name]])
+    made = random_experts(count, out_features, cols, e4m3_layout(128))
+    block, codes = made.format.block_bytes // 2, made.format.codes_bytes // 2
+    made.weights.view(torch.float16).view(-1, block)[:, codes:] = 1.0
+    return made
 
 
 def random_fp8(rows: int, cols: int) -> ActivationBuffer:

@@ -37,9 +37,9 @@ class EngineConfig:
             always have.
         prompt_dtype: in what a GPU multiplies steps with prompts. `fp8`, on compute capability 9.0 alone, is e4m3 for
             weights and activations of steps of 1,024 tokens and more, or of 128 where weights are stored so, and of
-            experts with 512 pairs each: it is faster, and loses far more than all else here, a mean KL of 0.01 to 0.02
-            nats where halves have 0.00004. It can't be combined with batch_invariant. `auto` is `fp8` there without
-            batch_invariant for a checkpoint that asks for activations in FP8, else `f16`.
+            experts with 512 pairs each, or 32: it is faster, and loses far more than all else here, a mean KL of 0.01
+            to 0.02 nats where halves have 0.00004. It can't be combined with batch_invariant. `auto` is `fp8` there
+            without batch_invariant for a checkpoint that asks for activations in FP8, else `f16`.
         graphs: on a GPU, true captures the steps of fixed shapes as graphs at load. Otherwise the host launches each
             kernel of a step, and small steps wait for the host.
         device_check: true compares a GPU with the CPU on small models, where no verdict on its card, driver and kernels

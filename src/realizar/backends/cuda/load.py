@@ -25,7 +25,7 @@ from realizar.backends.cuda.graphs import AsideReader, GraphRunner, tail_kind
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
-from realizar.backends.cuda.matmul.fp8 import runs_fp8
+from realizar.backends.cuda.matmul.fp8 import least_pairs, runs_fp8
 from realizar.backends.cuda.matmul.grouped import GroupedExperts
 from realizar.backends.cuda.matmul.linears import MergedLinear, Merger, partial_floats
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
@@ -53,6 +53,7 @@ from realizar.backends.cuda.shapes import (
 )
 from realizar.backends.cuda.sleep.load_memory import LoadMemory
 from realizar.backends.cuda.step_arrays import StepSizes
+from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.load import Weights, stacks_shared
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.host_sampler import HostSampler
@@ -346,7 +347,9 @@ def _make_lane(
     kernels, counts, mixtures = matmuls.kernels, matmuls.counts, list(parts.weights.experts.values())
     grouped, most = None, space.arrays.sizes.tokens
     if kernels is not None and mixtures:
-        grouped = GroupedExperts(kernels, parts.experts, most, config.prompt_dtype == "fp8")
+        stacks = [stack for one in mixtures for stack in one.stacks if isinstance(stack, PackedExperts)]
+        pairs = least_pairs(stacks) if config.prompt_dtype == "fp8" else 0
+        grouped = GroupedExperts(kernels, parts.experts, most, pairs)
         grouped.prepare(mixtures, counts)
     pair_floats = expert_floats(spec, most) + shared_floats(spec, parts.weights, merger, counts)
     space.size_partials(max(matmuls.partial_floats, pair_floats))

@@ -17,7 +17,7 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, chunk_parts, compute_type, fixed_parts, tile_tokens
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.matmul.experts import expert_floats
-from realizar.backends.cuda.matmul.fp8 import decoded_bytes
+from realizar.backends.cuda.matmul.fp8 import decoded_bytes, least_pairs
 from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.ranks import sums_bytes
@@ -28,6 +28,7 @@ from realizar.backends.cuda.sampling.native_graphs import num_graphs
 from realizar.backends.cuda.shapes import aside_sizes, chunk_kinds, row_counts, step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
+from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.load import Weights, same_embedding, stacks_shared
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.workspace import Workspace
@@ -158,9 +159,11 @@ def _decoded_bytes(weights: Weights, program: Program, tokens: int) -> int:
     """Bytes of the weights that a matmul of a long step decodes to 8-bit floats, with experts where they are."""
     keys = [tuple(linear.weight for linear in group) for group in weights.apart(program.block_matmuls())]
     launches = [weights.groups[key] for key in keys]
-    for one in weights.experts.values():
+    mixtures = list(weights.experts.values())
+    pairs = least_pairs([stack for one in mixtures for stack in one.stacks if isinstance(stack, PackedExperts)])
+    for one in mixtures:
         experts = one.experts
-        step = step_tiles(tokens, experts.experts_per_token, ExpertShape.of(experts), True, fp8=True)
+        step = step_tiles(tokens, experts.experts_per_token, ExpertShape.of(experts), True, fp8_pairs=pairs)
         launches += [(stack,) for stack in one.stacks if step.in_fp8]
     packed = ([one for one in each if isinstance(one, PackedMatrix)] for each in launches)
     return max(map(decoded_bytes, packed), default=0)

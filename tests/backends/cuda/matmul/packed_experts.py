@@ -163,13 +163,13 @@ class HostGrouped:
 
     lines = ()
 
-    def __init__(self, _matmuls: object, experts_read: ExpertsRead, fp8: bool) -> None:
-        self._experts_read, self.fp8 = experts_read, fp8
+    def __init__(self, _matmuls: object, experts_read: ExpertsRead, fp8_pairs: int) -> None:
+        self._experts_read, self.fp8_pairs = experts_read, fp8_pairs
         self._chosen: list[int] = []
         self._gated: dict[int, Array] = {}
 
     def step(self, rows: int, per_token: int, shape: ExpertShape, shared: int) -> StepTiles:
-        return step_tiles(rows, per_token, shape, True, shared=shared, fp8=self.fp8)
+        return step_tiles(rows, per_token, shape, True, shared=shared, fp8_pairs=self.fp8_pairs)
 
     def route(
         self, step: StepTiles, stack: PackedExperts, activation: Any = None, tiled: bool = False, halves: bool = False

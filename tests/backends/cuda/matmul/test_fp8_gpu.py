@@ -29,7 +29,7 @@ from backends.cuda.matmul.fp8_cases import (  # noqa: E402
 )
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.kernels.reduce import HALF_FACTOR  # noqa: E402
-from realizar.backends.cuda.matmul import fp8, grouped_tiles  # noqa: E402
+from realizar.backends.cuda.matmul import fp8  # noqa: E402
 from realizar.backends.cuda.matmul.fp8 import (  # noqa: E402
     FP8_INPUT,
     FP8_ROWS,
@@ -299,14 +299,11 @@ def by_expert(x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
     [("Q4_K", "silu"), ("Q6_K", "gelu"), ("MXFP4", "clamped"), ("block", "silu"), ("feature", "clamped")],
 )
 @pytest.mark.parametrize("halves", [True, False])
-def test_experts(
-    matmuls: MatmulKernels, name: str, activation: Any, halves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_experts(matmuls: MatmulKernels, name: str, activation: Any, halves: bool) -> None:
     """Tiles of 128 places with few rows and with many, an expert without any, rows that go nowhere, and chunks and
     output features that do not fill a tile; a graph gives the same bits."""
-    monkeypatch.setattr(grouped_tiles, "FP8_PAIRS", 1)
     hidden, width = (HIDDEN, WIDTH) if name == "MXFP4" else (512, 256)
-    grouped = GroupedMatmuls(matmuls, fp8=True)
+    grouped = GroupedMatmuls(matmuls, fp8_pairs=1)
     made = partial(e4m3_source, name) if name in SHARES else GGMLType[name]
     gate_up, up_weights = random_stack(made, EXPERTS, 2 * width, hidden, gated=True)
     down, down_weights = random_stack(made, EXPERTS, hidden, width, seed=1)
@@ -317,7 +314,7 @@ def test_experts(
     biases = [torch.randn(EXPERTS, each.out_features, device="cuda") * 0.1 for each in (gate_up, down)]
     up_bias, down_bias = biases if activation == "clamped" else (None, None)
     shape = ExpertShape(EXPERTS, hidden, width)
-    buffers = GroupedBuffers("cuda", 1500, 2, shape, True, fp8=True)
+    buffers = GroupedBuffers("cuda", 1500, 2, shape, True, fp8_pairs=1)
     for rows in (40, 1500):
         chosen = random_choices(rows, 2, EXPERTS, rows, 0.7)
         chosen[chosen == 4] = -1
@@ -391,7 +388,7 @@ MODELS = {
 def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, chunks beside a decode, and few single tokens: as far from exact as FP8 is, and no farther."""
     monkeypatch.setattr(fp8, "LEAST_TOKENS", 128)
-    monkeypatch.setattr(grouped_tiles, "FP8_PAIRS", 128)
+    monkeypatch.setattr(fp8, "DECODED_PAIRS", 128)
     recipe = MODELS[name]
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(

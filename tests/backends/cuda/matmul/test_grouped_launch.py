@@ -17,7 +17,7 @@ from realizar.backends.cuda.layouts.fragments import fragment_format
 from realizar.backends.cuda.matmul.experts import Pairs
 from realizar.backends.cuda.matmul.fp8 import FP8_ROWS
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
-from realizar.backends.cuda.matmul.grouped_tiles import FP8_PAIRS, FP8_PLACES
+from realizar.backends.cuda.matmul.grouped_tiles import DECODED_PAIRS, FP8_PLACES
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, make_buffer
 from realizar.backends.cuda.matmul.routing import ExpertsRead
 from realizar.backends.cuda.matmul.tuning_table import ExpertLine, ExpertShape
@@ -180,9 +180,13 @@ def test_rows_that_are_laid_in_tiles(kernel: type[RecordingKernel], monkeypatch:
 def test_experts_in_8_bit_floats(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
     """From as many pairs of each expert on as pay for decoding all of them: rows are laid with their scales, and what
     gate and up leave has its scales behind the codes of all places."""
-    grouped, rows = GroupedMatmuls(matmuls_on(monkeypatch), fp8=True), FP8_PAIRS * EXPERTS // PER_TOKEN
+    grouped, rows = (
+        GroupedMatmuls(matmuls_on(monkeypatch), fp8_pairs=DECODED_PAIRS),
+        DECODED_PAIRS * EXPERTS // PER_TOKEN,
+    )
     assert not grouped.step(rows - 1, PER_TOKEN, SHAPE).in_fp8
-    step, buffers = grouped.step(rows, PER_TOKEN, SHAPE), GroupedBuffers("cpu", rows, PER_TOKEN, SHAPE, True, fp8=True)
+    step = grouped.step(rows, PER_TOKEN, SHAPE)
+    buffers = GroupedBuffers("cpu", rows, PER_TOKEN, SHAPE, True, fp8_pairs=DECODED_PAIRS)
     assert (step.tokens, step.in_fp8) == (FP8_PLACES, True)
     gate_up, down = stack(2 * WIDTH, HIDDEN), stack(HIDDEN, WIDTH)
     x, out, weights = make_buffer(FP8_ROWS, HIDDEN, rows, torch.device("cpu")), torch.zeros(1), torch.zeros(1)

@@ -8,8 +8,8 @@ largest of those scales. Activations have a scale for each token and 128 columns
 products of 128 columns are added in the tensor cores, and their sums, scaled, in float32. The price is fidelity: 3 bits
 of mantissa in both operands.
 
-Experts are decoded all at once, chosen or not, so they need more tokens (`grouped_tiles.FP8_PAIRS`); their rows lie in
-tiles (`matmul.grouped`), which the kernel reads as it does blocks of tokens.
+Experts are decoded all at once, chosen or not, so they need more tokens (`grouped_tiles.DECODED_PAIRS`); their rows lie
+in tiles (`matmul.grouped`), which the kernel reads as it does blocks of tokens.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.layouts.fragments import BLOCK
+from realizar.backends.cuda.matmul.grouped_tiles import DECODED_PAIRS, STORED_PAIRS
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels
 from realizar.backends.cuda.native.chunks.tensor_map import TensorMap
@@ -160,6 +161,11 @@ def _splits(tiles: FP8Tiles, tokens: int, matrices: Sequence[PackedMatrix], proc
 def least_tokens(matrices: Sequence[PackedMatrix]) -> int:
     """Of steps whose matmuls with all these matrices are in 8-bit floats."""
     return STORED_TOKENS if _are_stored(matrices) else LEAST_TOKENS
+
+
+def least_pairs(stacks: Sequence[PackedMatrix]) -> int:
+    """Of an expert, on average, in steps whose matmuls with all these stacks are in 8-bit floats."""
+    return STORED_PAIRS if _are_stored(stacks) else DECODED_PAIRS
 
 
 def expert_tiles(stack: PackedExperts) -> FP8Tiles:

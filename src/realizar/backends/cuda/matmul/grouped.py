@@ -158,17 +158,17 @@ class GroupedBuffers:
 
     def __init__(
         self, device: torch.device | str, rows: int, per_token: int, shape: ExpertShape, wgmma: bool,
-        lines: Sequence[ExpertLine] = (), shared: int = 0, fp8: bool = False,
+        lines: Sequence[ExpertLine] = (), shared: int = 0, fp8_pairs: int = 0,
     ) -> None:  # fmt: skip
         """Allocate for the largest step, of `rows`.
 
         Args:
             shape: of the mixture; its width is a multiple of 64, or 0 where nothing is written in tiles.
             wgmma: whether the Hopper kernel runs. lines: measured on the device.
-            shared, fp8: as in `step_tiles`.
+            shared, fp8_pairs: as in `step_tiles`.
         """
         own = [line for line in lines if line.shape == shape]  # once, since thousands of steps look through them
-        steps = [step_tiles(each, per_token, shape, wgmma, own, shared, fp8) for each in range(1, rows + 1)]
+        steps = [step_tiles(each, per_token, shape, wgmma, own, shared, fp8_pairs) for each in range(1, rows + 1)]
         places = max(step.places for step in steps)
         self.slots = torch.full((places,), -1, dtype=torch.int32, device=device)
         self.work = torch.zeros(1 + max(step.count for step in steps), dtype=torch.int32, device=device)
@@ -186,18 +186,18 @@ class GroupedBuffers:
 class GroupedMatmuls:
     """Chooses, compiles and launches one device's, by its measured `lines`. Used by one thread, in one context."""
 
-    def __init__(self, matmuls: MatmulKernels, experts_read: ExpertsRead | None = None, fp8: bool = False) -> None:
+    def __init__(self, matmuls: MatmulKernels, experts_read: ExpertsRead | None = None, fp8_pairs: int = 0) -> None:
         """Share device and tuning with the dense matmuls; sorts add what they find to `experts_read`.
 
-        `fp8`: as in `step_tiles`.
+        `fp8_pairs`: as in `step_tiles`.
         """
-        self._matmuls, self._tuning, self.fp8 = matmuls, matmuls.tuning, fp8
+        self._matmuls, self._tuning, self.fp8_pairs = matmuls, matmuls.tuning, fp8_pairs
         self.lines = self._tuning.grouped_lines(in_order=matmuls.batch_invariant)
         self._experts_read, self._dependent = experts_read, matmuls.capability >= (9, 0)
 
     def step(self, rows: int, per_token: int, shape: ExpertShape, shared: int = 0) -> StepTiles:
         """See `step_tiles`."""
-        return step_tiles(rows, per_token, shape, self._tuning.wgmma, self.lines, shared, self.fp8)
+        return step_tiles(rows, per_token, shape, self._tuning.wgmma, self.lines, shared, self.fp8_pairs)
 
     def route(
         self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False,
@@ -424,12 +424,13 @@ class _Plan:
 class GroupedExperts:
     """Grouped matmuls of all mixtures of a model, for steps of up to `rows`.
 
-    `pairs` says which mixtures have grouped matmuls, and from which number of tokens on; `fp8` is as in `step_tiles`.
+    `pairs` says which mixtures have grouped matmuls, and from which number of tokens on; `fp8_pairs` is as in
+    `step_tiles`.
     """
 
-    def __init__(self, matmuls: MatmulKernels, pairs: ExpertMatmuls, rows: int, fp8: bool = False) -> None:
+    def __init__(self, matmuls: MatmulKernels, pairs: ExpertMatmuls, rows: int, fp8_pairs: int = 0) -> None:
         self._matmuls, self._pairs, self._rows = matmuls, pairs, rows
-        self._grouped = GroupedMatmuls(matmuls, pairs.experts_read, fp8)
+        self._grouped = GroupedMatmuls(matmuls, pairs.experts_read, fp8_pairs)
         self._buffers: dict[_Key, GroupedBuffers] = {}
         self._plans: dict[tuple[TensorName, int], _Plan] = {}
 
@@ -518,7 +519,7 @@ class GroupedExperts:
             wgmma = self._matmuls.tuning.wgmma
             grouped = self._grouped
             self._buffers[key] = GroupedBuffers(
-                self._matmuls.device, self._rows, per_token, shape, wgmma, grouped.lines, shared, grouped.fp8
+                self._matmuls.device, self._rows, per_token, shape, wgmma, grouped.lines, shared, grouped.fp8_pairs
             )
         return self._buffers[key]
 

@@ -20,8 +20,9 @@ TILE_TOKENS = (8, 16, 32, 64, 128)
 BETWEEN_TOKENS = (24, 40, 48)  # places that the Hopper kernel takes where a line has them
 MMA_SYNC_TOKENS = 64  # the largest tile of mma.sync
 FP8_PLACES = FP8Tiles().tokens
-FP8_PAIRS = 512
-"""Pairs of an expert, on average, from which on 8-bit floats are taken where they are asked for: 256 gain nothing."""
+DECODED_PAIRS, STORED_PAIRS = 512, 32
+"""Pairs of an expert, on average, from which on 8-bit floats are taken where they are asked for: fewer gain nothing, as
+all experts are decoded first, but where weights are stored so."""
 DIRECT_TOKENS = 16  # the largest tile of kernels whose warps read weights for themselves
 _REGISTERS = 65_536  # of a multiprocessor
 _STATIC_BYTES = 48 << 10  # of shared memory that a kernel may declare
@@ -74,17 +75,17 @@ class StepTiles:
 
 def step_tiles(
     rows: int, per_token: int, shape: ExpertShape, wgmma: bool, lines: Sequence[ExpertLine] = (), shared: int = 0,
-    fp8: bool = False,
+    fp8_pairs: int = 0,
 ) -> StepTiles:  # fmt: skip
     """Tiles of a step of `rows`, which choose `per_token` experts each.
 
     Args:
         shared: 1 if all rows share one expert more, whose pairs do not count for the places of a tile; else 0.
-        fp8: long steps are multiplied in 8-bit floats.
+        fp8_pairs: of an expert, on average, from which on steps are multiplied in 8-bit floats; 0 where none is.
     """
     measured = measured_places(lines, rows * per_token, shape)
     tokens = tile_tokens(rows, per_token, shape.experts, wgmma) if measured is None else measured
-    in_fp8 = fp8 and rows * per_token >= FP8_PAIRS * shape.experts
+    in_fp8 = 0 < fp8_pairs * shape.experts <= rows * per_token
     if in_fp8:
         tokens = FP8_PLACES
     count = most_tiles(rows * per_token, shape.experts, tokens) + shared * -(-rows // tokens)
