@@ -44,8 +44,9 @@ class EngineConfig:
             kernel of a step, and small steps wait for the host.
         device_check: true compares a GPU with the CPU on small models, where no verdict on its card, driver and kernels
             is kept, and goes without the kernels that it gets wrong. False trusts it.
-        tensor_parallel: processes that compute the model together on the CPU, a part of every matrix each, with a part
-            of the threads. Their sums have one order, and so the same bits in every run.
+        tensor_parallel: processes that compute the model together, a part of every matrix each: of so many GPUs from
+            the chosen one on, or on the CPU with a part of the threads each. There sums have one order, and so the same
+            bits in every run.
         threads: CPU threads; None takes the physical cores, or fewer if a control group limits the processor's time.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32. `int8` has a scale for 32 numbers of a head. `fp8` is e4m3, with one

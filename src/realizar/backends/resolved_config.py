@@ -91,14 +91,11 @@ def resolve_config(
         float32_weights: the checkpoint stores every matrix in float32 (`WeightTensors.are_float32`).
         fp8_activations: it asks for activations in FP8 (`quantization.tensors.asks_for_fp8`).
 
-    InvalidRequestError: prompts are asked for in FP8, which the device does not multiply.
+    InvalidRequestError: prompts are asked for in FP8, which the device does not multiply, or what several GPUs do not
+        do.
     """
     if config.tensor_parallel > 1 and device.kind != "cpu":
-        raise InvalidRequestError(
-            f"tensor_parallel {config.tensor_parallel} runs on the CPU alone so far, and the device is {device.place};"
-            " replicas serve a model on several GPUs",
-            "tensor_parallel",
-        )
+        _check_gpus(spec, config)
     threads = default_threads() if config.threads is None else config.threads
     if config.tensor_parallel > threads and device.kind == "cpu":
         raise InvalidRequestError(
@@ -127,6 +124,16 @@ def resolve_config(
         "stretch": traits.stretch,
     }
     return ResolvedConfig(**(given | derived))
+
+
+def _check_gpus(spec: ModelSpec, config: EngineConfig) -> None:
+    """Refuse what several GPUs do not do together, or no two have shown."""
+    if spec.state_layers():
+        message = f"{spec.architecture}: a model whose layers have states runs on one GPU so far"
+        raise InvalidRequestError(message, "tensor_parallel")
+    if config.tensor_parallel > 2 and config.batch_invariant:
+        message = f"batch_invariant needs sums in one order, which those of {config.tensor_parallel} GPUs have not"
+        raise InvalidRequestError(message, "batch_invariant")
 
 
 def _prompt_dtype(config: EngineConfig, device: ChosenDevice, *, asked_for: bool) -> str:

@@ -40,7 +40,7 @@ _ONE_DEVICE = Advice((1,), "a model runs on one device")
 _MEMORY = "kv_cache_bytes= sets the memory of the KV cache in bytes; by default a GPU's free memory is used"
 _BY_FILES = "the model's files say it; leave it out"
 VLLM_ADVICE: Mapping[str, Advice] = {
-    "tensor_parallel_size": Advice((1,), "tensor_parallel= has processes compute a model together, on the CPU alone"),
+    "tensor_parallel_size": Advice((1,), "tensor_parallel= has processes compute a model together"),
     "pipeline_parallel_size": _ONE_DEVICE,
     "data_parallel_size": _ONE_DEVICE,
     "enable_expert_parallel": Advice((False,), _ONE_DEVICE.text),

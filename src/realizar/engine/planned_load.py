@@ -18,7 +18,7 @@ from realizar.config import Device, EngineConfig
 from realizar.engine.core.disk_cache import HOST_BYTES
 from realizar.engine.draft_models import resolve_drafted
 from realizar.engine.images import usable_tower
-from realizar.errors import CapacityError
+from realizar.errors import CapacityError, InvalidRequestError
 from realizar.sizes import format_bytes
 
 _T = TypeVar("_T")
@@ -91,7 +91,7 @@ def plan_within(
     """Plan a load with the model's own context, or the largest half, quarter and so on of it that fits.
 
     It returns the load and the memory that it may take. CapacityError: the model does not fit; other errors are those
-    of `resolve_model` and `plan_memory`.
+    of `resolve_model` and `plan_memory`, and InvalidRequestError for a model of several GPUs.
 
     Args:
         config: a context and a size of the KV cache that are configured stay.
@@ -101,6 +101,8 @@ def plan_within(
     """
     of_device = memory_bytes if isinstance(memory_bytes, int) else None
     spec, whole, others, _ = resolve_drafted(checkpoint, config, device, of_device)
+    if config.tensor_parallel > 1 and whole.chosen.kind == "cuda":
+        raise InvalidRequestError("a server of several models has a GPU for each, and tensor_parallel is above 1")
     config = replace(config, drafter=whole.drafter)
     if isinstance(memory_bytes, Mapping):
         memory_bytes = memory_bytes.get(whole.chosen.place)

@@ -109,6 +109,9 @@ def usable_gpus(facts: Sequence[dict[str, object]]) -> list[Gpu]:
 def _on_gpus(
     question: ReplicaQuestion, facts: Sequence[dict[str, Any]], cores: Sequence[Core]
 ) -> tuple[PlannedReplica, ...]:
+    if question.config.tensor_parallel > 1:
+        message = f"a replica has one GPU, and tensor_parallel is {question.config.tensor_parallel}"
+        raise InvalidRequestError(message, "tensor_parallel")
     gpus, count = usable_gpus(facts), question.num_replicas
     if len(gpus) < count:
         raise CapacityError(f"--replicas {count} needs as many GPUs, and {len(gpus)} can run a model here")

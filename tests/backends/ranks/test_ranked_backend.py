@@ -68,14 +68,14 @@ def _loaded(path: Path, **changes: object) -> Iterator[EngineCore]:
         core.close()
 
 
-def _requests() -> list[Request]:
+def mixed_requests() -> list[Request]:
     return [
         Request(f"r{index}", tuple(range(3 + index % 2, 40 + 11 * index)), params, 12)
         for index, params in enumerate(_SAMPLED)
     ]
 
 
-def _run(core: EngineCore, requests: Sequence[Request]) -> dict[tuple[str, int], list[TokenOutput]]:
+def run_all(core: EngineCore, requests: Sequence[Request]) -> dict[tuple[str, int], list[TokenOutput]]:
     for request in requests:
         core.add(request)
     found: dict[tuple[str, int], list[TokenOutput]] = {}
@@ -86,7 +86,7 @@ def _run(core: EngineCore, requests: Sequence[Request]) -> dict[tuple[str, int],
     return found
 
 
-def _texts(found: dict[tuple[str, int], list[TokenOutput]]) -> dict[tuple[str, int], object]:
+def texts_of(found: dict[tuple[str, int], list[TokenOutput]]) -> dict[tuple[str, int], object]:
     """Tokens, and the bits of all log-probabilities, by choice."""
     return {
         key: (
@@ -101,13 +101,13 @@ def _texts(found: dict[tuple[str, int], list[TokenOutput]]) -> dict[tuple[str, i
 def test_the_same_bits_together_alone_and_anew(path: Path) -> None:
     """Prompts in chunks beside answers, shared prefixes, samplers, masks, more choices than rows."""
     with _loaded(path) as core:
-        together = _texts(_run(core, _requests()))
+        together = texts_of(run_all(core, mixed_requests()))
         assert len(together) == 7
-        assert _texts(_run(core, _requests())) == together
+        assert texts_of(run_all(core, mixed_requests())) == together
     with _loaded(path, prefix_cache=False) as core:
         alone: dict[tuple[str, int], object] = {}
-        for request in _requests():
-            alone |= _texts(_run(core, [request]))
+        for request in mixed_requests():
+            alone |= texts_of(run_all(core, [request]))
     assert alone == together
 
 
@@ -117,7 +117,7 @@ def test_log_probabilities_are_those_of_one_process(path: Path) -> None:
     for ranks in (1, 2):
         request = Request("r", prompt, SamplingParams(temperature=0.0, prompt_logprobs=1), 1)
         with _loaded(path, tensor_parallel=ranks) as core:
-            (outputs,) = _run(core, [request]).values()
+            (outputs,) = run_all(core, [request]).values()
             found.append([entry.logprob for each in outputs for entry in each.prompt_logprobs])
             found.append([core.capacity.weight_bytes])
     (alone, (size,), together, (sizes,)) = found
@@ -127,14 +127,14 @@ def test_log_probabilities_are_those_of_one_process(path: Path) -> None:
     assert size <= sizes < 1.2 * size  # parts are filled up to whole tiles
 
 
-def _rank_processes() -> list[int]:
+def rank_processes() -> list[int]:
     found = child_commands(os.getpid())
     return [process for process, command in found.items() if b"backends.ranks.process" in command]
 
 
-def _the_rank() -> int:
-    wait_until(lambda: len(_rank_processes()) == 1)  # a process that has just begun shows no command
-    return _rank_processes()[0]
+def the_rank() -> int:
+    wait_until(lambda: len(rank_processes()) == 1)  # a process that has just begun shows no command
+    return rank_processes()[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -143,16 +143,16 @@ def test_a_rank_that_is_gone_ends_the_load(tiny: Path, monkeypatch: pytest.Monke
     load = CPUBackend.load
 
     def load_without_another(backend: CPUBackend, *arguments: Any) -> None:
-        os.kill(_the_rank(), number)
+        os.kill(the_rank(), number)
         load(backend, *arguments)
 
     monkeypatch.setattr(CPUBackend, "load", load_without_another)
     with pytest.raises(DeviceLostError, match=r"^rank 1 of 2 \(process \d+\) was (killed by SIGKILL|stopped)$"):
         load_core(find_checkpoint(tiny), replace(_CONFIG, device="auto" if number == signal.SIGKILL else "cpu"))
-    assert not _rank_processes()
+    assert not rank_processes()
 
 
-def _step_on(core: EngineCore) -> None:
+def step_on(core: EngineCore) -> None:
     while core.has_work:
         core.step()
 
@@ -163,14 +163,14 @@ def test_a_rank_that_is_gone_ends_the_engine(tiny: Path, number: signal.Signals)
         core.add(Request("r", (1, 2, 3), SamplingParams(temperature=0.0, ignore_eos=True), 1900))
         for _ in range(5):
             core.step()
-        process = _the_rank()
+        process = the_rank()
         os.kill(process, number)
         expected = "killed by SIGKILL" if number == signal.SIGKILL else "was stopped"
         with pytest.raises(EngineDeadError, match=rf"rank 1 of 2 \(process {process}\) (was )?{expected}$"):
-            _step_on(core)
+            step_on(core)
         with pytest.raises(EngineDeadError):
             core.add(Request("s", (1, 2, 3), SamplingParams(temperature=0.0), 4))
-    assert not _rank_processes()
+    assert not rank_processes()
 
 
 def test_loads_leave_nothing(tiny: Path) -> None:
@@ -178,9 +178,9 @@ def test_loads_leave_nothing(tiny: Path) -> None:
     counts = []
     for _ in range(3):
         with _loaded(tiny) as core:
-            _run(core, _requests()[:1])
+            run_all(core, mixed_requests()[:1])
         counts.append(len(list(Path("/proc/self/fd").iterdir())))
-        assert not _rank_processes()
+        assert not rank_processes()
     assert counts[1] == counts[-1]
     gc.collect()
     assert "realizar-ranks" not in Path("/proc/self/maps").read_text(encoding="utf-8")
@@ -193,7 +193,7 @@ def test_a_load_that_fails_in_another_rank_says_why(tiny: Path) -> None:
     gone.unlink()
     with pytest.raises(RealizarError, match=r"gone\.gguf"):
         load_core(checkpoint, _CONFIG)
-    assert not _rank_processes()
+    assert not rank_processes()
 
 
 @pytest.mark.parametrize(
@@ -210,12 +210,30 @@ def test_what_ranks_do_not_do_is_refused(tiny: Path, changes: dict[str, object],
         load_core(find_checkpoint(tiny), replace(_CONFIG, **changes))  # type: ignore[arg-type]
 
 
-def test_gpus_and_heads_that_do_not_divide_are_refused(tiny: Path) -> None:
-    checkpoint = find_checkpoint(tiny)
-    with pytest.raises(InvalidRequestError, match="runs on the CPU alone so far, and the device is cuda:0"):
-        resolve_model(checkpoint, _CONFIG, ChosenDevice("cuda", 0))
+def test_gpus_in_one_order_and_heads_that_do_not_divide_are_refused(tiny: Path, tmp_path: Path) -> None:
+    checkpoint, of_three = find_checkpoint(tiny), replace(_CONFIG, tensor_parallel=3, batch_invariant=True)
+    with pytest.raises(InvalidRequestError, match="sums in one order, which those of 3 GPUs have not"):
+        resolve_model(checkpoint, of_three, ChosenDevice("cuda", 0))
+    write_tiny_model(tmp_path / "states.gguf", shape="tiny-convolution")
+    with pytest.raises(InvalidRequestError, match="lfm2: a model whose layers have states runs on one GPU so far"):
+        resolve_model(find_checkpoint(tmp_path / "states.gguf"), _CONFIG, ChosenDevice("cuda", 0), 1 << 30)
     with pytest.raises(UnsupportedModelError, match="which 7 ranks can't share evenly"):
         load_core(checkpoint, replace(_CONFIG, threads=7, tensor_parallel=7))
+
+
+def test_a_plan_is_of_all_gpus(tiny: Path) -> None:
+    pytest.importorskip("torch", reason="the GPU backend needs torch")
+    checkpoint, plans, free = find_checkpoint(tiny), [], 8 << 30
+    for ranks in (1, 2):
+        config = replace(_CONFIG, device="cuda", tensor_parallel=ranks, kv_cache_bytes=None)
+        spec, resolved = resolve_model(checkpoint, config, ChosenDevice("cuda", 0))
+        plans.append(plan_memory(spec, checkpoint, resolved, free))
+    alone, together = plans
+    assert together.free_bytes == 2 * free
+    assert alone.weight_bytes <= together.weight_bytes < 1.2 * alone.weight_bytes
+    assert alone.workspace_bytes < together.workspace_bytes
+    assert together.kv_bytes_per_token == alone.kv_bytes_per_token
+    assert together.contexts[-1].num_requests > 1.9 * alone.contexts[-1].num_requests
 
 
 def test_a_plan_is_of_all_ranks(tiny: Path) -> None:

@@ -8,10 +8,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from engine.process.served import Served, Stream, is_ready, serving, short_text
 from waits import child_pids, is_alive, wait_until
 
-_RANKS = ("--tensor-parallel", "2", "--threads", "2", "--device", "cpu", "--context-length", "512")
+_RANKS = ("--tensor-parallel", "2", "--context-length", "512")
+_DEVICES = {"cpu": ("--device", "cpu", "--threads", "2"), "cuda": ("--device", "cuda", "--max-running", "8")}
 
 
 def _has_ended(process: int) -> bool:
@@ -23,8 +26,13 @@ def _rank_pid(served: Served) -> int:
     return rank
 
 
-def test_a_model_of_two_processes_outlives_the_death_of_each(tiny: Path, tmp_path: Path) -> None:
-    with serving(tiny, *_RANKS, hold=tmp_path) as served:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_model_of_two_processes_outlives_the_death_of_each(device: str, tiny: Path, tmp_path: Path) -> None:
+    if device == "cuda":
+        torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+        if torch.cuda.device_count() < 2:
+            pytest.skip("needs two GPUs")
+    with serving(tiny, *_RANKS, *_DEVICES[device], hold=tmp_path) as served:
         url = served.wait_ready()
         text = short_text(url)
         for dies in (_rank_pid, lambda each: each.engine_pid):

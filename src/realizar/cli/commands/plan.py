@@ -40,7 +40,8 @@ def plan_command(
     memory: Annotated[
         MaybeSize,
         Parameter(
-            help="Free memory to plan for, such as 32G, here or on a GPU that is not there; default what is free."
+            help="Free memory to plan for, such as 32G, here or on each of GPUs that need not be there; default what is"
+            " free."
         ),
     ] = None,
     replicas: Annotated[
@@ -223,6 +224,9 @@ def _report(
         more = f", and {format_bytes(left)} are free beside the weights"
     cache = f"{format_bytes(plan.kv_bytes_per_token)} a token of {plan.kv_dtype}"
     short = "" if plan.needed_bytes <= plan.free_bytes else f": {format_bytes(plan.needed_bytes)} do not fit"
+    of_several = " for each replica" if beside else ""
+    if on_gpu and config.tensor_parallel > 1:
+        of_several = f" on {config.tensor_parallel} GPUs, and all figures are of all of them"
     reserved = ""
     if plan.reserved_bytes:
         sampling = format_bytes(plan.reserved_bytes - plan.graph_bytes)
@@ -239,7 +243,7 @@ def _report(
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
         *([f"prompts      multiplied in FP8, weights and activations{where}"] if config.prompt_dtype == "fp8" else []),
         *states_lines(plan, config.max_running, speed),
-        f"free memory  {format_bytes(plan.free_bytes)}{' for each replica' if beside else ''}{short}",
+        f"free memory  {format_bytes(plan.free_bytes)}{of_several}{short}",
         *beside,
         "",
         f"{'context':>9}  {'KV cache of one':>15}  requests at once",

@@ -68,7 +68,7 @@ class EngineOptions(BackendOptions):
 
     Attributes:
         context_length: maximum of prompt and answer tokens together; default the model's.
-        tensor_parallel: processes that compute the model together on the CPU, each with its part of the threads.
+        tensor_parallel: processes that compute the model together, each with a GPU or its part of the threads.
         mmproj: GGUF file of an encoder of images; none reads no images; auto takes what lies beside the model.
         image_max_tokens: maximum of tokens for an image's pixels; larger ones are reduced; default the model's.
     """
