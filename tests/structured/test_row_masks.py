@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,6 +163,31 @@ def test_a_row_that_is_closed_while_its_masks_are_due_is_forgotten(service: Gram
     late = Follower(service, DIGITS)
     assert late.row.slot in (closed.row.slot, staying.row.slot, other.row.slot)
     service.close_row(late.row)
+
+
+def test_what_workers_tell_is_heard_while_each_look_finds_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at each look, as no row waits for it."""
+    service = make_service(WorkerLimits(slots=2))
+    memory, looks, heard = service.rows.memory, list[int](), list[int]()
+    poll = service._pool.poll
+
+    def noted_poll() -> Any:
+        heard.append(1)
+        return poll()
+
+    monkeypatch.setattr(service._pool, "poll", noted_poll)
+
+    def is_heard_twice() -> bool:
+        looks.append(1)
+        memory.asked[1] += 1
+        memory.answered[1] += 1
+        service.rows.wait(0)
+        return len(heard) > 1
+
+    while not is_heard_twice():
+        assert len(looks) < 10_000_000
+    assert len(heard) < len(looks)
+    service.close()
 
 
 def test_tokens_without_another_need_no_question() -> None:

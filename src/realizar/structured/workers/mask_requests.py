@@ -22,6 +22,7 @@ from realizar.structured.workers.worker_pool import WorkerPool
 
 _LOG = logging.getLogger(__name__)
 _NAP_S, _LONGEST_NAP_S = 2e-5, 1e-3
+_EVENTS_S = 5e-3  # between looks at what workers tell, while each wait finds masks
 _MOST_LATE = 2  # workers of its own that a grammar may hold up, before all its rows are given up
 _MOST_WAITS = 8  # workers that may end one after the other before a row has its masks, whatever ends them
 
@@ -55,7 +56,9 @@ class MaskRequests:
         self._tokens, self._num_tokens, self._num_drafts = (
             memory.tokens.data, memory.num_tokens.data, memory.num_drafts.data
         )  # fmt: skip
+        self._known = memory.known.data
         self._seen = b""  # of `memory.answered`
+        self._next_events_s = 0.0
         self._failed = set[int]()  # slots of rows with an error
         self._due: dict[int, GrammarRow] = {}  # asked about once their last request is answered, or they have a worker
         self._closed: list[GrammarRow] = []  # rows that are closed, and whose slots are still in use
@@ -132,10 +135,11 @@ class MaskRequests:
     def advance(self, slots: Slots, sampled: NDArray[np.int32], counts: NDArray[np.intp]) -> None:
         """Take in the sampled tokens of rows, int32 [rows, most], so many of each; earlier masks are used up."""
         self.wanted[slots] = False
+        known = self._known
         for slot, token_ids, count in zip(slots.tolist(), sampled.tolist(), counts.tolist(), strict=True):
             row, new = self._rows[slot], token_ids if count == len(token_ids) else token_ids[:count]
             row.output += new
-            if row.line != NO_LINE or (not row.num_new and self._is_answered(row)):
+            if row.line != NO_LINE or (known[slot] and not row.num_new and self._is_answered(row)):
                 self._prefetched.take_in(row, new)
             row.num_new += count
             if row.num_new > MOST_TOKENS or slot in self._due:
@@ -145,12 +149,13 @@ class MaskRequests:
         """Take in what there is; where nothing has come, wait for the first masks or events, `timeout_s` at most."""
         end_s, nap_s = time.monotonic() + timeout_s, _NAP_S
         while True:
-            has_events = self._take_events()
+            answered, now_s = self.memory.answered.tobytes(), time.monotonic()
+            has_news, self._seen = answered != self._seen, answered
+            if not has_news or now_s >= self._next_events_s:
+                has_news |= self._take_events()
+                self._next_events_s = now_s + _EVENTS_S
             self._go_on()
-            if has_events or self.memory.answered.tobytes() != self._seen:
-                self._seen = self.memory.answered.tobytes()
-                return
-            if (now_s := time.monotonic()) >= end_s:
+            if has_news or now_s >= end_s:
                 return
             time.sleep(min(nap_s, end_s - now_s))
             nap_s = min(1.5 * nap_s, _LONGEST_NAP_S)
@@ -324,7 +329,7 @@ class PrefetchedMasks:
 
     def __init__(self, memory: MaskMemory) -> None:
         self._memory = memory
-        self._mask_indices, self._after, self._known = memory.mask_indices.data, memory.after.data, memory.known.data
+        self._mask_indices, self._after = memory.mask_indices.data, memory.after.data
 
     def begin(self, row: GrammarRow, others: Iterable[GrammarRow]) -> None:
         """Take a row without output to the first state of its grammar, if other rows of it are in known states."""
@@ -334,9 +339,7 @@ class PrefetchedMasks:
 
     def take_in(self, row: GrammarRow, token_ids: Sequence[int]) -> None:
         """Follow a row that is in a known state, or may be as its last answer was for the first of these tokens."""
-        line = row.line
-        if line == NO_LINE and self._known[row.slot]:
-            line = self._memory.known_line(row.slot)
+        line = self._memory.known_line(row.slot) if row.line == NO_LINE else row.line
         for token_id in token_ids:
             if line == NO_LINE:
                 break
