@@ -154,10 +154,10 @@ def make_rank(place: RankPlace, device: ChosenDevice) -> Backend:
 
 def _make_gpu_rank(place: RankPlace, opened: DeviceProfile, progress: LoadProgress | None = None) -> Backend:
     """All ranks go without the kernels that one of them goes without."""
-    from realizar.backends.cuda.ranks import GPUGroup
+    from realizar.backends.cuda.ranks import NCCLGroup
     from realizar.backends.cuda.runner import CUDABackend
 
-    group = GPUGroup(place, opened.torch_device)
+    group = NCCLGroup(place, opened.torch_device)
     return CUDABackend(progress, group.like_others(opened), ranks=group)
 
 

@@ -32,7 +32,7 @@ from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.routing import ExpertsRead, RouterKernels, score_tile
 from realizar.backends.cuda.norms import NormBinder
 from realizar.backends.cuda.plan import plan_memory
-from realizar.backends.cuda.ranks import RankGroup, RankSums, make_sums
+from realizar.backends.cuda.ranks import RankGroup, RankSums
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.recurrences.memory import StateMemory, slot_bytes
 from realizar.backends.cuda.recurrences.rows import RecurringRows
@@ -213,17 +213,17 @@ def load_model(
         parts = _load_parts(spec, checkpoint, config, device, progress, beside)
         lane = _make_lane(spec, config, parts, device, parts.space, parts.merger, parts.matmuls)
         of_aside = _make_aside_lane(spec, config, parts, device, progress)
-        sums = None if ranks is None else make_sums(ranks, spec, config, lane.space.arrays.sizes, device.torch_device)
     with memory.emptied():
         scratch = _make_scratch(spec, config, parts, device)
         kv = _make_cache(spec, config, parts, device, ranks)
         states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
         kv.num_host_snapshots = states.num_host_snapshots
-    weights, space, matmuls, sizes = parts.weights, parts.space, parts.matmuls, parts.space.arrays.sizes
+    weights, space, matmuls = parts.weights, parts.space, parts.matmuls
     with memory.kept():
         recurrences = RecurrenceBinder(weights, space, states, device, scratch)
-        attention, binder = _binders(spec, config, parts, lane, kv, recurrences, sums)
-        recurring = RecurringRows(sizes, states.ring, 1 + config.speculative_tokens, scans=not config.batch_invariant)
+        attention, binder = _binders(spec, config, parts, lane, kv, recurrences, ranks)
+        sizes, scans = space.arrays.sizes, not config.batch_invariant
+        recurring = RecurringRows(sizes, states.ring, 1 + config.speculative_tokens, scans=scans)
         if states.rings:
             space.arrays.fill_recurrences = recurring.fill
         tail = binder.bind_tail(parts.program.tail, gives_states=gives_states)
@@ -250,13 +250,16 @@ def load_model(
 
 def _binders(
     spec: ModelSpec, config: ResolvedConfig, parts: _Parts, lane: _Lane, kv: KVMemory, recurrences: RecurrenceBinder,
-    sums: RankSums | None = None,
+    ranks: RankGroup | None = None,
 ) -> tuple[AttentionBinder, Binder]:  # fmt: skip
     """What binds the launches of a lane's steps."""
     weights, space, device, kernels = parts.weights, lane.space, lane.device, lane.matmuls.kernels
+    sizes, sums = space.arrays.sizes, None
+    if ranks is not None:
+        sums = RankSums(ranks, spec, sizes.tokens, sizes.selected, device.torch_device)
     attention = AttentionBinder(
         weights, space, kv, parts.ropes, device, config.context_length, config.batch_invariant, sums
-    )  # fmt: skip
+    )
     routers = None if kernels is None else RouterKernels(kernels)
     norms, dense = NormBinder(spec, weights, space, sums), DenseBinder(space)
     experts = MixtureBinder(weights, space, lane.merger, parts.experts, routers, lane.grouped, norms, dense)

@@ -12,6 +12,6 @@ A step meets them in this order:
 row.
 
 `plain_matmul.py`, for GPUs without the CUDA C++ kernels, and `embed.py` read weights by `plain_weights.py`; the former
-multiplies float weights too, in one order. `reduce.py` sums a matmul's splits, `exchange.py` those of several GPUs;
-`dependent.py` has programmatic dependent launch.
+multiplies float weights too, in one order. `reduce.py` sums a matmul's splits; `dependent.py` has programmatic
+dependent launch.
 """
