@@ -113,8 +113,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
     asm volatile("prefetch.global.L1 [%0];" ::"l"(cosine + angles_at + threadIdx.x * 32));
     asm volatile("prefetch.global.L1 [%0];" ::"l"(sine + angles_at + threadIdx.x * 32));
   }
-  const float key_scale = ELEMENT == 3 ? __ldg((const float*)key_scales) : 1.f, value_scale = ELEMENT == 3 ? __ldg((const float*)value_scales) : 1.f;
-  const float query_scale = GROWTH ? __ldg(query_scales + step.w) : 1.f;
+  const float key_scale = scale_of(key_scales), value_scale = scale_of(value_scales), query_scale = GROWTH ? __ldg(query_scales + step.w) : 1.f;
   let_next_start();
   wait_for_previous();
 

@@ -50,6 +50,8 @@ INLINE u32 to_half(float x) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f
 INLINE u32 to_bfloat(float x) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
 INLINE float from_half(u32 x) { return low_half(x); }
 
+// The one scale of a layer's keys, or of its values.
+INLINE float scale_of(const char* scales) { return ELEMENT == 3 ? __ldg((const float*)scales) : 1.f; }
 // Two bytes of e4m3 as halves; what is no number stays so. Without the instruction, bits in the places of a half, which
 // is 2^-8 of the number.
 INLINE u32 from_e4m3(u32 pair) {
@@ -69,7 +71,8 @@ INLINE u32 to_e4m3(float x) {
 #else
   const u32 bits = __float_as_uint(x), size = bits & 0x7fffffff;
   const u32 normal = (size + 0x7ffff + (size >> 20 & 1) >> 20) - (120 << 3);
-  const u32 code = size > 0x7f800000 ? 0x7f : size < 0x3c800000 ? (u32)__float2int_rn(fabsf(x) * 512.f) : min(normal, 0x7e);
+  const u32 number = size < 0x3c800000 ? (u32)__float2int_rn(fabsf(x) * 512.f) : min(normal, 0x7e);
+  const u32 code = size > 0x7f800000 ? 0x7f : number;
   return code | (bits >> 24 & 0x80);
 #endif
 }
@@ -196,13 +199,13 @@ INLINE void keep(float (&head)[EACH], char* cache, char* scales, long place, boo
     const int d = lane + i * 32;
     const float x = d < HEAD ? head[i] : 0.f;
 #if ELEMENT == 2
-    const u32 bits = __any_sync(~0u, x != x) ? 0x7e00 : to_half(largest_of_warp(fabsf(x)) / 127.f);  // NaN, so that it is seen
+    const u32 largest = to_half(largest_of_warp(fabsf(x)) / 127.f), bits = __any_sync(~0u, x != x) ? 0x7e00 : largest;
     const float scale = from_half(bits), code = fminf(fmaxf(rintf(x / (scale > 0.f ? scale : 1.f)), -127.f), 127.f);
     head[i] = code * scale;
     if (stored && d < HEAD) cache[place * HEAD + d] = (char)(int)code;
     if (stored && lane == 0) store_u16(scales + (place * SCALE_GROUPS + i) * 2, bits);
 #elif ELEMENT == 3
-    const float scale = __ldg((const float*)scales);
+    const float scale = scale_of(scales);
     const u32 code = to_e4m3(x / scale);
     head[i] = from_half(from_e4m3(code)) * scale;
     if (stored && d < HEAD) cache[place * HEAD + d] = (char)code;
@@ -225,7 +228,7 @@ INLINE void take_kept(float (&head)[EACH], const char* cache, const char* scales
     const float scale = from_half(load_u16(scales + (place * SCALE_GROUPS + i) * 2));
     head[i] = (float)load_s8(cache + place * HEAD + d) * scale;
 #elif ELEMENT == 3
-    head[i] = from_half(from_e4m3(load_s8(cache + place * HEAD + d) & 0xff)) * __ldg((const float*)scales);
+    head[i] = from_half(from_e4m3(load_s8(cache + place * HEAD + d) & 0xff)) * scale_of(scales);
 #else
     const u32 bits = load_u16(cache + (place * HEAD + d) * 2);
     head[i] = ELEMENT == 0 ? __uint_as_float(bits << 16) : from_half(bits);
