@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from realizar.sampling_params import SamplingParams
 
@@ -35,6 +35,10 @@ class Client:
 NO_CLIENT = Client()
 
 DIGEST_BYTES = 32
+if TYPE_CHECKING:
+    Values: TypeAlias = bytes | memoryview
+else:
+    Values = bytes  # what is decoded of frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,8 @@ class PromptEmbeddings:
 
     Attributes:
         start: number of prompt tokens before the run.
-        values: float32 [tokens, hidden_size], finite; empty where the engine is to make them of a picture.
+        values: float32 [tokens, hidden_size], finite; empty where the engine is to make them of a picture, which then
+            are a view of bytes.
         digests: 32 bytes for each token: equal ones are of equal embeddings, and where these see each other of equal
             runs.
         is_seen_whole: its tokens see each other, as those of an image (`Attention.sees_images_whole`).
@@ -68,7 +73,7 @@ class PromptEmbeddings:
     """
 
     start: int
-    values: bytes = field(repr=False)
+    values: Values = field(repr=False)
     digests: bytes = field(repr=False)
     is_seen_whole: bool = False
     picture: Picture | None = None

@@ -14,6 +14,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.disk_cache import HOST_BYTES
+from realizar.engine.core.pictures import KEPT_BYTES
 from realizar.engine.loading import load_core
 from realizar.engine.planned_load import load_of, plan_encoder, plan_within
 from realizar.engine.process.planning import plan_loads
@@ -66,12 +67,13 @@ def test_an_encoder_of_images_is_part_of_a_load_on_a_cpu(tmp_path: Path) -> None
     """As the engine's process has it; with `none` there is none."""
     checkpoint = open_checkpoint(write_vision_files(tmp_path))
     config = replace(CPU, kv_cache_bytes=1 << 20, context_length=64)
-    encoder = plan_encoder(checkpoint, "auto", "cpu")
+    encoder = plan_encoder(checkpoint, resolve_model(checkpoint, config)[1])
     assert encoder.workspace_bytes > encoder.weight_bytes > 0
+    assert encoder.host_bytes == encoder.weight_bytes + encoder.workspace_bytes + KEPT_BYTES
     seeing, blind = (
         plan_within(checkpoint, replace(config, mmproj=mmproj), MEMORY)[0].num_bytes for mmproj in ("auto", "none")
     )
-    assert seeing == blind + encoder.weight_bytes + encoder.workspace_bytes
+    assert seeing == blind + encoder.host_bytes
 
 
 def test_files_of_the_cache_are_part_of_a_load_on_a_cpu(checkpoint: Checkpoint, tmp_path: Path) -> None:

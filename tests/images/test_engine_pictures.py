@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -23,9 +25,11 @@ from realizar.engine.core.pictures import PictureEncoder
 from realizar.engine.loading import load_core
 from realizar.engine.process.messages import Add, Command
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError, RequestFailedError, StepError
+from realizar.images.prepare import patches_of
 from realizar.ipc.frames import FrameReader, encode_frame
 from realizar.kv_cache.block_files import BlockFiles
 from realizar.models.tower import Tower
+from realizar.models.towers.find import find_tower
 from realizar.request import Client, Picture, PromptEmbeddings, Request
 from waits import HANG_S, wait_until
 
@@ -132,6 +136,63 @@ def test_text_goes_on_beside_a_picture_and_a_request_that_ends_takes_its_own_alo
     asyncio.run(run())
 
 
+class InSlices:
+    """The CPU's encoder as one on the steps' device, of whose work some slices are launched between steps."""
+
+    slices, fails = 5, False
+
+    def __init__(self, tower: Tower, checkpoint: Checkpoint, *_: object) -> None:
+        self.tower, self._encoder, self.size_bytes = tower, make_tower(tower, checkpoint, 1), 0
+        self.left = 0
+        self.budgets: list[float] = []
+
+    def begin(self, picture: NDArray[np.uint8]) -> None:
+        self.left, self.patches = self.slices, patches_of(self.tower, picture)
+
+    def go_on(self, seconds: float) -> bool:
+        if self.fails:
+            raise StepError("a kernel failed")
+        self.budgets.append(seconds)
+        self.left = 0 if math.isinf(seconds) else self.left - 1
+        return self.left > 0
+
+    def features(self) -> NDArray[np.float32]:
+        assert self.left == 0
+        return self._encoder.encode(self.patches)
+
+
+def test_an_encoder_on_the_steps_device_encodes_between_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without streams all at once; beside one in slices, which take half of a step's time."""
+    made: list[InSlices] = []
+
+    def make(*given: Any) -> InSlices:
+        made.append(InSlices(*given))
+        return made[-1]
+
+    async def run() -> None:
+        async with asyncio.timeout(HANG_S), AsyncLLM(path, **OPTIONS) as model:
+            alone = (await model.chat(showing((28, 28)), GREEDY))[0].outputs[0].token_ids
+            (eyes,) = made
+            assert eyes.budgets == [math.inf] * len(eyes.budgets) != []
+            stream = asyncio.create_task(
+                model.chat([{"role": "user", "content": "Hello"}], replace(GREEDY, max_tokens=600, ignore_eos=True))
+            )
+            eyes.budgets.clear()
+            while not any(0 < each < math.inf for each in eyes.budgets):
+                assert not stream.done()
+                await model.chat(showing((90, 60)), GREEDY)
+            eyes.fails = True
+            with pytest.raises(StepError, match="a kernel failed"):
+                await model.chat(showing((50, 60)), GREEDY)
+            eyes.fails = False
+            await stream
+            assert (await model.chat(showing((28, 28)), GREEDY))[0].outputs[0].token_ids == alone
+
+    monkeypatch.setattr("realizar.engine.loading.tower_on_gpu", lambda checkpoint, config: find_tower(checkpoint))
+    monkeypatch.setattr("realizar.engine.loading.make_tower_on_gpu", make)
+    asyncio.run(run())
+
+
 def test_other_weights_of_an_encoder_find_none_of_the_files_of_a_prefix_cache(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +223,7 @@ def request_of(name: str, *pixels: int, client: str = "") -> Request:
 
 
 class Encoding:
-    """An encoder whose features are the pixel's value, of which each picture waits until it is let go on."""
+    """An encoder whose features are the pixel's value, of which each picture waits until it is let go on; 255 fails."""
 
     def __init__(self) -> None:
         self.begun, self.let = SimpleQueue[int](), SimpleQueue[None]()
@@ -172,11 +233,13 @@ class Encoding:
     def encode(self, picture: NDArray[np.uint8]) -> NDArray[np.float32]:
         self.begun.put(int(picture[0, 0, 0]))
         self.let.get(timeout=HANG_S)
-        return np.array([[np.inf if picture[0, 0, 0] == 255 else picture[0, 0, 0]]], np.float32)
+        if picture[0, 0, 0] == 255:
+            raise StepError("a kernel failed")
+        return picture[0, :, :1].astype(np.float32)
 
 
 def test_clients_take_turns() -> None:
-    """Pictures that wait go with their request; what comes again is there, and what is not finite is refused."""
+    """Pictures that wait go with their request; what comes again is there, and one that fails ends its request."""
     each = Encoding()
     later = each.encoder.embed_later
     later(request_of("a", 1, client="A"), each.done.put)
@@ -190,10 +253,10 @@ def test_clients_take_turns() -> None:
         each.let.put(None)
     found = [each.done.get(timeout=HANG_S) for _ in range(4)]
     assert [each.begun.get(timeout=HANG_S) for _ in range(4)] == [2, 4, 255, 5]
-    assert str(found[2]) == "an embedding of a picture is not finite"
+    assert str(found[2]) == "a kernel failed"
     made = [each for each in found if isinstance(each, Request)]
     assert [each.request_id for each in made] == ["a", "b", "e"]
-    assert [run.values for run in made[1].embeddings] == [np.float32(value).tobytes() for value in (2, 1)]
+    assert [bytes(run.values) for run in made[1].embeddings] == [np.float32(value).tobytes() for value in (2, 1)]
     assert not any(each.shows_pictures for each in made)
     each.encoder.close()
 

@@ -20,7 +20,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.images import find_tower, open_images
+from realizar.engine.images import open_images
 from realizar.engine.llm import LLM
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.images.prepare import (
@@ -36,6 +36,7 @@ from realizar.images.prepare import (
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec, build_tower
 from realizar.models.tower import Budgeted, Fitted, Stretched, Tiles, Tower, Whole
+from realizar.models.towers.find import find_tower
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.load import load_tokenizer
 

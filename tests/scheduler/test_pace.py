@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable
@@ -250,6 +251,22 @@ def test_steps_in_flight_are_timed_one_by_one() -> None:
     alone.observe(0, 100, 1.0)
     alone.observe(1, 0, 0.010)
     assert pace.prompt_tokens(1) == alone.prompt_tokens(1)
+
+
+def test_other_work_behind_a_step_takes_half_as_long_and_is_not_measured() -> None:
+    """All but for a step now and then, by which that is known; where more wait for it, as prompts do."""
+    pace = Pace(2.5, TILE_TOKENS)
+    assert pace.beside_s(8, is_much=False) == 0.0
+    pace.submitted(1.0, 8)
+    pace.ended(8, 0, 1.010)
+    budgets = [pace.beside_s(9, is_much=False) for _ in range(64)]
+    assert budgets.count(0.0) == 4
+    assert sorted(set(budgets)) == pytest.approx([0.0, 0.005])
+    assert pace.beside_s(8, is_much=True) == pytest.approx(0.015)
+    pace.submitted(2.0, 8)
+    pace.ended(8, 0, 2.015)
+    assert pace.beside_s(8, is_much=False) == pytest.approx(0.005)
+    assert pace.beside_s(0, is_much=False) == Pace(math.inf, 1).beside_s(8, is_much=False) == math.inf
 
 
 def test_beside_a_chunk_steps_are_nearly_as_far_apart_as_those_with_prompts() -> None:

@@ -30,7 +30,8 @@ class MemoryPlan:
         token_weight_bytes: of those matrices that a token reads; None if it reads all.
         embedding_bytes: of the embedding, as stored.
         workspace_bytes: of a step, and of the states of all rows.
-        beside_bytes: of weights and workspace of another model, with which this one is loaded.
+        beside_bytes: of weights and workspace of another model, with which this one is loaded. tower_bytes: of those
+            of an encoder of images on a GPU.
         reserved_bytes: kept free for sampling, partial sums and graphs. graph_bytes: of that, for graphs.
         kv_bytes_per_token: of a request's first tokens, in all layers.
         kv_limit_bytes: what the KV cache takes, snapshots included; 0 where weights and workspace leave none.
@@ -55,6 +56,7 @@ class MemoryPlan:
     token_weight_bytes: int | None = None
     kv_most_bytes: int | None = None
     beside_bytes: int = 0
+    tower_bytes: int = 0
     reserved_bytes: int = 0
     graph_bytes: int = 0
     state_bytes: int = 0
@@ -67,7 +69,7 @@ class MemoryPlan:
     def needed_bytes(self) -> int:
         """Device memory in bytes before any request; on the CPU the embedding stays in its file."""
         embedding = self.embedding_bytes if self.device == "cuda" else 0
-        return self.weight_bytes + self.workspace_bytes + embedding + self.beside_bytes
+        return self.weight_bytes + self.workspace_bytes + embedding + self.beside_bytes + self.tower_bytes
 
     def check_weights_fit(self) -> None:
         """Raise CapacityError, before any weight is read, where weights and workspace alone take more than is free."""

@@ -26,11 +26,13 @@ from realizar.models.registry import build_next_token_block, build_spec
 from realizar.models.shard import shard
 from realizar.models.spec import ModelSpec
 from realizar.models.tower import Tower
+from realizar.models.towers.find import usable_tower
 from realizar.quantization.tensors import asks_for_fp8
 
 if TYPE_CHECKING:
     from realizar.backends.cpu.tower import CPUTower
     from realizar.backends.cuda.device import DeviceProfile
+    from realizar.backends.cuda.tower import CUDATower
     from realizar.backends.rank_memory import RankPlace
 
 _LOG = logging.getLogger(__name__)
@@ -162,8 +164,7 @@ def _make_gpu_rank(place: RankPlace, opened: DeviceProfile, progress: LoadProgre
 
 
 def make_tower(tower: Tower, checkpoint: Checkpoint, threads: int | None) -> CPUTower:
-    """Load an encoder of images, which runs on the CPU whatever the device of the text model; `threads` as of
-    `EngineConfig`.
+    """Load an encoder of images on the CPU; `threads` as of `EngineConfig`.
 
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape, or not finite.
@@ -174,10 +175,40 @@ def make_tower(tower: Tower, checkpoint: Checkpoint, threads: int | None) -> CPU
     return CPUTower(tower, checkpoint, default_threads() if threads is None else threads)
 
 
-def plan_tower(tower: Tower, checkpoint: Checkpoint) -> tuple[int, int]:
-    """Bytes of an encoder's weights, and what else the largest picture takes, from headers alone; raises as
-    `make_tower`.
+def tower_on_gpu(checkpoint: Checkpoint, config: ResolvedConfig) -> tuple[Checkpoint, Tower] | None:
+    """The encoder of a text model's images that runs on its GPU, and the checkpoint that has it; None without one, and
+    where the CPU encodes: the log then says why.
     """
+    found = usable_tower(checkpoint, config.mmproj)[0] if config.chosen.kind == "cuda" else None
+    if found is None or image_refusal("cuda", seen_whole=found[1].seen_whole) is not None:
+        return None
+    try:
+        plan_tower(found[1], found[0], "cuda")
+    except UnsupportedModelError as error:
+        _LOG.warning("images are encoded on the CPU: %s", error)
+        return None
+    return found
+
+
+def make_tower_on_gpu(tower: Tower, checkpoint: Checkpoint, device: ChosenDevice) -> CUDATower:
+    """The same on a GPU, in the process that steps the text model: contexts of CUDA would take turns.
+
+    Raises as `make_tower`; CapacityError: it does not fit. KernelError, DeviceLostError: the device can't run it.
+    """
+    from realizar.backends.cuda.device import open_device
+    from realizar.backends.cuda.tower import CUDATower
+
+    return CUDATower(tower, checkpoint, open_device(device.index).torch_device)
+
+
+def plan_tower(tower: Tower, checkpoint: Checkpoint, kind: Device) -> tuple[int, int]:
+    """Bytes of an encoder's weights, and what else the largest picture takes, from headers alone; raises as
+    `make_tower`, and UnsupportedModelError where a GPU lacks a part of it.
+    """
+    if kind == "cuda":
+        from realizar.backends.cuda.tower_plan import planned_bytes
+
+        return planned_bytes(tower, checkpoint)
     from realizar.backends.cpu.tower import CPUTower
 
     return CPUTower.planned_bytes(tower, checkpoint)
@@ -270,9 +301,11 @@ def _drafts_itself(checkpoint: Checkpoint, config: EngineConfig, chosen: ChosenD
 
 def plan_memory(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None,
-    others: OtherModels = NO_OTHERS,
+    others: OtherModels = NO_OTHERS, *, may_sleep: bool = False,
 ) -> MemoryPlan:  # fmt: skip
     """Memory that a load will take, from headers alone; `free_bytes` None plans for what is free now.
+
+    An encoder of images that runs on the GPU is part of it: none of a model that may sleep does.
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
@@ -291,7 +324,10 @@ def plan_memory(
         free = _free_on_gpu(config.chosen) if free_bytes is None else free_bytes
         if drafter is not None:
             config = shared_with(config, drafter.spec, beside_on_gpu(drafter, spec, checkpoint, config))
-        return plan_for_gpu(spec, checkpoint, config, free)
+        tower = None if may_sleep else tower_on_gpu(checkpoint, config)
+        tower_bytes = 0 if tower is None else sum(plan_tower(tower[1], tower[0], "cuda"))
+        plan = plan_for_gpu(spec, checkpoint, config, max(free - tower_bytes, 0))
+        return replace(plan, free_bytes=free, tower_bytes=tower_bytes)
     from realizar.backends.cpu.plan import beside_drafter as beside_on_cpu
     from realizar.backends.cpu.plan import plan_memory as plan_for_cpu
     from realizar.backends.cpu.plan import plan_ranks

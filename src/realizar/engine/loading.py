@@ -14,15 +14,23 @@ from realizar import backends
 from realizar.backends.base import Backend, FetchesSnapshots, OtherModels, SavesCache
 from realizar.backends.load_progress import LoadProgress
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import free_room, make_backend, make_tower, plan_load, refusal, resolve_model
+from realizar.backends.select import (
+    free_room,
+    make_backend,
+    make_tower,
+    make_tower_on_gpu,
+    plan_load,
+    refusal,
+    resolve_model,
+    tower_on_gpu,
+)
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.core.pictures import Encode, PictureEncoder
+from realizar.engine.core.pictures import Encode, PictureEncoder, Slices
 from realizar.engine.draft_models import resolve_drafted
 from realizar.engine.fetch_speed import FetchSpeed, keep_speed
-from realizar.engine.images import usable_tower
 from realizar.engine.planned_load import SHORTEST_CONTEXT, longest_fitting
 from realizar.errors import CapacityError, CaptureLostError, DeviceLostError, KernelError
 from realizar.hub.progress import Progress, ignore_progress
@@ -31,6 +39,7 @@ from realizar.images.prepare import patches_of
 from realizar.kv_cache.block_files import BlockFiles, sampled_digest
 from realizar.models.spec import ModelSpec
 from realizar.models.tower import Tower
+from realizar.models.towers.find import usable_tower
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import Drafter
@@ -85,7 +94,7 @@ def load_core(
         KernelError, DeviceLostError: the GPU's kernels fail or compute something else than the CPU, and nothing takes
             their place.
     """
-    backend, spec, resolved, others = _load_backend(
+    backend, spec, resolved, others, slices = _load_backend(
         checkpoint, config, progress, may_sleep=may_sleep, may_restart=may_restart
     )
     try:
@@ -94,8 +103,8 @@ def load_core(
         tower, _ = usable_tower(checkpoint, config.mmproj)
         if tower is not None:
             opened.append(tower[0])
-            pictures = PictureEncoder(partial(_load_encoder, *tower, config.threads))
-        files = _open_files(opened, spec, resolved, backend)
+            pictures = _new_encoder(*tower, config.threads, slices)
+        files = _open_files(opened, spec, resolved, backend, encodes_on_gpu=slices is not None)
         core = EngineCore(
             backend, spec, resolved, policy=policy, new_grammars=new_grammars, drafter=drafter, files=files,
             pictures=pictures,
@@ -111,19 +120,27 @@ def load_core(
 
 def _load_backend(
     checkpoint: Checkpoint, config: EngineConfig, progress: LoadProgress | None, *, may_sleep: bool, may_restart: bool
-) -> tuple[Backend, ModelSpec, ResolvedConfig, OtherModels]:
+) -> tuple[Backend, ModelSpec, ResolvedConfig, OtherModels, Slices | None]:
     spec, resolved, others, refused = resolve_drafted(checkpoint, config)
     for reason in refused:
         _LOG.warning("%s", reason)
-    backend: Backend | None = None
+    backend, slices = None, None
     compared_for = (spec, checkpoint) if config.device_check else None
     try:
         backend = make_backend(
             resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for, ranks=resolved.tensor_parallel
         )
+        tower = None if may_sleep else tower_on_gpu(checkpoint, resolved)
+        if tower is not None:  # before the KV cache takes what is left
+            encoder = make_tower_on_gpu(tower[1], tower[0], resolved.chosen)
+            slices = Slices(encoder)
+            _LOG.info("loaded the encoder of images on the GPU, %s", format_bytes(encoder.size_bytes))
+            del encoder
         backend.load(spec, checkpoint, resolved, others)
-        return backend, spec, resolved, others
+        return backend, spec, resolved, others, slices
     except BaseException as error:
+        if slices is not None:
+            slices.close()
         if backend is not None:
             backend.shutdown()
         failed = isinstance(error, KernelError | DeviceLostError)
@@ -136,15 +153,27 @@ def _load_backend(
     return _load_backend(checkpoint, replace(config, device="cpu"), progress, may_sleep=False, may_restart=False)
 
 
+def _new_encoder(checkpoint: Checkpoint, tower: Tower, threads: int | None, slices: Slices | None) -> PictureEncoder:
+    """By the GPU where there are slices, and else by the CPU, from the first picture on."""
+    if slices is not None:
+        return PictureEncoder(lambda: slices.encode, slices)
+    return PictureEncoder(partial(_load_encoder, checkpoint, tower, threads))
+
+
 def _load_encoder(checkpoint: Checkpoint, tower: Tower, threads: int | None) -> Encode:
-    """Load an encoder of images on the CPU, whatever the device of the text model. Raises as `make_tower`."""
+    """Load an encoder of images on the CPU. Raises as `make_tower`."""
     encoder = make_tower(tower, checkpoint, threads)
     _LOG.info("loaded the encoder of images, %s", format_bytes(encoder.size_bytes))
     return lambda picture: encoder.encode(patches_of(tower, picture))
 
 
 def _open_files(
-    checkpoints: Iterable[Checkpoint], spec: ModelSpec, config: ResolvedConfig, backend: Backend
+    checkpoints: Iterable[Checkpoint],
+    spec: ModelSpec,
+    config: ResolvedConfig,
+    backend: Backend,
+    *,
+    encodes_on_gpu: bool,
 ) -> BlockFiles | None:
     """The files of the prefix cache of a loaded model, what drafts for it and what encodes its images; None where none
     are kept.
@@ -157,7 +186,7 @@ def _open_files(
     facts = (
         _backends_digest(), config.chosen.kind, backend.layout, backend.part_bytes, config.kv_dtype,
         config.block_size, config.batch_invariant, config.prompt_dtype, config.expert_used_count, config.most_drafts,
-        sorted(ropes), *(sampled_digest(path) for path in sorted(paths)),
+        encodes_on_gpu, sorted(ropes), *(sampled_digest(path) for path in sorted(paths)),
     )  # fmt: skip
     files = BlockFiles(
         Path(config.cache_dir), hashlib.sha256(repr(facts).encode()).hexdigest()[:32], config.cache_dir_bytes

@@ -12,13 +12,14 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.kv_blocks import WHOLE_REQUESTS, most_requests
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import image_refusal, plan_memory, plan_tower, resolve_model
+from realizar.backends.select import image_refusal, plan_memory, plan_tower, resolve_model, tower_on_gpu
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.engine.core.disk_cache import HOST_BYTES
+from realizar.engine.core.pictures import KEPT_BYTES
 from realizar.engine.draft_models import resolve_drafted
-from realizar.engine.images import usable_tower
 from realizar.errors import CapacityError, InvalidRequestError
+from realizar.models.towers.find import usable_tower
 from realizar.sizes import format_bytes
 
 _T = TypeVar("_T")
@@ -61,7 +62,8 @@ class PlannedLoad(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PlannedEncoder:
-    """An encoder of images, by llama.cpp's name of its projector; `workspace_bytes` are for the largest picture.
+    """An encoder of images on a device, by llama.cpp's name of its projector; `workspace_bytes` are for the largest
+    picture, and `kept_bytes`, of the host's memory, for embeddings that may be wanted again.
 
     Without a name there is none, and `reason` says why one that lies there is not used.
     """
@@ -70,18 +72,27 @@ class PlannedEncoder:
     file: str | None = None
     weight_bytes: int = 0
     workspace_bytes: int = 0
+    kept_bytes: int = 0
+    device: Device = "cpu"
     reason: str | None = None
 
+    @property
+    def host_bytes(self) -> int:
+        """What it takes of the host's memory."""
+        return self.kept_bytes + (self.weight_bytes + self.workspace_bytes if self.device == "cpu" else 0)
 
-def plan_encoder(checkpoint: Checkpoint, mmproj: str, kind: Device) -> PlannedEncoder:
-    """The encoder of a model on a kind of device, from headers alone. Raises as `usable_tower`."""
-    found, reason = usable_tower(checkpoint, mmproj)
+
+def plan_encoder(checkpoint: Checkpoint, config: ResolvedConfig, *, may_sleep: bool = False) -> PlannedEncoder:
+    """The encoder of a model's images, by headers; `may_sleep` as of `plan_memory`. Raises as `usable_tower`."""
+    found, reason = usable_tower(checkpoint, config.mmproj)
     if found is None:
         return PlannedEncoder(reason=reason)
     holder, tower = found
-    if (reason := image_refusal(kind, seen_whole=tower.seen_whole)) is not None:
+    if (reason := image_refusal(config.chosen.kind, seen_whole=tower.seen_whole)) is not None:
         return PlannedEncoder(reason=reason)
-    return PlannedEncoder(tower.architecture, holder.path.name, *plan_tower(tower, holder))
+    device: Device = "cpu" if may_sleep or tower_on_gpu(checkpoint, config) is None else "cuda"
+    sizes = plan_tower(tower, holder, device)
+    return PlannedEncoder(tower.architecture, holder.path.name, *sizes, KEPT_BYTES, device)
 
 
 def plan_within(
@@ -107,16 +118,15 @@ def plan_within(
     if isinstance(memory_bytes, Mapping):
         memory_bytes = memory_bytes.get(whole.chosen.place)
     if memory_bytes is None:
-        memory_bytes = int(plan_memory(spec, checkpoint, whole, others=others).free_bytes * _FREE_SHARE)
+        memory_bytes = int(plan_memory(spec, checkpoint, whole, others=others, may_sleep=True).free_bytes * _FREE_SHARE)
 
     beside_bytes = 0
     if whole.chosen.kind == "cpu":
-        encoder = plan_encoder(checkpoint, config.mmproj, "cpu")
-        beside_bytes = encoder.weight_bytes + encoder.workspace_bytes
+        beside_bytes = plan_encoder(checkpoint, whole).host_bytes
 
     def plan(length: int) -> PlannedLoad:
         spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen, memory_bytes)
-        found = plan_memory(spec, checkpoint, resolved, memory_bytes, others)
+        found = plan_memory(spec, checkpoint, resolved, memory_bytes, others, may_sleep=True)
         return load_of(found, config, resolved, spec.vocab_size, beside_bytes)
 
     length = whole.context_length

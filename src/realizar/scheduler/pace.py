@@ -34,6 +34,8 @@ _MOST_GROWTH = 1.25  # beside one tile: the first tokens of a chunk can be free,
 _FIRST_CHUNK_FACTOR = 1.5  # small chunks cost more a token than the whole steps that the first estimate comes from
 _SHARED_STRETCH = 1.5  # of a step in which a client has more than the others, over one in which it has not
 _SHARED_STEPS = 64  # of those, after which one without is measured again
+_BESIDE_STRETCH = 1.5  # of a step and other work behind it, over a step of decodes alone
+_BESIDE_STEPS = 16  # with such work, after which one without is measured
 _NEAR_TOKENS = 512  # positions before this are measured together, those after it by powers of two
 _FARTHER_FACTOR = 1.5  # a token twice as far, until it is measured: 1.2 to 1.9 in a model small enough to feel it
 
@@ -92,7 +94,8 @@ class Pace:
         self._last_chunk = tile_tokens
         self._decode: dict[int, _Estimate] = {}
         self._num_shared_steps = 0
-        self._submitted_s: deque[float] = deque()  # of steps in flight
+        self._submitted: deque[tuple[float, bool]] = deque()  # of steps in flight; True where other work was before one
+        self._num_beside, self._is_behind = 0, False  # steps with such work; True if some comes before the next step
         self._last_s, self._last_decodes = -math.inf, 0  # of the last step that was submitted
         self._ended_s = -math.inf
         self._token_alone: _Estimate | None = None
@@ -194,7 +197,8 @@ class Pace:
 
     def submitted(self, now_s: float, num_decode_tokens: int = 0) -> None:
         """A step is submitted; `num_decode_tokens` are 0 where it has others, too."""
-        self._submitted_s.append(now_s)
+        self._submitted.append((now_s, self._is_behind))
+        self._is_behind = False
         self._last_s, self._last_decodes = now_s, num_decode_tokens
 
     def pause_s(self, now_s: float) -> float:
@@ -204,13 +208,33 @@ class Pace:
             return 0.0
         return max(self._last_s + _SPACING * self._stretch * alone.seconds - now_s, 0.0)
 
+    def beside_s(self, num_decode_tokens: int, *, is_much: bool) -> float:
+        """Seconds of other work that may come between this step and the next, whose time then counts for nothing.
+
+        It is half the time of a step of so many decodes alone, or with `is_much` what prompts may take beside these; 0
+        where that time is to be measured, and no limit without decodes.
+        """
+        if math.isinf(self._stretch) or not num_decode_tokens:
+            self._is_behind = True
+            return math.inf
+        nearest = max((one for one in self._decode if one <= _bucket(num_decode_tokens)), default=None)
+        self._num_beside += 1
+        if nearest is None or self._num_beside % _BESIDE_STEPS == 0:
+            return 0.0
+        self._is_behind = True
+        alone_s = self._decode[nearest].seconds
+        return max(self._stretch * alone_s, self._least_s) - alone_s if is_much else (_BESIDE_STRETCH - 1.0) * alone_s
+
     def ended(
         self, num_decode_tokens: int, num_prompt_tokens: int, now_s: float, position: int = 0,
         aside: AsideWork | None = None,
     ) -> None:  # fmt: skip
         """Take in the oldest step in flight, which began when it was submitted, or when the one before it ended."""
-        started_s = max(self._submitted_s.popleft(), self._ended_s)
+        submitted_s, is_behind = self._submitted.popleft()
+        started_s = max(submitted_s, self._ended_s)
         self._ended_s = now_s
+        if is_behind:
+            return
         if aside is not None:
             if num_decode_tokens and not num_prompt_tokens and not aside.is_awaited:
                 sample, bucket = now_s - started_s, _bucket(num_decode_tokens)
@@ -220,7 +244,7 @@ class Pace:
         self.observe(num_decode_tokens, num_prompt_tokens, now_s - started_s, position)
 
     def lost(self) -> None:
-        self._submitted_s.clear()
+        self._submitted.clear()
 
     def observe(self, num_decode_tokens: int, num_prompt_tokens: int, seconds: float, position: int = 0) -> None:
         """Take in the time of a step. `position`: tokens before those of prompts, in the mean."""

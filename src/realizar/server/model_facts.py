@@ -11,7 +11,6 @@ from typing import Self
 from realizar.backends.select import image_refusal
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
-from realizar.engine.images import usable_tower
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.gguf_names import quantization_of
 from realizar.images.prepare import LargestImage, largest_image, with_most_tokens
@@ -19,6 +18,7 @@ from realizar.models.parameters import count_parameters
 from realizar.models.pooling import default_pooling
 from realizar.models.ranking import ranking_tensors
 from realizar.models.registry import build_spec
+from realizar.models.towers.find import usable_tower
 from realizar.request import Pooling
 from realizar.tokenizer.templates.abilities import template_abilities
 from realizar.tokenizer.templates.chat_template import Compile

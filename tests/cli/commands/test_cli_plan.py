@@ -17,11 +17,11 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.cli.main import app, run_app
 from realizar.config import EngineConfig
-from realizar.engine.images import find_tower
 from realizar.engine.loading import load_core
 from realizar.engine.process.planning import plan_loads
 from realizar.models.generated.generate import generate_gguf
 from realizar.models.registry import build_tower
+from realizar.models.towers.find import find_tower
 from realizar.replicas.planning import ReplicaQuestion, divide
 
 
@@ -192,7 +192,7 @@ def test_an_encoder_of_images_is_counted_as_it_is_loaded(tmp_path: Path, capsys:
     assert encoder["workspace_bytes"] > 4 * found[1].max_patches * width
     assert run_app(app, ["plan", str(path), *words]) == 0
     (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("encoder")]
-    assert line.endswith("to work in, once an image comes: idefics3 of mmproj-tiny.gguf")
+    assert line.endswith(" to work in and 268.4 MB for embeddings, once an image comes: idefics3 of mmproj-tiny.gguf")
     assert plan(capsys, str(path), *words, "--mmproj", "none")["encoder"] is None
     (tmp_path / "mmproj-tiny.gguf").write_bytes(b"GGUF torn")
     assert plan(capsys, str(path), *words)["encoder"] is None
@@ -207,7 +207,7 @@ def test_what_a_gpu_does_not_see_is_said_where_it_holds(
 ) -> None:
     path = write_vision_files(tmp_path)
     tower = build_tower(open_checkpoint(tmp_path / "mmproj-tiny.gguf"))
-    monkeypatch.setattr("realizar.engine.images.build_tower", lambda _: replace(tower, seen_whole=True))
+    monkeypatch.setattr("realizar.models.towers.find.build_tower", lambda _: replace(tower, seen_whole=True))
     reason = "images of this model are read on the CPU alone, as their tokens see each other"
     assert plan(capsys, str(path), "--device", "cpu", "--memory", "1G")["encoder"]["name"] == "idefics3"
     assert plan(capsys, str(path), "--device", "cuda", "--memory", "1G")["encoder"] is None
@@ -223,17 +223,17 @@ def test_several_models_are_planned_as_a_server_of_several_does(
     tmp_path: Path, smollm2_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [str(write_vision_files(tmp_path)), str(smollm2_path)]
-    words = ("--device", "cpu", "--memory", "1G")
+    words = ("--device", "cpu", "--memory", "2G")
     found = plan(capsys, *paths, *words)
     alone = [plan(capsys, path, *words) for path in paths]
     assert found["models"] == [{"name": path, **each} for path, each in zip(paths, alone, strict=True)]
-    needed = sum(answer.checked().num_bytes for answer in plan_loads(paths, EngineConfig(device="cpu"), 10**9))
-    assert found["together"] == [{"device": "cpu", "needed_bytes": needed, "memory_bytes": 10**9, "fits": True}]
+    needed = sum(answer.checked().num_bytes for answer in plan_loads(paths, EngineConfig(device="cpu"), 2 * 10**9))
+    assert found["together"] == [{"device": "cpu", "needed_bytes": needed, "memory_bytes": 2 * 10**9, "fits": True}]
     assert run_app(app, ["plan", *paths, *words]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"model        {paths[0]}\nfile         ")
     assert out.count("requests at once") == 2
-    assert re.search(r"\ntogether     \S+ MB of 1\.00 GB on cpu: all fit at once\n$", out)
+    assert re.search(r"\ntogether     \S+ [MG]B of 2\.00 GB on cpu: all fit at once\n$", out)
     assert run_app(app, ["plan", *paths, paths[1], paths[1], *words]) == 0
     assert "on cpu: they do not fit at once, and a server loads them in turn\n" in capsys.readouterr().out
 

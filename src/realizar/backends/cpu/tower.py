@@ -30,6 +30,7 @@ from realizar.backends.parts import places_between, squares_of
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import StepError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.tower import Standard, Tower
 
@@ -87,7 +88,7 @@ class CPUTower:
     def encode(self, patches: NDArray[np.float32]) -> NDArray[np.float32]:
         """The features of a picture, float32 [squares, features], row by row, those of all projectors side by side.
 
-        `patches` are float32 [rows, columns, 3 * frames * patch_size ** 2]. StepError where a kernel fails.
+        `patches` are float32 [rows, columns, 3 * frames * patch_size ** 2]. StepError: the features are not finite.
         """
         tower, (rows, columns, width) = self.tower, patches.shape
         count = rows * columns
@@ -113,7 +114,10 @@ class CPUTower:
                 self._buffer("squares", len(squares), squares.shape[1])[:] = squares
                 self._walk(program, len(squares))
                 found.append(self._buffer("features", len(squares), projector.num_features).copy())
-            return np.concatenate(found, axis=1)
+        features: NDArray[np.float32] = np.concatenate(found, axis=1)
+        if not np.isfinite(features).all():
+            raise StepError(f"the features of a picture of {rows} x {columns} patches are not finite")
+        return features
 
     def _with_class_token(self, count: int) -> int:
         """Write what stands behind so many patches; the number of tokens then."""

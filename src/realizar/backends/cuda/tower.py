@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from realizar.backends.cuda.capture import GraphRecorder
-from realizar.backends.cuda.device_errors import step_errors
+from realizar.backends.cuda.capture import GraphRecorder, failure_of
+from realizar.backends.cuda.device_errors import device_errors, step_errors
 from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, padded_head, rotate_sizes, whole_width
 from realizar.backends.cuda.kernels import store_inputs as formats
 from realizar.backends.cuda.kernels.activate import NO_ACTIVATION, activate
@@ -22,18 +24,23 @@ from realizar.backends.cuda.kernels.normalize import normalize
 from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
 from realizar.backends.cuda.kernels.rotate import rotate
 from realizar.backends.cuda.norms import NORM_KINDS, norm_constants
+from realizar.backends.cuda.tower_plan import buffer_sizes, check_blocks, compute_type, groups
 from realizar.backends.parts import places_between, squares_of
-from realizar.backends.program import AttentionBlock, Block, FeedForwardBlock, Join, ends_layer, layer_blocks
+from realizar.backends.program import AttentionBlock, FeedForwardBlock, Join, ends_layer, layer_blocks
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import StepError, UnsupportedModelError
+from realizar.errors import StepError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.parts import Activation, Linear, Norm, Rope
 from realizar.models.spec import Attention, FeedForward
-from realizar.models.tower import Tower
+from realizar.models.tower import Standard, Tower
 
+_LOG = logging.getLogger(__name__)
 _GRAPHS = 8  # grids whose graph is kept, those that were used last
-_COMPUTE = {"f32": torch.float32, "bf16": torch.bfloat16}
+_FLOPS = 4e14  # of products and attention in a second, until a slice was measured
+_LEAST_S = 2e-5  # of what is launched at once
+_MOST_AT_ONCE = 1e11  # FLOP of attention in one launch
+_WARMED = 8  # squares of the edge of a small picture
 
 
 @dataclass(slots=True)
@@ -56,6 +63,21 @@ class _Grid:
         return self.rows * self.columns
 
 
+@dataclass(slots=True)
+class _Encoding:
+    """A picture that is being encoded.
+
+    `features`: memory of the host for them. `sent`: recorded once its pixels are there. `parts`: what is still to be
+    launched, None before the first. `launched`: recorded behind the last one.
+    """
+
+    grid: _Grid
+    features: torch.Tensor
+    sent: torch.cuda.Event | None
+    parts: Iterator[float] | None = None
+    launched: torch.cuda.Event | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Sums:
     """Of a product, [rows, out_features] and a bias that they still lack; float16 are divided by `HALF_FACTOR`."""
@@ -65,7 +87,10 @@ class _Sums:
 
 
 class CUDATower:
-    """A tower on a GPU, which encodes a picture at a time on a stream of its own; threads may share it.
+    """A tower on a GPU, which encodes a picture at a time; threads may share `encode`.
+
+    Or it is encoded in slices between other launches: `begin`, `go_on` until nothing is left, and `features`. The first
+    and the last may be called on another thread than `go_on`, which launches on the current stream.
 
     The stream of patches, norms, ropes and activations are float32; matrices, what they multiply, and attention have
     the type of the tower's matrices, float16 where these are quantised. All sums of products are float32 until they are
@@ -74,6 +99,7 @@ class CUDATower:
     Raises:
         CheckpointError: a tensor is missing, left over, of the wrong shape, or not finite.
         UnsupportedModelError: a tensor's type does not run, or a part of a layer.
+        CapacityError, KernelError, DeviceLostError: it does not fit, or the device can't run it.
     """
 
     def __init__(self, tower: Tower, checkpoint: Checkpoint, device: torch.device) -> None:
@@ -81,11 +107,16 @@ class CUDATower:
         self.tower, self._device = tower, device
         self._blocks = layer_blocks(tower.layers)
         check_blocks(tower, self._blocks)
-        self._tensors = WeightTensors(tower, checkpoint)
+        with device_errors(device):
+            self._load(WeightTensors(tower, checkpoint))
+
+    def _load(self, tensors: WeightTensors) -> None:
+        tower, device = self.tower, self._device
+        self._tensors = tensors
         self._tensors.check_vectors()
         self._compute = compute_type(tower, self._tensors)
         self._weights: dict[tuple[Linear, ...], tuple[torch.Tensor, torch.Tensor | None]] = {}
-        for group in _groups(tower, self._blocks):
+        for group in groups(tower, self._blocks):
             self._weights[group] = self._loaded(group)
         self._vectors: dict[tuple[str, float, float], torch.Tensor] = {}
         self._none = torch.zeros(1, device=device)
@@ -108,11 +139,22 @@ class CUDATower:
         self._shades = self._sent((shades - mean) / deviation).to(self._compute).reshape(-1)
         self._grids: OrderedDict[tuple[int, int], _Grid] = OrderedDict()
         self._lock = threading.Lock()
-        self._stream, self._recorder = None, None
+        self._encoding: _Encoding | None = None
+        self._credit_s, self._pace = 0.0, 1.0  # seconds that may be launched still; of a slice's over those expected
+        self._timed: tuple[torch.cuda.Event, torch.cuda.Event, float] | None = None
+        self._copies, self._recorder = None, None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
-            self._recorder = GraphRecorder(device, self._stream)
-            torch.cuda.synchronize(device)
+            self._copies, self._recorder = torch.cuda.Stream(device), GraphRecorder(device)
+            self._warm()
+
+    def _warm(self) -> None:
+        """Compile kernels, and let libraries choose theirs, which the first image would wait for."""
+        merge, largest = self.tower.merge, math.isqrt(self.tower.max_patches) // self.tower.merge
+        for edge in {min(_WARMED, largest), largest}:
+            pixels = edge * merge * self.tower.patch_size
+            self.encode(np.zeros((pixels, pixels, 3), np.uint8))
+        self._grids.clear()
+        torch.cuda.empty_cache()
 
     @property
     def size_bytes(self) -> int:
@@ -144,33 +186,105 @@ class CUDATower:
         `picture` is uint8 [height, width, 3], whole squares of patches and `max_patches` at most. StepError where the
         features are not finite, or a kernel fails.
         """
-        with self._lock, step_errors(self._device), torch.cuda.stream(self._stream):
+        with self._lock:
+            self.begin(picture)
+            self.go_on(math.inf)
+            return self.features()
+
+    def begin(self, picture: NDArray[np.uint8]) -> None:
+        """Send a picture as of `encode` to the device. The features of the one before have been taken."""
+        with step_errors(self._device), torch.cuda.stream(self._copies):
             grid = self._grid(*(edge // self.tower.patch_size for edge in picture.shape[:2]))
+            features = torch.empty(self._found(grid.count).shape, pin_memory=self._copies is not None)
             self._staged.numpy()[: picture.size] = picture.reshape(-1)
             self._pixels[: picture.size].copy_(self._staged[: picture.size], non_blocking=True)
-            self.start(grid.rows, grid.columns)
-            found = self._found(grid.count)
-            features = torch.empty(found.shape, pin_memory=self._stream is not None)
-            features.copy_(found, non_blocking=True)
+            self._encoding = _Encoding(grid, features, self._recorded())
+
+    def go_on(self, seconds: float) -> bool:
+        """Launch what takes about so long of the device, or all that is left, on the current stream; True if some is
+        left. What the slices before took beyond theirs is deducted.
+        """
+        encoding = self._encoding
+        assert encoding is not None
+        with step_errors(self._device):
+            if encoding.parts is None and encoding.sent is not None:
+                torch.cuda.current_stream(self._device).wait_event(encoding.sent)
+            if encoding.parts is None and math.isinf(seconds):
+                self.start(encoding.grid.rows, encoding.grid.columns)
+            elif self._launch(encoding, seconds):
+                return True
+            encoding.launched = self._recorded()
+        return False
+
+    def _launch(self, encoding: _Encoding, seconds: float) -> bool:
+        """`go_on`, one launch after another, by the pace of the slices before."""
+        if encoding.parts is None:
+            encoding.parts = self._run(encoding.grid)
+        self._measure()
+        self._credit_s = min(self._credit_s, 0.0) + seconds
+        begun, expected_s = self._recorded(timed=True), 0.0
+        while self._credit_s > 0.0:
+            work = next(encoding.parts, None)
+            if work is None:
+                self._credit_s = 0.0
+                return False
+            expected_s += max(work / _FLOPS, _LEAST_S)
+            self._credit_s -= max(work / _FLOPS, _LEAST_S) * self._pace
+        ended = self._recorded(timed=True)
+        if expected_s and begun is not None and ended is not None and self._timed is None:
+            self._timed = begun, ended, expected_s
+        return True
+
+    def _measure(self) -> None:
+        """Take in the time of the last slice that was measured, where it has ended."""
+        if self._timed is not None and self._timed[1].query():
+            begun, ended, expected_s = self._timed
+            self._pace += 0.2 * (min(max(begun.elapsed_time(ended) * 1e-3 / expected_s, 0.25), 8.0) - self._pace)
+            self._timed = None
+
+    def _recorded(self, *, timed: bool = False) -> torch.cuda.Event | None:
+        """An event on the current stream; None without a GPU."""
+        if self._copies is None:
+            return None
+        event = torch.cuda.Event(enable_timing=timed)
+        event.record()
+        return event
+
+    def features(self) -> NDArray[np.float32]:
+        """Those of the picture of which nothing is left to be launched; waits for them, and raises as `encode`."""
+        encoding, self._encoding = self._encoding, None
+        assert encoding is not None
+        with step_errors(self._device), torch.cuda.stream(self._copies):
+            if self._copies is not None and encoding.launched is not None:
+                self._copies.wait_event(encoding.launched)
+            found = self._found(encoding.grid.count)
+            encoding.features.copy_(found, non_blocking=True)
             if not torch.isfinite(found).all():  # which waits for the stream
-                raise StepError(f"the features of a picture of {picture.shape[:2]} pixels are not finite")
-        return features.numpy()
+                pixels = [edge * self.tower.patch_size for edge in (encoding.grid.rows, encoding.grid.columns)]
+                raise StepError(f"the features of a picture of {pixels[0]} x {pixels[1]} pixels are not finite")
+        return encoding.features.numpy()
 
     def start(self, rows: int, columns: int) -> None:
-        """Start the kernels for the pixels that are there, on the current stream: by a graph from the second time on.
+        """Start all kernels for the pixels that are there, on the current stream: by a graph from the second time on.
 
         The features are in the device's memory then.
         """
         grid = self._grid(rows, columns)
+        if grid.graph is None and grid.seen and self._recorder is not None:
+            try:
+                grid.graph = self._recorder.record(lambda: self._run_all(grid))
+            except Exception as error:  # noqa: BLE001 - raised again where the device failed
+                _LOG.warning("pictures of %d x %d patches have no graph: %s", rows, columns, failure_of(error))
+                self._recorder = None
         if grid.graph is not None:
             grid.graph.replay()
-            return
-        if grid.seen and self._recorder is not None:
-            grid.graph = self._recorder.record(lambda: self._run(grid))
-            grid.graph.replay()
-            return
-        grid.seen = True
-        self._run(grid)
+        else:
+            grid.seen = True
+            self._run_all(grid)
+
+    def _run_all(self, grid: _Grid) -> None:
+        for _ in self._run(grid):
+            pass
 
     def _grid(self, rows: int, columns: int) -> _Grid:
         found = self._grids.get((rows, columns))
@@ -199,40 +313,44 @@ class CUDATower:
         width, rows = self.tower.num_features, patches // self.tower.merge**2
         return self._features[: rows * width].view(rows, width)
 
-    def _run(self, grid: _Grid) -> None:
-        """`start`, kernel by kernel."""
+    def _run(self, grid: _Grid) -> Iterator[float]:
+        """Start the kernels one after another; FLOP of the products and attention that were started since the last."""
         tower, count = self.tower, grid.count
         hidden = self._hidden[: count * tower.hidden_size].view(count, -1)
         normed = self._normed[: hidden.numel()].view_as(hidden)
-        self._place(grid, hidden)
+        hidden.zero_()
+        if tower.input_norm is None:
+            self._place(grid, hidden)
         colours = self._colours(grid)
         for linear in tower.patches:
             self._norm(hidden, None, None, (self._multiplied(colours, linear), _ADDED))
         if tower.input_norm is not None:
             self._norm(hidden, tower.input_norm, hidden)
+            self._place(grid, hidden)
+        del colours
+        yield _work(count, *tower.patches)
         features, added = self._found(count), None
         taken = {layer: place for place, (layer, _) in enumerate(tower.deepstack, start=1)}
         for index, block in enumerate(self._blocks):
             self._norm(hidden, block.inputs.norm, normed, added)
             sums = self._multiplied(normed, *block.inputs.linears)
+            yield _work(count, *block.inputs.linears)
             if isinstance(block, AttentionBlock):
-                inner = self._attended(sums, block.attention, grid)
+                inner = yield from self._attended(sums, block.attention, grid)
             else:
                 assert isinstance(block, FeedForwardBlock)
                 part = block.feed_forward
                 inner = self._activated(sums, part.activation, part.down.in_features, gated=part.gate is not None)
             assert block.join.linear is not None
             added = self._multiplied(inner, block.join.linear), block.join
+            yield _work(count, block.join.linear)
             if block.layer in taken and ends_layer(self._blocks, index):
                 self._norm(hidden, None, None, added)
                 added = None
-                self._project(taken[block.layer], hidden, grid, features)
-        if tower.projector.norm is None:
-            self._norm(hidden, tower.final_norm, normed, added)
-            self._project(0, normed, grid, features)
-        else:
-            self._norm(hidden, tower.final_norm, hidden, added)
-            self._project(0, hidden, grid, features)
+                yield from self._project(taken[block.layer], hidden, grid, features)
+        source = normed if tower.projector.norm is None and tower.projector.standard is None else hidden
+        self._norm(hidden, tower.final_norm, source, added)
+        yield from self._project(0, source, grid, features)
 
     def _colours(self, grid: _Grid) -> torch.Tensor:
         """Of all patches, as `images.prepare.patches_of` makes them."""
@@ -246,15 +364,18 @@ class CUDATower:
         return colours.expand(-1, -1, frames, -1).reshape(grid.count, -1)
 
     def _place(self, grid: _Grid, hidden: torch.Tensor) -> None:
-        """Begin the stream with what the tower adds to patches by their place."""
+        """Add what the tower adds to patches by their place."""
         if self._positions is None:
-            hidden.zero_()
+            return
+        if self.tower.by_axis:
+            down, side = hidden.view(grid.rows, grid.columns, -1), self.tower.side
+            down += self._positions[: grid.columns] + self._positions[side : side + grid.rows, None]
         elif grid.shares is None:
-            hidden.copy_(self._positions[: grid.count])
+            hidden += self._positions[: grid.count]
         else:
             rows, columns = grid.shares
             down = (rows @ self._positions.view(self.tower.side, -1)).view(grid.rows, self.tower.side, -1)
-            torch.matmul(columns, down, out=hidden.view(grid.rows, grid.columns, -1))
+            hidden += torch.matmul(columns, down).view_as(hidden)
 
     def _multiplied(self, x: torch.Tensor, *group: Linear) -> _Sums:
         weights, bias = self._weights[group]
@@ -291,7 +412,8 @@ class CUDATower:
             self._vectors[key] = self._sent((self._tensors.vector(name) + np.float32(offset)) * np.float32(scale))
         return self._vectors[key]
 
-    def _attended(self, sums: _Sums, attention: Attention, grid: _Grid) -> torch.Tensor:
+    def _attended(self, sums: _Sums, attention: Attention, grid: _Grid) -> Generator[float, None, torch.Tensor]:
+        """Attention's results, [patches, heads * head_size]; some heads after others where the picture is large."""
         heads, kv_heads, size, rope = attention.num_heads, attention.num_kv_heads, attention.head_size, attention.rope
         count, most, none = grid.count, self.tower.max_patches, self._none
         query, keys, values = (
@@ -316,11 +438,18 @@ class CUDATower:
             PADDED_HEAD=padded_head(attention), BLOCK_SIZE=most, INT8=False, DEPENDENT=False, PARTS=parts,
             num_warps=warps,
         )  # fmt: skip
-        found = functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None], keys[None, :, :count], values[None, :, :count], scale=attention.scale,
-            enable_gqa=heads != kv_heads,
-        )  # fmt: skip
-        return found[0].transpose(0, 1).reshape(count, -1)
+        group, work = heads // kv_heads, 4.0 * count**2 * size
+        step = max(int(_MOST_AT_ONCE / (work * group)), 1)
+        found = torch.empty((count, heads, size), dtype=self._compute, device=self._device)
+        for first in range(0, kv_heads, step):
+            of, with_keys = slice(first * group, (first + step) * group), slice(first, first + step)
+            seen = functional.scaled_dot_product_attention(
+                query.transpose(0, 1)[None, of], keys[None, with_keys, :count], values[None, with_keys, :count],
+                scale=attention.scale, enable_gqa=group > 1,
+            )  # fmt: skip
+            found[:, of] = seen[0].transpose(0, 1)
+            yield work * len(range(*of.indices(heads)))
+        return found.view(count, -1)
 
     def _activated(
         self, sums: _Sums, activation: Activation | None, width: int, out: torch.Tensor | None = None, *, gated: bool
@@ -339,12 +468,16 @@ class CUDATower:
         )  # fmt: skip
         return out
 
-    def _project(self, place: int, patches: torch.Tensor, grid: _Grid, features: torch.Tensor) -> None:
-        """Write the features of the projector of a place; the patches are float32 where it has a norm of its own."""
+    def _project(
+        self, place: int, patches: torch.Tensor, grid: _Grid, features: torch.Tensor
+    ) -> Generator[float, None, None]:
+        """Write the features of the projector of a place; its patches are float32 where it has a norm or a standard."""
         projector, tower = self.tower.projectors[place], self.tower
         before = sum(each.num_features for each in tower.projectors[:place])
         out = features[:, before : before + projector.num_features]
         x = squares_of(patches.view(grid.rows, grid.columns, -1), tower.merge, projector)
+        if projector.standard is not None:
+            x = self._standardized(x, projector.standard).to(self._compute)
         if projector.norm is not None:
             normed = self._normed[: x.numel()].view_as(x)
             self._norm(x, projector.norm, normed)
@@ -353,96 +486,37 @@ class CUDATower:
             x = self._activated(
                 self._multiplied(x, projector.reduction), None, projector.reduction.out_features, gated=False
             )
+            yield _work(len(x), projector.reduction)
         sums, second = self._multiplied(x, projector.first), projector.second
+        yield _work(len(x), projector.first)
         if second is not None:
-            assert isinstance(second, Linear)  # as `check_blocks` saw
-            x = self._activated(sums, projector.activation, second.in_features, gated=False)
+            if projector.inner_norm is not None:
+                normed = torch.zeros((len(x), projector.first.out_features), device=self._device)
+                self._norm(normed, projector.inner_norm, normed, (sums, _ADDED))
+                sums = _Sums(normed, None)
+            x = self._activated(sums, projector.activation, projector.first.out_features, gated=False)
+            if isinstance(second, FeedForward):
+                sums = self._multiplied(x, *second.linears()[:-1])
+                yield _work(len(x), *second.linears()[:-1])
+                x = self._activated(sums, second.activation, second.down.in_features, gated=second.gate is not None)
+                second = second.down
             sums = self._multiplied(x, second)
+            yield _work(len(x), second)
         self._activated(sums, None, projector.num_features, out, gated=False)
+
+    def _standardized(self, x: torch.Tensor, standard: Standard) -> torch.Tensor:
+        y = x * standard.scale
+        if standard.shift is not None:
+            y -= self._vector(standard.shift)
+        if standard.factor is not None:
+            y *= self._vector(standard.factor)
+        return y / (y.square().mean(dim=1, keepdim=True) + standard.eps).sqrt()
+
+
+def _work(rows: int, *linears: Linear) -> float:
+    """FLOP of a product with so many rows."""
+    return sum(2.0 * rows * each.out_features * each.in_features for each in linears)
 
 
 _ADDED = Join(None, None, 1.0)
 """How a product is added to the stream where no block says otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class BufferSizes:
-    """Numbers of a tower's buffers, for its largest picture: `pixels` are bytes, `hidden` and `features` float32, and
-    the others of the type that products have.
-    """
-
-    pixels: int
-    hidden: int
-    features: int
-    normed: int
-    sums: int
-    inner: int
-
-    def size_bytes(self, element: int) -> int:
-        return self.pixels + 4 * (self.hidden + self.features) + element * (self.normed + self.sums + self.inner)
-
-
-def buffer_sizes(tower: Tower) -> BufferSizes:
-    most, merged = tower.max_patches, tower.max_patches // tower.merge**2
-    hidden, sums, inner = most * tower.hidden_size, [most * tower.hidden_size], [0]
-    for block in layer_blocks(tower.layers):
-        sums.append(most * sum(each.out_features for each in block.inputs.linears))
-        inner.append(most * (0 if block.join.linear is None else block.join.linear.in_features))
-        if isinstance(block, AttentionBlock):
-            attention = block.attention
-            inner.append(most * (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_size)
-    for projector in tower.projectors:
-        sums += [merged * each.out_features for each in projector.linears()]
-        inner += [merged * each.out_features for each in projector.linears()]
-    features = merged * tower.num_features
-    return BufferSizes(most * 3 * tower.patch_size**2, hidden, features, hidden, max(sums), max(inner))
-
-
-def planned_bytes(tower: Tower, checkpoint: Checkpoint) -> tuple[int, int]:
-    """Bytes of weights, and of what the largest picture takes, from headers alone; raises as a load does."""
-    check_tensors(tower, checkpoint)
-    check_blocks(tower, layer_blocks(tower.layers))
-    element = compute_type(tower, WeightTensors(tower, checkpoint)).itemsize
-    weights = sum(element * each.out_features * each.in_features + 4 * each.out_features for each in tower.matrices())
-    table = 0 if tower.positions is None else 4 * tower.side**2 * tower.hidden_size
-    colours = tower.max_patches * sum(each.in_features for each in tower.patches)
-    passing = (8 + element) * colours + 2 * element * tower.max_patches * tower.hidden_size  # what torch hands on
-    return weights + table, buffer_sizes(tower).size_bytes(element) + passing
-
-
-def compute_type(tower: Tower, tensors: WeightTensors) -> torch.dtype:
-    types = {tensors.layout(each.weight).float_type for each in tower.matrices()}
-    return _COMPUTE.get(types.pop() or "", torch.float16) if len(types) == 1 else torch.float16
-
-
-def check_blocks(tower: Tower, blocks: Sequence[Block]) -> None:
-    """UnsupportedModelError for a layer with parts that a tower does not have here, and one for the CPU's steps."""
-    gated = any(isinstance(each.second, FeedForward) or each.inner_norm is not None for each in tower.projectors)
-    for is_there, part in (
-        (tower.class_token is not None, "a class token"),
-        (tower.by_axis or tower.final_norm is None, "tables of two axes"),
-        (tower.input_norm is not None and tower.positions is not None, "positions after a norm"),
-        (gated, "a feed-forward in its projector"),
-    ):
-        if is_there:
-            raise UnsupportedModelError(f"{tower.architecture}: an encoder with {part} does not run on a GPU")
-    for block in blocks:
-        if isinstance(block, AttentionBlock):
-            attention = block.attention
-            per_token = attention.qk_norm_axis == "token" and (attention.q_norm or attention.k_norm)
-            others = attention.window, attention.soft_cap, attention.sinks, attention.gate, attention.query_growth
-            if not per_token and not attention.is_k_also_v and all(each is None for each in others):
-                continue
-        elif isinstance(block, FeedForwardBlock):
-            continue
-        raise UnsupportedModelError(
-            f"{tower.architecture}: layer {block.layer} of the encoder has a part that it does not run on a GPU"
-        )
-
-
-def _groups(tower: Tower, blocks: Sequence[Block]) -> list[tuple[Linear, ...]]:
-    """All matrices; those that read one input together."""
-    groups: list[tuple[Linear, ...]] = [(each,) for each in tower.patches]
-    for block in blocks:
-        groups += [block.inputs.linears, *([] if block.join.linear is None else [(block.join.linear,)])]
-    return [*groups, *((each,) for projector in tower.projectors for each in projector.linears())]

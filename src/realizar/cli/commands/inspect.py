@@ -184,7 +184,7 @@ class Sight:
 def sight_of(checkpoint: Checkpoint) -> Sight:
     from realizar.backends.select import image_refusal
     from realizar.backends.weight_tensors import WeightTensors
-    from realizar.engine.images import usable_tower
+    from realizar.models.towers.find import usable_tower
 
     found, reason = usable_tower(checkpoint)
     if found is None:

@@ -121,7 +121,7 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     drafted = resolve_drafted(checkpoint, config, chosen, memory)
     spec, resolved, others, _ = drafted
     plan = plan_memory(spec, checkpoint, resolved, memory, others)
-    encoder = plan_encoder(checkpoint, config.mmproj, resolved.chosen.kind)
+    encoder = plan_encoder(checkpoint, resolved)
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     counts = count_parameters(spec)
     more["fetch_speed"] = None if speed is None else asdict(speed)
@@ -144,9 +144,13 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
 def _encoder_lines(encoder: PlannedEncoder, plan: MemoryPlan) -> list[str]:
     if encoder.name is None:
         return [] if encoder.reason is None else [f"encoder      none: {encoder.reason}"]
+    size, kept = f"{format_bytes(encoder.weight_bytes)} of weights", format_bytes(encoder.kept_bytes)
     work = f"up to {format_bytes(encoder.workspace_bytes)} to work in"
-    where = ", of the host's memory" if plan.device == "cuda" else ""
-    said = f"{format_bytes(encoder.weight_bytes)} of weights and {work}{where}, once an image comes"
+    of_host = " of the host's memory" if plan.device == "cuda" else ""
+    if encoder.device == "cuda":
+        said = f"{size} and {work}, and{of_host} up to {kept} for embeddings"
+    else:
+        said = f"{size}, {work} and {kept} for embeddings{of_host}, once an image comes"
     return [f"encoder      {said}: {encoder.name} of {encoder.file}"]
 
 

@@ -146,8 +146,17 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """True while any request is open, or a step in flight."""
-        return self._death is None and (self.scheduler.has_work or bool(self._in_flight))
+        """True while any request is open, a step in flight, or a slice of a picture to be launched."""
+        return self._death is None and (self.scheduler.has_work or bool(self._in_flight) or self._has_slices)
+
+    @property
+    def _has_slices(self) -> bool:
+        return self._pictures is not None and self._pictures.slices is not None and self._pictures.slices.has_work
+
+    def watch_pictures(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, on another thread, when pictures are the first work that there is."""
+        if self._pictures is not None and self._pictures.slices is not None:
+            self._pictures.slices.wake = wake
 
     def add(self, request: Request) -> None:
         """Queue a request. Waits for its grammar to be compiled, unless `acquire_grammar` has returned True for it.
@@ -284,9 +293,9 @@ class EngineCore:
         self.grammars.shutdown()
         if self._disk is not None:
             self._disk.close()
-        self._backend.shutdown()
         if self._pictures is not None:
-            self._pictures.close()  # last, as a large picture takes seconds
+            self._pictures.close()  # which may take seconds on a CPU
+        self._backend.shutdown()
 
     def _step(self) -> None:
         """Schedule a step and submit it behind the one in flight, then take in those that the next one must wait for.
@@ -302,9 +311,21 @@ class EngineCore:
                 raise RuntimeError("nothing can be scheduled and sequences are open")
             for _ in range(self._num_awaited(batch)):
                 self._finish_oldest()
+            if self._has_slices:
+                self._encode(batch)
         except (CapacityError, StepError) as error:
             self._give_up(batch, error)
         self._close_rows()
+
+    def _encode(self, batch: ScheduledBatch) -> None:
+        """Launch a slice of a picture behind a step."""
+        assert self._pictures is not None
+        assert self._pictures.slices is not None
+        if not batch.num_rows and self.scheduler.has_work:
+            return  # steps in flight are awaited
+        seconds = self.scheduler.beside_s(batch, 1 + self._pictures.num_waiting)
+        if seconds > 0.0:
+            self._pictures.slices.go_on(seconds)
 
     def _pauses(self) -> bool:
         """True if a step in flight is to be awaited before the next is scheduled: beside a chunk streams want no step

@@ -104,6 +104,10 @@ class EngineLoop:
             self._inbox.append(command)
             self._news.notify()
 
+    def _wake(self) -> None:
+        with self._news:
+            self._news.notify()
+
     def abort_unsent(self, number: int) -> None:
         """End a request whose deltas of this step can't be sent; `report` may call it while it has the deltas."""
         self._unsent.append(number)
@@ -125,6 +129,7 @@ class EngineLoop:
                 _LOG.exception("loading failed")
             self._report(Failed(record_error(error)))
             return
+        core.watch_pictures(self._wake)
         try:
             self._report(Ready(describe(core)))
             self._obey(core)
@@ -292,6 +297,8 @@ class EngineLoop:
             return  # it was aborted meanwhile
         del self._preparing[request_id]
         if isinstance(prepared.request, RealizarError):
+            if _ends_the_engine(prepared.request):
+                raise prepared.request
             self._report(Refused(request_id, record_error(prepared.request)))
         else:
             self._add(core, Add(prepared.request), fetches=prepared.fetches)

@@ -9,18 +9,22 @@ import numpy as np
 import pytest
 
 from images.tower_files import write_tower_file
-from images.vision_kinds import MERGE, PATCH
-from images.vision_models import build_vision_model, image_of
+from images.vision_models import build_vision_model, image_of, write_vision_files
 from realizar.backends.cpu.tower import CPUTower
-from realizar.backends.program import layer_blocks
+from realizar.backends.devices import ChosenDevice
+from realizar.backends.select import plan_memory, resolve_model
 from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
+from realizar.engine.planned_load import plan_encoder
 from realizar.errors import UnsupportedModelError
 from realizar.images.prepare import patches_of
+from realizar.models.parts import Clamps
 from realizar.models.registry import build_tower
 from realizar.models.spec import Attention
 
 torch = pytest.importorskip("torch", reason="needs torch")
-from realizar.backends.cuda.tower import CUDATower, check_blocks, planned_bytes  # noqa: E402
+from realizar.backends.cuda.tower import CUDATower  # noqa: E402
+from realizar.backends.cuda.tower_plan import planned_bytes  # noqa: E402
 
 _DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -29,7 +33,8 @@ _DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ("kind", "form"),
     [
         *(("smolvlm", ""), ("lfm2_vl", ""), ("mistral3", ""), ("mistral3", "gguf"), ("qwen3_vl", "")),
-        ("qwen3_vl", "gguf"),
+        *(("qwen3_vl", "gguf"), ("glm4v", ""), ("glm4v", "gguf")),
+        *(("gemma3", ""), ("gemma4", ""), ("gemma4", "gguf")),
     ],
 )
 def test_features_agree_with_the_cpu(kind: str, form: str, tmp_path: Path) -> None:
@@ -40,27 +45,47 @@ def test_features_agree_with_the_cpu(kind: str, form: str, tmp_path: Path) -> No
         checkpoint = open_checkpoint(tmp_path / "mmproj.gguf")
     tower = build_tower(checkpoint)
     assert tower is not None
-    picture = image_of((3 * PATCH * MERGE, 2 * PATCH * MERGE))
+    square = tower.patch_size * tower.merge
+    picture = image_of((3 * square, 2 * square))
     encoder = CUDATower(tower, checkpoint, _DEVICE)
     found = encoder.encode(picture)
     wanted = CPUTower(tower, checkpoint, threads=1).encode(patches_of(tower, picture))
     assert np.ptp(wanted) > 5
     np.testing.assert_allclose(found, wanted, atol=3e-5)
+    encoder.begin(picture)
+    num_slices = 1
+    while encoder.go_on(1e-6):
+        num_slices += 1
+    assert num_slices > 2 * len(tower.layers)
+    np.testing.assert_array_equal(encoder.features(), found)
     assert encoder.size_bytes < sum(planned_bytes(tower, checkpoint)) < 2 * encoder.size_bytes
     mixer = tower.layers[0].mixer
     assert isinstance(mixer, Attention)
     windowed = replace(tower, layers=(tower.layers[0], replace(tower.layers[1], mixer=replace(mixer, window=4))))
     with pytest.raises(UnsupportedModelError, match="layer 1 of the encoder has a part that it does not run on a GPU"):
         CUDATower(windowed, checkpoint, _DEVICE)
+    bounded = replace(tower.patches[0], clamps=Clamps((-1.0, 1.0), (-1.0, 1.0)))
+    with pytest.raises(UnsupportedModelError, match="an encoder with bounds of matrices does not run on a GPU"):
+        CUDATower(replace(tower, patches=(bounded, *tower.patches[1:])), checkpoint, _DEVICE)
     with pytest.raises(UnsupportedModelError, match="an encoder with a class token does not run on a GPU"):
         CUDATower(replace(tower, class_token="class.weight"), checkpoint, _DEVICE)
 
 
-def test_parts_of_glms_tower_are_named(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="needs transformers")
-    checkpoint = open_checkpoint(build_vision_model("glm4v", tmp_path).path)
-    tower = build_tower(checkpoint)
+def test_an_encoder_on_a_gpu_is_planned_before_the_cache(tmp_path: Path) -> None:
+    """But for a model that may sleep, whose images the CPU encodes."""
+    checkpoint = open_checkpoint(write_vision_files(tmp_path))
+    config = EngineConfig(context_length=512, threads=1)
+    spec, resolved = resolve_model(checkpoint, config, ChosenDevice("cuda", 0, "a GPU"))
+    plan = plan_memory(spec, checkpoint, resolved, 1 << 30)
+    encoder = plan_encoder(checkpoint, resolved)
+    holder = open_checkpoint(tmp_path / "mmproj-tiny.gguf")
+    tower = build_tower(holder)
     assert tower is not None
-    for each, message in ((tower, "positions after a norm"), (replace(tower, input_norm=None), "feed-forward in its")):
-        with pytest.raises(UnsupportedModelError, match=message):
-            check_blocks(each, layer_blocks(each.layers))
+    assert plan.tower_bytes == sum(planned_bytes(tower, holder)) == encoder.weight_bytes + encoder.workspace_bytes
+    assert encoder.host_bytes == encoder.kept_bytes
+    without = plan_memory(spec, checkpoint, replace(resolved, mmproj="none"), 1 << 30)
+    assert without.tower_bytes == 0
+    assert plan.needed_bytes - without.needed_bytes == plan.tower_bytes
+    assert 0 < without.kv_limit_bytes - plan.kv_limit_bytes <= plan.tower_bytes
+    assert plan_memory(spec, checkpoint, resolved, 1 << 30, may_sleep=True) == without
+    assert plan_encoder(checkpoint, resolved, may_sleep=True).device == "cpu"
