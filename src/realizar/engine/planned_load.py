@@ -12,7 +12,7 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.kv_blocks import WHOLE_REQUESTS, most_requests
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import plan_memory, plan_tower, resolve_model, tower_on_gpu
+from realizar.backends.select import image_refusal, plan_memory, plan_tower, resolve_model, tower_on_gpu
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.engine.core.disk_cache import HOST_BYTES
@@ -88,6 +88,8 @@ def plan_encoder(checkpoint: Checkpoint, config: ResolvedConfig, *, may_sleep: b
     if found is None:
         return PlannedEncoder(reason=reason)
     holder, tower = found
+    if (reason := image_refusal(config.chosen.kind, seen_whole=tower.seen_whole)) is not None:
+        return PlannedEncoder(reason=reason)
     device: Device = "cpu" if may_sleep or tower_on_gpu(checkpoint, config) is None else "cuda"
     sizes = plan_tower(tower, holder, device)
     return PlannedEncoder(tower.architecture, holder.path.name, *sizes, KEPT_BYTES, device)
