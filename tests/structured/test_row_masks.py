@@ -165,7 +165,7 @@ def test_a_row_that_is_closed_while_its_masks_are_due_is_forgotten(service: Gram
     service.close_row(late.row)
 
 
-def test_what_workers_tell_is_heard_while_each_look_finds_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_workers_report_is_heard_while_each_look_finds_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at each look, as no row waits for it."""
     service = make_service(WorkerLimits(slots=2))
     memory, looks, heard = service.rows.memory, list[int](), list[int]()
