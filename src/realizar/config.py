@@ -83,7 +83,8 @@ class EngineConfig:
         speculative_tokens: tokens of a row that are drafted and verified in one step; 0 turns it off. None is
             `MODEL_DRAFTS` where a model or a block drafts, else 0.
         prompt_lookup_max, prompt_lookup_min: number of last tokens that must occur earlier in the text; the tokens
-            after that occurrence are drafted. The longest match is taken.
+            after that occurrence are drafted. The longest match is taken; behind drafts that were all wrong only one
+            of `prompt_lookup_max`.
         mmproj: who encodes images: `auto`, the tower of the model's own files or an `mmproj` file beside a GGUF file,
             and nobody where that does not suit the model; `none`, nobody; else the path of such a file, which has to
             suit it.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,10 +23,17 @@ from realizar.backends.select import make_tower
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.core.pictures import PictureEncoder
+from realizar.engine.core.pictures import PictureEncoder, Slices
 from realizar.engine.loading import load_core
 from realizar.engine.process.messages import Add, Command
-from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError, RequestFailedError, StepError
+from realizar.errors import (
+    DeviceLostError,
+    EngineDeadError,
+    InvalidRequestError,
+    RealizarError,
+    RequestFailedError,
+    StepError,
+)
 from realizar.images.prepare import patches_of
 from realizar.ipc.frames import FrameReader, encode_frame
 from realizar.kv_cache.block_files import BlockFiles
@@ -108,7 +117,7 @@ def test_a_picture_that_comes_again_is_not_encoded_again(path: Path, eyes: Eyes)
 def test_a_picture_that_fails_ends_its_request_alone(path: Path, eyes: Eyes) -> None:
     eyes.error = StepError("a kernel failed")
     with LLM(path, **OPTIONS) as model:
-        with pytest.raises(StepError, match="a kernel failed"):
+        with pytest.raises(RequestFailedError, match="a picture could not be encoded: a kernel failed"):
             model.chat(showing((28, 28)), GREEDY)
         eyes.error = ValueError("odd")
         with pytest.raises(RequestFailedError, match="a picture could not be encoded: ValueError: odd"):
@@ -182,13 +191,13 @@ def test_an_encoder_on_the_steps_device_encodes_between_them(path: Path, monkeyp
                 assert not stream.done()
                 await model.chat(showing((90, 60)), GREEDY)
             eyes.fails = True
-            with pytest.raises(StepError, match="a kernel failed"):
+            with pytest.raises(RequestFailedError, match="a kernel failed"):
                 await model.chat(showing((50, 60)), GREEDY)
             eyes.fails = False
             await stream
             assert (await model.chat(showing((28, 28)), GREEDY))[0].outputs[0].token_ids == alone
 
-    monkeypatch.setattr("realizar.engine.loading.tower_on_gpu", lambda checkpoint, config: find_tower(checkpoint))
+    monkeypatch.setattr("realizar.engine.loading.tower_on_gpu", lambda checkpoint, config, _: find_tower(checkpoint))
     monkeypatch.setattr("realizar.engine.loading.make_tower_on_gpu", make)
     asyncio.run(run())
 
@@ -253,12 +262,69 @@ def test_clients_take_turns() -> None:
         each.let.put(None)
     found = [each.done.get(timeout=HANG_S) for _ in range(4)]
     assert [each.begun.get(timeout=HANG_S) for _ in range(4)] == [2, 4, 255, 5]
-    assert str(found[2]) == "a kernel failed"
+    assert repr(found[2]) == "RequestFailedError('a picture could not be encoded: a kernel failed')"
     made = [each for each in found if isinstance(each, Request)]
     assert [each.request_id for each in made] == ["a", "b", "e"]
     assert [bytes(run.values) for run in made[1].embeddings] == [np.float32(value).tobytes() for value in (2, 1)]
     assert not any(each.shows_pictures for each in made)
     each.encoder.close()
+
+
+class Sliced:
+    """An encoder in two slices, whose part of a name raises what is given for it."""
+
+    def __init__(self, raises: dict[str, RealizarError]) -> None:
+        self._raises, self._left = raises, 0
+
+    def _do(self, part: str) -> None:
+        if part in self._raises:
+            raise self._raises[part]
+
+    def begin(self, picture: NDArray[np.uint8]) -> None:
+        self._left = 2
+        self._do("begin")
+
+    def go_on(self, seconds: float) -> bool:
+        self._do("go_on")
+        self._left -= 1
+        return self._left > 0
+
+    def features(self) -> NDArray[np.float32]:
+        self._do("features")
+        return np.ones((1, 1), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "ends_engine"),
+    [
+        ("", None, False),
+        ("begin", StepError("a kernel failed"), False),
+        ("go_on", StepError("a kernel failed"), False),
+        ("go_on", DeviceLostError("the device is gone"), True),
+        ("features", StepError("not finite"), False),
+        ("close", EngineDeadError("the encoder of images was closed"), False),
+    ],
+)
+def test_a_picture_in_slices_ends_with_what_any_of_them_raises(
+    part: str, error: RealizarError | None, ends_engine: bool
+) -> None:
+    """What the device is lost by ends the engine's loop, too; nothing is left to be launched after any."""
+    slices, wakes = Slices(Sliced({} if error is None else {part: error})), SimpleQueue[None]()
+    slices.wake = lambda: wakes.put(None)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(slices.encode, np.zeros((1, 1, 3), np.uint8))
+        if part != "begin":
+            wakes.get(timeout=HANG_S)
+        with pytest.raises(DeviceLostError) if ends_engine else nullcontext():
+            for _ in range(2 if slices.has_work else 0):
+                slices.go_on(0.001)
+                if part == "close":
+                    slices.close()
+        if error is None:
+            assert found.result(HANG_S) == 1.0
+        else:
+            assert str(found.exception(HANG_S)) == str(error)
+    assert not slices.has_work
 
 
 def test_an_encoder_that_is_closed_ends_after_a_picture_and_takes_no_more() -> None:

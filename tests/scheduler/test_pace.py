@@ -269,6 +269,16 @@ def test_other_work_behind_a_step_takes_half_as_long_and_is_not_measured() -> No
     assert pace.beside_s(0, is_much=False) == Pace(math.inf, 1).beside_s(8, is_much=False) == math.inf
 
 
+def test_a_picture_before_a_prompt_leaves_it_measured() -> None:
+    """Where nothing else tells what a token of a prompt takes: requests with pictures may all come alone."""
+    pace = Pace(2.5, TILE_TOKENS)
+    for at_s in (1.0, 2.0):
+        assert pace.beside_s(0, is_much=False) == math.inf
+        pace.submitted(at_s)
+        pace.ended(0, 100, at_s + 0.1)
+        assert pace.alone_token_s == pytest.approx(0.001)
+
+
 def test_beside_a_chunk_steps_are_nearly_as_far_apart_as_those_with_prompts() -> None:
     pace = Pace(3.0, TILE_TOKENS)
     pace.submitted(1.0, 8)

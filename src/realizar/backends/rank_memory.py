@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class RankMemory:
     """
 
     def __init__(self, ranks: int, floats: int, descriptor: int | None = None) -> None:
-        self.ranks, self.slot_bytes = ranks, -(-4 * floats // LINE_BYTES) * LINE_BYTES
+        self.ranks, self.slot_bytes = ranks, _whole_lines(floats)
         head = -(-(1 + ranks) * LINE_BYTES // _MOST_PAGE) * _MOST_PAGE
         size = head + 2 * ranks * self.slot_bytes
         self.descriptor = os.memfd_create("realizar-ranks") if descriptor is None else descriptor
@@ -38,6 +39,7 @@ class RankMemory:
         self.at = int(mapped.ctypes.data)
         self.slots_at = self.at + head
         self._on_break: list[Callable[[], None]] = []
+        self._breaking = threading.Lock()
 
     @property
     def is_broken(self) -> bool:
@@ -46,8 +48,10 @@ class RankMemory:
     def break_off(self) -> None:
         """Let nobody wait for another rank any more: what steps compute from now on means nothing."""
         self._words[0] = 1
-        while self._on_break:
-            self._on_break.pop()()
+        with self._breaking:
+            runs, self._on_break = self._on_break, []
+        for run in runs:
+            run()
 
     def on_break(self, run: Callable[[], None]) -> None:
         """Have `break_off` run this once, where it is called in this process, by whichever thread."""
@@ -72,4 +76,8 @@ class RankPlace:
 
 def slot_bytes(floats: int, ranks: int) -> int:
     """Bytes of the slots of all ranks, of so many float32 each."""
-    return 2 * ranks * -(-4 * floats // LINE_BYTES) * LINE_BYTES
+    return 2 * ranks * _whole_lines(floats)
+
+
+def _whole_lines(floats: int) -> int:
+    return -(-4 * floats // LINE_BYTES) * LINE_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +24,6 @@ from realizar.config import Device, EngineConfig
 from realizar.errors import UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_next_token_block, build_spec
-from realizar.models.shard import shard
 from realizar.models.spec import ModelSpec
 from realizar.models.tower import Tower
 from realizar.models.towers.find import usable_tower
@@ -62,14 +62,13 @@ def resolve_model(
     check_tensors(spec, checkpoint)
     if config.drafter == "auto" and not _drafts_itself(checkpoint, config, chosen):
         config = replace(config, drafter="lookup")
-    if chosen.kind == "cuda" and spec.state_layers():
+    if chosen.kind == "cuda" and spec.state_layers() and config.tensor_parallel == 1:
         from realizar.backends.cuda.device import has_memory_of_host
         from realizar.backends.cuda.recurrences.memory import rows_within
 
         if config.max_running is None:
-            memory, ranks = _free_on_gpu(chosen) if memory_bytes is None else memory_bytes, config.tensor_parallel
-            rows = rows_within(shard(spec, 0, ranks), config, memory - checkpoint.size_bytes // ranks)
-            config = replace(config, max_running=rows)
+            memory = _free_on_gpu(chosen) if memory_bytes is None else memory_bytes
+            config = replace(config, max_running=rows_within(spec, config, memory - checkpoint.size_bytes))
         if config.host_snapshot_bytes is None and has_memory_of_host(chosen.index):
             config = replace(config, host_snapshot_bytes=0)  # nothing is gained by moving them, and the cache takes it
     float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.matrices())
@@ -135,7 +134,7 @@ def make_backend(
     from realizar.backends.cpu.plan import rank_config
     from realizar.backends.ranks.backend import RankedBackend
 
-    return RankedBackend(ranks, rank_config, lambda place: CPUBackend(progress, ranks=place.memory))
+    return RankedBackend(ranks, rank_config, partial(_make_cpu_rank, progress=progress))
 
 
 def make_rank(place: RankPlace, device: ChosenDevice) -> Backend:
@@ -143,15 +142,27 @@ def make_rank(place: RankPlace, device: ChosenDevice) -> Backend:
 
     Raises:
         CapacityError: its GPU can't be opened.
-        UnsupportedModelError: the ranks' GPUs differ, or can't reach each other.
+        UnsupportedModelError: the ranks' GPUs differ, or can't reach each other; their kernels are compiled for others.
     """
     if device.kind == "cuda":
         from realizar.backends.cuda.device import open_device
 
         return _make_gpu_rank(place, open_device(device.index))
+    return _make_cpu_rank(place)
+
+
+def _make_cpu_rank(place: RankPlace, progress: LoadProgress | None = None) -> Backend:
+    """Each samples its own logits, so that the bits of all have to be the same."""
+    from realizar.backends.cpu.kernel_cache import target
     from realizar.backends.cpu.runner import CPUBackend
 
-    return CPUBackend(ranks=place.memory)
+    targets = place.exchange(target().encode())
+    if len(set(targets)) > 1:
+        raise UnsupportedModelError(
+            "tensor_parallel needs kernels compiled for one processor, and Numba, used before in this process, compiles"
+            f" for its own: {', '.join(sorted({each.decode() for each in targets}))}"
+        )
+    return CPUBackend(progress, ranks=place.memory)
 
 
 def _make_gpu_rank(place: RankPlace, opened: DeviceProfile, progress: LoadProgress | None = None) -> Backend:
@@ -175,17 +186,21 @@ def make_tower(tower: Tower, checkpoint: Checkpoint, threads: int | None) -> CPU
     return CPUTower(tower, checkpoint, default_threads() if threads is None else threads)
 
 
-def tower_on_gpu(checkpoint: Checkpoint, config: ResolvedConfig) -> tuple[Checkpoint, Tower] | None:
+def tower_on_gpu(
+    checkpoint: Checkpoint, config: ResolvedConfig, refusing: Callable[[str], object] | None = None
+) -> tuple[Checkpoint, Tower] | None:
     """The encoder of a text model's images that runs on its GPU, and the checkpoint that has it; None without one, and
-    where the CPU encodes: the log then says why.
+    where the CPU encodes, as for a model of several GPUs. `refusing` is called with the part that a GPU lacks.
     """
-    found = usable_tower(checkpoint, config.mmproj)[0] if config.chosen.kind == "cuda" else None
+    on_one_gpu = config.chosen.kind == "cuda" and config.tensor_parallel == 1
+    found = usable_tower(checkpoint, config.mmproj)[0] if on_one_gpu else None
     if found is None or image_refusal("cuda", seen_whole=found[1].seen_whole) is not None:
         return None
     try:
         plan_tower(found[1], found[0], "cuda")
     except UnsupportedModelError as error:
-        _LOG.warning("images are encoded on the CPU: %s", error)
+        if refusing is not None:
+            refusing(str(error))
         return None
     return found
 

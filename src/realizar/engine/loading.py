@@ -12,6 +12,7 @@ from pathlib import Path
 
 from realizar import backends
 from realizar.backends.base import Backend, FetchesSnapshots, OtherModels, SavesCache
+from realizar.backends.devices import ChosenDevice
 from realizar.backends.load_progress import LoadProgress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import (
@@ -32,7 +33,7 @@ from realizar.engine.core.pictures import Encode, PictureEncoder, Slices
 from realizar.engine.draft_models import resolve_drafted
 from realizar.engine.fetch_speed import FetchSpeed, keep_speed
 from realizar.engine.planned_load import SHORTEST_CONTEXT, longest_fitting
-from realizar.errors import CapacityError, CaptureLostError, DeviceLostError, KernelError
+from realizar.errors import CapacityError, CaptureLostError, DeviceLostError, KernelError, StepError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
 from realizar.images.prepare import patches_of
@@ -114,6 +115,8 @@ def load_core(
             keep_speed(checkpoint.path, resolved, speed)
         return core
     except BaseException:
+        if slices is not None:
+            slices.close()
         backend.shutdown()
         raise
 
@@ -130,12 +133,10 @@ def _load_backend(
         backend = make_backend(
             resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for, ranks=resolved.tensor_parallel
         )
-        tower = None if may_sleep else tower_on_gpu(checkpoint, resolved)
+        refusing = partial(_LOG.warning, "images are encoded on the CPU: %s")
+        tower = None if may_sleep else tower_on_gpu(checkpoint, resolved, refusing)
         if tower is not None:  # before the KV cache takes what is left
-            encoder = make_tower_on_gpu(tower[1], tower[0], resolved.chosen)
-            slices = Slices(encoder)
-            _LOG.info("loaded the encoder of images on the GPU, %s", format_bytes(encoder.size_bytes))
-            del encoder
+            slices = _slices_on_gpu(tower[1], tower[0], resolved.chosen)
         backend.load(spec, checkpoint, resolved, others)
         return backend, spec, resolved, others, slices
     except BaseException as error:
@@ -151,6 +152,17 @@ def _load_backend(
             raise
         _LOG.warning("the model runs on the CPU, as its kernels fail on %s: %s", resolved.chosen.label, error)
     return _load_backend(checkpoint, replace(config, device="cpu"), progress, may_sleep=False, may_restart=False)
+
+
+def _slices_on_gpu(tower: Tower, checkpoint: Checkpoint, chosen: ChosenDevice) -> Slices | None:
+    """None where its kernels fail: the text model may run there none the less."""
+    try:
+        encoder = make_tower_on_gpu(tower, checkpoint, chosen)
+    except (KernelError, StepError) as error:
+        _LOG.warning("images are encoded on the CPU, as their encoder's kernels fail on %s: %s", chosen.label, error)
+        return None
+    _LOG.info("loaded the encoder of images on the GPU, %s", format_bytes(encoder.size_bytes))
+    return Slices(encoder)
 
 
 def _new_encoder(checkpoint: Checkpoint, tower: Tower, threads: int | None, slices: Slices | None) -> PictureEncoder:

@@ -113,7 +113,8 @@ def plan_within(
     of_device = memory_bytes if isinstance(memory_bytes, int) else None
     spec, whole, others, _ = resolve_drafted(checkpoint, config, device, of_device)
     if config.tensor_parallel > 1 and whole.chosen.kind == "cuda":
-        raise InvalidRequestError("a server of several models has a GPU for each, and tensor_parallel is above 1")
+        message = f"a model that is planned beside others has one GPU, and tensor_parallel is {config.tensor_parallel}"
+        raise InvalidRequestError(message, "tensor_parallel")
     config = replace(config, drafter=whole.drafter)
     if isinstance(memory_bytes, Mapping):
         memory_bytes = memory_bytes.get(whole.chosen.place)

@@ -8,7 +8,7 @@
 - NVFP4: a weight is `scale * number`, and a scale one of 16 columns, in e4m3, times that of the matrix. `weight_packed`
   of compressed-tensors, whose `weight_global_scale` [1] is what that scale divides by, or `weight` of ModelOpt, whose
   `weight_scale_2` [] is what multiplies: uint8 [out_features, in_features / 2], the lower half of a byte first; and
-  `weight_scale` [out_features, in_features / 16]. Scales are rounded to float16.
+  `weight_scale` [out_features, in_features / 16].
 - MXFP4: the same codes with `weight_scale` [out_features, in_features / 32] of exponents alone.
 
 Exponents are of E8M0, which files call uint8 too.
@@ -45,8 +45,8 @@ from realizar.quantization.parts import (
     PartsSource,
     array_of,
     check_shape,
+    finite_in_halves,
     floats_of,
-    held_in_halves,
     matrix_shape,
     number_of,
     wrong,
@@ -162,7 +162,7 @@ class _Nvfp4Source(PartsSource):
         codes = array_of(self.parts["codes"], np.uint8)[start:stop]
         factor = self._factor() / 2  # codes are doubled
         scales = e4m3()[array_of(self.parts["scales"], np.uint8)[start:stop]] * factor
-        return Planes(self.layout, bit_fields(codes, 4, 1), held_in_halves(scales))
+        return Planes(self.layout, bit_fields(codes, 4, 1), finite_in_halves(scales))
 
     def _factor(self) -> np.float32:
         divides = "divisor" in self.parts

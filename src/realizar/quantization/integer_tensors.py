@@ -38,8 +38,8 @@ from realizar.quantization.parts import (
     PartsSource,
     array_of,
     check_shape,
+    finite_in_halves,
     floats_of,
-    held_in_halves,
     matrix_shape,
     wrong,
 )
@@ -89,7 +89,7 @@ class _IntegerSource(PartsSource):
         self._repeats, self._symmetric = group // wide, symmetric
 
     def planes(self, start: int, stop: int) -> Planes:
-        codes, scales = self.codes(start, stop), self._spread(held_in_halves(self.scales(start, stop)))
+        codes, scales = self.codes(start, stop), self._spread(finite_in_halves(self.scales(start, stop)))
         if self._symmetric:
             return Planes(self.layout, codes, scales)
         zeros = self._spread(self.zeros(start, stop).astype(np.int16)) - np.int16(self.layout.offset)

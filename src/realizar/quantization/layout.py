@@ -50,9 +50,9 @@ class WeightLayout:
         bits: width of a code, or of a vector codebook's index.
         offset: integer that is subtracted from a code; 0 with a codebook.
         group_size: columns that share a scale.
-        scale: type that holds scales and minima, exactly but for those of safetensors in BF16 and F32, whose `Planes`
-            are exact and which kernels round to `f16`. Two-level: `i8`; `u8` of at most six bits; `u4`; `odd4` is 2 n
-            + 1 with n of four bits. One-level: `f16` or `f32`; `e8m0` and `e4m3` are half of such a number.
+        scale: type that holds scales and minima, exactly but for those of safetensors in BF16, F32 and NVFP4, whose
+            `Planes` are exact and which kernels round to `f16`. Two-level: `i8`; `u8` of at most six bits; `u4`; `odd4`
+            is 2 n + 1 with n of four bits. One-level: `f16` or `f32`; `e8m0` and `e4m3` are half of such a number.
         minimum: whether a minimum is added.
         centred: whether a minimum is always minus half its scale, so that codes 0 and 1 mean minus and plus the same
             number; that number is of type `scale`.

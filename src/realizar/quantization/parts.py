@@ -122,8 +122,8 @@ def floats_of(stored: StoredTensor, part: Any) -> NDArray[np.float32]:
     return dequantize(stored.ggml_type, numbers.reshape(-1).view(np.uint8), *numbers.shape)
 
 
-def held_in_halves(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scales as they are, for kernels that round them to float16; what would be infinite there is, and is refused."""
+def finite_in_halves(scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scales as they are, for kernels that round them to float16; infinite, and so refused, where that has no such."""
     with np.errstate(over="ignore"):
         return np.where(np.isinf(scales.astype(np.float16)), np.float32(np.inf), scales)
 

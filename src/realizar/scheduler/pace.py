@@ -233,8 +233,8 @@ class Pace:
         submitted_s, is_behind = self._submitted.popleft()
         started_s = max(submitted_s, self._ended_s)
         self._ended_s = now_s
-        if is_behind:
-            return
+        if is_behind and (num_decode_tokens or self._token_alone is not None):
+            return  # else it tells something at least: what is too long is soon halved by others
         if aside is not None:
             if num_decode_tokens and not num_prompt_tokens and not aside.is_awaited:
                 sample, bucket = now_s - started_s, _bucket(num_decode_tokens)

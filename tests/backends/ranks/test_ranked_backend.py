@@ -196,6 +196,13 @@ def test_a_load_that_fails_in_another_rank_says_why(tiny: Path) -> None:
     assert not rank_processes()
 
 
+def test_ranks_whose_kernels_are_of_other_processors_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bits may differ, and with them the tokens that each samples."""
+    monkeypatch.setattr("realizar.backends.cpu.kernel_cache.target", lambda: "another")
+    with pytest.raises(UnsupportedModelError, match=r"needs kernels compiled for one processor.*: another, "):
+        load_core(find_checkpoint(tiny), _CONFIG)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

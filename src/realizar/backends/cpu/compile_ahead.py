@@ -1,7 +1,7 @@
 """Kernels that must be compiled, by several processes at once: Numba compiles on one thread of a process at a time.
 
-`python -m realizar.backends.cpu.compile_ahead` is such a process: it reads names of kernels, a line each, writes each
-kernel into the cache, and answers with a line.
+`python -m realizar.backends.cpu.compile_ahead TARGET` is such a process: it reads names of kernels, a line each, writes
+each kernel into the cache, and answers with a line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 
 from realizar.backends.cpu.codegen.formats import format_number, packed_format
 from realizar.backends.cpu.kernel import Kernel, make_kernel
-from realizar.backends.cpu.kernel_cache import use_cache_folder
+from realizar.backends.cpu.kernel_cache import target, use_cache_folder
 from realizar.backends.cpu.weights.pack import REPACKED
 
 _COMMAND = (sys.executable, "-m", "realizar.backends.cpu.compile_ahead")
@@ -63,7 +63,7 @@ class CompileAhead:
     def _compile(self) -> None:
         """Have a process compile one kernel after another; it ends with this one, or where it fails."""
         with suppress(OSError), subprocess.Popen(
-            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            (*_COMMAND, target()), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             start_new_session=True,
         ) as process:  # fmt: skip
             assert process.stdin is not None
@@ -76,6 +76,8 @@ class CompileAhead:
 
 
 def main() -> None:
+    if sys.argv[1:] != [target()]:
+        return  # who asked uses Numba for more than kernels, and compiles for its own processor's model
     for layout in REPACKED:
         format_number(packed_format(layout))
     for line in sys.stdin:

@@ -17,7 +17,7 @@ from numba import cfunc, types
 from numba.core.base import _load_global_helpers
 from numba.core.runtime import _nrt_python
 
-from realizar.backends.cpu.kernel_cache import CompiledKernel, has_kernel, keep_kernel, read_kernel
+from realizar.backends.cpu.kernel_cache import CompiledKernel, compiles_for_target, has_kernel, keep_kernel, read_kernel
 
 _OF_A_WALK = types.void(types.int64, types.int64, types.int64)
 _CTYPES: dict[Any, Any] = {types.void: None, types.int64: ctypes.c_int64, types.float32: ctypes.c_float}
@@ -62,7 +62,8 @@ class Kernel:
         """Compile it, and write it into the cache."""
         compiled = cfunc(self._signature)(self._function)
         code = CompiledKernel(compiled.native_name, compiled._library._get_compiled_object())
-        keep_kernel(self.name, code)
+        if compiles_for_target():
+            keep_kernel(self.name, code)
         return code
 
 

@@ -1,9 +1,9 @@
 """Compiled kernels on disk: those that came with the package, and those that this machine compiled.
 
-Both are found by a digest of all sources of this package, the samplers whose parameters lie in rows, and Numba's
-version, so none outlives the source that it was compiled from. They are compiled for the kind of this processor, not
-for its model, so that all processors of a kind compute the same bits, with the package's kernels or their own. Of a
-kind that we know none of they are compiled for the model, and none come with the package.
+Both are found by a digest of all sources of this package, the layouts of weights, the samplers whose parameters lie in
+rows, and Numba's version, so none outlives the source that it was compiled from. They are compiled for the kind of this
+processor, not for its model, so that all processors of a kind compute the same bits, with the package's kernels or
+their own. Of a kind that we know none of they are compiled for the model, and none come with the package.
 
 The cache saves time and nothing hangs on it. Where there is no place for it, kernels are compiled in memory. So they
 are where the disk fills up while they are written, or where a file is broken. A warning says so once.
@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -38,7 +39,7 @@ _BROKEN = (OSError, ValueError, zipfile.BadZipFile)
 
 
 class CompiledKernel(NamedTuple):
-    """An object file in ELF, and the symbol of the kernel in it."""
+    """An object file, and the symbol of the kernel in it."""
 
     symbol: str
     object_file: bytes
@@ -63,7 +64,8 @@ def digest() -> str:
     """Of what kernels are compiled from, and of the minor version of what compiles them: its functions are called."""
     made_by = ".".join(numba.__version__.split(".")[:2])
     found = hashlib.sha256(f"{made_by} {' '.join([each.name for each in SAMPLERS])}".encode())
-    for source in sorted(_PACKAGE.rglob("*.py")):
+    outside = (_PACKAGE.parents[1] / "models" / "spec.py", *(_PACKAGE.parents[1] / "quantization").glob("*.py"))
+    for source in sorted((*_PACKAGE.rglob("*.py"), *outside)):
         found.update(source.read_bytes())
     return found.hexdigest()[:16]
 
@@ -87,6 +89,14 @@ def target() -> str:
     return f"{processor}-{hashlib.sha256(f'{features} {llvmlite.__version__}'.encode()).hexdigest()[:16]}"
 
 
+def compiles_for_target() -> bool:
+    """Whether Numba, which has compiled, did it for the kind of processor that `target` names."""
+    from numba.core.registry import cpu_target
+
+    kinds = [(kind.processor, kind.target_features) for kind in KINDS if kind.name == target()]
+    return all(tuple(cpu_target.target_context.codegen().magic_tuple()[1:]) == kind for kind in kinds)
+
+
 def archive_of(kind: str) -> Path:
     """Where the package has its kernels for a kind of processor, if they are of these sources."""
     return _PACKAGE / "compiled" / f"{kind}-{digest()}.zip"
@@ -94,7 +104,9 @@ def archive_of(kind: str) -> Path:
 
 @cache
 def _archive() -> zipfile.ZipFile | None:
-    """The package's kernels for this processor; None where it has none that fit."""
+    """The package's kernels for this processor; None where it has none that fit. They are compiled on Linux."""
+    if sys.platform != "linux":
+        return None
     try:
         return zipfile.ZipFile(archive_of(target()))
     except FileNotFoundError:

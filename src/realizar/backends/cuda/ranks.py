@@ -22,6 +22,8 @@ _LOG = logging.getLogger(__name__)
 _LIBRARY = "libnccl.so.2"  # which torch has loaded
 _ID_BYTES = 128
 _FLOAT32, _SUM = 7, 0  # of `ncclDataType_t` and `ncclRedOp_t`
+_NOT_ASKED = 1  # ncclUnhandledCudaError: the thread failed before
+_LOOK_S = 0.1
 _LOCK_S = 1.0
 _ABORT_S = 10.0
 _ON_ONE_HOST = {
@@ -123,7 +125,8 @@ class NCCLGroup:
     """A `RankGroup` of GPUs of one host, each of another process, through the NCCL that torch has loaded.
 
     Its calls are kernels on the current stream, which a graph may hold. Where another rank is gone they would wait for
-    ever: what breaks the ranks off aborts them, and what they leave then means nothing.
+    ever: what breaks the ranks off aborts them, and what they leave then means nothing. The process's NCCL goes over
+    loopback (NCCL_SOCKET_IFNAME), unless its environment says otherwise.
 
     Raises:
         UnsupportedModelError: there is no NCCL, or it can't connect the ranks.
@@ -133,19 +136,33 @@ class NCCLGroup:
     def __init__(self, place: RankPlace, device: torch.device) -> None:
         self._place, self._device = place, device
         self._lock = threading.Lock()  # held while a call starts
+        self._lock_of_abort = threading.Lock()
         self._aborting: threading.Thread | None = None
         self._library = _library()
-        self._communicator: ctypes.c_void_p | None = ctypes.c_void_p()
+        self._communicator: ctypes.c_void_p | None = None
         own = _Id()
         if place.rank == 0:
             self._check(self._library.ncclGetUniqueId(ctypes.byref(own)), "making an id")
         first, *_ = place.exchange(bytes(own))
-        with torch.cuda.device(device):
-            status = self._library.ncclCommInitRank(
-                ctypes.byref(self._communicator), place.ranks, _Id.from_buffer_copy(first), place.rank
-            )
-        self._check(status, "connecting the ranks")
+        self._connect(_Id.from_buffer_copy(first))
         place.memory.on_break(self._abort)
+
+    def _connect(self, group: _Id) -> None:
+        """In a thread, which would wait for ever for a rank that is gone."""
+        place, found, communicator = self._place, list[int](), ctypes.c_void_p()
+
+        def connect() -> None:
+            torch.cuda.set_device(self._device)
+            found.append(self._library.ncclCommInitRank(ctypes.byref(communicator), place.ranks, group, place.rank))
+
+        connecting = threading.Thread(target=connect, name="nccl-connect", daemon=True)
+        connecting.start()
+        while connecting.is_alive():
+            connecting.join(_LOOK_S)
+            if place.memory.is_broken:
+                raise DeviceLostError("a rank of the model is gone")
+        self._check(found[0] if found else _NOT_ASKED, "connecting the ranks")
+        self._communicator = communicator
 
     def like_others(self, opened: DeviceProfile) -> DeviceProfile:
         """This rank's GPU, without the kernels that another one's goes without. UnsupportedModelError: they differ."""
@@ -180,11 +197,14 @@ class NCCLGroup:
                 ctypes.c_void_p(source.data_ptr()), ctypes.c_void_p(target.data_ptr()),
                 ctypes.c_size_t(source.numel()), *kind, self._communicator, stream,
             )  # fmt: skip
-        self._check(status, name)
+        if status:
+            raise DeviceLostError(f"{name} failed in NCCL: {self._text(status)}")
 
     def _abort(self) -> None:
         """End what runs, in a thread of its own: NCCL frees its memory only once no graph has calls of it any more."""
-        if self._aborting is None:
+        with self._lock_of_abort:
+            if self._aborting is not None:
+                return
             self._aborting = threading.Thread(target=self._abort_calls, name="nccl-abort", daemon=True)
             self._aborting.start()
 

@@ -37,6 +37,7 @@ from realizar.models.tower import Standard, Tower
 
 _LOG = logging.getLogger(__name__)
 _GRAPHS = 8  # grids whose graph is kept, those that were used last
+_MOST_PACE = 256.0  # of processors and cards far slower
 _FLOPS = 4e14  # of products and attention in a second, until a slice was measured
 _LEAST_S = 2e-5  # of what is launched at once
 _MOST_AT_ONCE = 1e11  # FLOP of attention in one launch
@@ -161,6 +162,7 @@ class CUDATower:
         """Of weights and buffers."""
         weights = [each for pair in self._weights.values() for each in pair if each is not None]
         buffers = [self._pixels, self._hidden, self._features, self._normed, self._sums, self._inner]
+        buffers += [] if self._positions is None else [self._positions]
         return sum(each.numel() * each.element_size() for each in (*weights, *buffers))
 
     def _sent(self, values: NDArray[Any]) -> torch.Tensor:
@@ -239,7 +241,7 @@ class CUDATower:
         """Take in the time of the last slice that was measured, where it has ended."""
         if self._timed is not None and self._timed[1].query():
             begun, ended, expected_s = self._timed
-            self._pace += 0.2 * (min(max(begun.elapsed_time(ended) * 1e-3 / expected_s, 0.25), 8.0) - self._pace)
+            self._pace += 0.2 * (min(max(begun.elapsed_time(ended) * 1e-3 / expected_s, 0.25), _MOST_PACE) - self._pace)
             self._timed = None
 
     def _recorded(self, *, timed: bool = False) -> torch.cuda.Event | None:

@@ -323,12 +323,14 @@ class RankedStep:
         self.sampled = self._is_read = False
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
-        self._backend.send(pack_masks(masks))
-        self._own.set_masks(masks)
+        with self._backend.step():
+            self._backend.send(pack_masks(masks))
+            self._own.set_masks(masks)
 
     def defer(self, rows: Collection[int]) -> None:
-        self._backend.send(Defer(tuple(rows)))
-        self._own.defer(rows)
+        with self._backend.step():
+            self._backend.send(Defer(tuple(rows)))
+            self._own.defer(rows)
 
     def sample(self) -> None:
         with self._backend.step():

@@ -12,7 +12,15 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.errors import DeviceLostError, EngineDeadError, RealizarError, RequestFailedError
+from realizar.errors import (
+    CapacityError,
+    DeviceLostError,
+    EngineDeadError,
+    RealizarError,
+    RequestFailedError,
+    StepError,
+    StepMemoryError,
+)
 from realizar.request import Picture, PromptEmbeddings, Request, Values
 
 _LOG = logging.getLogger(__name__)
@@ -187,6 +195,10 @@ class PictureEncoder:
                 if run.picture is not None:
                     waiting = list(self._values(run.picture, run.digests))
                 found.append(run if run.values else replace(run, values=waiting.pop(0), picture=None))
+        except StepError as error:
+            return RequestFailedError(f"a picture could not be encoded: {error}")
+        except CapacityError as error:
+            return StepMemoryError(f"a picture could not be encoded: {error}")
         except RealizarError as error:
             return error
         except Exception as error:  # noqa: BLE001 - one request's pictures must not cost the others their encoder

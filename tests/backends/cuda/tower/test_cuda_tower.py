@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from realizar.backends.select import plan_memory, resolve_model
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.planned_load import plan_encoder
-from realizar.errors import UnsupportedModelError
+from realizar.errors import StepError, UnsupportedModelError
 from realizar.images.prepare import patches_of
 from realizar.models.parts import Clamps
 from realizar.models.registry import build_tower
@@ -59,6 +60,11 @@ def test_features_agree_with_the_cpu(kind: str, form: str, tmp_path: Path) -> No
     assert num_slices > 2 * len(tower.layers)
     np.testing.assert_array_equal(encoder.features(), found)
     assert encoder.size_bytes < sum(planned_bytes(tower, checkpoint)) < 2 * encoder.size_bytes
+    encoder.begin(picture)
+    assert not encoder.go_on(math.inf)
+    encoder._features.fill_(math.nan)
+    with pytest.raises(StepError, match="are not finite"):
+        encoder.features()
     mixer = tower.layers[0].mixer
     assert isinstance(mixer, Attention)
     windowed = replace(tower, layers=(tower.layers[0], replace(tower.layers[1], mixer=replace(mixer, window=4))))

@@ -6,11 +6,10 @@
 // ended. The block that finishes last combines the parts, in their order.
 // Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) STAGES (tiles of a warp on their way) LEAST (64s
 // of keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the matmul) BIAS NORM (0
-// none, 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8, 3
-// e4m3, whose keys and values have a scale each in float32) BLOCK_SIZE FORM (0 float32, 1
-// int8, 2 half) BLOCK_TOKENS RUNS (of a tile: 1, 4) BULK (whether the copy engine fetches tiles, where there is one;
-// else lanes copy 16 bytes each) STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped)
-// VALUE_NORM (whether values are divided by their root mean square) GROWTH (whether queries grow with the position)
+// none, 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8, 3 e4m3, whose keys and values have
+// a scale each in float32) BLOCK_SIZE FORM (0 float32, 1 int8, 2 half) BLOCK_TOKENS RUNS (of a tile: 1, 4) BULK (whether
+// the copy engine fetches tiles, where there is one; else lanes copy 16 bytes each) STAGE_BYTES (of a warp and a stage)
+// CAP (whether scores are capped) VALUE_NORM (whether values are divided by their root mean square) GROWTH (whether queries grow with the position)
 // STORED (whether the cache has the new key and value: then `partials` has queries alone).
 // Before it: primitives.cu, bulk.cu, attend_heads.cu, attend_results.cu.
 

@@ -80,6 +80,8 @@ def compile_sources(
 
     with ThreadPoolExecutor(max(1, min(len(missing), os.cpu_count() or 1))) as pool:
         built = dict(zip(missing, pool.map(build, missing, missing.values()), strict=True))
+    for path in paths:
+        _begun.pop(path, None)
     return [built[path] if path in built else path.read_bytes() for path in paths]
 
 
@@ -92,7 +94,7 @@ def begin_compiling(source: Source, arch: str) -> None:
     `compile_source` waits for it, and raises what it fails with. Raises KernelError where NVRTC is missing.
     """
     path, made = _path(source, arch), Future[bytes]()
-    if path.exists() or path in _begun:
+    if path.exists() or (path in _begun and not _begun[path].done()):
         return
     _begun[path] = made
 
