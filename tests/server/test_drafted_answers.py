@@ -145,7 +145,8 @@ def test_drafts_change_no_answer(shape: str, drafter: str, tmp_path: Path, monke
     with running(path) as (_, client), ThreadPoolExecutor(12) as pool:
         expected = list(pool.map(lambda body: whole(client, body), bodies))
     options = {"drafter": str(path) if drafter == "itself" else drafter, "speculative_tokens": 3}
-    with running(path, **options, prompt_lookup_min=1) as (server, client), ThreadPoolExecutor(12) as pool:
+    options |= {"prompt_lookup_min": 1, "prompt_lookup_max": 1}
+    with running(path, **options) as (server, client), ThreadPoolExecutor(12) as pool:
         found = list(pool.map(lambda body: whole(client, body), bodies))
         parts = list(pool.map(lambda body, patience: streamed(client, body, patience), bodies, leave))
         stats = server.stats_when_idle()

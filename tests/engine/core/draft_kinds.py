@@ -45,7 +45,7 @@ CONFIG = EngineConfig(
     threads=1, max_running=6, max_step_tokens=40, context_length=256, kv_cache_bytes=4 << 20, speculative_tokens=3,
     prompt_lookup_min=100, prompt_lookup_max=100,
 )  # fmt: skip
-LOOKUP: dict[str, Any] = {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+LOOKUP: dict[str, Any] = {"prompt_lookup_min": 1, "prompt_lookup_max": 1}  # drafts wherever a token came before
 KINDS: dict[str, tuple[Recipe, ModelSource | None, dict[str, Any]]] = {
     "lookup": (RECIPE, None, LOOKUP),
     "model": (DEEP, roughly(DEEP, 0.1), {}),

@@ -95,7 +95,7 @@ def test_random_conversations(on_host: int, drafts: int, steps_in_flight: int) -
         (None, 7), num_blocks=[100, 60] if on_host else [70, 40], max_rows=5, max_step_tokens=24,
         num_ids=4 if drafts else 90, num_snapshots=2 if on_host else 12, num_host_snapshots=on_host,
     )  # fmt: skip
-    core = make_core(backend, drafts=drafts, steps_in_flight=steps_in_flight)
+    core = make_core(backend, drafts=drafts, steps_in_flight=steps_in_flight, prompt_lookup_min=1, prompt_lookup_max=1)
     chat = Chat(drafts * 10 + steps_in_flight, core)
     chat.run(200)
     check_all(chat, backend, 200)
