@@ -23,6 +23,7 @@ from realizar.models.generated.generate import generate_gguf
 from realizar.models.registry import build_tower
 from realizar.models.towers.find import find_tower
 from realizar.replicas.planning import ReplicaQuestion, divide
+from tiny_model import write_tiny_model
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -217,6 +218,24 @@ def test_what_a_gpu_does_not_see_is_said_where_it_holds(
     assert json.loads(capsys.readouterr().out)["images"]["gpu_reason"] == reason
     assert run_app(app, ["inspect", str(path)]) == 0
     assert "images        on the CPU alone, encoded by idefics3 of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("memory", "several", "advised"), [("1G", (), False), ("1G", ("--tensor-parallel", "2"), True),
+                                       ("50M", ("--tensor-parallel", "2"), False)],
+)  # fmt: skip
+def test_replicas_are_advised_where_one_of_several_gpus_has_room(
+    memory: str, several: tuple[str, ...], advised: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="the GPU backend needs torch")
+    path = tmp_path / "tiny.gguf"
+    write_tiny_model(path)
+    words = ["plan", str(path), "--device", "cuda", "--memory", memory, *several]
+    run_app(app, words)
+    assert ("\nadvice       one of the GPUs has room" in capsys.readouterr().out) == advised
+    run_app(app, [*words, "--json"])
+    advice = json.loads(capsys.readouterr().out)["advice"]
+    assert (advice is not None and "--replicas 2" in advice) == advised
 
 
 def test_several_models_are_planned_as_a_server_of_several_does(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from realizar.engine.fetch_speed import FetchSpeed
     from realizar.engine.planned_load import PlannedEncoder
     from realizar.models.parameters import ParameterCounts
+    from realizar.models.spec import ModelSpec
     from realizar.replicas.planning import PlannedReplica
 
 
@@ -130,6 +131,7 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     more["cache_files_bytes"] = 0 if resolved.cache_dir is None else HOST_BYTES
     more["encoder"] = None if encoder.name is None else asdict(encoder)
     more["cache_scheme"] = scheme = cache_scheme(checkpoint)
+    more["advice"] = advice = _advice(spec, checkpoint, resolved, memory)
     size = file_bytes(checkpoint) if model.remote_bytes is None else model.remote_bytes
     record = {**asdict(plan), "file_bytes": size, "parameters": asdict(counts), **more}
     helpers = [*_drafter_lines(plan, drafted), *_encoder_lines(encoder, plan)]
@@ -137,8 +139,23 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
         helpers.append(f"cache files  up to {format_bytes(HOST_BYTES)} of the host's memory, to read and write them")
     if scheme is not None:
         helpers.append(f"keys, values {cache_text(scheme, resolved.kv_dtype)}")
+    if advice is not None:
+        helpers.append(f"advice       {advice}")
     lines = _report(plan, resolved, counts, speed, beside, helpers)
     return _Plan(plan, [_file_line(model), *lines], record)
+
+
+def _advice(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, memory: int | None) -> str | None:
+    """What serves more, of a model that one of its GPUs has room for."""
+    from realizar.backends.select import plan_memory
+
+    ranks = config.tensor_parallel
+    if ranks == 1 or config.chosen.kind != "cuda":
+        return None
+    alone = plan_memory(spec, checkpoint, replace(config, tensor_parallel=1), memory)
+    if alone.needed_bytes > alone.free_bytes or not alone.contexts[-1].num_requests:
+        return None
+    return f"one of the GPUs has room for the model, and --replicas {ranks} answers more requests in the same time"
 
 
 def _encoder_lines(encoder: PlannedEncoder, plan: MemoryPlan) -> list[str]:
