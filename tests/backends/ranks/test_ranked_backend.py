@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +53,16 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("ranks") / "tiny.gguf"
-    write_tiny_model(found)
-    return found
-
-
 @contextmanager
-def _loaded(path: Path, **changes: object) -> Iterator[EngineCore]:
-    core = load_core(find_checkpoint(path), replace(_CONFIG, **changes))  # type: ignore[arg-type]
+def loaded(config: EngineConfig, path: Path, **changes: object) -> Iterator[EngineCore]:
+    core = load_core(find_checkpoint(path), replace(config, **changes))  # type: ignore[arg-type]
     try:
         yield core
     finally:
         core.close()
+
+
+_loaded = partial(loaded, _CONFIG)
 
 
 def mixed_requests() -> list[Request]:
@@ -98,25 +95,29 @@ def texts_of(found: dict[tuple[str, int], list[TokenOutput]]) -> dict[tuple[str,
     }
 
 
-def test_the_same_bits_together_alone_and_anew(path: Path) -> None:
+def check_same_bits(config: EngineConfig, path: Path, **of_alone: object) -> None:
     """Prompts in chunks beside answers, shared prefixes, samplers, masks, more choices than rows."""
-    with _loaded(path) as core:
+    with loaded(config, path) as core:
         together = texts_of(run_all(core, mixed_requests()))
         assert len(together) == 7
         assert texts_of(run_all(core, mixed_requests())) == together
-    with _loaded(path, prefix_cache=False) as core:
+    with loaded(config, path, prefix_cache=False, **of_alone) as core:
         alone: dict[tuple[str, int], object] = {}
         for request in mixed_requests():
             alone |= texts_of(run_all(core, [request]))
     assert alone == together
 
 
-def test_log_probabilities_are_those_of_one_process(path: Path) -> None:
-    """But for the rounding of activations."""
+def test_the_same_bits_together_alone_and_anew(path: Path) -> None:
+    check_same_bits(_CONFIG, path)
+
+
+def check_log_probabilities(config: EngineConfig, path: Path) -> tuple[int, int]:
+    """They are one rank's but for the rounding of activations; the bytes of weights of one and of both."""
     prompt, found = tuple(range(3, 100)), []
     for ranks in (1, 2):
         request = Request("r", prompt, SamplingParams(temperature=0.0, prompt_logprobs=1), 1)
-        with _loaded(path, tensor_parallel=ranks) as core:
+        with loaded(config, path, tensor_parallel=ranks) as core:
             (outputs,) = run_all(core, [request]).values()
             found.append([entry.logprob for each in outputs for entry in each.prompt_logprobs])
             found.append([core.capacity.weight_bytes])
@@ -124,6 +125,11 @@ def test_log_probabilities_are_those_of_one_process(path: Path) -> None:
     assert len(alone) == len(prompt) - 1
     np.testing.assert_allclose(together, alone, atol=0.1)
     assert np.mean(np.abs(np.subtract(together, alone))) < 0.02
+    return int(size), int(sizes)
+
+
+def test_log_probabilities_are_those_of_one_process(path: Path) -> None:
+    size, sizes = check_log_probabilities(_CONFIG, path)
     assert size <= sizes < 1.2 * size  # parts are filled up to whole tiles
 
 
@@ -137,19 +143,27 @@ def the_rank() -> int:
     return rank_processes()[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_gone_ends_the_load(tiny: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    """Also where the device is to be found, and the CPU would take another's place."""
-    load = CPUBackend.load
+def check_lost_in_load(
+    config: EngineConfig, path: Path, kind: type[Any], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """`kind` is the backend of each rank, whose load begins when the other one gets the signal."""
+    load = kind.load
 
-    def load_without_another(backend: CPUBackend, *arguments: Any) -> None:
+    def load_without_another(backend: Any, *arguments: Any) -> None:
         os.kill(the_rank(), number)
         load(backend, *arguments)
 
-    monkeypatch.setattr(CPUBackend, "load", load_without_another)
+    monkeypatch.setattr(kind, "load", load_without_another)
     with pytest.raises(DeviceLostError, match=r"^rank 1 of 2 \(process \d+\) was (killed by SIGKILL|stopped)$"):
-        load_core(find_checkpoint(tiny), replace(_CONFIG, device="auto" if number == signal.SIGKILL else "cpu"))
+        load_core(find_checkpoint(path), config)
     assert not rank_processes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_gone_ends_the_load(tiny: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """Also where the device is to be found, and the CPU would take another's place."""
+    config = replace(_CONFIG, device="auto" if number == signal.SIGKILL else "cpu")
+    check_lost_in_load(config, tiny, CPUBackend, monkeypatch, number)
 
 
 def step_on(core: EngineCore) -> None:
@@ -157,9 +171,8 @@ def step_on(core: EngineCore) -> None:
         core.step()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_gone_ends_the_engine(tiny: Path, number: signal.Signals) -> None:
-    with _loaded(tiny, context_length=2048) as core:
+def check_lost_in_step(config: EngineConfig, path: Path, number: signal.Signals) -> None:
+    with loaded(config, path, context_length=2048) as core:
         core.add(Request("r", (1, 2, 3), SamplingParams(temperature=0.0, ignore_eos=True), 1900))
         for _ in range(5):
             core.step()
@@ -171,6 +184,11 @@ def test_a_rank_that_is_gone_ends_the_engine(tiny: Path, number: signal.Signals)
         with pytest.raises(EngineDeadError):
             core.add(Request("s", (1, 2, 3), SamplingParams(temperature=0.0), 4))
     assert not rank_processes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_gone_ends_the_engine(tiny: Path, number: signal.Signals) -> None:
+    check_lost_in_step(_CONFIG, tiny, number)
 
 
 def test_loads_leave_nothing(tiny: Path) -> None:
