@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 import httpx
 
 from engine.process import held_serve
-from waits import HANG_S, child_pids
+from waits import HANG_S, child_pids, is_alive, wait_until
 
 LONG = {"model": "tiny", "prompt": "Once", "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
@@ -186,3 +187,19 @@ def short_text(url: str, **fields: Any) -> str:
     response = httpx.post(f"{url}/v1/completions", json={**SHORT, **fields}, timeout=HANG_S)
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["text"])
+
+
+def wait_saved(url: str) -> None:
+    """Until the server, which is idle, has written nothing for two seconds."""
+    count, since_s = -1.0, time.monotonic()
+    while time.monotonic() - since_s < 2:
+        if (now := figure(url, "kv_blocks_saved_total")) != count:
+            count, since_s = now, time.monotonic()
+        time.sleep(0.1)
+
+
+def kill(served: Served) -> None:
+    engine = served.engine_pid
+    served.process.send_signal(signal.SIGKILL)
+    served.process.wait(HANG_S)
+    wait_until(lambda: not is_alive(engine))

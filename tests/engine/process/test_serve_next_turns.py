@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,11 @@ import numpy as np
 import pytest
 
 from clients.played_hybrid import write_hybrid
-from engine.process.served import Served, figure, serving
+from engine.process.served import kill, serving, wait_saved
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
 from server.test_agent_replay import Body, Turn, anthropic_counts, messages, prose, responses, responses_counts
-from waits import HANG_S, is_alive, wait_until
+from waits import HANG_S
 
 BLOCK = 32
 NUM_OUTPUT = 70
@@ -47,22 +45,6 @@ def message_text(answer: dict[str, Any]) -> str:
 
 def response_text(answer: dict[str, Any]) -> str:
     return "".join(part["text"] for item in answer["output"] for part in item["content"])
-
-
-def wait_saved(url: str) -> None:
-    """Until the server, which is idle, has written nothing for two seconds."""
-    count, since_s = -1.0, time.monotonic()
-    while time.monotonic() - since_s < 2:
-        if (now := figure(url, "kv_blocks_saved_total")) != count:
-            count, since_s = now, time.monotonic()
-        time.sleep(0.1)
-
-
-def kill(served: Served) -> None:
-    engine = served.engine_pid
-    served.process.send_signal(signal.SIGKILL)
-    served.process.wait(HANG_S)
-    wait_until(lambda: not is_alive(engine))
 
 
 @pytest.mark.parametrize(
