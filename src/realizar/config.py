@@ -23,6 +23,7 @@ MODEL_DRAFTS = 3
 
 _DRAFTERS = ("off", "lookup", "auto")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+_LAYERS_ON = re.compile(r"(cpu|cuda(?::\d{1,3})?)=([1-9]\d{0,3}|rest)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class EngineConfig:
         tensor_parallel: processes that compute the model together, a part of every matrix each: of so many GPUs from
             the chosen one on, or on the CPU with a part of the threads each. There sums have one order, and so the same
             bits in every run.
+        layers_on: devices that compute some of the layers each, one after another, such as `cuda:0=20,cpu=rest`; one
+            may have what the others leave. None computes all on `device`.
         threads: CPU threads; None takes the physical cores, or fewer if a control group limits the processor's time.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32. `int8` has a scale for 32 numbers of a head. `fp8` is e4m3, with one
@@ -96,6 +99,7 @@ class EngineConfig:
     """
 
     tensor_parallel: int = number(1, 1, 64)
+    layers_on: str | None = None
     threads: int | None = number(None, 1, 1024)  # they wait in loops: a mistyped number would stop the machine
     kv_cache_dtype: KVCacheDType = "auto"
     context_length: int | None = number(None, 1)
@@ -139,6 +143,7 @@ class EngineConfig:
         if self.tensor_parallel > 1 and (self.cache_dir is not None or self.drafter not in ("off", "lookup")):
             name = "drafter" if self.cache_dir is None else "cache_dir"
             raise InvalidRequestError(f"tensor_parallel and {name} can't be combined", name)
+        self._check_layers_on()
         if self.cache_dir is not None and not (self.cache_dir and self.prefix_cache):
             why = "needs the prefix cache" if self.cache_dir else "must name a folder, not be empty"
             raise InvalidRequestError(f"cache_dir {why}", "cache_dir")
@@ -156,6 +161,18 @@ class EngineConfig:
         if not self.mmproj:
             raise InvalidRequestError("mmproj must be auto, none, or a file, not an empty text", "mmproj")
 
+    def _check_layers_on(self) -> None:
+        if self.layers_on is None:
+            return
+        beside = {
+            "tensor_parallel": self.tensor_parallel > 1, "cache_dir": self.cache_dir is not None,
+            "drafter": self.drafter not in ("off", "lookup"), "device": self.device != "auto",
+        }  # fmt: skip
+        for name, is_given in beside.items():
+            if is_given:
+                raise InvalidRequestError(f"layers_on and {name} can't be combined", name)
+        read_layers_on(self.layers_on)
+
     @property
     def draft_model(self) -> str | None:
         """The path or name of the model that drafts; None where none does."""
@@ -168,6 +185,28 @@ class EngineConfig:
             return 0
         automatic = 0 if self.drafter == "lookup" else MODEL_DRAFTS
         return automatic if self.speculative_tokens is None else self.speculative_tokens
+
+
+def read_layers_on(text: str) -> tuple[tuple[str, int | None], ...]:
+    """Devices and how many layers each computes, in the order of the layers; None is the rest.
+
+    InvalidRequestError: it does not read so, a device comes twice, there are several GPUs, or several take the rest.
+    """
+    found: list[tuple[str, int | None]] = []
+    for part in text.split(","):
+        match = _LAYERS_ON.fullmatch(part.strip())
+        if match is None:
+            message = f"layers_on reads like cuda:0=20,cpu=rest, and {part.strip()!r} is no device with its layers"
+            raise InvalidRequestError(message, "layers_on")
+        found.append((match[1], None if match[2] == "rest" else int(match[2])))
+    places = [device.partition(":")[0] for device, _ in found]
+    for kind in dict.fromkeys(places):
+        if places.count(kind) > 1:
+            what = "the CPU" if kind == "cpu" else "one GPU so far"
+            raise InvalidRequestError(f"layers_on names {what} once, not {places.count(kind)} times", "layers_on")
+    if sum(count is None for _, count in found) > 1:
+        raise InvalidRequestError("layers_on leaves the rest of the layers to one device, not to several", "layers_on")
+    return tuple(found)
 
 
 def is_device(text: str) -> bool:

@@ -42,6 +42,7 @@ class MemoryPlan:
             rows; 0 without states.
         num_snapshots: of states, for which the KV cache has room beside its blocks. snapshot_bytes: of them all.
         num_host_snapshots: of those that wait in the host's memory. host_snapshot_bytes: of them all, beside the cache.
+        of_spans: what each device takes, of a model whose layers several have; then all else is of all of them.
     """
 
     device: str
@@ -64,15 +65,20 @@ class MemoryPlan:
     snapshot_bytes: int = 0
     num_host_snapshots: int = 0
     host_snapshot_bytes: int = 0
+    of_spans: tuple[MemoryPlan, ...] = ()
 
     @property
     def needed_bytes(self) -> int:
         """Device memory in bytes before any request; on the CPU the embedding stays in its file."""
+        if self.of_spans:
+            return sum(each.needed_bytes for each in self.of_spans)
         embedding = self.embedding_bytes if self.device == "cuda" else 0
         return self.weight_bytes + self.workspace_bytes + embedding + self.beside_bytes + self.tower_bytes
 
     def check_weights_fit(self) -> None:
         """Raise CapacityError, before any weight is read, where weights and workspace alone take more than is free."""
+        for each in self.of_spans:
+            each.check_weights_fit()
         if self.needed_bytes > self.free_bytes:
             raise CapacityError(
                 f"the model does not fit: weights and workspace take {format_bytes(self.needed_bytes)},"
@@ -81,6 +87,8 @@ class MemoryPlan:
 
     def check_one_fits(self) -> None:
         """Raise CapacityError where not even one request of the whole context fits."""
+        for each in self.of_spans:
+            each.check_one_fits()
         longest = self.contexts[-1]
         fixed = self.needed_bytes + self.reserved_bytes
         left = self.free_bytes - fixed
@@ -114,6 +122,22 @@ def plan_of_ranks(plans: Sequence[MemoryPlan]) -> MemoryPlan:
     sums: dict[str, Any] = {name: sum(getattr(plan, name) or 0 for plan in plans) for name in _SUMMED}
     contexts = tuple(replace(each, request_bytes=ranks * each.request_bytes) for each in first.contexts)
     return replace(first, **sums, contexts=contexts)
+
+
+def plan_of_spans(plans: Sequence[MemoryPlan]) -> MemoryPlan:
+    """What devices take together, each of which has some of a model's layers."""
+    sums: dict[str, Any] = {name: sum(getattr(plan, name) or 0 for plan in plans) for name in _SUMMED}
+    lengths = zip(*(plan.contexts for plan in plans), strict=True)
+    contexts = tuple(
+        ContextPlan(
+            each[0].context_length, sum(one.request_bytes for one in each), min(one.num_requests for one in each)
+        )
+        for each in lengths
+    )
+    with_states = [plan.num_snapshots for plan in plans if plan.state_bytes]
+    return replace(
+        plans[-1], **sums, contexts=contexts, num_snapshots=min(with_states, default=0), of_spans=tuple(plans)
+    )
 
 
 _SUMMED = (

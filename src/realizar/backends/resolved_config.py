@@ -9,7 +9,7 @@ from typing import Any
 
 from realizar.backends.devices import TRAITS, ChosenDevice
 from realizar.backends.machine import default_threads
-from realizar.config import QUEUED_PER_ROW, EngineConfig
+from realizar.config import QUEUED_PER_ROW, Device, EngineConfig
 from realizar.errors import InvalidRequestError
 from realizar.models.spec import ModelSpec
 
@@ -31,6 +31,15 @@ class Beside:
 NOTHING_BESIDE = Beside()
 
 
+@dataclass(frozen=True, slots=True)
+class LayerSpan:
+    """Layers from `first` to before `stop`, which one device computes with a configuration of its own."""
+
+    first: int
+    stop: int
+    config: ResolvedConfig
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig(EngineConfig):
     """An `EngineConfig` for one model on one device. Backends, scheduler and commands read these values as they are.
@@ -50,6 +59,7 @@ class ResolvedConfig(EngineConfig):
             (`GivesHiddenStates`).
         beside: another model that the device is shared with.
         kv_blocks: blocks of each cache group, where another model's are shared; None takes what memory allows.
+        spans: of `layers_on`, in order; none where one device computes all. `chosen` is the last one's then.
     """
 
     threads: int
@@ -66,11 +76,25 @@ class ResolvedConfig(EngineConfig):
     hidden_layers: tuple[int, ...] = ()
     beside: Beside = NOTHING_BESIDE
     kv_blocks: tuple[int, ...] | None = None
+    spans: tuple[LayerSpan, ...] = ()
 
     @property
     def max_blocks(self) -> int:
         """Entries of one row's block table in each cache group."""
         return -(-self.context_length // self.block_size) + 1
+
+    @property
+    def device_label(self) -> str:
+        """What computes, for people."""
+        if not self.spans:
+            return self.chosen.label
+        return "; ".join(f"layers {span.first} to {span.stop - 1} on {span.config.chosen.label}" for span in self.spans)
+
+    @property
+    def least_kind(self) -> Device:
+        """The kind of device whose backend runs less than others', of those that compute: a GPU where there is one."""
+        kinds = {self.chosen.kind, *(span.config.chosen.kind for span in self.spans)}
+        return "cuda" if "cuda" in kinds else "cpu"
 
     def cache_of_rank(self) -> ResolvedConfig:
         """With a rank's part of the memory that is configured for keys, values and snapshots of all."""

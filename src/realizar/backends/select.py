@@ -15,14 +15,16 @@ from realizar.backends.draft_model import shared_with
 from realizar.backends.inspection import InspectedBackend
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.machine import default_threads, free_memory_bytes
-from realizar.backends.memory_plan import MemoryPlan
-from realizar.backends.resolved_config import ResolvedConfig, resolve_config
+from realizar.backends.memory_plan import MemoryPlan, plan_of_spans
+from realizar.backends.resolved_config import LayerSpan, ResolvedConfig, resolve_config
+from realizar.backends.spans.resolve import resolve_spans
 from realizar.backends.supported import Supported, find_drafter
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.errors import UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
+from realizar.models.cut_layers import cut_layers
 from realizar.models.registry import build_next_token_block, build_spec
 from realizar.models.spec import ModelSpec
 from realizar.models.tower import Tower
@@ -30,8 +32,10 @@ from realizar.models.towers.find import usable_tower
 from realizar.quantization.tensors import asks_for_fp8
 
 if TYPE_CHECKING:
+    from realizar.backends.cpu.runner import CPUBackend
     from realizar.backends.cpu.tower import CPUTower
     from realizar.backends.cuda.device import DeviceProfile
+    from realizar.backends.cuda.runner import CUDABackend
     from realizar.backends.cuda.tower import CUDATower
     from realizar.backends.rank_memory import RankPlace
 
@@ -56,12 +60,23 @@ def resolve_model(
             and `choose_device`.
     """
     spec = build_spec(checkpoint, config.context_length, config.expert_used_count)
+    if config.layers_on is not None:
+        check_tensors(spec, checkpoint)
+        return spec, resolve_spans(spec, config, partial(_resolved, checkpoint))
     chosen = choose_device(config.device) if device is None else device
     if config.device == "auto":
         chosen = _device_for(spec, chosen)
     check_tensors(spec, checkpoint)
     if config.drafter == "auto" and not _drafts_itself(checkpoint, config, chosen):
         config = replace(config, drafter="lookup")
+    return spec, _resolved(checkpoint, spec, config, chosen, memory_bytes)
+
+
+def _resolved(
+    checkpoint: Checkpoint, spec: ModelSpec, config: EngineConfig, chosen: ChosenDevice,
+    memory_bytes: int | None = None,
+) -> ResolvedConfig:  # fmt: skip
+    """The configuration of a model, or of some of its layers, on a device."""
     if chosen.kind == "cuda" and spec.state_layers() and config.tensor_parallel == 1:
         from realizar.backends.cuda.device import has_memory_of_host
         from realizar.backends.cuda.recurrences.memory import rows_within
@@ -76,7 +91,7 @@ def resolve_model(
     resolved = resolve_config(spec, config, chosen, float32_weights=float32_weights, fp8_activations=in_fp8)
     if resolved.prompt_dtype == "fp8" and chosen.name and not _multiplies_in_fp8(spec, checkpoint, resolved):
         resolved = replace(resolved, prompt_dtype="f16")
-    return spec, resolved
+    return resolved
 
 
 def _multiplies_in_fp8(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> bool:
@@ -115,26 +130,47 @@ def make_backend(
     """
     if may_sleep and ranks > 1:
         raise UnsupportedModelError(f"a model that {ranks} processes compute together can't sleep")
+    if may_sleep and device.kind != "cuda":
+        raise UnsupportedModelError("a model on the CPU can't sleep: its weights are in the host's memory already")
+    if ranks == 1:
+        return _make_alone(device, progress, compared_for, may_sleep=may_sleep)
+    from realizar.backends.ranks.backend import RankedBackend
+
+    if device.kind == "cuda":
+        from realizar.backends.cuda.plan import rank_config as config_on_gpu
+
+        opened = _open_gpu(device, progress, compared_for)
+        return RankedBackend(ranks, config_on_gpu, partial(_make_gpu_rank, opened=opened, progress=progress))
+    from realizar.backends.cpu.plan import rank_config
+
+    return RankedBackend(ranks, rank_config, partial(_make_cpu_rank, progress=progress))
+
+
+def _make_alone(
+    device: ChosenDevice, progress: LoadProgress | None, compared_for: tuple[ModelSpec, Checkpoint] | None, *,
+    may_sleep: bool = False,
+) -> CPUBackend | CUDABackend:  # fmt: skip
+    """Of a model, or of some of its layers, that one device computes in this process."""
     if device.kind == "cuda":
         from realizar.backends.cuda.runner import CUDABackend
 
-        opened = _open_gpu(device, progress, compared_for)
-        if ranks == 1:
-            return CUDABackend(progress, opened, may_sleep=may_sleep)
-        from realizar.backends.cuda.plan import rank_config as config_on_gpu
-        from realizar.backends.ranks.backend import RankedBackend
-
-        return RankedBackend(ranks, config_on_gpu, partial(_make_gpu_rank, opened=opened, progress=progress))
-    if may_sleep:
-        raise UnsupportedModelError("a model on the CPU can't sleep: its weights are in the host's memory already")
+        return CUDABackend(progress, _open_gpu(device, progress, compared_for), may_sleep=may_sleep)
     from realizar.backends.cpu.runner import CPUBackend
 
-    if ranks == 1:
-        return CPUBackend(progress)
-    from realizar.backends.cpu.plan import rank_config
-    from realizar.backends.ranks.backend import RankedBackend
+    return CPUBackend(progress)
 
-    return RankedBackend(ranks, rank_config, partial(_make_cpu_rank, progress=progress))
+
+def make_span_backend(config: ResolvedConfig, progress: LoadProgress | None = None) -> Backend:
+    """A backend of several devices that have some of the layers each (`ResolvedConfig.spans`), not loaded yet.
+
+    Its load raises as `make_backend`.
+    """
+    from realizar.backends.spans.backend import SpanBackend
+
+    def make(span: LayerSpan, spec: ModelSpec, checkpoint: Checkpoint) -> CPUBackend | CUDABackend:
+        return _make_alone(span.config.chosen, progress, (spec, checkpoint) if config.device_check else None)
+
+    return SpanBackend(make)
 
 
 def make_rank(place: RankPlace, device: ChosenDevice) -> Backend:
@@ -192,7 +228,7 @@ def tower_on_gpu(
     """The encoder of a text model's images that runs on its GPU, and the checkpoint that has it; None without one, and
     where the CPU encodes, as for a model of several GPUs. `refusing` is called with the part that a GPU lacks.
     """
-    on_one_gpu = config.chosen.kind == "cuda" and config.tensor_parallel == 1
+    on_one_gpu = config.chosen.kind == "cuda" and config.tensor_parallel == 1 and not config.spans
     found = usable_tower(checkpoint, config.mmproj)[0] if on_one_gpu else None
     if found is None or image_refusal("cuda", seen_whole=found[1].seen_whole) is not None:
         return None
@@ -328,6 +364,8 @@ def plan_memory(
         CapacityError: the block size does not suit the device.
         InvalidRequestError: the configuration has no room for drafts.
     """
+    if config.spans:
+        return plan_of_spans([plan_memory(*_cut(spec, checkpoint, span), free_bytes) for span in config.spans])
     drafter = find_drafter(others, spec, config)
     if config.chosen.kind == "cuda":
         from realizar.backends.cuda.plan import beside_drafter as beside_on_gpu
@@ -354,6 +392,10 @@ def plan_memory(
     return plan_for_cpu(spec, checkpoint, config, free_bytes)
 
 
+def _cut(spec: ModelSpec, checkpoint: Checkpoint, span: LayerSpan) -> tuple[ModelSpec, Checkpoint, ResolvedConfig]:
+    return cut_layers(spec, span.first, span.stop), checkpoint, span.config
+
+
 def _free_on_gpu(device: ChosenDevice) -> int:
     from realizar.backends.cuda.device import free_bytes, open_device
 
@@ -377,6 +419,8 @@ def plan_load(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
 ) -> MemoryPlan:
     """Like `plan_memory` for the memory that is free now, with the KV cache cut from what the weights leave of it."""
+    if config.spans:
+        return plan_of_spans([plan_load(*_cut(spec, checkpoint, span)) for span in config.spans])
     plan = plan_memory(spec, checkpoint, config, others=others)
     if config.chosen.kind == "cuda":
         return plan  # its cache is cut so in any case

@@ -23,6 +23,7 @@ from realizar.batch import OpenedRow, StepRows
 from realizar.bench.picture import bar, legend, svg, text
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
+from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -122,6 +123,8 @@ def _loaded(
     """A backend with the model, which has room for the step."""
     length, most = work.context + work.tokens, work.batch * work.tokens
     needed = replace(config, context_length=length, max_running=work.batch, max_step_tokens=most)
+    if config.layers_on is not None:
+        raise InvalidRequestError("a step is taken apart on one device, and with no layers_on", "layers_on")
     spec, resolved = resolve_model(checkpoint, needed)
     backend = make_inspected_backend(resolved.chosen, progress, (spec, checkpoint) if config.device_check else None)
     try:

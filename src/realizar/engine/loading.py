@@ -18,6 +18,7 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import (
     free_room,
     make_backend,
+    make_span_backend,
     make_tower,
     make_tower_on_gpu,
     plan_load,
@@ -130,9 +131,13 @@ def _load_backend(
     backend, slices = None, None
     compared_for = (spec, checkpoint) if config.device_check else None
     try:
-        backend = make_backend(
-            resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for, ranks=resolved.tensor_parallel
-        )
+        if resolved.spans:
+            backend = make_span_backend(resolved, progress)
+        else:
+            backend = make_backend(
+                resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for,
+                ranks=resolved.tensor_parallel,
+            )  # fmt: skip
         refusing = partial(_LOG.warning, "images are encoded on the CPU: %s")
         tower = None if may_sleep else tower_on_gpu(checkpoint, resolved, refusing)
         if tower is not None:  # before the KV cache takes what is left
@@ -145,7 +150,7 @@ def _load_backend(
         if backend is not None:
             backend.shutdown()
         failed = isinstance(error, KernelError | DeviceLostError)
-        has_other = config.device == "auto" and resolved.chosen.kind != "cpu"
+        has_other = config.device == "auto" and not resolved.spans and resolved.chosen.kind != "cpu"
         if not has_other or not failed or refusal(spec, "cpu") is not None:
             raise
         if may_restart and config.graphs and isinstance(error, CaptureLostError):

@@ -88,7 +88,7 @@ def plan_encoder(checkpoint: Checkpoint, config: ResolvedConfig, *, may_sleep: b
     if found is None:
         return PlannedEncoder(reason=reason)
     holder, tower = found
-    if (reason := image_refusal(config.chosen.kind, seen_whole=tower.seen_whole)) is not None:
+    if (reason := image_refusal(config.least_kind, seen_whole=tower.seen_whole)) is not None:
         return PlannedEncoder(reason=reason)
     device: Device = "cpu" if may_sleep or tower_on_gpu(checkpoint, config) is None else "cuda"
     sizes = plan_tower(tower, holder, device)
@@ -115,6 +115,8 @@ def plan_within(
     if config.tensor_parallel > 1 and whole.chosen.kind == "cuda":
         message = f"a model that is planned beside others has one GPU, and tensor_parallel is {config.tensor_parallel}"
         raise InvalidRequestError(message, "tensor_parallel")
+    if config.layers_on is not None:
+        raise InvalidRequestError("a model that is planned beside others has one device, and no layers_on", "layers_on")
     config = replace(config, drafter=whole.drafter)
     if isinstance(memory_bytes, Mapping):
         memory_bytes = memory_bytes.get(whole.chosen.place)

@@ -12,7 +12,8 @@ Read in this order:
    `multimodal.py` finds the text model inside a larger one, and `next_token.py` the blocks that draft; `drafters/`
    has drafters in files of their own.
 5. `tower.py`: `Tower`, all that a backend knows of an encoder of images; `towers/` has a file for each kind.
-6. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint. `shard.py` cuts a spec for ranks.
+6. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint. `shard.py` cuts a spec for ranks,
+   and `cut_layers.py` into spans of layers.
 7. `parameters.py` counts parameters, `pooling.py` is the pooling of an embedding model, and `ranking.py`
    the head of a reranker. `generated/` has models of random weights.
 """

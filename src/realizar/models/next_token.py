@@ -13,7 +13,7 @@ from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.parts import Linear, NextTokenInputs
 from realizar.models.spec import AnyFeedForward, Attention, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
-from realizar.models.tensor_source import TensorName, TensorSource
+from realizar.models.tensor_source import TensorSource
 
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\..+")
 _APART = ("mtp.", "model.mtp.")
@@ -106,7 +106,7 @@ def next_token_block(
         spec = replace(spec, final_norm=builder.norm(f"{base}.shared_head.norm"))
     if builder.has(f"{base}.shared_head.head.weight"):
         spec = replace(spec, head=builder.linear(f"{base}.shared_head.head", vocabulary, hidden, bias=False))
-    return _of_its_own(replace(spec, next_token=inputs))
+    return replace(spec, next_token=inputs).with_own_tensors()
 
 
 def with_shortlist(block: ModelSpec, count: int = SHORTLIST) -> ModelSpec:
@@ -116,7 +116,8 @@ def with_shortlist(block: ModelSpec, count: int = SHORTLIST) -> ModelSpec:
     name = f"{block.head.weight}.first"
     part = block.tensors[block.head.weight].cut(rows=[(0, count)])
     head = Linear(name, count, block.hidden_size)
-    return _of_its_own(replace(block, vocab_size=count, head=head, tensors={**block.tensors, name: part}))
+    tensors = {**block.tensors, name: part}
+    return replace(block, vocab_size=count, head=head, tensors=tensors).with_own_tensors()
 
 
 def token_and_state(builder: SpecBuilder, base: str, width: int) -> list[Linear]:
@@ -128,11 +129,3 @@ def token_and_state(builder: SpecBuilder, base: str, width: int) -> list[Linear]
         half = whole.cut(columns=[(first, first + width)])
         halves.append(Linear(builder.note(f"{base}.{part}.weight", half), hidden, width))
     return halves
-
-
-def _of_its_own(spec: ModelSpec) -> ModelSpec:
-    """The block without the model's tensors that it does not read."""
-    named: set[TensorName] = {spec.embedding, *spec.vectors()}
-    for matrix in spec.matrices():
-        named |= {matrix.weight} if matrix.bias is None else {matrix.weight, matrix.bias}
-    return replace(spec, tensors={name: source for name, source in spec.tensors.items() if name in named})

@@ -7,7 +7,7 @@ that hold one are of type `TensorName`, and `ModelSpec.tensors` gives the place 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from realizar.models.expert_norms import ExpertNorms
@@ -376,6 +376,13 @@ class ModelSpec(LayerStack):
             handed_on = (own.to_state,) if isinstance(own, AssistantInputs) else ()
             return (*first, own.of_token, own.of_state, *handed_on)
         return first if self.fusion is None else (*first, self.fusion.linear)
+
+    def with_own_tensors(self) -> ModelSpec:
+        """Without the sources of tensors that it does not name."""
+        named: set[TensorName] = {self.embedding, *self.vectors()}
+        for matrix in self.matrices():
+            named |= {matrix.weight} if matrix.bias is None else {matrix.weight, matrix.bias}
+        return replace(self, tensors={name: source for name, source in self.tensors.items() if name in named})
 
     def vectors(self) -> tuple[TensorName, ...]:
         first = () if self.layer_inputs is None else vectors_of(self.layer_inputs.norm)

@@ -86,6 +86,8 @@ def plan_replicas(path: str, config: EngineConfig, num_replicas: int) -> tuple[P
 def divide(question: ReplicaQuestion) -> tuple[PlannedReplica, ...]:
     """Plan the replicas in this process; errors are those of `plan_replicas`."""
     config = question.config
+    if config.layers_on is not None:
+        raise InvalidRequestError("each replica has one device, and no layers_on", "layers_on")
     if config.device.startswith("cuda:"):
         raise InvalidRequestError(
             f"--device {config.device} names one GPU, and each replica has its own: use --device cuda", "device"

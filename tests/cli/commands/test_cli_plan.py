@@ -57,6 +57,14 @@ def test_sizes_are_those_of_loading(
     assert counts == sorted(counts, reverse=True)
 
 
+def test_each_device_with_layers_has_a_line(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["plan", str(smollm2_path), "--layers-on", "cpu=rest"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"free memory  [\d.]+ GB on all devices\ncpu +layers 0 to 29: [\d.]+ MB of weights", text)
+    (own,) = plan(capsys, str(smollm2_path), "--layers-on", "cpu=rest")["of_spans"]
+    assert own["weight_bytes"] == plan(capsys, str(smollm2_path), "--device", "cpu")["weight_bytes"]
+
+
 def test_a_token_reads_the_chosen_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """2 of 8 experts in both layers, of three matrices of 256 x 256."""
     path = tmp_path / "moe.gguf"

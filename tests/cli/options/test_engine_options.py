@@ -72,7 +72,7 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
         "host_snapshot_bytes": 8,
     }  # fmt: skip
     drafts: dict[str, Any] = {"drafter": "small", "speculative_tokens": 2}
-    assert {field.name for field in fields(EngineOptions)} == {*given, "prompt_dtype", "tensor_parallel"}
+    assert {field.name for field in fields(EngineOptions)} == {*given, "prompt_dtype", "tensor_parallel", "layers_on"}
     assert {field.name for field in fields(BatchingOptions)} == {*batching, "cache_dir", "cache_dir_bytes"}
     assert {field.name for field in fields(DraftOptions)} == {*drafts}
     config = DraftOptions(**drafts).config(BatchingOptions(**batching).config(EngineOptions(**given).config()))
@@ -85,6 +85,7 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
     kept = BatchingOptions(cache_dir="folder", cache_dir_bytes=9).config(EngineConfig())
     assert kept == EngineConfig(cache_dir="folder", cache_dir_bytes=9)
     assert EngineOptions(tensor_parallel=2).config() == EngineConfig(tensor_parallel=2)
+    assert EngineOptions(layers_on="cuda=2,cpu=rest").config() == EngineConfig(layers_on="cuda=2,cpu=rest")
     assert BackendOptions(prompt_dtype="fp8").config() == EngineConfig(prompt_dtype="fp8")
     assert DraftOptions().config(BatchingOptions().config(EngineOptions().config())) == EngineConfig()
 

@@ -255,6 +255,8 @@ def _report(
     experts = []
     if plan.token_weight_bytes is not None and counts.active != counts.total:
         experts.append(f"parameters   {parameters_text(counts)}, which reads {format_bytes(plan.token_weight_bytes)}")
+    if config.spans:
+        of_several = " on all devices"
     where = "" if config.chosen.name else ", on a card of compute capability 9.0"
     lines = [
         f"weights      {format_bytes(plan.weight_bytes)} packed, and the embedding, {kept}",
@@ -265,6 +267,7 @@ def _report(
         *([f"prompts      multiplied in FP8, weights and activations{where}"] if config.prompt_dtype == "fp8" else []),
         *states_lines(plan, config.max_running, speed),
         f"free memory  {format_bytes(plan.free_bytes)}{of_several}{short}",
+        *_span_lines(plan, config),
         *beside,
         "",
         f"{'context':>9}  {'KV cache of one':>15}  requests at once",
@@ -275,6 +278,15 @@ def _report(
             count += f" (room for {each.num_requests})"
         lines.append(f"{each.context_length:>9}  {format_bytes(each.request_bytes):>15}  {count}")
     return lines
+
+
+def _span_lines(plan: MemoryPlan, config: ResolvedConfig) -> list[str]:
+    """What each device takes, where several have layers."""
+    return [
+        f"{span.config.chosen.place:<12} layers {span.first} to {span.stop - 1}: {format_bytes(each.needed_bytes)} of"
+        f" weights and workspace, {format_bytes(each.kv_limit_bytes)} of KV cache, {format_bytes(each.free_bytes)} free"
+        for span, each in zip(config.spans, plan.of_spans, strict=True)
+    ]
 
 
 def _drafter_lines(plan: MemoryPlan, drafted: DraftedModel) -> list[str]:

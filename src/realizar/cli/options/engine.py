@@ -34,6 +34,7 @@ class BackendOptions:
 
     Attributes:
         device: device to run on: cpu, cuda, or cuda:1 for the second GPU; auto is a GPU that can run it, else the CPU.
+        layers_on: devices with some of the layers each, in order: cuda:0=20,cpu=rest has 20 on the GPU.
         batch_invariant: on a GPU, the same bits of logits in every batch and chunk, as a CPU always gives; slower.
         prompt_dtype: what prompts are multiplied in; fp8, on Hopper (9.0), is faster at a KL of 0.01 to 0.02 nats.
             auto is fp8 there for a checkpoint that asks for activations in FP8, else f16.
@@ -46,6 +47,7 @@ class BackendOptions:
     """
 
     device: DeviceName = _DEFAULTS.device
+    layers_on: str | None = None
     batch_invariant: bool = False
     prompt_dtype: Annotated[PromptDType, Parameter(name="--prompt-dtype")] = _DEFAULTS.prompt_dtype
     threads: Annotated[MaybeInteger, Parameter(name=("--threads", "-t"))] = None

@@ -171,7 +171,7 @@ class EngineCore:
         self._check_alive()
         if request.shows_pictures:
             raise InvalidRequestError("pictures are encoded before a request is queued", "prompt")
-        _check_embeddings(request, self.spec, self.config.chosen.kind)
+        _check_embeddings(request, self.spec, self.config.least_kind)
         while not self.acquire_grammar(request):
             self.grammars.prepare(request)
         if self._disk is None:
@@ -182,7 +182,7 @@ class EngineCore:
     def embed_later(self, request: Request, on_done: Callable[[Request | RealizarError], None]) -> Callable[[], None]:
         """As `PictureEncoder.embed_later`, of a request that is not queued yet; raises as `add` where it can't run."""
         self._check_alive()
-        _check_embeddings(request, self.spec, self.config.chosen.kind)
+        _check_embeddings(request, self.spec, self.config.least_kind)
         if self._pictures is None:
             raise InvalidRequestError("the engine has no encoder of images", "prompt")
         num_fetching = 0 if self._disk is None else self._disk.num_fetching
@@ -197,7 +197,7 @@ class EngineCore:
         self._check_alive()
         if self._disk is None:
             return None
-        _check_embeddings(request, self.spec, self.config.chosen.kind)
+        _check_embeddings(request, self.spec, self.config.least_kind)
         self.scheduler.check(request, self._disk.num_fetching)
         return self._disk.fetch(request, arrived)
 

@@ -386,6 +386,6 @@ def describe(core: EngineCore) -> EngineInfo:
         threads=core.config.threads,
         cached_block_tokens=capacity.block_size if core.config.prefix_cache else 0,
         device=core.config.chosen.kind,
-        device_label=core.config.chosen.label,
+        device_label=core.config.device_label,
         drafter=core.config.drafter,
     )
