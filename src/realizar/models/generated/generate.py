@@ -82,10 +82,15 @@ def generate_gguf(
 
 
 def generated_header(shape_name: str) -> Checkpoint:
-    """The file that `generated_model` writes, without its weights' bytes; tables that the spec reads are there."""
+    """The file that `generated_model` writes, whose weights are zeros that take no memory; tables that the spec reads
+    are there.
+    """
     shape, file_type = SHAPES[shape_name], file_type_of(shape_name)
-    nothing = np.zeros(0, np.uint8)
-    data = ((each, nothing if callable(each.data) else each.data) for each in _tensors(shape, file_type, 0))
+    zero = np.zeros(1, np.uint8)
+    data = (
+        (each, np.broadcast_to(zero, each.size_bytes) if callable(each.data) else each.data)
+        for each in _tensors(shape, file_type, 0)
+    )
     return _checkpoint(shape_name, file_type, data)
 
 
