@@ -34,7 +34,6 @@ install: .venv/.installed  ## make .venv with the command .venv/bin/realizar
 dev: .venv/.dev  ## the same with what tests and lint need
 
 demo: .venv/.installed  ## fetch SmolLM2-135M, ask it a question, print the answer and its speed
-	$(REALIZAR) pull smollm2:135m
 	$(REALIZAR) run smollm2:135m "What is photosynthesis?" \
 		--temperature 0 --max-tokens 256 2>&1
 

@@ -173,6 +173,14 @@ def make_span_backend(config: ResolvedConfig, progress: LoadProgress | None = No
     return SpanBackend(make)
 
 
+def begin_compiling(config: EngineConfig) -> None:
+    """Compile beside a download what nearly all models run on the CPU, if the next one is to run there."""
+    if choose_device(config.device).kind == "cpu":
+        from realizar.backends.cpu.load import begin_compiling as begin
+
+        begin(default_threads() if config.threads is None else config.threads)
+
+
 def make_rank(place: RankPlace, device: ChosenDevice) -> Backend:
     """The backend of a rank but the first, not loaded yet, whose place all ranks take at once.
 

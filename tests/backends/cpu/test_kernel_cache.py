@@ -213,6 +213,27 @@ def test_processes_compile_what_is_missing(own_folder: Path, monkeypatch: pytest
     assert len(said) <= 2, "the last had nothing to compile"
 
 
+_NOTES_NAMES = """
+import sys
+with open(sys.argv[1], "a") as notes:
+    for line in sys.stdin:
+        print(line, end="", file=notes, flush=True)
+        print(flush=True)
+"""
+
+
+def test_a_load_goes_on_with_what_a_download_began(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same process, which is given each kernel once."""
+    notes = own_folder / "notes"
+    monkeypatch.setattr(compile_ahead, "_MOST_PROCESSES", 2)
+    monkeypatch.setattr(compile_ahead, "_COMMAND", (sys.executable, "-c", _NOTES_NAMES, str(notes)))
+    compile_ahead.begin([anew(squares)], 1)
+    for kernels in ([squares, threads.exchange], [threads.exchange]):
+        with CompileAhead([anew(each) for each in kernels], 1, lambda _: None):
+            pass
+    assert notes.read_text().split("\n") == [squares.name, threads.exchange.name, threads.exchange.name, ""]
+
+
 def test_a_load_that_fails_compiles_no_more(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_ahead, "_COMMAND", ("/none/such",))
     ahead = CompileAhead([squares, threads.exchange], 0, pytest.fail)

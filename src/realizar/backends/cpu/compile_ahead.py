@@ -26,7 +26,8 @@ _MOST_PROCESSES = 8  # each takes some 200 MB, and the kernel that takes longest
 class CompileAhead:
     """Compiles kernels beside the block of a `with` statement, at whose end they are there.
 
-    What the processes leave, as where none can be started, is compiled by this one when it is first called.
+    What the processes leave, as where none can be started, is compiled by this one when it is first called. The first
+    one goes on with what `begin` has begun.
 
     Args:
         kernels: those that take longest first. What was compiled before costs nothing.
@@ -35,16 +36,27 @@ class CompileAhead:
     """
 
     def __init__(self, kernels: Iterable[Kernel], cores: int, on_compile: Callable[[str], None]) -> None:
+        before = _begun.pop() if _begun else None
         missing = dict.fromkeys(each.name for each in kernels if not each.is_compiled)
-        self._names: SimpleQueue[str] = SimpleQueue()
+        self._given: set[str] = set() if before is None else before._given
+        self._names: SimpleQueue[str | None] = SimpleQueue() if before is None else before._names
+        self._threads: list[threading.Thread] = [] if before is None else before._threads
         for name in missing:
-            self._names.put(name)
+            if name not in self._given:
+                self._names.put(name)
+        self._given.update(missing)
         self._missing, self._on_compile = len(missing), on_compile
         count = 0 if use_cache_folder() is None else min(cores, len(missing), _MOST_PROCESSES)
-        self._threads = [threading.Thread(target=self._compile, daemon=True) for _ in range(count)]
+        self._new = [threading.Thread(target=self._compile, daemon=True) for _ in range(count - len(self._threads))]
+        self._threads += self._new
 
     def __enter__(self) -> None:
-        for thread in self._threads:
+        self.start()
+        self._end_threads()
+
+    def start(self) -> None:
+        """Start the processes, which wait for more when they have done what there is."""
+        for thread in self._new:
             thread.start()
 
     def __exit__(
@@ -54,11 +66,17 @@ class CompileAhead:
             with suppress(Empty):
                 while True:
                     self._names.get_nowait()
+            self._end_threads()
             return
         if self._missing and (not self._threads or any(thread.is_alive() for thread in self._threads)):
             self._on_compile(f"compiling {self._missing} kernels for this processor, once")
         for thread in self._threads:
             thread.join()
+
+    def _end_threads(self) -> None:
+        """Let each end when it has done what there is."""
+        for _ in self._threads:
+            self._names.put(None)
 
     def _compile(self) -> None:
         """Have a process compile one kernel after another; it ends with this one, or where it fails."""
@@ -68,11 +86,20 @@ class CompileAhead:
         ) as process:  # fmt: skip
             assert process.stdin is not None
             assert process.stdout is not None
-            with suppress(Empty):
-                while True:
-                    print(self._names.get_nowait(), file=process.stdin, flush=True)
-                    if not process.stdout.readline():
-                        return
+            while (name := self._names.get()) is not None:
+                print(name, file=process.stdin, flush=True)
+                if not process.stdout.readline():
+                    return
+
+
+_begun: list[CompileAhead] = []
+
+
+def begin(kernels: Iterable[Kernel], cores: int) -> None:
+    """Compile kernels from now on, as while a model is fetched; the next `CompileAhead` is to have them too."""
+    begun = CompileAhead(kernels, cores, lambda _: None)
+    begun.start()
+    _begun.append(begun)
 
 
 def main() -> None:

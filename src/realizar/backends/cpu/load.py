@@ -13,9 +13,11 @@ from realizar.backends.cpu.bind import Binder
 from realizar.backends.cpu.bind_kv import AttentionBinder, RopeTables
 from realizar.backends.cpu.bind_ranks import RankBinder
 from realizar.backends.cpu.bind_state import StateBinder
-from realizar.backends.cpu.compile_ahead import CompileAhead
+from realizar.backends.cpu.compile_ahead import CompileAhead, begin
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
+from realizar.backends.cpu.kernels import normalize as norms
+from realizar.backends.cpu.kernels.attention import combine
 from realizar.backends.cpu.kernels.attention_segment import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVMemory
 from realizar.backends.cpu.operations import BoundProgram, kernels_of, make_tables
@@ -38,6 +40,7 @@ from realizar.models.parts import BlockInputs
 from realizar.models.spec import ModelSpec
 
 PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
+_OF_ALL_MODELS = (*SAMPLING_KERNELS, norms.normalize, combine, norms.select, *TEAM_KERNELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,11 @@ class LoadedModel:
         return loaded_capacity(
             self.config, self.kv, self.weights.size_bytes, self.load_s, token_bytes=self.weights.token_bytes
         )
+
+
+def begin_compiling(threads: int) -> None:
+    """Compile what nearly all models run, in processes, as long as a model to load is fetched and after."""
+    begin(_OF_ALL_MODELS, threads)
 
 
 def load_model(

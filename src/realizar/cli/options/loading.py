@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +14,14 @@ from realizar.cli.options.chat_template import check_checkpoint_for_chat, check_
 from realizar.cli.options.engine import DraftOptions, EngineOptions
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.progress import download_progress
-from realizar.errors import InvalidRequestError
+from realizar.errors import InvalidRequestError, RealizarError
 from realizar.gguf_names import kind_of
 
 if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
     from realizar.config import EngineConfig
     from realizar.engine.llm import LLM
+    from realizar.hub.progress import Progress
 
 
 def free_room() -> int:
@@ -29,13 +31,45 @@ def free_room() -> int:
     return asked()
 
 
-def fetch_model(model: str, *, mmproj: str = "auto") -> Checkpoint:
-    """Open a model by its name, showing downloads on stderr; `mmproj` and errors as of `find_checkpoint`."""
+def fetch_model(model: str, *, mmproj: str = "auto", loads_with: EngineConfig | None = None) -> Checkpoint:
+    """Open a model by its name, showing downloads on stderr; `mmproj` and errors as of `find_checkpoint`.
+
+    With `loads_with` kernels are compiled beside a download, for a load that this process is to begin then.
+    """
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
 
-    with download_progress() as fetching:
-        return open_checkpoint(resolve(model, fetching, free_room, towers=mmproj == "auto"))
+    with download_progress() as shown:
+        fetching = shown if loads_with is None else _Compiling(shown, loads_with)
+        path = resolve(model, fetching, free_room, towers=mmproj == "auto")
+        if isinstance(fetching, _Compiling):
+            fetching.wait_begun()
+        return open_checkpoint(path)
+
+
+class _Compiling:
+    """A `Progress` that has compilation begin with its first report, on a thread: the compiler's import takes long."""
+
+    def __init__(self, shown: Progress, config: EngineConfig) -> None:
+        self._shown, self._config = shown, config
+        self._thread = threading.Thread(target=self._begin, daemon=True)
+        self._lock = threading.Lock()
+
+    def __call__(self, label: str, done: int, total: int | None) -> None:
+        with self._lock:
+            if self._thread.ident is None:
+                self._thread.start()
+        self._shown(label, done, total)
+
+    def wait_begun(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _begin(self) -> None:
+        from realizar.backends.select import begin_compiling
+
+        with suppress(RealizarError):  # the load says so too
+            begin_compiling(self._config)
 
 
 def with_drafter(config: EngineConfig) -> EngineConfig:
@@ -149,7 +183,7 @@ def load_model(
     config = (drafts or DraftOptions()).config(replace(options.config(), max_running=1))
     if chat and template is None:
         check_name_for_chat(model)
-    checkpoint = fetch_model(model, mmproj=config.mmproj)
+    checkpoint = fetch_model(model, mmproj=config.mmproj, loads_with=config)
     if chat and template is None:
         check_checkpoint_for_chat(model, checkpoint)
     config = with_drafter(config)
