@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from images.vision_kinds import EDGE, TILE
 from images.vision_models import image_of, write_vision_files
 from realizar import LLM, AsyncLLM, SamplingParams
+from realizar.backends.devices import THE_CPU
 from realizar.backends.select import make_tower
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
@@ -98,6 +99,17 @@ def test_processes_that_compute_a_model_together_see_what_one_sees(path: Path) -
         found.append([entry.logprob for answer in answers for entry in answer.logprobs or ()])
     assert len(found[0]) == 2
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+def test_devices_with_some_layers_each_see_what_one_sees(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realizar.backends.spans.resolve.choose_device", lambda _name: THE_CPU)
+    found, sampling = [], SamplingParams(temperature=0, max_tokens=6, logprobs=1)
+    for places in ({}, {"device": "auto", "layers_on": "cuda=1,cpu=rest"}):
+        with LLM(str(path), **{**OPTIONS, **places}) as llm:
+            found.append(
+                [each.outputs[0] for each in llm.chat([showing((90, 60)), showing((64, 64), (90, 60))], sampling)]
+            )
+    assert found[0] == found[1]
 
 
 def test_a_picture_that_comes_again_is_not_encoded_again(path: Path, eyes: Eyes) -> None:
