@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from realizar.backends.base import NO_OTHERS, Backend, OtherModels
 from realizar.backends.device_choice import choose_device
-from realizar.backends.devices import THE_CPU, ChosenDevice
+from realizar.backends.devices import THE_CPU, TRAITS, ChosenDevice
 from realizar.backends.draft_model import shared_with
 from realizar.backends.inspection import InspectedBackend
 from realizar.backends.load_progress import LoadProgress, no_progress
@@ -178,7 +178,8 @@ def begin_compiling(config: EngineConfig) -> None:
     if choose_device(config.device).kind == "cpu":
         from realizar.backends.cpu.load import begin_compiling as begin
 
-        begin(default_threads() if config.threads is None else config.threads)
+        kv_dtype = TRAITS["cpu"].kv_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        begin(config.instruction_set, kv_dtype, default_threads() if config.threads is None else config.threads)
 
 
 def make_rank(place: RankPlace, device: ChosenDevice) -> Backend:

@@ -18,7 +18,7 @@ import pytest
 from release.wheel_kernels import kernels_of_kind
 
 import realizar
-from realizar.backends.cpu import compile_ahead, instruction_set, kernel_cache, threads
+from realizar.backends.cpu import compile_ahead, instruction_set, kernel_cache, load, threads
 from realizar.backends.cpu.compile_ahead import CompileAhead
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, KINDS, index_of, known_kind
 from realizar.backends.cpu.kernel import Kernel, make_kernel
@@ -34,6 +34,10 @@ from realizar.backends.cpu.kernel_cache import (
     use_cache_folder,
 )
 from realizar.backends.cpu.kernels.ranks import squares
+from realizar.backends.select import begin_compiling
+from realizar.config import EngineConfig
+from realizar.engine.llm import LLM
+from tiny_model import write_tiny_model
 from waits import HANG_S
 
 open_archive = kernel_cache._archive.__wrapped__
@@ -232,6 +236,27 @@ def test_a_load_goes_on_with_what_a_download_began(own_folder: Path, monkeypatch
         with CompileAhead([anew(each) for each in kernels], 1, lambda _: None):
             pass
     assert notes.read_text().split("\n") == [squares.name, threads.exchange.name, threads.exchange.name, ""]
+
+
+def test_what_is_compiled_beside_a_download_is_what_a_load_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_model(tmp_path / "tiny.gguf")
+    config = EngineConfig(device="cpu", threads=1, context_length=64, max_running=1)
+    begun: set[str] = set()
+    needed: set[str] = set()
+    ahead = load.CompileAhead
+
+    def noted(kernels: list[Kernel], cores: int, on_compile: Callable[[str], None]) -> CompileAhead:
+        needed.update(each.name for each in kernels)
+        return ahead(kernels, cores, on_compile)
+
+    monkeypatch.setattr(load, "begin", lambda kernels, _: begun.update(each.name for each in kernels))
+    monkeypatch.setattr(load, "CompileAhead", noted)
+    begin_compiling(config)
+    LLM(tmp_path / "tiny.gguf", config=config).close()
+    assert len(begun) > 10
+    assert begun <= needed
 
 
 def test_a_load_that_fails_compiles_no_more(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

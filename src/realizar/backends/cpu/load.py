@@ -40,7 +40,6 @@ from realizar.models.parts import BlockInputs
 from realizar.models.spec import ModelSpec
 
 PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
-_OF_ALL_MODELS = (*SAMPLING_KERNELS, norms.normalize, combine, norms.select, *TEAM_KERNELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,14 @@ class LoadedModel:
         )
 
 
-def begin_compiling(threads: int) -> None:
-    """Compile what nearly all models run, in processes, as long as a model to load is fetched and after."""
-    begin(_OF_ALL_MODELS, threads)
+def begin_compiling(instruction_set: str | None, kv_dtype: str, threads: int) -> None:
+    """Compile what nearly all models run, in processes, as long as a model to load is fetched and after.
+
+    UnsupportedModelError: the processor lacks the instruction set.
+    """
+    library = KernelLibrary(select(instruction_set))
+    first = [SAMPLING_KERNELS[0], library.attend(kv_dtype), library.rotate(kv_dtype)]
+    begin([*first, *SAMPLING_KERNELS, norms.normalize, combine, norms.select, *TEAM_KERNELS], threads)
 
 
 def load_model(

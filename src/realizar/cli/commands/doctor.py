@@ -433,7 +433,7 @@ def _report(facts: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:
         f"packages         {packages}",
         f"processor        {facts['processor']}",
         f"cores            {facts['physical_cores']} physical, {facts['logical_cores']} logical",
-        f"sides            {facts['sockets']} sockets; {nodes}",
+        f"sides            {facts['sockets']} {'socket' if facts['sockets'] == 1 else 'sockets'}; {nodes}",
         f"caches           {caches or 'unknown'}",
         f"memory           {format_bytes(facts['available_bytes'])} free of {format_bytes(facts['memory_bytes'])}",
         f"instruction set  {facts['instruction_set']} (this processor has: {sets})",
