@@ -6,6 +6,7 @@ A row whose grammar can't go on is in error and gives no mask. No token is gener
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import json
 import logging
@@ -84,7 +85,7 @@ class GrammarMatcher:
             return
         if strings is not None and strings.write(out[0]):
             return
-        matcher, (address, size) = self._matcher, (out.ctypes.data, out.strides[0])
+        matcher, address, size = self._matcher, ctypes.addressof(ctypes.c_char.from_buffer(out.data)), out.strides[0]
         matcher.unsafe_compute_mask_ptr(address, size)
         num_consumed = 0
         for draft in drafts:
@@ -161,7 +162,8 @@ class GrammarFactory:
         raise refusal(structured, _reason(reason))
 
     def _compile(self, structured: StructuredOutput) -> Grammar:
-        text = grammar_text(structured)
+        schema = read_schema(structured.value) if structured.kind == "json_schema" else None
+        text = grammar_text(structured) if schema is None else _schema_text(schema)
         matcher = LLMatcher(self._vocabulary.lltokenizer, text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise self._refusal(structured, text, _reason(matcher.get_error()))
@@ -169,7 +171,7 @@ class GrammarFactory:
             _LOG.info("a grammar's warning: %s", _reason(str(warning)))
         is_regex = structured.kind == "regex"
         shared = regex_masks(structured.value, self._vocabulary.tokens) if is_regex else None
-        names = free_strings(read_schema(structured.value)) if structured.kind == "json_schema" else {}
+        names = {} if schema is None else free_strings(schema)
         strings = StringPlace(names, self._string_tokens) if names else None
         first = GrammarMatcher(matcher, self.end_ids, shared, strings)
         mask = matcher.compute_bitmask()

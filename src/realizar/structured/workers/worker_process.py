@@ -119,6 +119,11 @@ class WorkerProcess:
         self._channel, self._factory, self._memory, self._place = channel, factory, memory, place
         self._grammars: dict[int, _Loaded] = {}
         self._rows: dict[int, _Row] = {}  # by slot
+        # Single cells of arrays take several times as long.
+        self._working, self._progress = memory.working.data, memory.progress.data
+        self._asked, self._answered, self._keys = memory.asked.data, memory.answered.data, memory.keys.data
+        self._states, self._known = memory.states.data, memory.known.data
+        self._num_tokens, self._num_drafts = memory.num_tokens.data, memory.num_drafts.data
         self._most_forced = min(memory.most_drafts + 1, MOST_TOKENS) if memory.most_drafts else MOST_TOKENS
         limit_process(memory_bytes)
 
@@ -141,8 +146,8 @@ class WorkerProcess:
         self._memory.sleeping[self._place] = 0
 
     def _work_on(self, what: int) -> None:
-        self._memory.working[self._place] = what
-        self._memory.progress[self._place] += 1
+        self._working[self._place] = what
+        self._progress[self._place] += 1
 
     def _take_in(self) -> None:
         while (record := self._channel.receive_now()) is not None:
@@ -198,42 +203,45 @@ class WorkerProcess:
         slots = (memory.asked != memory.answered).nonzero()[0].tolist()
         fence()
         rows = [self._rows[slot] for slot in slots if slot in self._rows]
-        return [row for row in rows if memory.keys[row.slot] == row.key]
+        return [row for row in rows if self._keys[row.slot] == row.key]
 
     def _answer_all(self) -> int:
         asking = self._asking()
         if not asking:
             return 0
+        asking.sort(key=_last_s)  # what took long takes long again: others wait
         before_s, before_bytes = time.thread_time(), _most_resident_bytes()
-        for row in sorted(asking, key=lambda row: row.last_s):  # what took long takes long again: others wait
+        for row in asking:
             self._work_on(row.key)
             self._answer(row)
-            now_s, now_bytes = time.thread_time(), _most_resident_bytes()
+            now_s = time.thread_time()
             row.last_s = now_s - before_s
-            self._note(row.loaded, row.last_s, now_bytes - before_bytes)
-            before_s, before_bytes = now_s, now_bytes
+            before_s = now_s
+        longest = max(asking, key=_last_s).loaded
+        longest.used_bytes += _most_resident_bytes() - before_bytes  # memory that is new takes time
+        for row in asking:
+            self._note(row.loaded, row.last_s)
         return len(asking)
 
-    def _note(self, loaded: _Loaded, answer_s: float, used_bytes: int) -> None:
-        """Count what an answer took, and report a grammar that is a burden to others."""
+    def _note(self, loaded: _Loaded, answer_s: float) -> None:
+        """Count an answer, and report a grammar that is a burden to others."""
         loaded.num_answers += 1
         loaded.num_heavy += answer_s > _HEAVY_S
-        loaded.used_bytes += used_bytes
         if (loaded.num_heavy >= _HEAVY_ANSWERS or loaded.used_bytes > _HEAVY_BYTES) and not loaded.is_reported:
             loaded.is_reported = True
             self._channel.send(Heavy(loaded.number, loaded.used_bytes))
 
     def _answer(self, row: _Row) -> None:
         memory, slot, states = self._memory, row.slot, row.loaded.states
-        number = memory.asked[slot]
+        number = self._asked[slot]
         fence()
-        if memory.keys[slot] != row.key:
-            memory.working[self._place] = 0
+        if self._keys[slot] != row.key:
+            self._working[self._place] = 0
             return  # the slot is another row's
-        row.number = int(number)
-        known_mask = row.take_in(memory.tokens[slot, : memory.num_tokens[slot]].tolist())
+        row.number = number
+        known_mask = row.take_in(memory.tokens[slot, : self._num_tokens[slot]].tolist())
         matcher = row.matcher
-        if (num_drafts := int(memory.num_drafts[slot])) > 0:
+        if (num_drafts := self._num_drafts[slot]) > 0:
             masks = np.empty((num_drafts + 1, self._factory.num_words), np.uint32)
             self._factory.fill(matcher, memory.drafts[slot, :num_drafts].tolist(), masks)
             memory.masks[slot], memory.masks_after_drafts[slot, :num_drafts] = masks[0], masks[1:]
@@ -245,12 +253,12 @@ class WorkerProcess:
         state = STUCK if matcher.error is not None else ENDED if matcher.ended else GOES_ON
         if state == STUCK:
             self._channel.send(Stuck(row.key, str(matcher.error)))
-        memory.states[slot] = state
+        self._states[slot] = state
         known = UNKNOWN if states is None else states.find(matcher)
-        memory.known[slot] = 0 if known == UNKNOWN else entry_of(row.number, row.loaded.first_line + known)
-        memory.working[self._place] = 0
+        self._known[slot] = 0 if known == UNKNOWN else entry_of(row.number, row.loaded.first_line + known)
+        self._working[self._place] = 0
         fence()
-        memory.answered[slot] = number
+        self._answered[slot] = number
 
     def _find_forced(self, row: _Row, matcher: GrammarMatcher, mask: NDArray[np.uint32]) -> bool:
         """Write the next token of a row, after the forced ones, if its mask has no other; true if so."""
@@ -301,6 +309,10 @@ class WorkerProcess:
                     self._channel.send(WantLines(loaded.number))
         self._work_on(0)
         return False
+
+
+def _last_s(row: _Row) -> float:
+    return row.last_s
 
 
 def _most_resident_bytes() -> int:
