@@ -18,6 +18,7 @@ from realizar.structured import grammar as grammars
 from realizar.structured.grammar import Grammar, GrammarFactory
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.json_schema import FreeString, free_strings
+from realizar.structured.lark_schemas import free_strings_of_lark
 from structured.grammar_walks import (
     CONTROL,
     END,
@@ -294,6 +295,51 @@ def test_masks_are_those_of_llguidance(schema: dict[str, Any], monkeypatch: pyte
     rng = np.random.default_rng(3)
     counts = [count for _ in range(12) for count in walk_beside(FACTORY, (grammar.start(), twin.start()), rng, 80)]
     assert sum(count > 100 for count in counts) > 100
+
+
+CALL = r"""start: "{\"name\": \"f\", \"arguments\": " (one | two) "}\n" ("," one)*
+// a comment with "name" and /.*/
+one: %json """ + json.dumps({**closed({"key": SHORT, "name": TEXT, "n": {"type": "integer"}}), "x-guidance": {}})
+CALL += "\ntwo: %json " + json.dumps({**closed({"key": SHORT, "value": ANY}), "x-guidance": {"key_separator": ": "}})
+
+
+def test_masks_of_schemas_in_lark_are_those_of_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = compiled("lark", CALL)
+    with monkeypatch.context() as patched:
+        patched.setattr(grammars, "free_strings_of_lark", lambda _text: {})
+        twin = compiled("lark", CALL)
+    rng = np.random.default_rng(4)
+    counts = [count for _ in range(12) for count in walk_beside(FACTORY, (grammar.start(), twin.start()), rng, 120)]
+    assert sum(count > 100 for count in counts) > 100
+
+
+def test_free_strings_of_lark() -> None:
+    """Of all schemas together, but for names that the grammar itself spells."""
+    assert free_strings_of_lark(CALL) == {
+        b"key": FreeString(3, is_one=False),
+        b"value": FreeString(None, is_one=False),
+    }
+    only = f"start: <[7]> one\none: %json {json.dumps(closed({'name': TEXT}))}"
+    assert free_strings_of_lark(only) == {b"name": FreeString(20, is_one=False)}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "/.*/",
+        "%json {}",
+        "%ignore /x/",
+        '"a".."c"',
+        '"{\\"name"',
+        r'"\\\\"',
+        "x[lazy]: one",
+        f"%json {json.dumps({**closed({}), 'x-guidance': {'key_separator': ' is '}})}",
+        f"%json {json.dumps({**closed({}), 'x-guidance': {'whitespace_pattern': '.*'}})}",
+        f"%json {json.dumps({**closed({}), 'x-guidance': {'coerce_one_of': True}})}",
+    ],
+)
+def test_no_string_of_lark_is_free_beside_other_text(rule: str) -> None:
+    assert free_strings_of_lark(f"start: one\none: %json {json.dumps(closed({'name': TEXT}))}\ntwo: {rule}") == {}
 
 
 def test_a_string_is_looked_at_once() -> None:

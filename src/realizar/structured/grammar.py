@@ -24,7 +24,7 @@ from realizar.sampling_params import NESTED_GRAMMAR, StructuredOutput
 from realizar.structured.ascii_classes import ascii_classes
 from realizar.structured.grammar_tokens import GrammarTokens, refusal
 from realizar.structured.json_schema import FreeString, free_strings, read_schema
-from realizar.structured.lark_schemas import prepare_lark_schemas, schema_error
+from realizar.structured.lark_schemas import free_strings_of_lark, prepare_lark_schemas, schema_error
 from realizar.structured.regex_masks import RegexMasks, regex_masks
 
 _LOG = logging.getLogger(__name__)
@@ -171,7 +171,9 @@ class GrammarFactory:
             _LOG.info("a grammar's warning: %s", _reason(str(warning)))
         is_regex = structured.kind == "regex"
         shared = regex_masks(structured.value, self._vocabulary.tokens) if is_regex else None
-        names = {} if schema is None else free_strings(schema)
+        names = (
+            free_strings_of_lark(text) if structured.kind == "lark" else {} if schema is None else free_strings(schema)
+        )
         strings = StringPlace(names, self._string_tokens) if names else None
         first = GrammarMatcher(matcher, self.end_ids, shared, strings)
         mask = matcher.compute_bitmask()

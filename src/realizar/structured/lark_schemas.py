@@ -16,12 +16,16 @@ from realizar.structured.json_schema import (
     REFUSED,
     SCHEMA_LISTS,
     SCHEMA_MAPS,
+    FreeString,
+    free_strings,
     prepare_schema,
     schemas_in,
 )
 
 # Strings, comments and regular expressions come first, as `%json` has no meaning inside them.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|%json\s*')
+_PLAIN_RULES = re.compile(r"(?:[A-Za-z_0-9:|()*+?\s]|<\[\d+\]>)*")  # all but strings and schemas; marks by their ids
+_SPACES_IN_PATTERNS = r" \n\t{0123456789,}|"
 _DECODER = json.JSONDecoder()
 _SHOWN = 64  # characters of a rule's name in a message, whose reason comes after it
 _RULE = re.compile(r"^[ \t]*([A-Za-z_]\w*)(?:\[[^\]\n]*\])?[ \t]*:", re.MULTILINE)
@@ -49,6 +53,47 @@ def prepare_lark_schemas(text: str, whitespace: str, compiles: Callable[[str], b
                     raise _of_rule(text[:done], str(error).removeprefix(REFUSED)) from None
                 done = end
     return "".join((*written, text[done:]))
+
+
+def free_strings_of_lark(text: str) -> dict[bytes, FreeString]:
+    """As `free_strings`, of all schemas inside a prepared grammar; none where text beside them may be anything but what
+    the grammar spells out, as an answer that must be a call.
+    """
+    rules, literals, schemas, done = list[str](), list[str](), list[dict[str, Any]](), 0
+    while (found := _TOKEN.search(text, done)) is not None:
+        rules.append(text[done : found.start()])
+        done = found.end()
+        if found[0].startswith("%json"):
+            schema, done = _decoded(text, done)
+            if not isinstance(schema, dict) or not _separates_as_usual(schema.get("x-guidance", {})):
+                return {}
+            schemas.append({key: value for key, value in schema.items() if key != "x-guidance"})
+        elif found[0].startswith('"'):
+            literals.append(found[0])
+        elif found[0].startswith("/") and not found[0].startswith("//"):
+            return {}
+    rules.append(text[done:])
+    try:
+        spelled = [json.loads(literal) for literal in literals]
+    except ValueError:
+        return {}
+    is_spelled = all("\\" not in each and each.count('"') % 2 == 0 for each in spelled)
+    if not schemas or not is_spelled or not all(map(_PLAIN_RULES.fullmatch, rules)):
+        return {}
+    quoted = {part for each in spelled for part in each.split('"')[1::2]}
+    return {name: each for name, each in free_strings({"anyOf": schemas}).items() if name.decode() not in quoted}
+
+
+def _separates_as_usual(options: Any) -> bool:
+    """True if a schema's options leave names, values and what is between them as JSON is always written."""
+    return (
+        isinstance(options, dict)
+        and options.keys()
+        <= {"lenient", "whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"}
+        and str(options.get("item_separator", ",")).strip() == ","
+        and str(options.get("key_separator", ":")).strip() == ":"
+        and not set(str(options.get("whitespace_pattern", ""))) - set(_SPACES_IN_PATTERNS)
+    )
 
 
 def schema_error(grammar: str, reason: str) -> InvalidRequestError | None:
