@@ -120,6 +120,15 @@ class MaskMemory:
         entry = self._forced[slot, place]
         return entry & _VALUES if self._is_of_answer(entry, slot) else -1
 
+    def certain_after(self, slot: int, count: int) -> int:
+        """The certain token after `count` > 0 tokens since a row's last answer; -1 unless it and the one before are."""
+        if count >= MOST_TOKENS:
+            return -1
+        forced, answer = self._forced, self._answered[slot] & _NUMBERS | _WRITTEN
+        entry = forced[slot, count]
+        is_certain = entry >> _ID_BITS == answer == forced[slot, count - 1] >> _ID_BITS
+        return entry & _VALUES if is_certain else -1
+
     def known_line(self, slot: int) -> int:
         """The line of the state after a row's last answer; -1 where it is not known."""
         entry = self._known[slot]

@@ -94,14 +94,15 @@ class MaskRequests:
     def ask(self, slots: Slots, drafts: Mapping[int, tuple[int, ...]]) -> None:
         """Ask for masks of rows, and of some rows' drafts, by slot; returns at once. See `are_done`."""
         self.wanted[slots] = True
-        ready = list[GrammarRow]()
+        rows, due, asked, answered = self._rows, self._due, self._asked, self._answered
+        write_certain, ready = self._prefetched.write_certain, list[GrammarRow]()
         for slot in slots.tolist():
-            row = self._rows[slot]
+            row = rows[slot]
             if row.line != NO_LINE:
                 continue
-            row.drafts = drafts.get(slot, ())
-            may_be_known = not row.is_stale and not row.drafts and self._is_answered(row)
-            if not (may_be_known and self._prefetched.write_certain(row)) and self._prepare(row):
+            row.drafts = drafts.get(slot, ()) if drafts else ()
+            may_be_known = not row.is_stale and not row.drafts and asked[slot] == answered[slot] and slot not in due
+            if not (may_be_known and row.num_new and write_certain(row)) and self._prepare(row):
                 ready.append(row)
         self._post(ready)
 
@@ -186,10 +187,12 @@ class MaskRequests:
             if row.error is None:
                 self._due[slot] = row
             return False
-        self._num_tokens[slot] = row.num_new
-        for place, token_id in enumerate(row.output[-row.num_new :] if row.num_new else ()):
-            self._tokens[slot, place] = token_id
-        row.num_new = 0
+        if (count := row.num_new) == 1:
+            self._tokens[slot, 0] = row.output[-1]
+        else:
+            for place, token_id in enumerate(row.output[-count:] if count else ()):
+                self._tokens[slot, place] = token_id
+        self._num_tokens[slot], row.num_new = count, 0
         self._num_drafts[slot] = len(row.drafts)
         if row.drafts:
             self.memory.drafts[slot, : len(row.drafts)] = row.drafts
@@ -349,11 +352,9 @@ class PrefetchedMasks:
             self._enter(row, line)
 
     def write_certain(self, row: GrammarRow) -> bool:
-        """Write the mask of a row if its next token is certain, and those that came since the last answer were."""
-        if not row.num_new:
-            return False
-        memory, place = self._memory, row.num_new
-        if memory.forced_token(row.slot, place - 1) < 0 or (following := memory.forced_token(row.slot, place)) < 0:
+        """Write the mask of a row with new tokens if its next one is certain, and those new ones were."""
+        following = self._memory.certain_after(row.slot, row.num_new)
+        if following < 0:
             return False
         mask = self._memory.masks[row.slot]
         mask[:] = 0  # a row may have been in a known state before
