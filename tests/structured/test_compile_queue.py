@@ -64,6 +64,18 @@ def test_what_several_wait_for_is_compiled_once() -> None:
     assert waiting.run(2) == ["other", "last"]
 
 
+def test_what_is_being_compiled_is_taken_once() -> None:
+    """Others go on beside it."""
+    waiting = Waiting()
+    waiting.put("a", "same")
+    job = waiting.take()
+    waiting.put("b", "same")
+    waiting.put("b", "other")
+    assert waiting.run(1) == ["other"]
+    waiting.queue.finish(job, None)
+    assert waiting.heard == [("b", "other", None), ("a", "same", None), ("b", "same", None)]
+
+
 def test_grammars_of_closed_requests_are_not_compiled() -> None:
     waiting = Waiting()
     left, stays = waiting.put("a", "left"), waiting.put("b", "wanted")

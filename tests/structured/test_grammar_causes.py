@@ -182,6 +182,7 @@ def test_without_descriptors_there_is_no_process_for_now(
 
     other = StructuredOutput("regex", "other")
     with monkeypatch.context() as patch:
+        patch.setattr(service, "_idle", [])
         patch.setattr(socket, "socketpair", no_pair)
         with pytest.raises(QueueFullError, match="Too many open files"):
             service.prepare(other)

@@ -17,6 +17,7 @@ import pytest
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
+from realizar.structured.workers import service as services
 from realizar.structured.workers import worker as handles
 from realizar.structured.workers.grammar_rows import GrammarRow
 from realizar.structured.workers.messages import FromWorker
@@ -123,6 +124,30 @@ def test_one_that_dies_twice_is_refused_and_not_compiled_again(
         with pytest.raises(InvalidRequestError, match=r"compiling it crashed \(SIGKILL\)"):
             service.prepare(StructuredOutput("regex", "dies twice"))
     assert len(killed) == 2
+
+
+def test_a_process_compiles_one_grammar_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each counts as the largest of them, until one is large; then others get a new process."""
+    used, compile_it = list[Worker](), Worker.compile
+
+    def noted(self: Worker, *arguments: Any) -> FromWorker:
+        used.append(self)
+        return compile_it(self, *arguments)
+
+    monkeypatch.setattr(Worker, "compile", noted)
+    service = make_service(replace(PATIENT, compilers=1, heavy_s=600))
+    for number in range(3):
+        service.prepare(StructuredOutput("regex", f"one {number}"))
+    assert used[0] is used[1] is used[2]
+    sizes = [grammar.memory_bytes for grammar in service.known._all()]
+    assert 0 < sizes[0] <= sizes[1] <= sizes[2]
+    monkeypatch.setattr(services, "_MOST_USED_BYTES", 0)
+    for number in range(3, 5):
+        service.prepare(StructuredOutput("regex", f"one {number}"))
+    assert used[2] is used[3] is not used[4]
+    follower = Follower(service, StructuredOutput("regex", "one [0-9]"))
+    step(service, follower)
+    service.close()
 
 
 def test_the_fork_server_is_replaced() -> None:

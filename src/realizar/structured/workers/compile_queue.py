@@ -28,10 +28,13 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class CompileJob:
-    """A grammar to compile, with the tickets of the requests that wait for it. `stop` ends a running compilation."""
+    """A grammar to compile, with the tickets of the requests that wait for it. `is_taken`: it is being compiled, which
+    `stop` ends.
+    """
 
     structured: StructuredOutput
     tickets: list[Ticket] = field(default_factory=list)
+    is_taken: bool = False
     stop: Callable[[], object] | None = None
 
 
@@ -58,8 +61,9 @@ class CompileQueue:
 
             job = self._jobs.setdefault(ticket.structured, CompileJob(ticket.structured))
             job.tickets.append(ticket)
-            self._waiting.setdefault(ticket.client, deque()).append(ticket)
-            self._changed.notify()
+            if not job.is_taken:
+                self._waiting.setdefault(ticket.client, deque()).append(ticket)
+                self._changed.notify()
 
     def cancel(self, ticket: Ticket) -> None:
         """Cancel a ticket. If no other request waits for its grammar, a running compilation is stopped. Idempotent."""
@@ -85,6 +89,7 @@ class CompileQueue:
                 return None
             client, tickets = self._waiting.popitem(last=False)
             job = self._jobs[tickets[0].structured]
+            job.is_taken = True
             self._waiting[client] = tickets
             for ticket in job.tickets:
                 self._remove(ticket)

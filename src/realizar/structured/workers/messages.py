@@ -75,7 +75,9 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """A grammar is compiled. `memory_bytes`, `cpu_s`: memory and seconds of processor time that this took."""
+    """A grammar is compiled. `cpu_s`: seconds of processor time that this took. `memory_bytes`: the memory that the
+    largest of the worker's grammars took.
+    """
 
     grammar: int
     memory_bytes: int

@@ -20,11 +20,12 @@ from realizar.structured.workers.compile_queue import CompileJob, CompileQueue, 
 from realizar.structured.workers.grammar_rows import GrammarRow, KnownGrammar
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.mask_requests import MaskRequests
-from realizar.structured.workers.messages import Loaded, Refused, Vocabulary
+from realizar.structured.workers.messages import Drop, Loaded, Refused, Vocabulary
 from realizar.structured.workers.worker import (
     SERVER_COMMAND,
     ServerError,
     ServerHandle,
+    Worker,
     WorkerDiedError,
     WorkerFactory,
     WorkerLimits,
@@ -34,13 +35,15 @@ from realizar.structured.workers.worker_pool import WorkerPool
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 5.0
 _KNOWN_GRAMMARS = 16  # grammars whose states are all known
+_MOST_USED_BYTES = 16 << 20  # by a process that compiles others too: each is taken to have as much as the largest
 
 
 class GrammarService:
     """Compiles grammars on a thread of its own, with a share for each client, and computes masks of rows.
 
-    A new grammar is compiled in a process of its own first. If that takes long, it follows the grammar's rows too; else
-    workers that grammars share do, and compile it again.
+    A new grammar is compiled in a process without rows first, of which there are a few; each compiles one grammar after
+    the other. If one takes long, its process follows the grammar's rows too; else workers that grammars share do, and
+    compile it again.
 
     The engine calls the methods of `rows`, `masks`, `advance`, `open_row` and `close_row` from one thread; the other
     methods are thread-safe. The first process starts with the first grammar, or with `start`.
@@ -70,15 +73,19 @@ class GrammarService:
         self._closed = False
         self.known = KnownGrammars(self._limits, self._pool.drop, clock)
         self._queue = CompileQueue(self._limits.queued_per_client)
-        self._thread: threading.Thread | None = None
+        self._idle = list[Worker]()  # processes that compile, and have nothing to do
+        self._num_compiling = 0
+        self._compile_lock = threading.Lock()
+        self._threads = list[threading.Thread]()
         self._thread_lock = threading.Lock()
 
     def start(self) -> None:
         """Read the vocabulary now, in the background, so that the first grammar does not wait for it."""
         with self._thread_lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._compile_all, name="realizar-grammars", daemon=True)
-                self._thread.start()
+            while len(self._threads) < self._limits.compilers:
+                name = f"realizar-grammars-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._compile_all, name=name, daemon=True))
+                self._threads[-1].start()
 
     def prepare(self, structured: StructuredOutput, client: str = "") -> None:
         """Compile a grammar, unless it is known, and wait for it.
@@ -136,8 +143,10 @@ class GrammarService:
         self._queue.close()
         self._closed = True
         self._factory.close()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
+        for worker in self._idle:
+            self._factory.end(worker)
         self.known.close()
         self._pool.close()
         self._memory.close()
@@ -168,7 +177,30 @@ class GrammarService:
         if self.known.has(job.structured):
             return
         self.known.drop_surplus()
+        with self._compile_lock:
+            self._admit(job)
+            self._num_compiling += 1
+        try:
+            grammar = self._compile(job)
+        except (InvalidRequestError, RequestFailedError) as error:
+            cause: ErrorCause = "request" if isinstance(error, InvalidRequestError) else "engine"
+            self.known.refuse(job.structured, str(error), cause)
+            raise
+        except ServerError as error:
+            if error.lasting:
+                raise InvalidRequestError(f"structured output is not possible with this model: {error}") from error
+            raise QueueFullError(f"structured output is not possible now: {error}", _RETRY_S) from error
+        else:
+            if grammar is not None:
+                self.known.add(grammar)
+        finally:
+            with self._compile_lock:
+                self._num_compiling -= 1
+
+    def _admit(self, job: CompileJob) -> None:
+        """Raise QueueFullError where there is no room for a grammar beside those that are known or being compiled."""
         count, size_bytes = self.known.usage()
+        count += self._num_compiling
         if count >= self._limits.grammars:
             raise QueueFullError(
                 f"open requests have {count} different grammars, which is the limit; try again later", _RETRY_S
@@ -180,21 +212,9 @@ class GrammarService:
             raise QueueFullError(
                 "the grammars of this client's open requests use all of its share; try again later", _RETRY_S
             )
-        try:
-            grammar = self._compile(job)
-        except (InvalidRequestError, RequestFailedError) as error:
-            cause: ErrorCause = "request" if isinstance(error, InvalidRequestError) else "engine"
-            self.known.refuse(job.structured, str(error), cause)
-            raise
-        except ServerError as error:
-            if error.lasting:
-                raise InvalidRequestError(f"structured output is not possible with this model: {error}") from error
-            raise QueueFullError(f"structured output is not possible now: {error}", _RETRY_S) from error
-        if grammar is not None:
-            self.known.add(grammar)
 
     def _compile(self, job: CompileJob) -> KnownGrammar | None:
-        """Compile a grammar in a new process; None if nobody waits for it any more.
+        """Compile a grammar; None if nobody waits for it any more.
 
         After a crash the compilation is tried once more, in case the process was ended from outside.
 
@@ -219,10 +239,9 @@ class GrammarService:
 
     def _compile_once(self, grammar: KnownGrammar, job: CompileJob) -> KnownGrammar | None:
         """Compile a grammar; raises also WorkerDiedError."""
-        limits, worker = self._limits, self._factory.new(self._limits.memory_bytes, may_wait=True)
-        assert worker is not None
+        limits, worker = self._limits, self._compiler()
         job.stop = worker.kill
-        is_kept = False
+        is_kept = is_used_again = False
         try:
             if not job.tickets:
                 return None
@@ -235,11 +254,28 @@ class GrammarService:
                 is_kept = grammar.is_alone = True
                 grammar.compiled_in, worker.owner, worker.grammars = worker, grammar.number, {grammar.number}
                 grammar.copies = 1
+            is_used_again = not is_kept and answer.memory_bytes <= _MOST_USED_BYTES
             return grammar
         finally:
             job.stop = None
-            if not is_kept:
+            if is_used_again and job.tickets:  # else it may be killed at any time
+                worker.post(Drop(grammar.number))
+                with self._compile_lock:
+                    self._idle.append(worker)
+            elif not is_kept:
                 self._factory.end(worker)
+
+    def _compiler(self) -> Worker:
+        """A process that compiles a grammar. Raises ServerError."""
+        with self._compile_lock:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.is_served:
+                    return worker
+                self._factory.end(worker)
+        new = self._factory.new(self._limits.memory_bytes, may_wait=True)
+        assert new is not None
+        return new
 
     def _condemn(self, grammar: KnownGrammar, reason: str, cause: ErrorCause) -> None:
         """Refuse a grammar from now on, after one row has ended its worker by itself."""

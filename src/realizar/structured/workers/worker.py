@@ -21,6 +21,7 @@ from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
 from realizar.structured.workers.messages import (
     Done,
+    Dropped,
     End,
     Ended,
     Fork,
@@ -162,6 +163,7 @@ class WorkerLimits:
     """Limits of the grammars' time, memory and number.
 
     Attributes:
+        compilers: grammars that are compiled at a time, before rows follow them.
         compile_cpu_s: processor seconds of a compilation. The heaviest grammars within the size bounds take half a
             second.
         compile_s: seconds of a compilation, in case its process hangs.
@@ -178,6 +180,7 @@ class WorkerLimits:
         drafts: of a row.
     """
 
+    compilers: int = 2
     compile_cpu_s: int = 3
     compile_s: float = 60.0
     heavy_s: float = 0.05
@@ -248,6 +251,11 @@ class Worker:
         self._server.take_answers()
         return self.known_pid
 
+    @property
+    def is_served(self) -> bool:
+        """False once the fork server has ended, and it with it."""
+        return self._server.alive
+
     def post(self, record: Any) -> None:
         """Send it a message without waiting. That it is gone is found by what is read from it."""
         with suppress(ChannelError):
@@ -263,7 +271,9 @@ class Worker:
         """Have it compile a grammar, and wait for the answer. Raises WorkerDiedError."""
         try:
             self.channel.send(Load(number, structured, cpu_s), limit_s)
-            return self.channel.receive(limit_s)
+            while isinstance(answer := self.channel.receive(limit_s), Dropped):
+                pass  # the grammar before
+            return answer
         except ChannelTimeoutError:
             self.end_late(limit_s)
         except ChannelError:

@@ -118,6 +118,7 @@ class WorkerProcess:
     ) -> None:
         self._channel, self._factory, self._memory, self._place = channel, factory, memory, place
         self._grammars: dict[int, _Loaded] = {}
+        self._load_bytes = 0  # the most that compiling one has taken; others may be in memory that was free again
         self._rows: dict[int, _Row] = {}  # by slot
         # Single cells of arrays take several times as long.
         self._working, self._progress = memory.working.data, memory.progress.data
@@ -165,7 +166,8 @@ class WorkerProcess:
 
     def _load(self, command: Load) -> None:
         self._work_on(-command.grammar)
-        before_s, before_bytes = time.process_time(), _most_resident_bytes()
+        # The process's clock goes by the system's ticks while its time is limited.
+        before_s, before_bytes = time.thread_time(), _most_resident_bytes()
         limit_cpu(command.cpu_s)
         try:
             grammar = self._factory.compile(command.structured)
@@ -173,8 +175,9 @@ class WorkerProcess:
             self._channel.send(Refused(str(error), command.grammar))
         else:
             self._grammars[command.grammar] = _Loaded(command.grammar, grammar)
-            used_bytes, used_s = _most_resident_bytes() - before_bytes, time.process_time() - before_s
-            self._channel.send(Loaded(command.grammar, used_bytes, used_s))
+            used_s = time.thread_time() - before_s
+            self._load_bytes = max(self._load_bytes, _most_resident_bytes() - before_bytes)
+            self._channel.send(Loaded(command.grammar, self._load_bytes, used_s))
         limit_cpu(None)
         self._work_on(0)
 
