@@ -80,8 +80,8 @@ class EngineConfig:
         drafter: who drafts tokens that may follow a row's: `lookup`, its own text, and its grammar where that forces
             them; `off`, nobody; `auto`, the next-token block of the model's own file too, or a drafter in a file beside
             it, where one suits the model and runs on the device; else the path or name of a smaller model with the same
-            vocabulary, of a next-token block by itself, of an EAGLE-3 head, a DFlash drafter or, on the CPU, an
-            assistant of Gemma 4's. These draft where the text does not. Drafts are verified, so that the output is the
+            vocabulary, of a next-token block by itself, of an EAGLE-3 head, a DFlash drafter or an assistant of Gemma
+            4's. These draft where the text does not. Drafts are verified, so that the output is the
             same, except for ties on a GPU, which other batches may decide otherwise.
         speculative_tokens: tokens of a row that are drafted and verified in one step; 0 turns it off. None is
             `MODEL_DRAFTS` where a model or a block drafts, else 0.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from random_models import Recipe, random_model
-from realizar.backends.base import BlocksAhead, Drafts, ForwardInput, ModelSource, SampledAhead, TokenIds
+from realizar.backends.base import BlocksAhead, Drafts, FollowsDrafts, ForwardInput, ModelSource, SampledAhead, TokenIds
 from reference_model import ReferenceModel, State
 from reference_tensors import load_tensors
 
@@ -90,14 +90,19 @@ class BlockReads:
 
 
 class AssistantReads:
-    """Drafts that an assistant has made one after another: of each first one its sequence, position, id and logits."""
+    """Drafts that an assistant has made one after another: of each first one its sequence, position, id and logits.
+
+    A backend that goes on from drafts by itself makes each further one in rows of the step before.
+    """
 
     def __init__(self, drafter: Drafts, read: ReadStep, monkeypatch: pytest.MonkeyPatch) -> None:
         self.chains: list[tuple[int, int, int, list[NDArray[np.float32]]]] = []
         honest, running = drafter.draft, dict[int, list[NDArray[np.float32]]]()
+        last: list[ForwardInput] = []
 
         def draft(step: ForwardInput, ahead: SampledAhead | BlocksAhead | None = None) -> TokenIds:
             drafts = honest(step, ahead) + 0
+            last[:] = [step]
             for sequence, token_id, position, logits in zip(step.columns.sequence_ids, *read(step), strict=True):
                 if token_id >= 0:
                     running[int(sequence)] = []
@@ -106,6 +111,22 @@ class AssistantReads:
             return drafts
 
         monkeypatch.setattr(drafter, "draft", draft)
+        if not isinstance(drafter, FollowsDrafts):
+            return
+        going_on, decode_kept, left = drafter.follow, drafter._decode_kept, list[NDArray[np.int32]]()
+
+        def follow(wanted: NDArray[np.int32]) -> None:
+            left[:] = [wanted]
+            going_on(wanted)
+
+        def decode(kind: Any, rows: int) -> None:
+            decode_kept(kind, rows)
+            left[0], step, logits = left[0] - 1, last[0], read(last[0]).logits
+            for row in (left[0] > 0).nonzero()[0].tolist():
+                running[int(step.columns.sequence_ids[row])].append(logits[row])
+
+        monkeypatch.setattr(drafter, "follow", follow)
+        monkeypatch.setattr(drafter, "_decode_kept", decode)
 
     def errors(self, recipe: Recipe, drafter: ModelSource, text: list[int], sequence: int) -> list[float]:
         """The relative error of the logits of each draft of a sequence, whose tokens are the text's."""

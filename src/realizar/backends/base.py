@@ -188,8 +188,9 @@ class BlocksAhead(NamedTuple):
 
     Attributes:
         tokens: as of `SampledAhead`. largest: the last id that the drafter has.
-        lines: int32 [rows, 3], of each row of the drafter's step, a token: the index in `tokens` of what stands before
-            its block; how many of these there may be; and its place in the block.
+        lines: int32 [rows, 4], of each row of the drafter's step, a token: the index in `tokens` of what stands before
+            its block; how many of these there may be; its place in the block; and, of a drafter that begins with a
+            state of each of them, the place of the last one's among the step's `hidden_states`.
     """
 
     tokens: TokenIds
@@ -204,11 +205,11 @@ class Drafts(Protocol):
         """Submit a step. Returns the most probable token after each row that samples, soon overwritten.
 
         `ahead` has some of its tokens; those behind the ones that stand are computed for nothing. Of a drafter of
-        blocks it has where these begin.
+        blocks, or an assistant, it has where these begin.
         """
 
-    def keep_drafts(self, rows: Any, place: int, drafts: TokenIds) -> None:
-        """Keep the drafts at one place of rows, as `indices` gives their numbers, for steps that name them.
+    def keep_drafts(self, rows: NDArray[np.intp], places: NDArray[np.intp], drafts: TokenIds) -> None:
+        """Keep drafts at places of rows, by their numbers, for steps that name them; all are [drafts].
 
         One that is no id of this model's is kept as another.
         """
@@ -219,11 +220,11 @@ class Drafts(Protocol):
 
 @runtime_checkable
 class FollowsDrafts(Protocol):
-    def follow(self, goes_on: NDArray[np.bool_]) -> TokenIds:
-        """As `draft`, of a step that computes what some rows of the last one sampled, bool [rows], wherever they are.
+    def follow(self, wanted: NDArray[np.int32]) -> None:
+        """Have the model keep what rows of the last step sampled, and what follows from it, as their drafts.
 
-        Their blocks have room for it, a next-token block reads the states of the last step, and no layer has any of its
-        own.
+        `wanted`, int32 [rows], are the drafts of each, for which its blocks have room. A next-token block reads the
+        states of the step before each, and no layer has any of its own.
         """
 
 

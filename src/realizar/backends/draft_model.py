@@ -269,7 +269,7 @@ class DraftModel:
             return
         with self._faults():
             if self._reads_keys:
-                self._propose_behind(step, made, sampled)
+                self._propose_behind(step, made, sampled, ahead)
             elif self._block is None:
                 self._propose(step, made, sampled, ahead)
             else:
@@ -318,18 +318,29 @@ class DraftModel:
         lasts = np.cumsum(counts, dtype=np.intp)[going] - 1
         self._go_on(step, wanted, (firsts + counts)[going], lasts, drafts)
 
-    def _propose_behind(self, step: ForwardInput, made: NDArray[np.intp], sampled: NDArray[np.int32] | None) -> None:
-        """Read what each row sampled last, and go on: the model has the keys and values of all before it."""
+    def _propose_behind(
+        self, step: ForwardInput, made: NDArray[np.intp], sampled: NDArray[np.int32] | None, tokens: TokenIds
+    ) -> None:
+        """Read what each row sampled last, and go on: the model has the keys and values of all before it.
+
+        Where the host does not know how many stand, the states of all are given, and the device takes one.
+        """
         columns, wanted = step.columns, self._wanted(step.columns, made)
         going = wanted.nonzero()[0]
         if not len(going):
             return
-        assert sampled is not None  # a device that drafts before the host knows them refuses such a drafter
-        stands = (columns.num_tokens - columns.num_drafts + made)[going] - 1
-        states = self._main.states((columns.starts[going] + stands - 1).tolist())
-        positions = (columns.num_computed_tokens[going] + stands).astype(np.int32)
-        token_ids, ones = sampled[going, made[going] - 1], np.ones(len(going), np.int32)
-        drafts = self._draft(step, going, positions, token_ids, ones, ones > 0, states)
+        certain, ones, unknown = columns.num_tokens - columns.num_drafts, np.ones(len(going), np.int32), None
+        positions = (columns.num_computed_tokens + certain + made - 1)[going].astype(np.int32)
+        ends = columns.starts[:-1] + certain + made - 1  # of each row, behind the token before the last sampled one
+        if sampled is not None:
+            states, token_ids = self._main.states((ends[going] - 1).tolist()), sampled[going, made[going] - 1]
+        else:
+            offsets = np.cumsum(made)
+            within = np.arange(offsets[-1]) - np.repeat(offsets, made)
+            states, token_ids = self._main.states((np.repeat(ends, made) + within).tolist()), 0 * ones
+            lines = np.stack([_sampled_indices(columns)[going], made[going], 0 * ones, offsets[going] - 1], axis=1)
+            unknown = BlocksAhead(tokens, lines.astype(np.int32), self._num_ids - 1)
+        drafts = self._draft(step, going, positions, token_ids, ones, ones > 0, states, unknown)
         self._go_on(step, wanted, positions + 1, np.arange(len(going)), drafts)
 
     def _go_on(
@@ -343,19 +354,16 @@ class DraftModel:
             lasts: the tokens of its step that the first drafts come from.
         """
         columns, going = step.columns, wanted.nonzero()[0]
+        if isinstance(self._backend, FollowsDrafts):
+            self._backend.follow(wanted[going] if self._reads_keys else wanted)
+            return
         for place in range(int(wanted.max(initial=0))):
             stays = wanted[going] > place
             if place:
                 ends, going, lasts = ends[stays], going[stays], lasts[stays]
-                if isinstance(self._backend, FollowsDrafts):
-                    drafts = self._backend.follow(wanted > place)
-                else:
-                    moved = np.int32(0 if self._reads_keys else place)
-                    drafts = self._next(step, going, ends - 1 + moved, lasts)
-                lasts = np.arange(len(going))
-            if not place or not stays.all():
-                (rows,) = self._main.indices(columns.numbers[going])
-            self._main.keep_drafts(rows, place, drafts)
+                moved = np.int32(0 if self._reads_keys else place)
+                drafts, lasts = self._next(step, going, ends - 1 + moved, lasts), np.arange(len(going))
+            self._main.keep_drafts(columns.numbers[going], np.full(len(going), place), drafts)
 
     def _ahead(
         self, columns: StepRows, tokens: TokenIds, counts: NDArray[np.int32], goes_on: NDArray[np.bool_]
@@ -400,13 +408,10 @@ class DraftModel:
         own = replace(computed.columns, numbers=numbers * self._rows_of_one + within, num_computed_tokens=seen)
         unknown = None
         if sampled is None:
-            lines = np.stack([_sampled_indices(columns)[owners], made[owners], within], axis=1).astype(np.int32)
-            unknown = BlocksAhead(tokens, lines, self._num_ids - 1)
+            lines = np.stack([_sampled_indices(columns)[owners], made[owners], within, 0 * within], axis=1)
+            unknown = BlocksAhead(tokens, lines.astype(np.int32), self._num_ids - 1)
         drafts = self._backend.draft(replace(computed, columns=own), unknown)
-        for place in range(int(wanted.max())):
-            here = (within[drafted] == place + 1).nonzero()[0]
-            of_place, found = self._main.indices(numbers[drafted][here], here)
-            self._main.keep_drafts(of_place, place, drafts[found])
+        self._main.keep_drafts(numbers[drafted], within[drafted] - 1, drafts)
 
     def _read(self, rows: NDArray[np.intp]) -> NDArray[np.int32]:
         return self._main.kept_drafts()[rows]
@@ -471,7 +476,7 @@ class DraftModel:
     def _draft(
         self, step: ForwardInput, places: NDArray[np.intp], firsts: NDArray[np.int32], token_ids: NDArray[np.int32],
         counts: NDArray[np.int32], samples: NDArray[np.bool_], states: States | None,
-        ahead: SampledAhead | None = None,
+        ahead: SampledAhead | BlocksAhead | None = None,
     ) -> TokenIds:  # fmt: skip
         """Start to compute tokens of some rows of a step; arguments as of `_input`.
 

@@ -159,14 +159,18 @@ Block = (
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """logits = head(norm(hidden)), for the tokens whose logits are wanted."""
+    """logits = head(norm(hidden)), for the tokens whose logits are wanted.
+
+    `to_state` makes what a drafter hands on of the same norm; None where that itself is what is handed on.
+    """
 
     norm: Norm
     head: Linear
+    to_state: Linear | None = None
 
     def matmuls(self) -> list[tuple[Linear, ...]]:
         """Its matrices; those that share an input together."""
-        return [(self.head,)]
+        return [(self.head,), *(() if self.to_state is None else ((self.to_state,),))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +226,8 @@ def build_program(spec: ModelSpec, hidden_layers: Sequence[int] = ()) -> Program
     if isinstance(spec.next_token, PairedInputs):
         blocks[0] = replace(blocks[0], inputs=replace(blocks[0].inputs, pair=spec.next_token))
     next_token = spec.next_token if isinstance(spec.next_token, NextTokenInputs | AssistantInputs) else None
-    tail, kept = Tail(spec.final_norm, spec.head), tuple(hidden_layers)
+    to_state = next_token.to_state if isinstance(next_token, AssistantInputs) else None
+    tail, kept = Tail(spec.final_norm, spec.head, to_state), tuple(hidden_layers)
     return Program(tuple(_linked(blocks)), tail, spec.layer_inputs, next_token, spec.share, kept, spec.fusion)
 
 

@@ -49,7 +49,6 @@ class Feature(Enum):
     WIDE_DELTA_NET = "a gated delta net whose heads have more than 128 features"
     INPUT_GATE = "inputs of their own"
     OUTPUT_SCALE = "factors of their outputs"
-    LENT_KEYS = "attention over the keys and values of another model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +79,11 @@ class Supported:
                 " add up the sums of ranks"
             )
         unknown: dict[str, list[int]] = {}
-        of_all = [Feature.LENT_KEYS] if isinstance(spec.next_token, AssistantInputs) else []
         for index, layer in enumerate(spec.layers):
             for part, known in ((layer.mixer, self.mixers), (layer.feed_forward, self.feed_forwards)):
                 if part is not None and type(part) not in known:
                     unknown.setdefault(f"{_NAMES[type(part)]}, which {self.backend} does not run", []).append(index)
-            for feature in (*of_all, *_features(layer)):
+            for feature in _features(layer):
                 if feature not in self.features:
                     unknown.setdefault(f"{feature.value}, which {self.backend} does not run", []).append(index)
         for reason, layers in unknown.items():

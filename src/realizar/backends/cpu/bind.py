@@ -78,12 +78,12 @@ class Binder:
         matmul = self._project(tail.head, "selected", "logits", "head", count=STEP_SELECTED)
         return BoundProgram([*self._final_norm(tail), matmul, *(() if self._ranks is None else self._ranks.logits())])
 
-    def bind_states(self, program: Program) -> BoundProgram:
+    def bind_states(self, tail: Tail) -> BoundProgram:
         """The states of selected tokens in `selected`, or what an assistant makes of them in `handed on`."""
-        operations, inputs = self._final_norm(program.tail), program.next_token
-        if isinstance(inputs, AssistantInputs):
+        operations = self._final_norm(tail)
+        if tail.to_state is not None:
             part = "next-token inputs"
-            operations.append(self._project(inputs.to_state, "selected", "handed on", part, count=STEP_SELECTED))
+            operations.append(self._project(tail.to_state, "selected", "handed on", part, count=STEP_SELECTED))
         return BoundProgram(operations)
 
     def bind_fusion(self, fusion: Fusion) -> BoundProgram:

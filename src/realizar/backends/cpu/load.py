@@ -134,7 +134,7 @@ def load_model(
     body = binder.bind_blocks(program)
     seeing = binder.bind_blocks(program, spec.deepstack) if spec.deepstack else body
     programs = (
-        body, binder.bind_tail(program.tail), binder.bind_states(program), seeing, fusion, injection,
+        body, binder.bind_tail(program.tail), binder.bind_states(program.tail), seeing, fusion, injection,
     )  # fmt: skip
     bound = [each for each in programs if each is not None]
     kernels_of_steps = [*SAMPLING_KERNELS, *kernels_of(bound), *TEAM_KERNELS]

@@ -294,8 +294,8 @@ class CPUBackend:
         assert ahead is None  # as a step is done before drafts follow it
         return self.submit(step).result().sampled[step.columns.samples, 0]
 
-    def keep_drafts(self, rows: NDArray[np.intp], place: int, drafts: NDArray[np.int32]) -> None:
-        self._drafts[rows, place] = np.maximum(drafts, 0)  # a row's logits may have been unusable
+    def keep_drafts(self, rows: NDArray[np.intp], places: NDArray[np.intp], drafts: NDArray[np.int32]) -> None:
+        self._drafts[rows, places] = np.maximum(drafts, 0)  # a row's logits may have been unusable
 
     def kept_drafts(self) -> NDArray[np.int32]:
         return self._drafts

@@ -34,7 +34,7 @@ from realizar.backends.program import (
     Tail,
     ends_layer,
 )
-from realizar.models.parts import Fusion, NextTokenInputs
+from realizar.models.parts import AssistantInputs, Fusion, NextTokenInputs, Norm
 from realizar.models.spec import ModelSpec
 
 
@@ -48,6 +48,7 @@ class Binder:
         self._spec, self._space, self._experts, self._norms, self._dense = spec, workspace, experts, norms, dense
         self._attention, self._merger, self._recurrences = attention, merger, recurrences
         self._inputs = InputsBinder(weights, workspace, norms)
+        self._selected = partial(workspace.activations.get, tokens=workspace.arrays.sizes.selected)
         self._mixtures = {experts.router.weight: experts for _, experts in spec.mixtures()}
         self._none = torch.zeros(1, device=workspace.hidden.device)
 
@@ -68,17 +69,29 @@ class Binder:
         With `gives_states` those of `bind_final_norm` are among them.
         """
         head = self._merger.merge((tail.head,))
-        selected = partial(self._space.activations.get, tokens=self._space.arrays.sizes.selected)
         return [
             *(self.bind_final_norm(tail) if gives_states else ()),
             Launch("final norm", self._norms.bind_selected(tail.norm, head)),
-            Launch("head", self._dense.project(head, selected), head.weight_bytes),
+            Launch("head", self._dense.project(head, self._selected), head.weight_bytes),
             Launch("choose", self._choose(head)),
         ]
 
     def bind_final_norm(self, tail: Tail) -> list[Launch]:
-        """The launches that write final hidden states of the selected tokens, float32, into `final_states`."""
-        return [Launch("final norm", self._norms.bind_selected(tail.norm, None))]
+        """The launches that write final hidden states of the selected tokens, or what is made of these to be handed on,
+        float32, into `final_states`.
+        """
+        if tail.to_state is None:
+            return [Launch("final norm", self._norms.bind_selected(tail.norm, None))]
+        linear = self._merger.merge((tail.to_state,))
+        return [
+            Launch("final norm", self._norms.bind_selected(tail.norm, linear)),
+            Launch("next-token inputs", self._dense.project(linear, self._selected), linear.weight_bytes),
+            Launch("next-token inputs", partial(self._hand_on, linear)),
+        ]
+
+    def _hand_on(self, linear: MergedLinear, kind: StepKind) -> None:
+        sums = self._space.partials(linear.splits(kind), kind.tokens, linear.width)
+        torch.sum(sums, dim=0, out=self._space.final_states[: kind.tokens])
 
     def _begin(self, program: Program) -> Iterator[Launch]:
         yield Launch("embed", self._inputs.embed(self._spec))
@@ -89,7 +102,7 @@ class Binder:
             project = self._dense.project(projection, self._space.activations.normed)
             yield from self._inputs.bind(program.layer_inputs, projection, project)
 
-        if isinstance(program.next_token, NextTokenInputs):
+        if program.next_token is not None:
             yield from self._next_token_inputs(program.next_token)
         pair = program.blocks[0].inputs.pair
         if pair is not None:
@@ -125,16 +138,19 @@ class Binder:
                 ]
         return launches
 
-    def _next_token_inputs(self, inputs: NextTokenInputs) -> Iterator[Launch]:
+    def _next_token_inputs(self, inputs: NextTokenInputs | AssistantInputs) -> Iterator[Launch]:
         """The stream becomes the token's part, from its embedding; the state's is added by the first block's norm."""
         part, space = "next-token inputs", self._space
+        norms: tuple[Norm | None, Norm | None] = None, None
+        if isinstance(inputs, NextTokenInputs):
+            norms = inputs.token_norm, inputs.state_norm
         of_token, of_state = (self._merger.merge((linear,)) for linear in (inputs.of_token, inputs.of_state))
         normed = space.activations.normed
-        yield Launch(part, self._norms.bind_apart(space.hidden, inputs.token_norm, of_token))
+        yield Launch(part, self._norms.bind_apart(space.embedded, norms[0], of_token))
         yield Launch(part, self._dense.project(of_token, normed), of_token.weight_bytes)
         yield Launch(part, self._clear)
         yield Launch(part, self._norms.bind_last(Branch(of_token, Join(inputs.of_token, None, 1.0))))
-        yield Launch(part, self._norms.bind_apart(space.states, inputs.state_norm, of_state))
+        yield Launch(part, self._norms.bind_apart(space.states, norms[1], of_state))
         yield Launch(part, self._dense.project(of_state, normed), of_state.weight_bytes)
 
     def _clear(self, kind: StepKind) -> None:

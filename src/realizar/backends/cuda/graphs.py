@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from realizar.backends.cuda.workspace import Workspace
 
 _LOG = logging.getLogger(__name__)
 _NOTHING = StepKind(0)
+_FEW_TOKENS = 64
 
 
 class GraphRunner:
@@ -116,6 +117,45 @@ class GraphRunner:
     def close(self) -> None:
         self._graphs.clear()
         self._space.arrays.release()
+
+
+class SmallGraphs:
+    """Launches beside a step's, by the number of their tokens; of few tokens they are a graph."""
+
+    def __init__(self, launches: Sequence[Launch]) -> None:
+        self._launches = launches
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def run(self, tokens: int) -> None:
+        graph = self._graphs.get(tokens)
+        if graph is None:
+            self._launch(tokens)
+        else:
+            graph.replay()
+
+    def prepare(self, counts: Iterable[int], device: DeviceProfile, *, capture: bool) -> None:
+        """Compile what is launched for each number of tokens, and capture it where they are few, if asked."""
+        if not self._launches:
+            return
+        numbers = sorted(counts)
+        for tokens in numbers:
+            self._launch(tokens)
+        recorder = GraphRecorder(device.torch_device)
+        for tokens in numbers if capture else ():
+            if tokens <= _FEW_TOKENS:
+                try:
+                    self._graphs[tokens] = recorder.record(partial(self._launch, tokens))
+                except Exception as error:  # noqa: BLE001 - raised again where the device failed
+                    _LOG.warning(
+                        "%d tokens of a drafter's states are made without a graph: %s", tokens, failure_of(error)
+                    )
+
+    def close(self) -> None:
+        self._graphs.clear()
+
+    def _launch(self, tokens: int) -> None:
+        for launch in self._launches:
+            launch.run(StepKind(tokens))
 
 
 def tail_kind(selected: int) -> StepKind:

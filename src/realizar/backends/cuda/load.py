@@ -20,10 +20,11 @@ from realizar.backends.cuda.bind_mixture import MixtureBinder, shared_floats
 from realizar.backends.cuda.capture import failure_of, stream_of_most
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, free_bytes
 from realizar.backends.cuda.device_errors import translate
+from realizar.backends.cuda.draft_chain import DraftChain
 from realizar.backends.cuda.finish import StepFinisher
-from realizar.backends.cuda.graphs import AsideReader, GraphRunner, tail_kind
+from realizar.backends.cuda.graphs import AsideReader, GraphRunner, SmallGraphs, tail_kind
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
-from realizar.backends.cuda.launch import Launch, StepKind
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
 from realizar.backends.cuda.matmul.fp8 import least_pairs, runs_fp8
 from realizar.backends.cuda.matmul.grouped import GroupedExperts
@@ -88,6 +89,7 @@ class LoadedModel:
         ropes: tables of the rope, of whose rows a step fills some.
         fusion: launches that make a drafter's states of its model's streams; none where it reads none.
         injection: launches that write keys and values of such states; none where the drafter's layers write theirs.
+        chain: of a drafter that goes on from its drafts.
     """
 
     spec: ModelSpec
@@ -104,8 +106,9 @@ class LoadedModel:
     finisher: StepFinisher
     experts_read: ExpertsRead
     ropes: RopeTables
-    fusion: list[Launch]
-    injection: list[Launch]
+    fusion: SmallGraphs
+    injection: SmallGraphs
+    chain: DraftChain | None
     load_s: float
 
     @property
@@ -118,7 +121,10 @@ class LoadedModel:
 
     def close(self) -> None:
         """Free the graphs, and threads and memory of the host: none is that of tensors."""
-        self.graphs.close()
+        for graphs in (self.graphs, self.fusion, self.injection):
+            graphs.close()
+        if self.chain is not None:
+            self.chain.release()
         if self.aside is not None:
             self.aside.close()
         self.sampler.release()
@@ -196,7 +202,8 @@ def load_model(
         progress: called with what is being done, and the share done, 0 to 1.
         memory: where the tensors lie; graphs take theirs beside it.
         gives_states: each step leaves the final states of its selected tokens in `Workspace.final_states`.
-        beside: a model that outlives this one, whose embedding is taken where it is the same. ranks: of a rank's part.
+        beside: a model that outlives this one, whose embedding is taken where it is the same, and whose keys and values
+            are where a drafter reads these. ranks: of a rank's part.
 
     Raises:
         UnsupportedModelError: the GPU can't do what is configured.
@@ -215,9 +222,7 @@ def load_model(
         of_aside = _make_aside_lane(spec, config, parts, device, progress)
     with memory.emptied():
         scratch = _make_scratch(spec, config, parts, device)
-        kv = _make_cache(spec, config, parts, device, ranks)
-        states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
-        kv.num_host_snapshots = states.num_host_snapshots
+        kv, states = _make_caches(spec, config, parts, device, beside, ranks)
     weights, space, matmuls = parts.weights, parts.space, parts.matmuls
     with memory.kept():
         recurrences = RecurrenceBinder(weights, space, states, device, scratch)
@@ -228,8 +233,7 @@ def load_model(
             space.arrays.fill_recurrences = recurring.fill
         tail = binder.bind_tail(parts.program.tail, gives_states=gives_states)
         graphs = GraphRunner(binder.bind_body(parts.program), tail, space, device)
-        fusion = [] if parts.program.fusion is None else binder.bind_fusion(parts.program.fusion)
-        injection = binder.bind_injection(parts.program) if isinstance(spec.next_token, BlockInputs) else []
+        fusion, injection = _bind_states(spec, parts.program, binder)
         decodes = _decode_kinds(space, attention, config.context_length)
         recurrences.prepare()
         attention.prepare([*decodes, *mixed_kinds(sizes)])
@@ -237,15 +241,47 @@ def load_model(
         _log_decisions(device, space, kv, matmuls)
         if device.is_gpu:
             _warm_up(lane, attention, graphs, finisher, parts, config, progress)
-            _warm_states(fusion, injection, space.arrays.sizes)
+            _prepare_states(fusion, injection, space.arrays.sizes, device, capture=config.graphs)
         aside = None if of_aside is None else _bind_aside(spec, config, parts, of_aside, kv, recurrences)
     if device.is_gpu:
         _capture(space, graphs, parts.sampler, decodes, config.graphs, progress)
         aside = None if aside is None else _prepared(aside)
+    chain = None if beside is None else _make_chain(spec, config, space, device, beside)
     return LoadedModel(
         spec, config, weights, space, kv, states, recurring, parts.sampler, attention, graphs, aside,
-        finisher, parts.experts.experts_read, parts.ropes, fusion, injection, load_s=time.perf_counter() - start_s,
+        finisher, parts.experts.experts_read, parts.ropes, fusion, injection, chain,
+        load_s=time.perf_counter() - start_s,
     )  # fmt: skip
+
+
+def _make_caches(
+    spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device: DeviceProfile, beside: LoadedModel | None,
+    ranks: RankGroup | None,
+) -> tuple[KVMemory, StateMemory]:  # fmt: skip
+    free = None if ranks is None else ranks.least(free_bytes(device))  # all have the same blocks
+    lent, of_states = None if beside is None else beside.kv, slot_bytes(spec, config)
+    kv = KVMemory(spec, config, device, parts.reserved_bytes, of_states, parts.scales, free, lent)
+    states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
+    kv.num_host_snapshots = states.num_host_snapshots
+    return kv, states
+
+
+def _bind_states(spec: ModelSpec, program: Program, binder: Binder) -> tuple[SmallGraphs, SmallGraphs]:
+    """What makes a drafter's states of its model's streams, and keys and values of these."""
+    fusion = [] if program.fusion is None else binder.bind_fusion(program.fusion)
+    is_block = isinstance(spec.next_token, BlockInputs)
+    return SmallGraphs(fusion), SmallGraphs(binder.bind_injection(program) if is_block else [])
+
+
+def _make_chain(
+    spec: ModelSpec, config: ResolvedConfig, space: Workspace, device: DeviceProfile, beside: LoadedModel
+) -> DraftChain | None:
+    """None for a drafter of blocks, which goes on from no draft."""
+    if isinstance(spec.next_token, BlockInputs):
+        return None
+    chain = DraftChain(spec, space, device, config.block_size, beside.space.arrays.drafts, beside.spec.vocab_size)
+    chain.prepare(capture=config.graphs)
+    return chain
 
 
 def _binders(
@@ -322,14 +358,6 @@ def _load_parts(
     expert_matmuls = ExpertMatmuls(kernels)
     expert_matmuls.prepare(list(weights.experts.values()))
     return _Parts(program, weights, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls, scales)
-
-
-def _make_cache(
-    spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device: DeviceProfile, ranks: RankGroup | None
-) -> KVMemory:
-    """The KV cache, of as many blocks on all ranks."""
-    free = None if ranks is None else ranks.least(free_bytes(device))
-    return KVMemory(spec, config, device, parts.reserved_bytes, slot_bytes(spec, config), parts.scales, free)
 
 
 def _make_scratch(spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device: DeviceProfile) -> ScanScratch | None:
@@ -435,14 +463,13 @@ def _warm_up(
     finisher.warm()
 
 
-def _warm_states(fusion: Sequence[Launch], injection: Sequence[Launch], sizes: StepSizes) -> None:
+def _prepare_states(
+    fusion: SmallGraphs, injection: SmallGraphs, sizes: StepSizes, device: DeviceProfile, *, capture: bool
+) -> None:
     """Compile what makes states of streams, and keys of these, for every number of them."""
-    counts = {fused_tokens(count, sizes) for count in range(1, min(sizes.tokens, FUSED_AT_ONCE) + 1)}
-    kinds = {*row_counts(sizes.rows), *token_counts(sizes.tokens)}
-    for launches, numbers in ((fusion, counts), (injection, kinds)):
-        for tokens in sorted(numbers):
-            for launch in launches:
-                launch.run(StepKind(tokens))
+    fused = {fused_tokens(count, sizes) for count in range(1, min(sizes.tokens, FUSED_AT_ONCE) + 1)}
+    fusion.prepare(fused, device, capture=capture)
+    injection.prepare({*row_counts(sizes.rows), *token_counts(sizes.tokens)}, device, capture=capture)
 
 
 def _capture(

@@ -7,6 +7,7 @@ sums of matmuls, inputs of matmuls, graphs. What torch and the driver take for t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -86,7 +87,7 @@ def plan_memory(
     snapshots = snapshots_within(limit, caches[config.context_length].joint_bytes, kept, token_bytes)
     blocks = limit - snapshots * state
     most = min(float(blocks), most_requests(config) * caches[config.context_length].joint_bytes)
-    on_host = host_snapshots_within(config, kept, snapshots, most / token_bytes)
+    on_host = host_snapshots_within(config, kept, snapshots, most / max(token_bytes, 1))
     return MemoryPlan(
         device="cuda",
         weight_bytes=weight_bytes,
@@ -96,9 +97,7 @@ def plan_memory(
         kv_bytes_per_token=token_bytes,
         kv_limit_bytes=limit,
         free_bytes=free,
-        contexts=tuple(
-            ContextPlan(length, cache.joint_bytes, blocks // cache.joint_bytes) for length, cache in caches.items()
-        ),
+        contexts=_contexts(caches, blocks),
         beside_bytes=config.beside.fixed_bytes,
         token_weight_bytes=weights.token_bytes,
         reserved_bytes=reserved,
@@ -122,6 +121,12 @@ def plan_ranks(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     """
     ranks, (_, own) = config.tensor_parallel, rank_config(spec, checkpoint, config)
     return plan_of_ranks([plan_memory(shard(spec, rank, ranks), checkpoint, own, free) for rank in range(ranks)])
+
+
+def _contexts(caches: Mapping[int, KVMemory], blocks: int) -> tuple[ContextPlan, ...]:
+    """Of each length, what a request takes, and how many fit into so many bytes; an assistant takes none."""
+    sizes = {length: cache.joint_bytes for length, cache in caches.items()}
+    return tuple(ContextPlan(length, size, blocks // max(size, 1)) for length, size in sizes.items())
 
 
 def beside_drafter(drafter: ModelSource, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> Beside:

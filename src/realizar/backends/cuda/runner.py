@@ -40,11 +40,11 @@ from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.supported import find_drafter
-from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, StepRows
+from realizar.batch import OpenedRow, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import DeviceLostError, KernelError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
-from realizar.models.parts import NextTokenInputs
+from realizar.models.parts import AssistantInputs, NextTokenInputs
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -90,7 +90,8 @@ class CUDABackend:
                 raise UnsupportedModelError("a model that is loaded with a drafter can't sleep")
             config = shared_with(config, drafter.spec, beside_drafter(drafter, spec, checkpoint, config))
         self._device = self._device or open_device()
-        self._gives_states = isinstance((spec if drafter is None else drafter.spec).next_token, NextTokenInputs)
+        inputs = (spec if drafter is None else drafter.spec).next_token
+        self._gives_states = isinstance(inputs, NextTokenInputs | AssistantInputs)
         while (refused := self._try_load(spec, checkpoint, config, self._device)) is not None:
             self._device = replace(self._device, without=self._device.without | {refused})
         if drafter is not None:
@@ -228,13 +229,14 @@ class CUDABackend:
         self.model.states.begin(forward_input.state_moves)
         self._send(forward_input, kind, wanted)
         self.model.ropes.place(self.model.space.arrays.spread)
+        places = None
         if isinstance(ahead, BlocksAhead):
-            self.model.space.arrays.begin_blocks(ahead, self.model.config.block_size)
+            places = self.model.space.arrays.begin_blocks(ahead, self.model.config.block_size)
         elif ahead is not None:
             assert self._beside is not None
             self.model.space.arrays.take_sampled(ahead, self._beside.space.arrays["ids"])
         if forward_input.hidden_states is not None:
-            self.model.space.place_states(forward_input.hidden_states)
+            self.model.space.place_states(forward_input.hidden_states, places)
         most = self.model.space.arrays.sizes.selected
         self.model.finisher.selected = wanted.tokens[:most]
         self.model.graphs.run(kind, min(len(wanted.tokens), most))
@@ -246,43 +248,35 @@ class CUDABackend:
         with step_errors(self.device.torch_device):
             return self.model.space.sampled[: self._start(step, ahead).num_sampled]
 
-    def follow(self, goes_on: NDArray[np.bool_]) -> torch.Tensor:
+    def follow(self, wanted: NDArray[np.int32]) -> None:
         assert self._last is not None
-        (before, wanted), space, rows = self._last, self.model.space, len(goes_on)
-        places = np.zeros(rows, np.intp)
-        places[wanted.rows] = np.arange(len(wanted.rows))
+        assert self.model.chain is not None
+        (before, tokens), rows, most = self._last, len(wanted), int(wanted.max(initial=0))
+        chosen = np.zeros(rows, np.intp)
+        chosen[tokens.rows] = np.arange(len(tokens.rows))
+        padded = padded_rows(rows, self.model.space.arrays.sizes.rows)
+        longest = int(before.num_context_tokens.max(initial=0)) + most
+        kind = StepKind(padded, padded, 0, self.model.attention.is_long(padded, longest))
         with step_errors(self.device.torch_device):
-            numbers, of_states, going = self.indices(
-                np.where(goes_on, before.numbers, -1), places, goes_on.nonzero()[0]
-            )
-            states = self._last_states(of_states)
-            # Rows are no farther than there.
-            ids, positions = np.full(rows, FROM_PREVIOUS_STEP, np.int32), before.num_context_tokens
-            columns = StepRows.of_decodes(before.sequence_ids, before.numbers, positions, ids)
-            step = ForwardInput(columns, positions, (), ())
-            wanted, kind = wanted_tokens(step), self._kind(step)
-            space.arrays.go_on(numbers, kind, self.model.config.block_size)
-            if states is not None:
-                space.place_states(states)
-            self.model.finisher.selected = wanted.tokens
-            self.model.graphs.run(kind, rows)
-            self._last = columns, wanted
-            return space.sampled[:rows] if goes_on.all() else space.sampled[going]
+            self.model.chain.begin(before.numbers, wanted, chosen, padded)
+            for left in range(most, 0, -1):
+                self.model.chain.go_on()
+                if left > 1:
+                    self._decode_kept(kind, rows)
 
-    def keep_drafts(self, rows: torch.Tensor, place: int, drafts: torch.Tensor) -> None:
-        known = drafts.clamp(0, self.model.spec.vocab_size - 1)
-        self.model.space.arrays.drafts[place].index_copy_(0, rows, known)
+    def _decode_kept(self, kind: StepKind, rows: int) -> None:
+        """Run the step that the chain has made."""
+        self.model.finisher.selected = range(rows)
+        self.model.graphs.run(kind, rows)
+
+    def keep_drafts(self, rows: NDArray[np.intp], places: NDArray[np.intp], drafts: torch.Tensor) -> None:
+        kept = self.model.space.arrays.drafts
+        (where,) = self.indices(places * kept.shape[1] + rows)
+        kept.view(-1).index_copy_(0, where, drafts.clamp(0, self.model.spec.vocab_size - 1))
 
     def kept_drafts(self) -> NDArray[np.int32]:
         with step_errors(self.device.torch_device):
             return self.model.space.arrays.drafts.T.cpu().numpy()
-
-    def _last_states(self, places: torch.Tensor) -> States | None:
-        """What a drafter reads of some of the last step's selected tokens; None where it reads nothing."""
-        spec, space = self.model.spec, self.model.space
-        if spec.fusion is not None:
-            return space.kept[0].index_select(0, space.arrays["selected"].index_select(0, places))
-        return None if spec.next_token is None else space.final_states.index_select(0, places)
 
     def read_aside(self, chunk: ForwardInput) -> None:
         assert self.model.aside is not None
@@ -370,9 +364,7 @@ class CUDABackend:
     def fused(self, streams: States) -> States:
         space, count = self.model.space, len(streams)
         space.streams[:count].copy_(streams)
-        kind = StepKind(fused_tokens(count, space.arrays.sizes))
-        for launch in self.model.fusion:
-            launch.run(kind)
+        self.model.fusion.run(fused_tokens(count, space.arrays.sizes))
         return space.hidden[:count]
 
     def inject(self, states: ForwardInput) -> None:
@@ -381,8 +373,7 @@ class CUDABackend:
             kind = self._kind(states)
             self.model.space.arrays.send(states, kind, (), ())
             self.model.space.place_states(states.hidden_states)
-            for launch in self.model.injection:
-                launch.run(kind)
+            self.model.injection.run(kind.tokens)
 
     def new_states(self, count: int) -> States:
         return torch.zeros((count, self.model.spec.hidden_size), device=self.device.torch_device)

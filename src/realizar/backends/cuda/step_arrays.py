@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from realizar.backends.base import BlocksAhead, ForwardInput, SampledAhead
 from realizar.backends.cuda.capture import GraphRecorder
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernels.fetch import begin_blocks, fetch, find_ids, go_on, take_sampled
+from realizar.backends.cuda.kernels.fetch import begin_blocks, fetch, find_ids, take_sampled
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.row_axes import RowAxes
 from realizar.batch import PROPOSED, OpenedRow
@@ -91,7 +91,10 @@ class StepArrays:
         self._buffer = torch.zeros(at, dtype=torch.int32, device=device.torch_device)
         self.last = torch.zeros(sizes.rows, dtype=torch.int32, device=device.torch_device)
         self.drafts = torch.zeros((sizes.drafts, sizes.rows), dtype=torch.int32, device=device.torch_device)
-        self._lags = torch.zeros(sizes.rows, dtype=torch.int32, device=device.torch_device)  # see `take_sampled`
+        # As `take_sampled` and `begin_blocks` leave them.
+        self.lags, self._begins = (
+            torch.zeros(sizes.rows, dtype=torch.int32, device=device.torch_device) for _ in range(2)
+        )
         self._host = [torch.zeros(at, dtype=torch.int32, pin_memory=device.is_gpu) for _ in range(_RING)]
         self._views = [{name: host.numpy()[place] for name, place in self._places.items()} for host in self._host]
         self._copied: list[torch.cuda.Event | None] = [None] * _RING
@@ -102,7 +105,7 @@ class StepArrays:
         self.fill_recurrences: FillRecurrences | None = None
         self.given: Sequence[tuple[int, torch.Tensor]] = ()
         self._axes = RowAxes()
-        self._shifts = torch.zeros(sizes.rows, dtype=torch.int32, device=device.torch_device)  # of `RowAxes`
+        self.shifts = torch.zeros(sizes.rows, dtype=torch.int32, device=device.torch_device)  # of `RowAxes`
         self.spread = np.zeros((3, 0), np.int32)
         if device.torch_device.type != "meta":
             self._launch_copy(self._host[0])  # compiles it
@@ -118,7 +121,7 @@ class StepArrays:
     def open(self, opened: OpenedRow) -> None:
         if self.sizes.length:
             self._axes.open(opened)
-            self._shifts[opened.row] = self._axes.shift(opened.row)
+            self.shifts[opened.row] = self._axes.shift(opened.row)
 
     def close(self, row: int) -> None:
         self._axes.close(row)
@@ -169,18 +172,22 @@ class StepArrays:
         """
         lines = self._sent(ahead.lines)
         take_sampled[(len(lines),)](
-            self["ids"], self["selected"], self._lags, lines, read_ids, ahead.tokens, ahead.tokens.shape[1],
+            self["ids"], self["selected"], self.lags, lines, read_ids, ahead.tokens, ahead.tokens.shape[1],
             ahead.largest, BLOCK=_SAMPLED,
         )  # fmt: skip
 
-    def begin_blocks(self, ahead: BlocksAhead, block_size: int) -> None:
-        """Move the blocks of a step that was sent to where only the device knows that they begin."""
+    def begin_blocks(self, ahead: BlocksAhead, block_size: int) -> torch.Tensor:
+        """Move the blocks of a step that was sent to where only the device knows that they begin.
+
+        Returns the places of the states that they begin with, int32 [tokens of the step], soon overwritten.
+        """
         lines, sizes = self._sent(ahead.lines), self.sizes
         begin_blocks[(len(lines),)](
             self["header"], self["ids"], self["positions"], self["slots"], sizes.tokens, self["contexts"],
-            self["decodes"], self["tables"], sizes.rows, lines, ahead.tokens, ahead.tokens.shape[1], ahead.largest,
-            GROUPS=sizes.groups, BLOCK_SIZE=block_size, BLOCK=_SAMPLED,
+            self["decodes"], self["tables"], sizes.rows, self._begins, lines, ahead.tokens, ahead.tokens.shape[1],
+            ahead.largest, GROUPS=sizes.groups, BLOCK_SIZE=block_size, BLOCK=_SAMPLED,
         )  # fmt: skip
+        return self._begins[: len(lines)]
 
     def _sent(self, lines: NDArray[np.int32]) -> torch.Tensor:
         """On their way to the device."""
@@ -192,24 +199,9 @@ class StepArrays:
         """Compile what steps of drafts launch beside their graphs, of no row."""
         where = self._device.torch_device
         sampled = torch.zeros((1, 1), dtype=torch.int32, device=where)
-        self.begin_blocks(BlocksAhead(sampled, np.array([[0, 1, 1]], np.int32), 0), block_size)
+        self.begin_blocks(BlocksAhead(sampled, np.array([[0, 1, 1, 0]], np.int32), 0), block_size)
         nobody = np.array([[-1, 1, 0, -1, -1]], np.int32)
         self.take_sampled(SampledAhead(torch.zeros((0, 1), dtype=torch.int32, device=where), nobody, 0), self["ids"])
-        self.go_on(torch.zeros(0, dtype=torch.int64, device=where), StepKind(0), block_size)
-
-    def go_on(self, numbers: torch.Tensor, kind: StepKind, block_size: int) -> None:
-        """Make the arrays of a step those of one in which its rows decode what they sampled.
-
-        `numbers`, int64 [rows], are those of the rows, -1 for one that has nothing in it.
-        """
-        sizes = self.sizes
-        names = ("decodes", "selected", "selected_rows", "tables")
-        go_on[(1,)](
-            self["header"], self["ids"], self["token_rows"], self["positions"], self.angles, self._shifts,
-            self["slots"], sizes.tokens, self["starts"], self["counts"], self["contexts"], self._lags,
-            *(self[name] for name in names), sizes.rows, numbers, len(numbers), kind.decodes, GROUPS=sizes.groups,
-            BLOCK_SIZE=block_size, BLOCK=1 << (sizes.rows - 1).bit_length(),
-        )  # fmt: skip
 
     def _pinned(self, values: NDArray[np.float32]) -> torch.Tensor:
         parts = values.reshape(len(values), -1, self.sizes.width or values.shape[1]).swapaxes(0, 1)

@@ -10,6 +10,6 @@ SUPPORTED = Supported(
     "the CUDA backend",
     frozenset({Attention, SharedAttention, GatedDeltaNet, ShortConvolution}),
     frozenset({FeedForward, Experts}),
-    frozenset(Feature) - {Feature.UNGATED_EXPERTS, Feature.WIDE_DELTA_NET, Feature.LENT_KEYS},
+    frozenset(Feature) - {Feature.UNGATED_EXPERTS, Feature.WIDE_DELTA_NET},
     adds_up=True,
 )

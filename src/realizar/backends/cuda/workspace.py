@@ -48,7 +48,9 @@ class Workspace:
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
         self.features = torch.zeros((min(sizes.tokens, _FEATURES) if sizes.width else 0, sizes.width), device=where)
         self.kept = torch.zeros((sizes.kept, sizes.tokens, spec.hidden_size), device=where)
-        self.states = torch.zeros((0 if spec.next_token is None else sizes.tokens, spec.hidden_size), device=where)
+        self.states = torch.zeros((0 if spec.next_token is None else sizes.tokens, spec.state_size), device=where)
+        apart = 0 if spec.state_size == spec.hidden_size else sizes.tokens
+        self._embedded_apart = torch.zeros((apart, spec.state_size), device=where)
         fusion, reads_pairs = spec.fusion, isinstance(spec.next_token, PairedInputs)
         self.pair = torch.zeros((sizes.tokens if reads_pairs else 0, 2 * spec.hidden_size), device=where)
         features = 0 if fusion is None else fusion.linear.in_features
@@ -73,7 +75,7 @@ class Workspace:
         blocks = -(-spec.vocab_size // LOGIT_BLOCK)
         self.block_tops = torch.zeros((sizes.selected, blocks), device=where)
         self.block_ids = torch.zeros((sizes.selected, blocks), dtype=torch.int32, device=where)
-        self.final_states = torch.zeros((sizes.selected, spec.hidden_size), device=where)
+        self.final_states = torch.zeros((sizes.selected, spec.state_size), device=where)
         self.sampled = torch.zeros(sizes.selected, dtype=torch.int32, device=where)
         self.last = self.arrays.last
 
@@ -81,6 +83,11 @@ class Workspace:
             torch.zeros(sizes.tokens, dtype=torch.int32, device=where) for _ in range(2)
         )
         self._has_dependent_launch = device.has_dependent_launch
+
+    @property
+    def embedded(self) -> torch.Tensor:
+        """The embedding of the step's tokens: in the stream, or by itself where that is of another width."""
+        return self._embedded_apart if len(self._embedded_apart) else self.hidden
 
     def launching(self, kind: StepKind) -> dict[str, bool]:
         """Launch options of a step's kernels: DEPENDENT if each may start while the one before it ends.
@@ -92,9 +99,15 @@ class Workspace:
             return {"DEPENDENT": True, "launch_pdl": True}
         return {"DEPENDENT": False}
 
-    def place_states(self, states: torch.Tensor) -> None:
-        """Start to copy what a drafter reads beside the step's tokens to where its kernels read it."""
-        self.states[: len(states)].copy_(states, non_blocking=True)
+    def place_states(self, states: torch.Tensor, places: torch.Tensor | None = None) -> None:
+        """Start to copy what a drafter reads beside the step's tokens to where its kernels read it.
+
+        Of several states of each token it is that of `places`, int32 [tokens].
+        """
+        if places is None:
+            self.states[: len(states)].copy_(states, non_blocking=True)
+        else:
+            torch.index_select(states, 0, places, out=self.states[: len(places)])
 
     def place_given(self) -> None:
         """Start to copy the step's given embeddings to where the embedding leaves them."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backend_runs import LOGITS_AT_ONCE
-from backends.block_reads import BlockReads, Reads, StepReads
+from backends.block_reads import AssistantReads, BlockReads, Reads, StepReads
 from backends.cuda.cuda_runs import new_backend
 from engine.core.core_runs import run, tokens
 from random_models import Recipe, random_model
@@ -16,7 +16,7 @@ from realizar.backends.base import NO_OTHERS, ForwardInput, ModelSource
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
-from realizar.models.parts import BlockInputs
+from realizar.models.parts import AssistantInputs, BlockInputs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
@@ -60,15 +60,16 @@ def texts_of(of: Run, monkeypatch: pytest.MonkeyPatch | None = None) -> Found:
     if reads is not None and of.drafter is not None:
         texts = [[*prompt, *text] for prompt, text in zip(of.prompts, found.texts, strict=True)]
         for index, text in enumerate(texts):
-            if isinstance(reads, BlockReads):
-                sequences = sorted({block[0] for block in reads.blocks})
-                found.errors += reads.errors(of.recipe, of.drafter, text, sequences[index])
-            else:
+            if isinstance(reads, Reads):
                 found.errors += reads.errors(of.recipe, of.drafter, text, len(of.prompts[index]))
+            else:
+                made = reads.blocks if isinstance(reads, BlockReads) else reads.chains
+                sequences = sorted({each[0] for each in made})
+                found.errors += reads.errors(of.recipe, of.drafter, text, sequences[index])
     return found
 
 
-def _reads(backend: CUDABackend, monkeypatch: pytest.MonkeyPatch) -> Reads | BlockReads:
+def _reads(backend: CUDABackend, monkeypatch: pytest.MonkeyPatch) -> Reads | BlockReads | AssistantReads:
     assert backend._drafter is not None
     drafter = backend._drafter.backend
     assert isinstance(drafter, CUDABackend)
@@ -76,13 +77,14 @@ def _reads(backend: CUDABackend, monkeypatch: pytest.MonkeyPatch) -> Reads | Blo
     space = drafter.model.space
 
     def read(step: ForwardInput) -> StepReads:
-        tokens, num_sampled = len(step.positions), int(step.columns.samples.sum())
+        tokens, num_sampled, sampled = len(step.positions), int(step.columns.samples.sum()), space.sampled.clone()
         selected = space.arrays["selected"][:num_sampled].tolist()
         parts = [range(first, min(first + LOGITS_AT_ONCE, tokens)) for first in range(0, tokens, LOGITS_AT_ONCE)]
         logits = np.concatenate([drafter.logits(list(part)).cpu().numpy().copy() for part in parts])
-        drafter.states(selected)  # the next draft follows from them
+        drafter.states(selected)  # the next draft follows from them, and from what was sampled
+        space.sampled.copy_(sampled)
         ids, positions = (space.arrays[name][:tokens].cpu().numpy() for name in ("ids", "positions"))
         return StepReads(ids, positions, logits)
 
-    drafts_blocks = isinstance(drafter.model.spec.next_token, BlockInputs)
-    return (BlockReads if drafts_blocks else Reads)(drafter, read, monkeypatch)
+    kinds = {BlockInputs: BlockReads, AssistantInputs: AssistantReads}
+    return kinds.get(type(drafter.model.spec.next_token), Reads)(drafter, read, monkeypatch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ if not torch.cuda.is_available():
 
 from backends.cuda.cuda_runs import new_backend  # noqa: E402
 from backends.cuda.step.block_runs import Run, texts_of  # noqa: E402
-from backends.draft_models import dflash_head, eagle3_head, first_layers, itself, next_token_block  # noqa: E402
+from backends.draft_models import assistant_head, dflash_head, eagle3_head, first_layers, itself, next_token_block  # noqa: E402
 from engine.core.draft_kinds import COUNT, KINDS, DraftKinds, random_requests  # noqa: E402
 from random_models import Recipe, random_tokens  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -32,6 +33,7 @@ HEAD_RECIPES = {
     ),
     "dflash": replace(BLOCKED, windows=(None, None, None)),
     "eagle3": replace(BLOCKED, windows=(None, None, None)),
+    "assistant": replace(BLOCKED, windows=(40, None, None)),
 }  # fmt: skip
 CONFIG = EngineConfig(
     max_running=16, max_step_tokens=256, kv_cache_bytes=64 << 20, context_length=512, speculative_tokens=4,
@@ -65,14 +67,16 @@ def test_a_heads_logits_are_the_twins_and_texts_are_the_same(name: str, monkeypa
     A few tokens of a mixture go through other experts, where two are nearly as likely.
     """
     recipe = HEAD_RECIPES[name]
-    head = next_token_block(recipe, of_state=None)
-    if name in ("dflash", "eagle3"):
-        head = dflash_head(recipe) if name == "dflash" else eagle3_head(recipe, None)
+    made = {
+        "dflash": dflash_head, "eagle3": partial(eagle3_head, of_state=None),
+        "assistant": partial(assistant_head, of_state=None),
+    }  # fmt: skip
+    head = made.get(name, partial(next_token_block, of_state=None))(recipe)
     expected = texts_of(Run(recipe, CONFIG, PROMPTS, 40)).texts
     found = texts_of(Run(recipe, CONFIG, PROMPTS, 40, head), monkeypatch)
     assert found.texts == expected
     assert found.counts.draft_tokens > 100
-    assert len(found.errors) > (300 if name == "dflash" else 2000)  # of blocks, or of tokens
+    assert len(found.errors) > (300 if name in ("dflash", "assistant") else 2000)  # of blocks, drafts or tokens
     assert sorted(found.errors)[int(0.95 * len(found.errors))] < 0.02
     assert name == "mixture" or max(found.errors) < 0.02
 

@@ -20,6 +20,7 @@ from realizar.backends.kv_blocks import (
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import CapacityError
 from realizar.models.mixers import SharedAttention
+from realizar.models.parts import AssistantInputs
 from realizar.models.spec import Attention, ModelSpec
 from realizar.sizes import format_bytes
 
@@ -72,6 +73,8 @@ class KVMemory:
         state_bytes: of a row's state, and of a snapshot. Those of all rows lie beside the cache.
         scales: of keys and values in fp8, float32 [1], by layer; what empties the cache leaves them.
         free: bytes of the device that may be taken; None is what is free now.
+        lent: of the model whose keys and values a drafter with `AssistantInputs` reads, which has none of its own: its
+            layers are that one's.
 
     Raises:
         CapacityError: not even one request fits, what is configured does not, or the states of all rows, or the block
@@ -81,6 +84,7 @@ class KVMemory:
     def __init__(
         self, spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, reserved: int = 0, state_bytes: int = 0,
         scales: Mapping[int, Sequence[torch.Tensor]] = MappingProxyType({}), free: int | None = None,
+        lent: KVMemory | None = None,
     ) -> None:  # fmt: skip
         size = config.block_size
         if size < 16 or size & (size - 1):
@@ -100,25 +104,30 @@ class KVMemory:
         limit = kv_limit_bytes(config, max(free - reserved - config.beside.fixed_bytes, 0))
         if config.kv_blocks is None:
             check_one_fits(request_bytes, limit, config.context_length)
-        token_bytes = sum(block_bytes) / size
+        token_bytes = max(sum(block_bytes) / size, 1)
         self.num_snapshots = snapshots_within(limit, request_bytes, snapshot_bytes, token_bytes)
         self.snapshot_bytes = self.num_snapshots * snapshot_bytes
         limit -= self.snapshot_bytes
         most = min(limit, most_requests(config) * request_bytes)
         self.num_host_snapshots = host_snapshots_within(config, snapshot_bytes, self.num_snapshots, most / token_bytes)
-        share = most / request_bytes
+        share = most / max(request_bytes, 1)
         self.num_blocks = config.kv_blocks or tuple(int(count * share) for count in per_request)
         taken = self.joint_bytes + self.snapshot_bytes
         if device.is_gpu and taken > free:
             raise CapacityError(
                 f"the KV cache needs {format_bytes(taken)}, but {format_bytes(free)} of the GPU are free"
             )
-        self.layers = {
+        self.layers = self._own = {
             layer: self._allocate(
                 attention, self.num_blocks[self._group[layer]], device.torch_device, scales.get(layer)
             )
             for layer, attention in attentions.items()
         }
+        if lent is not None and isinstance(spec.next_token, AssistantInputs):
+            windows = [group.window for group in groups]
+            shared = [mixer for _, mixer in spec.all_attentions() if isinstance(mixer, SharedAttention)]
+            self._group = {each.source: windows.index(each.window) for each in shared}
+            self.layers = {source: lent.layers[source] for source in self._group}
         if device.is_gpu:
             log_size(config, taken, free)
 
@@ -127,7 +136,7 @@ class KVMemory:
 
     def planes(self, group: int) -> list[torch.Tensor]:
         """Keys, values and scales of each layer of a group, whose first axis is the block."""
-        caches = (cache for layer, cache in self.layers.items() if self._group[layer] == group)
+        caches = (cache for layer, cache in self._own.items() if self._group[layer] == group)
         tensors = (
             each for cache in caches for each in (cache.keys, cache.values, cache.key_scales, cache.value_scales)
         )
@@ -140,7 +149,7 @@ class KVMemory:
 
     @property
     def size_bytes(self) -> int:
-        tensors = [t for c in self.layers.values() for t in (c.keys, c.values, c.key_scales, c.value_scales)]
+        tensors = [t for c in self._own.values() for t in (c.keys, c.values, c.key_scales, c.value_scales)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.numel() > 1)
 
     def token_bytes(self, attention: Attention | SharedAttention) -> int:

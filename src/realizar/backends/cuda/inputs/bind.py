@@ -34,13 +34,13 @@ class InputsBinder:
     norms: NormBinder
 
     def embed(self, spec: ModelSpec) -> Run:
-        """hidden = scale * rows of the embedding, but for given embeddings, which are there; zeros where another rank
+        """embedded = scale * rows of the embedding, but for given embeddings, which are there; zeros where another rank
         has the row.
         """
         share, ids = spec.share, (spec.first_id, spec.head.out_features)
         part = 0 if share.ranks == 1 else 1 if share.rank == 0 else 2
         scale = float(spec.embedding_scale)
-        return self._embed(self.weights.embedding, self.space.hidden, scale, given=True, part=part, ids=ids)
+        return self._embed(self.weights.embedding, self.space.embedded, scale, given=True, part=part, ids=ids)
 
     def bind(self, inputs: LayerInputs, projection: MergedLinear, project: Run) -> Iterator[Launch]:
         """What makes the inputs of all layers from the embedding in `hidden`; `project` starts the `projection`."""

@@ -2,7 +2,8 @@
 
 A step meets them in this order:
 
-1. `fetch.py`: the step's integers come to the device. `embed.py`: the embedding of its tokens.
+1. `fetch.py`: the step's integers come to the device; `go_on.py`: they become those of a drafter's next step.
+   `embed.py`: the embedding of its tokens.
 2. `normalize.py`: residual add, norm, and the next matmul's input; `normalize_parallel.py` around experts parallel to a
    dense feed-forward. `store_inputs.py` writes each input format.
 3. `rotate.py`, `heads.py`: QK norm, rope, and keys and values into the cache.

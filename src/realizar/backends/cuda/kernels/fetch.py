@@ -65,16 +65,17 @@ def take_sampled(ids, selected, lags, lines, read_ids, tokens, width, largest, B
 
 @triton.jit(do_not_specialize=["width", "largest"])
 def begin_blocks(
-    header, ids, positions, slots, slots_stride, contexts, decodes, tables, table_rows, lines, tokens, width, largest,
-    GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    header, ids, positions, slots, slots_stride, contexts, decodes, tables, table_rows, begins, lines, tokens, width,
+    largest, GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Blocks begin behind the sampled tokens that stand, [rows that sampled, width], with the last of these.
 
-    `lines` are those of `BlocksAhead`. Each row of the step is a token of a block. Grid: rows.
+    `lines` are those of `BlocksAhead`. Each row of the step is a token of a block; `begins` gets the place of the state
+    that its block begins with. Grid: rows.
     """
     row = tl.program_id(0)
-    index, most = tl.load(lines + 3 * row), tl.load(lines + 3 * row + 1)
-    within, stand = tl.load(lines + 3 * row + 2), 0
+    index, most = tl.load(lines + 4 * row), tl.load(lines + 4 * row + 1)
+    within, stand = tl.load(lines + 4 * row + 2), 0
     for begin in tl.range(0, most, BLOCK):
         place = begin + tl.arange(0, BLOCK)
         token = tl.load(tokens + index * width + place, mask=place < most, other=-1)
@@ -83,6 +84,7 @@ def begin_blocks(
     lag = most - stand
     last = tl.load(tokens + index * width + stand - 1)
     tl.store(ids + row, tl.maximum(tl.minimum(last, largest), 0), mask=within == 0)
+    tl.store(begins + row, tl.load(lines + 4 * row + 3) - lag)
     position, context = tl.load(positions + row) - lag, tl.load(contexts + row) - lag
     tl.store(positions + row, position)
     tl.store(contexts + row, context)
@@ -92,42 +94,3 @@ def begin_blocks(
     for group in tl.static_range(GROUPS):
         block = tl.load(tables + (group * table_rows + row) * stride + position // BLOCK_SIZE)
         tl.store(slots + group * slots_stride + row, block * BLOCK_SIZE + position % BLOCK_SIZE)
-
-
-@triton.jit(do_not_specialize=["rows", "padded"])
-def go_on(
-    header, ids, token_rows, positions, angles, shifts, slots, slots_stride, starts, counts, contexts, lags, decodes,
-    selected, selected_rows, tables, table_rows, numbers, rows, padded,
-    GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The arrays of a step become those of one in which rows decode what they sampled, but rows of the number -1.
-
-    A row's angle is `shifts`, by its number, beyond its position. Grid: 1.
-    """
-    row = tl.arange(0, BLOCK)
-    live, inside = row < rows, row < padded
-    number = tl.load(numbers + row, mask=live, other=-1).to(tl.int32)
-    alive = live & (number >= 0)
-    position = tl.load(contexts + row, mask=live, other=0) - tl.load(lags + row, mask=live, other=0)
-    tl.store(lags + row, 0, mask=live)
-    stride = tl.load(header)
-    for group in tl.static_range(GROUPS):
-        table = tables + group * table_rows * stride + row * stride
-        block = tl.load(table + position // BLOCK_SIZE, mask=alive, other=0)
-        slot = tl.where(alive, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
-        tl.store(slots + group * slots_stride + row, slot, mask=inside)
-    tl.store(ids + row, tl.where(alive, -1, 0), mask=inside)
-    tl.store(token_rows + row, tl.maximum(number, 0), mask=inside)
-    angle = position + tl.load(shifts + number, mask=alive, other=0)
-    tl.store(positions + row, position, mask=inside)
-    tl.store(angles + row, angle, mask=inside)  # where there is one axis these are the positions
-    tl.store(starts + row, row, mask=live)
-    tl.store(counts + row, 1, mask=live)
-    tl.store(contexts + row, position + 1, mask=live)
-    tl.store(decodes + 4 * row, tl.where(alive, row, -1), mask=inside)
-    tl.store(decodes + 4 * row + 1, tl.where(alive, row, -1), mask=inside)
-    tl.store(decodes + 4 * row + 2, tl.where(alive, position + 1, -1), mask=inside)
-    tl.store(decodes + 4 * row + 3, tl.where(alive, angle, -1), mask=inside)
-    tl.store(selected + row, row, mask=live)
-    tl.store(selected_rows + row, number, mask=live)
-    tl.store(header + 1 + row, rows, mask=row == 0)

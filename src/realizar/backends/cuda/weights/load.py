@@ -286,9 +286,14 @@ class Weights:
 
 
 def same_embedding(one: ModelSource, other: ModelSource) -> bool:
-    """True if two models of one checkpoint read the same embedding, and no other table."""
+    """True if two models read the same embedding, from one file or lent by its name, and the other no other table."""
     first, second = (each.spec.tensors[each.spec.embedding] for each in (one, other))
-    return one.checkpoint is other.checkpoint and first == second and other.spec.layer_inputs is None
+    if other.spec.layer_inputs is not None or replace(first, name=second.name) != second:
+        return False
+    if one.checkpoint is other.checkpoint:
+        return first.name == second.name
+    own, lent = one.checkpoint.tensors.get(first.name), other.checkpoint.tensors.get(second.name)
+    return own is not None and lent is not None and own.data is lent.data
 
 
 def _copy(data: NDArray[np.uint8], memory: torch.Tensor) -> None:
