@@ -81,7 +81,7 @@ def test_a_heads_logits_are_the_twins_and_texts_are_the_same(name: str, monkeypa
     assert name == "mixture" or max(found.errors) < 0.02
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "assistant"])  # which a GPU refuses
+@pytest.mark.parametrize("kind", KINDS)
 def test_drafts_change_no_token(kind: str, kinds: DraftKinds) -> None:
     kinds.check(kind, random_requests(COUNT))
 
