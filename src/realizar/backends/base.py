@@ -135,6 +135,19 @@ class CountsExperts(Protocol):
         """Experts that a mixture read in a step, on average, since then; None if none was counted. Waits for steps."""
 
 
+class CarriedPlaces(NamedTuple):
+    """Where the states lie that a drafter's step reads, and those that later steps may read.
+
+    Attributes:
+        sources: int32 [tokens of the drafter's step], the index of each one's state among the own ones; ~place of a
+            state that was kept.
+        kept: int32 [own states, 2], places in which each is kept; -1 for none. No two are the same.
+    """
+
+    sources: NDArray[np.int32]
+    kept: NDArray[np.int32]
+
+
 class GivesHiddenStates(Protocol):
     def hidden_states(self, tokens: Sequence[int], layer: int | None = None) -> NDArray[np.float32]:
         """Hidden states of some tokens of the step that was submitted last: float32 [tokens, hidden_size].
@@ -160,8 +173,14 @@ class GivesHiddenStates(Protocol):
     def new_states(self, count: int) -> States:
         """Zeros, where the backend computes: float32 [count, hidden_size]."""
 
-    def indices(self, *places: NDArray[np.intp]) -> Sequence[Any]:
-        """What `States` are indexed with: the same places, where the backend computes."""
+    def carry(self, kept: States, own: States, places: CarriedPlaces) -> States | None:
+        """Make the states that the drafter's next step reads beside its tokens, and keep some.
+
+        Args:
+            kept: float32 [places, hidden_size], of earlier steps. own: of a step, float32 [tokens, hidden_size].
+
+        Returns those of the drafter's step, or None where they lie already where it reads them.
+        """
 
 
 class SampledAhead(NamedTuple):

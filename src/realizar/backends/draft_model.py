@@ -25,6 +25,7 @@ from realizar.backends.base import (
     Backend,
     BlocksAhead,
     Capacity,
+    CarriedPlaces,
     Drafts,
     FollowsDrafts,
     ForwardInput,
@@ -154,32 +155,37 @@ class PreviousStates:
         """Those of the ends of blocks, [blocks, hidden_size]."""
         return self.states[self._first_end : self._zeros]
 
-    def before(self, rows: NDArray[np.intp], firsts: NDArray[np.int32], table: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Places of those before each row's token at position `firsts`, [rows]; of zeros before position 0.
+    def places(
+        self, step: ForwardInput, table: NDArray[np.int32], counts: NDArray[np.int32], goes_on: NDArray[np.bool_]
+    ) -> CarriedPlaces:
+        """Of a drafter's step that reads `counts` tokens of each row of a step, [rows].
 
-        `table` int32 [rows, blocks] is of the blocks in which the rows' tokens lie.
+        All but the last of each row that goes on are the step's own. `table` int32 [rows, blocks] is of the blocks in
+        which they lie.
         """
+        columns, stays = step.columns, counts - goes_on
+        numbers, firsts = columns.numbers, columns.num_computed_tokens
+        own_ends, ends = np.cumsum(stays, dtype=np.intp), np.cumsum(counts, dtype=np.intp)
+        begins, shift = ends - counts, 1 + (ends - counts) - (own_ends - stays)
+        sources = np.arange(counts.sum()) - np.repeat(shift, counts)
+        sources[begins] = ~self._before(numbers, firsts, table)
+        owners, own = np.repeat(np.arange(len(stays)), stays), np.arange(stays.sum())
+        positions = firsts[owners] + own - (own_ends - stays)[owners]
+        kept = np.full((len(own), 2), -1, np.int32)
+        recent = own_ends[owners] - own <= self._recent
+        kept[recent, 0] = (numbers[owners] * self._recent + positions % self._recent)[recent]
+        last = (positions % self._block_size == self._block_size - 1).nonzero()[0]
+        kept[last, 1] = self._first_end + table[owners[last], positions[last] // self._block_size]
+        return CarriedPlaces(sources.astype(np.int32), kept)
+
+    def _before(self, rows: NDArray[np.intp], firsts: NDArray[np.int32], table: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Places of the states before each row's token at position `firsts`, [rows]; of zeros before position 0."""
         last = firsts - 1
         found = rows * self._recent + last % self._recent
         ends = (firsts % self._block_size == 0).nonzero()[0]
         found[ends] = self._first_end + table[ends, last[ends] // self._block_size]
         found[firsts == 0] = self._zeros
         return found
-
-    def kept(
-        self, rows: NDArray[np.intp], positions: NDArray[np.int32], counts: NDArray[np.int32],
-        blocks: NDArray[np.int32],
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:  # fmt: skip
-        """The tokens whose states later steps may read, and the place of each.
-
-        `counts` are of each row's tokens, the last ones of the row so far; the other arguments are [tokens].
-        """
-        left = np.repeat(np.cumsum(counts), counts) - np.arange(len(positions))  # with this one
-        recent = (left <= self._recent).nonzero()[0]
-        ends = (positions % self._block_size == self._block_size - 1).nonzero()[0]
-        of_rows = rows[recent] * self._recent + positions[recent] % self._recent
-        places = np.concatenate([of_rows, self._first_end + blocks[ends]])
-        return np.concatenate([recent, ends]), places
 
 
 class DraftModel:
@@ -427,30 +433,18 @@ class DraftModel:
 
     def _states_before(
         self, previous: PreviousStates, step: ForwardInput, counts: NDArray[np.int32], goes_on: NDArray[np.bool_]
-    ) -> States:
-        """The state before each token that `_standing` gives, float32 [tokens, hidden_size]; the step's are kept."""
-        columns, table, stays = step.columns, step.block_tables[self._groups[0]], counts - goes_on
-        owners, tokens = _tokens_of(columns, stays)
-        own = self._states_of(tokens.tolist())
-        positions = columns.num_computed_tokens[owners] + tokens - columns.starts[owners]
-        others, follows = np.ones(counts.sum(), np.bool_), np.ones(len(owners), np.bool_)
-        begins = np.cumsum(counts, dtype=np.intp) - counts
-        others[begins] = False
-        follows[(np.cumsum(stays) - 1)[~goes_on]] = False  # the token after these is not there yet
-        first = previous.before(columns.numbers, columns.num_computed_tokens, table)
-        kept = previous.kept(columns.numbers[owners], positions, stays, table[owners, positions // self._block_size])
-        to, source, to_others, of_own, kept_own, places = self._backend.indices(
-            begins, first, others.nonzero()[0], follows.nonzero()[0], *kept
-        )
-        found = self._backend.new_states(len(others))
-        found[to], found[to_others] = previous.states[source], own[of_own]
-        previous.states[places] = own[kept_own]
-        return found
+    ) -> States | None:
+        """The state before each token that `_standing` gives, as `carry` leaves them; the step's own are kept."""
+        places = previous.places(step, step.block_tables[self._groups[0]], counts, goes_on)
+        own = self._states_of(_tokens_of(step.columns, counts - goes_on)[1].tolist())
+        return self._backend.carry(previous.states, own, places)
 
     def _states_of(self, tokens: list[int]) -> States:
         """What the drafter reads of some tokens of the main model's step: float32 [tokens, hidden_size]."""
         if self._fusion is None:
             return self._main.states(tokens)
+        if 0 < len(tokens) <= FUSED_AT_ONCE:
+            return self._backend.fused(self._main.states(tokens, self._fusion.layers))
         found = self._backend.new_states(len(tokens))
         for first in range(0, len(tokens), FUSED_AT_ONCE):
             part = tokens[first : first + FUSED_AT_ONCE]

@@ -10,7 +10,16 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import NO_OTHERS, BlocksAhead, Capacity, ForwardInput, OtherModels, SampledAhead, States
+from realizar.backends.base import (
+    NO_OTHERS,
+    BlocksAhead,
+    Capacity,
+    CarriedPlaces,
+    ForwardInput,
+    OtherModels,
+    SampledAhead,
+    States,
+)
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.attention_record import (
     SEGMENT,
@@ -189,8 +198,13 @@ class CPUBackend:
     def new_states(self, count: int) -> States:
         return np.zeros((count, self.model.spec.hidden_size), np.float32)
 
-    def indices(self, *places: NDArray[np.intp]) -> Sequence[NDArray[np.intp]]:
-        return places
+    def carry(self, kept: States, own: States, places: CarriedPlaces) -> States:
+        sources, found = places.sources, self.new_states(len(places.sources))
+        are_kept = sources < 0
+        found[are_kept], found[~are_kept] = kept[~sources[are_kept]], own[sources[~are_kept]]
+        tokens, ways = (places.kept >= 0).nonzero()
+        kept[places.kept[tokens, ways]] = own[tokens]
+        return found
 
     def logits(self, tokens: Tokens) -> NDArray[np.float32]:
         """Of some of the last step's tokens, float32 [tokens, vocab], overwritten by the next step."""

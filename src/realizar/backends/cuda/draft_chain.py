@@ -8,11 +8,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realizar.backends.base import CarriedPlaces
 from realizar.backends.cuda.capture import GraphRecorder, failure_of
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernels.go_on import CHAIN_HEADER, CHAIN_LINES, go_on, take_states
+from realizar.backends.cuda.kernels.go_on import (
+    CHAIN_HEADER,
+    CHAIN_LINES,
+    gather_states,
+    go_on,
+    keep_states,
+    take_states,
+)
 from realizar.backends.cuda.workspace import Workspace
-from realizar.models.parts import AssistantInputs
+from realizar.models.parts import AssistantInputs, NextTokenInputs, PairedInputs
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -36,6 +44,7 @@ class DraftChain:
         self._device, self._rows = device, space.arrays.sizes.rows
         self._moves = not isinstance(spec.next_token, AssistantInputs)
         self._is_kept, self._reads_states = spec.fusion is not None, spec.next_token is not None
+        self._keeps = isinstance(spec.next_token, NextTokenInputs | PairedInputs)
         self._lines = torch.zeros(
             CHAIN_HEADER + CHAIN_LINES * self._rows, dtype=torch.int32, device=device.torch_device
         )
@@ -55,6 +64,16 @@ class DraftChain:
         of_rows[0, :count], of_rows[1, :count], of_rows[2, :count] = numbers, wanted, chosen
         self._lines.copy_(pinned, non_blocking=True)
 
+    def carry(self, kept: torch.Tensor, own: torch.Tensor, places: CarriedPlaces) -> None:
+        """Write the states of a step where the drafter reads them, and keep some, as `GivesHiddenStates.carry` says."""
+        tokens, width = len(places.sources), own.shape[1]
+        pinned = torch.empty(tokens + places.kept.size, dtype=torch.int32, pin_memory=self._device.is_gpu)
+        np.concatenate((places.sources, places.kept.reshape(-1)), out=pinned.numpy())
+        lines, blocks = pinned.to(self._device.torch_device, non_blocking=True), -(-width // _COLUMNS)
+        gather_states[(tokens, blocks)](kept, own, lines, self._space.states, width, BLOCK=_COLUMNS)
+        if len(own):  # behind all that reads what lay there
+            keep_states[(len(own), blocks)](kept, own, lines[tokens:], width, BLOCK=_COLUMNS)
+
     def go_on(self) -> None:
         """Keep a draft of each row that wants it; those that want another decode it in the next step."""
         if self._graph is None:
@@ -68,6 +87,9 @@ class DraftChain:
             return
         nobody = np.zeros(0, np.intp)
         self.begin(nobody, nobody.astype(np.int32), nobody, 0)
+        if self._keeps:
+            state, places = self._space.states[:1], CarriedPlaces(np.zeros(1, np.int32), np.full((1, 2), -1, np.int32))
+            self.carry(state, state, places)
         self._launch()
         torch.cuda.synchronize(self._device.torch_device)
         if capture:

@@ -16,6 +16,7 @@ from realizar.backends.base import (
     NO_OTHERS,
     BlocksAhead,
     Capacity,
+    CarriedPlaces,
     DeviceMemory,
     ForwardInput,
     OtherModels,
@@ -271,7 +272,7 @@ class CUDABackend:
 
     def keep_drafts(self, rows: NDArray[np.intp], places: NDArray[np.intp], drafts: torch.Tensor) -> None:
         kept = self.model.space.arrays.drafts
-        (where,) = self.indices(places * kept.shape[1] + rows)
+        where = self._indices(places * kept.shape[1] + rows)
         kept.view(-1).index_copy_(0, where, drafts.clamp(0, self.model.spec.vocab_size - 1))
 
     def kept_drafts(self) -> NDArray[np.int32]:
@@ -347,8 +348,11 @@ class CUDABackend:
     def states(self, tokens: Sequence[int], layers: Sequence[int] = ()) -> States:
         finisher = self.model.finisher
         if layers:
-            (chosen,) = self.indices(np.array(tokens, np.intp))
             kept = [self.model.space.kept[self.model.config.hidden_layers.index(layer)] for layer in layers]
+            first, end = (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
+            if list(tokens) == list(range(first, end)):  # nearly always
+                return torch.cat([each[first:end] for each in kept], dim=1)
+            chosen = self._indices(np.array(tokens, np.intp))
             return torch.cat([each.index_select(0, chosen) for each in kept], dim=1)
         if self._gives_states and finisher.selected[: len(tokens)] == tokens:
             return self.model.space.final_states[: len(tokens)]
@@ -378,11 +382,15 @@ class CUDABackend:
     def new_states(self, count: int) -> States:
         return torch.zeros((count, self.model.spec.hidden_size), device=self.device.torch_device)
 
-    def indices(self, *places: NDArray[np.intp]) -> Sequence[torch.Tensor]:
-        sizes = [len(each) for each in places]
-        copied = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=self.device.is_gpu)
-        np.concatenate(places, out=copied.numpy())
-        return copied.to(self.device.torch_device, non_blocking=True).split(sizes)
+    def carry(self, kept: States, own: States, places: CarriedPlaces) -> None:
+        assert self.model.chain is not None
+        self.model.chain.carry(kept, own, places)
+
+    def _indices(self, places: NDArray[np.intp]) -> torch.Tensor:
+        """What tensors are indexed with, on its way to the device."""
+        copied = torch.empty(len(places), dtype=torch.int64, pin_memory=self.device.is_gpu)
+        copied.numpy()[:] = places
+        return copied.to(self.device.torch_device, non_blocking=True)
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [tokens, vocab] of some of the last step's tokens, at most as many as the workspace has room for."""

@@ -1,4 +1,4 @@
-"""From one step of a drafter to the next: kernels of `draft_chain`."""
+"""From one step of a drafter to the next, and from the model's to the drafter's: kernels of `draft_chain`."""
 
 import triton
 import triton.language as tl
@@ -7,6 +7,28 @@ CHAIN_HEADER, CHAIN_LINES = 4, 3
 """Numbers before those of rows: drafts that each row has by now, rows, and rows of the padded step; and those of each
 row, one kind after the other: its number in the model, the drafts that it wants, its index among the sampled tokens."""
 _HEADER = tl.constexpr(CHAIN_HEADER)
+
+
+@triton.jit
+def gather_states(kept, own, sources, states, width, BLOCK: tl.constexpr):
+    """states[token] = own[source], or kept[~source] where it is below 0; rows of `width`. Grid: tokens, blocks."""
+    token, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    source = tl.load(sources + token).to(tl.int64)
+    inside = column < width
+    of_own = tl.load(own + source * width + column, mask=inside & (source >= 0), other=0.0)
+    of_kept = tl.load(kept + (-1 - source) * width + column, mask=inside & (source < 0), other=0.0)
+    tl.store(states + token * width + column, of_own + of_kept, mask=inside)
+
+
+@triton.jit
+def keep_states(kept, own, places, width, BLOCK: tl.constexpr):
+    """kept[place] = own[token] for either of two places that is not below 0, [tokens, 2]. Grid: tokens, blocks."""
+    token, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first, second = tl.load(places + 2 * token).to(tl.int64), tl.load(places + 2 * token + 1).to(tl.int64)
+    inside = column < width
+    values = tl.load(own + token * width + column, mask=inside & ((first >= 0) | (second >= 0)), other=0.0)
+    tl.store(kept + first * width + column, values, mask=inside & (first >= 0))
+    tl.store(kept + second * width + column, values, mask=inside & (second >= 0))
 
 
 @triton.jit
