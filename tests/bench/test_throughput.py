@@ -31,9 +31,9 @@ def test_drawn_drafts_are_right_as_often_as_asked(tmp_path: Path) -> None:
     """A model of random weights, whose block is never right, keeps its texts and takes the drafts that are drawn."""
     generate_gguf("tiny-delta-mtp", tmp_path / "tiny.gguf", "q8_0")
     checkpoint, config = open_checkpoint(tmp_path / "tiny.gguf"), EngineConfig(threads=1, drafter="auto")
-    work = Work(4, 400, (1, 2), 1, (0.75, 0.5, 0.25))
+    work = Work(4, 120, (1, 2), 1, (0.75, 0.5, 0.25))
     for found in measure_throughput(checkpoint, config, work, log=lambda _: None):
-        assert found.tokens_per_step == pytest.approx(2.5, abs=0.25)
+        assert found.tokens_per_step == pytest.approx(2.5, abs=0.08)  # where chance would be wrong by 0.16
     alone, _ = measure_throughput(
         checkpoint, EngineConfig(threads=1), dataclasses.replace(work, acceptance=None), log=lambda _: None
     )

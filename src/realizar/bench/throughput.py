@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import resource
 import secrets
@@ -27,6 +28,7 @@ from realizar.scheduler.pace import Policy
 from realizar.scheduler.row_table import Sequence
 
 _WARM_PROMPT_TOKENS, _WARM_GEN_TOKENS = 64, 4
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,10 @@ def measure_throughput(
 class DrawnDrafts:
     """Drafts that are right at drawn rates, in place of those that a model or a block of random weights proposes.
 
-    Texts are what they are without it: it has seen them, in a run of the same requests while it `learns`. Draws are
-    equal from run to run. The rows must be sampled almost without regard to their logits (`RANDOM`): then no difference
-    between two runs' sums changes what follows.
+    Texts are what they are without it: it has seen them, in a run of the same requests while it `learns`. A row's draws
+    are spread evenly, so that a few dozen steps have the rates already, and are the same whenever a program makes them.
+    The rows must be sampled almost without regard to their logits (`RANDOM`): then no difference between two runs' sums
+    changes what follows.
 
     Args:
         rates: share of steps in which so many drafts, 1 and on, are right at least: above 0, and none above the one
@@ -135,7 +138,8 @@ class DrawnDrafts:
                 f"acceptance must be shares that fall, such as 0.8,0.67, not {given!r}", "acceptance"
             )
         self.awaits_results, self.learns = True, True
-        self._rates, self._rng, self._texts = rates, random.Random(0), dict[str, list[int]]()
+        self._rates, self._texts = rates, dict[str, list[int]]()
+        self._drawn: dict[str, float] = {}
 
     def propose(self, sequences: ListOf[Sequence]) -> list[tuple[int, ...]]:
         return [self._drafts(each) for each in sequences]
@@ -145,9 +149,15 @@ class DrawnDrafts:
         if self.learns:
             self._texts[name] = sequence.token_ids.tolist()
             return ()
-        drafts, drawn = self._texts[name][at : at + len(self._rates)], self._rng.random()
+        drafts, drawn = self._texts[name][at : at + len(self._rates)], self._draw(name)
         right = sum(rate > drawn for rate in self._rates)
         return (*drafts[:right], *(token_id ^ 1 for token_id in drafts[right:]))
+
+    def _draw(self, name: str) -> float:
+        """The next number of a row from 0 to 1, each so far from all before it as the golden ratio has them lie."""
+        drawn = self._drawn.get(name)
+        self._drawn[name] = random.Random(name).random() if drawn is None else (drawn + _GOLDEN) % 1
+        return self._drawn[name]
 
     def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """What is right was drawn."""
