@@ -147,14 +147,12 @@ def test_what_is_not_known_is_refused_by_name(changed: dict[str, Any], message: 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_is_no_model_by_itself_and_no_gpu_runs_it(form: Form, tmp_path: Path) -> None:
+def test_it_is_no_model_by_itself_and_either_device_runs_it(form: Form, tmp_path: Path) -> None:
     file = write_assistant(MODELS[0], tmp_path, form)
     with pytest.raises(UnsupportedModelError, match="it drafts for another model, as --drafter, and runs beside it"):
         build_spec(open_checkpoint(file.path))
     _, spec, _ = opened(file)
-    assert refusal(spec, "cpu") is None
-    expected = "layers 0, 1, 2 have attention over the keys and values of another model, which the CUDA backend does"
-    assert expected in str(refusal(spec, "cuda"))
+    assert refusal(spec, "cpu") is refusal(spec, "cuda") is None
 
 
 def test_a_model_of_another_kind_or_size_is_refused_by_name(tmp_path: Path) -> None:
