@@ -99,6 +99,10 @@ class DraftUse(_Counts):
     predicted: int = 0
     predicted_right: int = 0
 
+    def more(self, drafted: int, accepted: int) -> DraftUse:
+        """With so many more, which no prediction brought."""
+        return DraftUse(self.drafted + drafted, self.accepted + accepted, self.predicted, self.predicted_right)
+
 
 NO_DRAFTS = DraftUse()
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -134,6 +134,75 @@ def load_drafter(
         raise
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """How the tokens lie that a drafter reads of the rows of a step: those that stand, and the last one sampled.
+
+    It is the same for all steps whose rows have as many tokens, drafts and results. Nothing changes it.
+
+    Attributes:
+        counts, starts: int32 [rows] and [rows + 1], of each row's tokens.
+        owners, within: of each token its row, and its place in it.
+        given, behind: of each token the index of the step's token that it is; else how many sampled ones stand before
+            it, and below 0 where it is one of the step.
+        own, own_owners, own_within: of the step's tokens whose states are kept, their index in the step, their row and
+            their place in it. left: how many of their row follow, with themselves.
+        sources: of each token that is not its row's first, the index among them of the one before it.
+        samples: of each row, true to sample after its last token. only_decodes: as of `StepRows`.
+        lines: of `SampledAhead`.
+    """
+
+    counts: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    owners: NDArray[np.intp]
+    within: NDArray[np.int32]
+    given: NDArray[np.intp]
+    behind: NDArray[np.intp]
+    own: list[int]
+    own_owners: NDArray[np.intp]
+    own_within: NDArray[np.int32]
+    left: NDArray[np.intp]
+    sources: NDArray[np.int32]
+    samples: NDArray[np.bool_]
+    only_decodes: bool
+    lines: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, columns: StepRows, made: NDArray[np.intp], goes_on: NDArray[np.bool_]) -> _Layout:
+        """`made` are the tokens that each row sampled, at most; those that `goes_on` have the last one of them too."""
+        return _layout(
+            *(each.tobytes() for each in (columns.starts, columns.num_drafts, columns.samples, made, goes_on))
+        )
+
+
+@lru_cache(maxsize=64)
+def _layout(of_starts: bytes, of_drafts: bytes, of_samples: bytes, of_made: bytes, of_going: bytes) -> _Layout:
+    firsts, drafts = np.frombuffer(of_starts, np.int32), np.frombuffer(of_drafts, np.int32)
+    sampled, made = np.frombuffer(of_samples, np.bool_), np.frombuffer(of_made, np.intp)
+    goes_on = np.frombuffer(of_going, np.bool_)
+    certain = firsts[1:] - firsts[:-1] - drafts
+    counts = (certain + np.maximum(made - 1, 0) + goes_on).astype(np.int32)
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    owners = np.repeat(np.arange(len(counts)), counts)
+    within = np.arange(starts[-1], dtype=np.int32) - starts[owners]
+    stays = counts - goes_on
+    ends = np.cumsum(stays, dtype=np.intp)
+    own_owners = np.repeat(np.arange(len(stays)), stays)
+    own_within = (np.arange(stays.sum()) - (ends - stays)[own_owners]).astype(np.int32)
+    sampling = sampled & (certain + drafts > 0)
+    indices = np.where(sampling, np.cumsum(sampling) - 1, -1)
+    chosen = np.where(goes_on, np.cumsum(goes_on) - 1, -1)
+    before = np.where(certain > 0, firsts[:-1] + certain - 1, -1)
+    lines = np.stack([indices, starts[:-1] + certain, counts - certain, chosen, before], axis=1)
+    return _Layout(
+        counts, starts, owners, within, firsts[owners] + np.minimum(within, certain[owners] - 1),
+        within - certain[owners], (firsts[own_owners] + own_within).tolist(), own_owners, own_within,
+        ends[own_owners] - np.arange(len(own_owners)), (within - 1 + (ends - stays)[owners]).astype(np.int32),
+        goes_on, bool((counts == 1).all() and goes_on.all()), lines.astype(np.int32),
+    )  # fmt: skip
+
+
 class PreviousStates:
     """Hidden states of tokens before those that a step computes, where an earlier step computed them.
 
@@ -155,28 +224,20 @@ class PreviousStates:
         """Those of the ends of blocks, [blocks, hidden_size]."""
         return self.states[self._first_end : self._zeros]
 
-    def places(
-        self, step: ForwardInput, table: NDArray[np.int32], counts: NDArray[np.int32], goes_on: NDArray[np.bool_]
-    ) -> CarriedPlaces:
-        """Of a drafter's step that reads `counts` tokens of each row of a step, [rows].
-
-        All but the last of each row that goes on are the step's own. `table` int32 [rows, blocks] is of the blocks in
-        which they lie.
-        """
-        columns, stays = step.columns, counts - goes_on
-        numbers, firsts = columns.numbers, columns.num_computed_tokens
-        own_ends, ends = np.cumsum(stays, dtype=np.intp), np.cumsum(counts, dtype=np.intp)
-        begins, shift = ends - counts, 1 + (ends - counts) - (own_ends - stays)
-        sources = np.arange(counts.sum()) - np.repeat(shift, counts)
-        sources[begins] = ~self._before(numbers, firsts, table)
-        owners, own = np.repeat(np.arange(len(stays)), stays), np.arange(stays.sum())
-        positions = firsts[owners] + own - (own_ends - stays)[owners]
-        kept = np.full((len(own), 2), -1, np.int32)
-        recent = own_ends[owners] - own <= self._recent
-        kept[recent, 0] = (numbers[owners] * self._recent + positions % self._recent)[recent]
+    def places(self, columns: StepRows, layout: _Layout, table: NDArray[np.int32]) -> CarriedPlaces:
+        """Of a drafter's step; `table` int32 [rows, blocks] is of the blocks in which its tokens lie."""
+        numbers, firsts, owners = columns.numbers, columns.num_computed_tokens, layout.own_owners
+        sources = layout.sources.copy()
+        has_any = layout.counts > 0
+        sources[layout.starts[:-1][has_any]] = ~self._before(numbers, firsts, table)[has_any]
+        positions = firsts[owners] + layout.own_within
+        kept = np.full((len(owners), 2), -1, np.int32)
+        recent = numbers[owners] * self._recent + positions % self._recent
+        kept[:, 0] = np.where(layout.left <= self._recent, recent, -1)
         last = (positions % self._block_size == self._block_size - 1).nonzero()[0]
-        kept[last, 1] = self._first_end + table[owners[last], positions[last] // self._block_size]
-        return CarriedPlaces(sources.astype(np.int32), kept)
+        if len(last):
+            kept[last, 1] = self._first_end + table[owners[last], positions[last] // self._block_size]
+        return CarriedPlaces(sources, kept)
 
     def _before(self, rows: NDArray[np.intp], firsts: NDArray[np.int32], table: NDArray[np.int32]) -> NDArray[np.intp]:
         """Places of the states before each row's token at position `firsts`, [rows]; of zeros before position 0."""
@@ -211,6 +272,7 @@ class DraftModel:
         self._reads_keys = isinstance(drafter.spec.next_token, AssistantInputs)
         own = drafter_config(config, drafter.spec, tuple(num_blocks[group] for group in self._groups))
         backend.load(drafter.spec, drafter.checkpoint, own)
+        self._follows = backend if isinstance(backend, FollowsDrafts) else None
         self._previous: PreviousStates | None = None
         if _keeps_states(drafter.spec):
             self._previous = PreviousStates(backend, config, num_blocks[self._groups[0]])
@@ -315,14 +377,13 @@ class DraftModel:
         Each draft is a step of fewer and fewer rows.
         """
         columns, wanted = step.columns, self._wanted(step.columns, made)
-        goes_on = wanted > 0
-        token_ids, counts = self._standing(columns, made, sampled, goes_on)
-        states = None if self._previous is None else self._states_before(self._previous, step, counts, goes_on)
-        firsts, going = columns.num_computed_tokens, goes_on.nonzero()[0]
-        unknown = None if sampled is not None else self._ahead(columns, ahead, counts, goes_on)
-        drafts = self._draft(step, np.arange(len(columns)), firsts, token_ids, counts, goes_on, states, unknown)
-        lasts = np.cumsum(counts, dtype=np.intp)[going] - 1
-        self._go_on(step, wanted, (firsts + counts)[going], lasts, drafts)
+        layout = _Layout.of(columns, made, wanted > 0)
+        states = None if self._previous is None else self._states_before(self._previous, step, layout)
+        unknown = None if sampled is not None else SampledAhead(ahead, layout.lines, self._num_ids - 1)
+        drafts = self._backend.draft(self._standing(step, layout, sampled, states), unknown)
+        going = layout.samples.nonzero()[0]
+        ends = columns.num_computed_tokens[going] + layout.counts[going]
+        self._go_on(step, wanted, ends, layout.starts[1:][going] - 1, drafts)
 
     def _propose_behind(
         self, step: ForwardInput, made: NDArray[np.intp], sampled: NDArray[np.int32] | None, tokens: TokenIds
@@ -360,8 +421,9 @@ class DraftModel:
             lasts: the tokens of its step that the first drafts come from.
         """
         columns, going = step.columns, wanted.nonzero()[0]
-        if isinstance(self._backend, FollowsDrafts):
-            self._backend.follow(wanted[going] if self._reads_keys else wanted)
+        if self._follows is not None:
+            if len(going):
+                self._follows.follow(wanted[going] if self._reads_keys else wanted)
             return
         for place in range(int(wanted.max(initial=0))):
             stays = wanted[going] > place
@@ -370,18 +432,6 @@ class DraftModel:
                 moved = np.int32(0 if self._reads_keys else place)
                 drafts, lasts = self._next(step, going, ends - 1 + moved, lasts), np.arange(len(going))
             self._main.keep_drafts(columns.numbers[going], np.full(len(going), place), drafts)
-
-    def _ahead(
-        self, columns: StepRows, tokens: TokenIds, counts: NDArray[np.int32], goes_on: NDArray[np.bool_]
-    ) -> SampledAhead:
-        """Of the step that computes `counts` tokens of each row."""
-        certain = columns.num_tokens - columns.num_drafts
-        indices = _sampled_indices(columns)
-        chosen = np.where(goes_on, np.cumsum(goes_on) - 1, -1)
-        firsts = np.cumsum(counts) - counts + certain
-        before = np.where(certain > 0, columns.starts[:-1] + certain - 1, -1)
-        lines = np.stack([indices, firsts, counts - certain, chosen, before], axis=1).astype(np.int32)
-        return SampledAhead(tokens, lines, self._num_ids - 1)
 
     def _propose_block(
         self, block: BlockInputs, step: ForwardInput, made: NDArray[np.intp], sampled: NDArray[np.int32] | None,
@@ -393,12 +443,11 @@ class DraftModel:
         Where the host does not know how many stand, those of all are written: the block, or what is read next, lies
         over the others.
         """
-        columns, nobody = step.columns, np.zeros(len(step.columns), np.bool_)
-        token_ids, counts = self._standing(columns, made, sampled, nobody)
-        firsts, everybody = columns.num_computed_tokens, np.arange(len(columns))
-        states = self._states_of(_tokens_of(columns, counts)[1].tolist())
+        columns = step.columns
+        layout = _Layout.of(columns, made, np.zeros(len(columns), np.bool_))
+        firsts, counts = columns.num_computed_tokens, layout.counts
         assert isinstance(self._backend, InjectsStates)
-        self._backend.inject(self._input(step, everybody, firsts, token_ids, counts, nobody, states))
+        self._backend.inject(self._standing(step, layout, sampled, self._states_of(layout.own)))
         wanted = self._wanted(columns, made)
         rows = wanted.nonzero()[0]
         if not len(rows):
@@ -431,13 +480,10 @@ class DraftModel:
         ones, ids = np.ones(len(places), np.int32), np.full(len(places), FROM_PREVIOUS_STEP, np.int32)
         return self._draft(step, places, positions, ids, ones, ones > 0, states)
 
-    def _states_before(
-        self, previous: PreviousStates, step: ForwardInput, counts: NDArray[np.int32], goes_on: NDArray[np.bool_]
-    ) -> States | None:
-        """The state before each token that `_standing` gives, as `carry` leaves them; the step's own are kept."""
-        places = previous.places(step, step.block_tables[self._groups[0]], counts, goes_on)
-        own = self._states_of(_tokens_of(step.columns, counts - goes_on)[1].tolist())
-        return self._backend.carry(previous.states, own, places)
+    def _states_before(self, previous: PreviousStates, step: ForwardInput, layout: _Layout) -> States | None:
+        """The state before each token that a drafter reads of a step, as `carry` leaves them; its own are kept."""
+        places = previous.places(step.columns, layout, step.block_tables[self._groups[0]])
+        return self._backend.carry(previous.states, self._states_of(layout.own), places)
 
     def _states_of(self, tokens: list[int]) -> States:
         """What the drafter reads of some tokens of the main model's step: float32 [tokens, hidden_size]."""
@@ -452,20 +498,28 @@ class DraftModel:
         return found
 
     def _standing(
-        self, columns: StepRows, made: NDArray[np.intp], sampled: NDArray[np.int32] | None, goes_on: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Tokens of a step's rows that stand, and the last one sampled of those that go on: ids, and their numbers.
+        self, step: ForwardInput, layout: _Layout, sampled: NDArray[np.int32] | None, states: States | None
+    ) -> ForwardInput:
+        """A step of the tokens of a step's rows that stand, and the last one sampled of those that go on.
 
         Those that the host does not know yet are 0.
         """
-        certain = columns.num_tokens - columns.num_drafts
-        counts = (certain + np.maximum(made - 1, 0) + goes_on).astype(np.int32)
-        owners = np.repeat(np.arange(len(columns)), counts)
-        within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-        behind = within - certain[owners]
-        ids = columns.token_ids[columns.starts[owners] + np.minimum(within, certain[owners] - 1)]
-        known = 0 if sampled is None else sampled[owners, np.maximum(behind, 0)]
-        return np.where(behind < 0, np.maximum(ids, 0), known).astype(np.int32), counts
+        columns, owners, size = step.columns, layout.owners, np.int32(self._block_size)
+        known = 0 if sampled is None else sampled[owners, np.maximum(layout.behind, 0)]
+        ids = np.where(layout.behind < 0, np.maximum(columns.token_ids[layout.given], 0), known)
+        none, positions = np.zeros(len(columns), np.int32), columns.num_computed_tokens[owners] + layout.within
+        rows = StepRows(
+            columns.sequence_ids, columns.numbers, columns.num_computed_tokens,
+            np.minimum(ids, np.int32(self._num_ids - 1)).astype(np.int32), layout.starts, layout.samples, none, none,
+            only_decodes=layout.only_decodes,
+        )  # fmt: skip
+        tables, blocks, offsets = (
+            [step.block_tables[group] for group in self._groups],
+            positions // size,
+            positions % size,
+        )
+        slots = [table[owners, blocks] * size + offsets for table in tables]
+        return ForwardInput(rows, positions, tuple(slots), tuple(tables), hidden_states=states)
 
     def _draft(
         self, step: ForwardInput, places: NDArray[np.intp], firsts: NDArray[np.int32], token_ids: NDArray[np.int32],
@@ -514,10 +568,3 @@ def _sampled_indices(columns: StepRows) -> NDArray[np.intp]:
     """Of each row of a step its index among those that sample, or -1."""
     sampling = columns.samples & (columns.num_tokens > 0)
     return np.where(sampling, np.cumsum(sampling) - 1, -1)
-
-
-def _tokens_of(columns: StepRows, counts: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Of the first tokens of each row, as many as `counts`: the index of each one's row, and its own in the step."""
-    owners = np.repeat(np.arange(len(columns)), counts)
-    within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return owners, columns.starts[owners] + within

@@ -30,7 +30,7 @@ from realizar.errors import CapacityError, ContextLengthError, InvalidRequestErr
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.logprob_columns import RowColumns
-from realizar.outputs import DraftUse, FinishReason, PromptProgress, RowError, added_by_place
+from realizar.outputs import FinishReason, PromptProgress, RowError, added_by_place
 from realizar.request import Pooling, Request
 from realizar.scheduler.drafts import Drafting
 from realizar.scheduler.growing_deltas import GrowingDeltas
@@ -378,7 +378,7 @@ class Scheduler:
         table, num_drafts, wanted = self._table, None, 1
         if np.count_nonzero(proposed := table.num_proposed[rows]):
             before = np.cumsum(proposed) - proposed
-            num_drafts = np.clip(plan.budget - len(rows) - before, 0, proposed).astype(np.int32)
+            num_drafts = np.minimum(np.maximum(plan.budget - len(rows) - before, 0), proposed).astype(np.int32)
             wanted = num_drafts + 1
         preemptions = self._counts.num_preemptions
         lack_blocks = self._cache.num_steady(rows, table.num_computed[rows]) < wanted
@@ -553,7 +553,7 @@ class Scheduler:
             return columns
         rows, ends = columns.numbers, columns.num_context_tokens
         # The sampled token stands after the row's tokens, and another one follows the last draft.
-        wanted = np.clip(self._table.most_tokens[rows] - 2 - ends, 0, most) * columns.samples
+        wanted = np.minimum(np.maximum(self._table.most_tokens[rows] - 2 - ends, 0), most) * columns.samples
         wanted += self._drafting.spare * (wanted > 0)
         for index in (self._cache.num_steady(rows, ends) < wanted).nonzero()[0].tolist():
             first, count = int(columns.num_computed_tokens[index]), int(columns.num_tokens[index])
@@ -635,7 +635,7 @@ class Scheduler:
         num_drafts, num_accepted = step.num_drafts[drafted].tolist(), (num_sampled - 1).tolist()
         sequences = self._open.of_rows(rows)
         for sequence, count, accepted in zip(sequences, num_drafts, num_accepted, strict=True):
-            sequence.drafts = DraftUse.total((sequence.drafts, DraftUse(count, accepted)))
+            sequence.drafts = sequence.drafts.more(count, accepted)
         counts = self._counts
         counts.num_drafts += len(drafted)
         counts.draft_tokens += sum(num_drafts)

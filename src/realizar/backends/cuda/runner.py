@@ -34,7 +34,7 @@ from realizar.backends.cuda.ranks import RankGroup
 from realizar.backends.cuda.shapes import fused_tokens, padded_rows, padded_tokens
 from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
-from realizar.backends.cuda.step_arrays import count_decodes, tiles_of
+from realizar.backends.cuda.step_arrays import count_decodes, count_tiles
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.draft_model import DraftModel, load_drafter, shared_with
 from realizar.backends.load_progress import LoadProgress, no_progress
@@ -294,7 +294,7 @@ class CUDABackend:
 
     def _kind(self, step: ForwardInput) -> StepKind:
         sizes, embeds = self.model.space.arrays.sizes, bool(step.columns.embeddings)
-        tiles = len(tiles_of(step, sizes.tile_tokens))
+        tiles = count_tiles(step, sizes.tile_tokens)
         decodes = padded_rows(count_decodes(step), sizes.rows)
         if not tiles:
             longest = int(step.columns.num_context_tokens.max(initial=0))
@@ -311,8 +311,7 @@ class CUDABackend:
             return
         most = arrays.sizes.selected
         numbers = np.full(len(wanted.tokens), -1, np.int32)
-        owners = wanted.rows[: wanted.num_sampled]
-        numbers[: wanted.num_sampled] = np.where(columns.num_drafts > 0, -1, columns.numbers)[owners]
+        numbers[: wanted.num_sampled] = np.where(columns.num_drafts > 0, -1, columns.numbers)[wanted.sampled[1]]
         arrays.send(step, kind, wanted.tokens[:most], numbers[:most])
 
     def launches(self, forward_input: ForwardInput) -> list[StepLaunch]:

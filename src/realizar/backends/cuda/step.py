@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,9 +18,11 @@ from realizar.batch import StepOutput
 from realizar.errors import CapacityError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class WantedTokens:
     """The tokens of a step whose logits are wanted: those to sample after, in the order of their rows, then queries.
+
+    It may be that of other steps too: nothing changes it.
 
     Attributes:
         tokens: index in the step of each.
@@ -38,34 +40,46 @@ class WantedTokens:
     sampled_rows: list[int]
     num_drafts: int
 
+    @cached_property
+    def sampled(self) -> NDArray[np.intp]:
+        """intp [3, num_sampled], the first of `tokens`, `rows` and `places`."""
+        count = self.num_sampled
+        return np.array([self.tokens[:count], self.rows[:count], self.places[:count]], np.intp)
+
 
 def wanted_tokens(step: ForwardInput) -> WantedTokens:
     columns = step.columns
     if columns.only_decodes:
         return _wanted_of_decodes(len(columns))
-    starts = columns.starts.tolist()
-    sampled_rows = (columns.samples & (columns.num_tokens > 0)).nonzero()[0].tolist()
-    drafts = columns.num_drafts.tolist()
-    num_drafts = max([drafts[index] for index in sampled_rows], default=0)
-    if num_drafts:
-        sampled = [(index, place) for index in sampled_rows for place in range(drafts[index] + 1)]
-        rows, places = [index for index, _ in sampled], [place for _, place in sampled]
-        tokens = [starts[index + 1] - 1 - drafts[index] + place for index, place in sampled]
-    else:
-        rows, places = list(sampled_rows), [0] * len(sampled_rows)
-        tokens = [starts[index + 1] - 1 for index in sampled_rows]
-    num_sampled = len(tokens)
+    wanted = _wanted_of(*(each.tobytes() for each in (columns.starts, columns.samples, columns.num_drafts)))
+    if not columns.logprob_queries:
+        return wanted
+    tokens, rows, places, starts = [*wanted.tokens], [*wanted.rows], [*wanted.places], columns.starts.tolist()
     for index, queries in columns.logprob_queries.items():
         for number, query in enumerate(queries):
             tokens.append(starts[index] + query.index)
             rows.append(index)
             places.append(number)
-    return WantedTokens(tokens, rows, places, num_sampled, sampled_rows, num_drafts)
+    return replace(wanted, tokens=tokens, rows=rows, places=places)
+
+
+@lru_cache(maxsize=64)
+def _wanted_of(of_starts: bytes, of_samples: bytes, of_drafts: bytes) -> WantedTokens:
+    """Of steps whose rows have so many tokens and drafts, and sample or not; without queries."""
+    firsts, samples = np.frombuffer(of_starts, np.int32), np.frombuffer(of_samples, np.bool_)
+    starts, drafts = firsts.tolist(), np.frombuffer(of_drafts, np.int32).tolist()
+    sampled_rows = (samples & (firsts[1:] > firsts[:-1])).nonzero()[0].tolist()
+    sampled = [(index, place) for index in sampled_rows for place in range(drafts[index] + 1)]
+    rows, places = [index for index, _ in sampled], [place for _, place in sampled]
+    tokens = [starts[index + 1] - 1 - drafts[index] + place for index, place in sampled]
+    return WantedTokens(
+        tokens, rows, places, len(tokens), sampled_rows, max([drafts[index] for index in sampled_rows], default=0)
+    )
 
 
 @lru_cache(maxsize=1024)
 def _wanted_of_decodes(count: int) -> WantedTokens:
-    """Of as many rows that decode; never changed."""
+    """Of as many rows that decode."""
     return WantedTokens(list(range(count)), list(range(count)), [0] * count, count, list(range(count)), 0)
 
 

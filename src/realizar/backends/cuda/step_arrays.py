@@ -346,6 +346,14 @@ def count_decodes(step: ForwardInput) -> int:
     return len(step.columns) if step.columns.only_decodes else int(np.count_nonzero(step.columns.num_tokens == 1))
 
 
+def count_tiles(step: ForwardInput, tile_tokens: int) -> int:
+    """How many there are of `tiles_of`."""
+    if step.columns.only_decodes:
+        return 0
+    counts = step.columns.num_tokens
+    return int((-(-counts // tile_tokens) * (counts > 1)).sum())
+
+
 def tiles_of(step: ForwardInput, tile_tokens: int) -> list[tuple[int, int]]:
     """Row and first token of every tile of the rows of several tokens, longest contexts first."""
     columns = step.columns

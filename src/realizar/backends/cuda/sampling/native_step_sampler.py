@@ -228,7 +228,7 @@ class NativeStepSampler:
         if not self._rows.wants_logprobs or part.start >= wanted.num_sampled:
             return _NOTHING_ASKED
         if not step.forward_input.columns.only_decodes:
-            numbers = numbers[wanted.rows[: wanted.num_sampled]]
+            numbers = numbers[wanted.sampled[1]]
         top_n = self._rows.logprobs[numbers[part.start : part.stop]]
         places = (top_n >= 0).nonzero()[0]
         return part.start + places, np.full(len(places), _AS_SAMPLED), top_n[places]
@@ -244,8 +244,7 @@ class NativeStepSampler:
     def _make_with_drafts(self, step: CUDAStep) -> torch.Tensor:
         wanted, columns, most = step.wanted, step.forward_input.columns, step.wanted.num_drafts
         rows, drafts = columns.numbers[wanted.sampled_rows], columns.num_drafts[wanted.sampled_rows].astype(np.int64)
-        places = np.array(wanted.places[: wanted.num_sampled])
-        tokens = np.array(wanted.tokens[: wanted.num_sampled])
+        tokens, _, places = wanted.sampled
         positions = step.forward_input.positions[tokens] + 1
         count, flags = self._send_sampled(step, np.repeat(rows, drafts + 1), places, positions, tokens - places + 1)
         if count:
