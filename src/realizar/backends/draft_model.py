@@ -382,7 +382,7 @@ class DraftModel:
         unknown = None if sampled is not None else SampledAhead(ahead, layout.lines, self._num_ids - 1)
         drafts = self._backend.draft(self._standing(step, layout, sampled, states), unknown)
         going = layout.samples.nonzero()[0]
-        ends = columns.num_computed_tokens[going] + layout.counts[going]
+        ends: NDArray[np.int32] = columns.num_computed_tokens[going] + layout.counts[going]
         self._go_on(step, wanted, ends, layout.starts[1:][going] - 1, drafts)
 
     def _propose_behind(
