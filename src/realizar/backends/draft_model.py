@@ -382,7 +382,7 @@ class DraftModel:
         unknown = None if sampled is not None else SampledAhead(ahead, layout.lines, self._num_ids - 1)
         drafts = self._backend.draft(self._standing(step, layout, sampled, states), unknown)
         going = layout.samples.nonzero()[0]
-        ends: NDArray[np.int32] = columns.num_computed_tokens[going] + layout.counts[going]
+        ends = columns.num_computed_tokens[going] + layout.counts[going]
         self._go_on(step, wanted, ends, layout.starts[1:][going] - 1, drafts)
 
     def _propose_behind(
@@ -411,7 +411,7 @@ class DraftModel:
         self._go_on(step, wanted, positions + 1, np.arange(len(going)), drafts)
 
     def _go_on(
-        self, step: ForwardInput, wanted: NDArray[np.int32], ends: NDArray[np.int32], lasts: NDArray[np.intp],
+        self, step: ForwardInput, wanted: NDArray[np.int32], ends: NDArray[np.int32], lasts: NDArray[np.integer[Any]],
         drafts: TokenIds,
     ) -> None:  # fmt: skip
         """Keep the first drafts, and those that follow from each in turn.
@@ -472,8 +472,9 @@ class DraftModel:
         return self._main.kept_drafts()[rows]
 
     def _next(
-        self, step: ForwardInput, places: NDArray[np.intp], positions: NDArray[np.int32], lasts: NDArray[np.intp]
-    ) -> TokenIds:
+        self, step: ForwardInput, places: NDArray[np.intp], positions: NDArray[np.int32],
+        lasts: NDArray[np.integer[Any]],
+    ) -> TokenIds:  # fmt: skip
         """Compute what some rows sampled after tokens of the drafter's last step, `lasts`."""
         reads = self._previous is not None or self._reads_keys
         states = self._backend.states(lasts.tolist(), self._last_layers) if reads else None
