@@ -11,8 +11,8 @@ A model is loaded once and stepped many times. Read in this order:
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
    `recurrences/`: layers with a state, and its memory.
 5. `graphs.py`, `capture.py`: the list of launches is run, or replayed from CUDA graphs captured at load.
-6. `step.py`, `finish.py`, `sampling/`: a submitted step, its tokens, and its drafts. `draft_chain.py`: from one draft
-   to the next.
+6. `step.py`, `finish.py`, `sampling/`: a submitted step, its tokens, and its drafts. `inputs/draft_chain.py`: from one
+   draft to the next.
 7. `weights/`, `layouts/`: how weights are packed at load, and how they and activations lie in memory.
 8. `sleep/`: the memory of a model that may sleep, at addresses that stay while its contents wait on the host.
 9. `kernels/` (Triton), `native/` (CUDA C++): the kernels. `tuning/`: measured tiles, for `realizar tune`.

@@ -20,9 +20,9 @@ from realizar.backends.cuda.bind_mixture import MixtureBinder, shared_floats
 from realizar.backends.cuda.capture import failure_of, stream_of_most
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, free_bytes
 from realizar.backends.cuda.device_errors import translate
-from realizar.backends.cuda.draft_chain import DraftChain
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import AsideReader, GraphRunner, SmallGraphs, tail_kind
+from realizar.backends.cuda.inputs.draft_chain import DraftChain
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats

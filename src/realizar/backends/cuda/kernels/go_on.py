@@ -1,4 +1,4 @@
-"""From one step of a drafter to the next, and from the model's to the drafter's: kernels of `draft_chain`."""
+"""From one step of a drafter to the next, and from the model's to the drafter's: kernels of `inputs/draft_chain.py`."""
 
 import triton
 import triton.language as tl
