@@ -19,6 +19,12 @@ QWEN3_VL_8B: dict[str, Any] = {
 QWEN3_VL_2B: dict[str, Any] = {
     "hidden": 1024, "width": 4096, "layers": 24, "heads": 16, "text": 2048, "taken": (5, 11, 17)
 }  # fmt: skip
+GEMMA4_31B: dict[str, Any] = {
+    "hidden": 1152, "width": 4304, "layers": 27, "heads": 16, "text": 5376, "bounded": False
+}  # fmt: skip
+GEMMA4_E2B: dict[str, Any] = {
+    "hidden": 768, "width": 3072, "layers": 16, "heads": 12, "text": 1536, "bounded": True
+}  # fmt: skip
 SMALL: dict[str, Any] = {"hidden": 144, "width": 304, "layers": 2, "heads": 2, "text": 128, "taken": (0,)}
 
 
@@ -46,6 +52,30 @@ def qwen3vl(hidden: int, width: int, layers: int, heads: int, text: int, taken: 
     return _random(layers, heads, text, sizes, matrices, vectors, norms, own)
 
 
+def gemma4v(hidden: int, width: int, layers: int, heads: int, text: int, bounded: bool) -> Checkpoint:
+    """Of Gemma 4's kind: with bounds of each layer's matrices, which few numbers reach, or mean and deviation."""
+    side, head = 10240, hidden // heads
+    matrices = {
+        "v.patch_embd.weight": (hidden, 3, PATCH, PATCH), "v.position_embd.weight": (2, side, hidden),
+        "mm.input_projection.weight": (text, hidden),
+    }  # fmt: skip
+    sizes = {f"attn_{name}": (hidden, hidden) for name in ("q", "k", "v", "out")}
+    sizes |= {"ffn_gate": (width, hidden), "ffn_up": (width, hidden), "ffn_down": (hidden, width)}
+    norms = {f"v.blk.{layer}.attn_{name}_norm": head for layer in range(layers) for name in "qk"}
+    norms |= {
+        f"v.blk.{layer}.{name}": hidden for layer in range(layers) for name in ("attn_post_norm", "ffn_post_norm")
+    }
+    vectors = {} if bounded else {"v.std_bias": hidden, "v.std_scale": hidden}
+    if bounded:
+        ends = [f"{way}_{end}" for way in ("input", "output") for end in ("min", "max")]
+        vectors |= {f"v.blk.{layer}.{name}.{end}": 1 for layer in range(layers) for name in sizes for end in ends}
+    own = {
+        "clip.projector_type": "gemma4v", "clip.vision.image_size": 224, "clip.vision.projector.scale_factor": 3,
+        "clip.vision.image_mean": np.zeros(3, np.float32), "clip.vision.image_std": np.ones(3, np.float32),
+    }  # fmt: skip
+    return _random(layers, heads, text, sizes, matrices, vectors, norms, own, biases=False)
+
+
 def smolvlm() -> Checkpoint:
     """Of SmolVLM-256M's shape: a tile of 512 x 512 pixels, of which each 4 x 4 patches are a token."""
     hidden, text, merge, edge = 768, 576, 4, 512
@@ -65,15 +95,17 @@ def smolvlm() -> Checkpoint:
 def _random(
     layers: int, heads: int, text: int, sizes: Mapping[str, tuple[int, int]],
     matrices: Mapping[str, tuple[int, ...]], vectors: Mapping[str, int], norms: Mapping[str, int],
-    own: Mapping[str, Any],
+    own: Mapping[str, Any], *, biases: bool = True,
 ) -> Checkpoint:  # fmt: skip
-    """Matrices in bf16, vectors in float32. `sizes` are those of each layer's matrices, which all have a bias."""
+    """Matrices in bf16, vectors in float32. `sizes` are those of each layer's matrices; norms have `biases` too."""
     width, hidden = sizes["ffn_up"]
     blocks = [f"v.blk.{layer}" for layer in range(layers)]
     all_matrices = {**matrices, **{f"{at}.{name}.weight": shape for at in blocks for name, shape in sizes.items()}}
     all_norms = {**norms, **{f"{at}.{name}": hidden for at in blocks for name in ("ln1", "ln2")}}
-    all_vectors = {**vectors, **{f"{at}.{name}.bias": shape[0] for at in blocks for name, shape in sizes.items()}}
-    all_vectors |= {f"{name}.{part}": size for name, size in all_norms.items() for part in ("weight", "bias")}
+    all_vectors = {**vectors, **{f"{name}.weight": size for name, size in all_norms.items()}}
+    if biases:
+        all_vectors |= {f"{at}.{name}.bias": shape[0] for at in blocks for name, shape in sizes.items()}
+        all_vectors |= {f"{name}.bias": size for name, size in all_norms.items()}
     rng, path = np.random.default_rng(5), Path("random")
     noise = rng.standard_normal(1 << 20, np.float32)
     tensors = {}
@@ -85,6 +117,8 @@ def _random(
     for name, size in all_vectors.items():
         values = rng.standard_normal(size, np.float32) * np.float32(0.1)
         values += np.float32(name.removesuffix(".weight") in all_norms and name.endswith("weight"))
+        if name.endswith(("_min", "_max")):  # a bound: of what some matrices read together
+            values = np.full(size, 4.0 if name.endswith("_max") else -4.0, np.float32)
         tensors[name] = StoredTensor(name, GGMLType.F32, (size,), values.view(np.uint8), path, 0)
     metadata: dict[str, Any] = {
         "general.architecture": "clip", "general.type": "mmproj", "clip.has_vision_encoder": True,

@@ -1,11 +1,11 @@
 """Times an encoder of images on a GPU, of random weights in the shape of a published one, beside the card's bound.
 
     python scripts/tower/time_tower.py --grids 64x64,32x48,128x128
-    python scripts/tower/time_tower.py --grids 64x64 --profile
+    python scripts/tower/time_tower.py --shape gemma4-31b --grids 42x60 --profile
 
 A grid is rows and columns of patches. Of each: ms of the graph alone, and of `encode` with the copies of pixels and
 features; the share of the time that its products and attention would take at 800 TFLOP/s. With `--check` the features
-of the first grid are compared with the CPU's; with `--small` the tower has two narrow layers.
+of the first grid are compared with the CPU's.
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ import argparse
 import statistics
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from random_towers import QWEN3_VL_8B, SMALL, flops, qwen3vl, random_picture
+from random_towers import GEMMA4_31B, GEMMA4_E2B, QWEN3_VL_8B, SMALL, flops, gemma4v, qwen3vl, random_picture
 
 from realizar.backends.cuda.tower import CUDATower
 from realizar.models.registry import build_tower
 
 BOUND = 800e12  # FLOP/s of products in 16 bits that an H200 can reach
+SHAPES = {
+    "qwen3vl-8b": partial(qwen3vl, **QWEN3_VL_8B), "gemma4-31b": partial(gemma4v, **GEMMA4_31B),
+    "gemma4-e2b": partial(gemma4v, **GEMMA4_E2B), "small": partial(qwen3vl, **SMALL),
+}  # fmt: skip
 
 
 def median_ms(run: Any, rounds: int) -> float:
@@ -63,10 +68,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--grids", default="64x64")
     parser.add_argument("--rounds", type=int, default=20)
-    for name in ("check", "small", "profile"):
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3vl-8b")
+    for name in ("check", "profile"):
         parser.add_argument(f"--{name}", action="store_true")
     asked = parser.parse_args()
-    checkpoint = qwen3vl(**(SMALL if asked.small else QWEN3_VL_8B))
+    checkpoint = SHAPES[asked.shape]()
     tower = build_tower(checkpoint)
     assert tower is not None
     encoder = CUDATower(tower, checkpoint, torch.device("cuda", 0))

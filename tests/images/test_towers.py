@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from images.tower_files import write_tower_file
 from images.vision_kinds import IMAGE, KINDS, LFM2_PREPARED, MERGE, PATCH, SOFT_TOKENS, TILE
-from images.vision_models import LFM2_GRIDS, SIZES, VisionModel, build_vision_model, image_of, write_vision_files
+from images.vision_models import (
+    LFM2_GRIDS,
+    SIZES,
+    VisionModel,
+    build_vision_model,
+    image_of,
+    in_float32,
+    write_vision_files,
+)
 from images.vision_prompts import CONVERSATIONS, as_image, expected, features, logprobs, patches
 from realizar.backends.cpu.tower import CPUTower
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -306,6 +314,17 @@ def test_other_formats_of_weights_are_near(kind: GGMLType, most: float, model: s
         tower = tower_of(checkpoint)
         found.append(CPUTower(tower, checkpoint, threads=1).encode(patches(tower, (TILE, TILE))[-1]))
     assert 0 < np.linalg.norm(found[1] - found[0]) / np.linalg.norm(found[0]) < most
+
+
+def test_blocks_of_four_bits_are_near_what_they_say(tmp_path: Path) -> None:
+    """As above; all but the matrix of patches."""
+    write_vision_files(tmp_path, GGMLType.Q4_K, sizes=(256, 512))
+    checkpoint = open_checkpoint(tmp_path / "mmproj-tiny.gguf")
+    assert sum(each.ggml_type == GGMLType.Q4_K for each in checkpoint.tensors.values()) == 2 * 6 + 2
+    tower = tower_of(checkpoint)
+    picture = patches(tower, (TILE, TILE))[-1]
+    found, wanted = (CPUTower(tower, each, threads=1).encode(picture) for each in (checkpoint, in_float32(checkpoint)))
+    assert 0 < np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 3e-2
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)

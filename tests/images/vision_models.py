@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,12 +29,15 @@ from images.vision_kinds import (
     TILE,
     kind_of,
 )
+from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
 from realizar.images.decode import cut_up
 from realizar.images.prepare import cut_of, patches_of
 from realizar.models.registry import build_tower
+from realizar.quantization.random_blocks import random_blocks
+from realizar.quantization.tensors import tensor_source
 from tiny_model import byte_symbols, write_tiny_model
 
 SIZES = ((1, 1), (28, 28), (333, 777), (2000, 300), (3000, 2000))
@@ -269,15 +273,18 @@ def tower_metadata(hidden: int, layers: int, heads: int, width: int, text_hidden
     }  # fmt: skip
 
 
-def write_vision_files(folder: Path, kind: GGMLType = GGMLType.F32, seed: int = 3) -> Path:
+def write_vision_files(
+    folder: Path, kind: GGMLType = GGMLType.F32, seed: int = 3, sizes: tuple[int, int] = (64, 96)
+) -> Path:
     """A tiny model that can be served, and beside it a tower of random weights: GGUF files. Returns the model's.
 
-    The tower's matrices are of a `kind`: F32, F16, BF16 or Q8_0. `seed` is of its weights.
+    The tower's matrices are of a `kind`, as of `stored`. `seed` is of its weights, and `sizes` are those of its stream
+    and its feed-forwards.
     """
     path = folder / "tiny.gguf"
     write_tiny_model(path, TEMPLATE.replace(MARKS[0], "<|end|>"), marks=MARKS[1:])
     text = open_checkpoint(path).tensors["token_embd.weight"].shape[-1]
-    hidden, width, patches = 64, 96, (TILE // PATCH) ** 2
+    hidden, width, patches = *sizes, (TILE // PATCH) ** 2
     block = {
         **{f"ln{place}.weight": (hidden,) for place in (1, 2)}, **{f"ln{place}.bias": (hidden,) for place in (1, 2)},
         **{f"attn_{name}.weight": (hidden, hidden) for name in ("q", "k", "v", "out")},
@@ -298,14 +305,25 @@ def write_vision_files(folder: Path, kind: GGMLType = GGMLType.F32, seed: int = 
     return path
 
 
+def in_float32(checkpoint: Checkpoint) -> Checkpoint:
+    """The same weights."""
+    tensors = {
+        name: replace(each, ggml_type=GGMLType.F32, data=tensor_source(checkpoint, name).dequantize().view(np.uint8))
+        for name, each in checkpoint.tensors.items()
+    }
+    return replace(checkpoint, tensors=tensors)
+
+
 def stored(name: str, values: np.ndarray[Any, np.dtype[np.float32]], kind: GGMLType) -> NewTensor:
-    """Vectors and what is no whole blocks stay float32."""
-    if values.ndim == 1 or values.shape[-1] % 32 or kind == GGMLType.F32:
+    """In F32, F16, BF16 or Q8_0, or random blocks of another kind. Vectors and what is no whole blocks stay float32."""
+    if values.ndim == 1 or values.shape[-1] % kind.block_size or kind == GGMLType.F32:
         return NewTensor(name, GGMLType.F32, values.shape, values.view(np.uint8).reshape(-1))
     if kind == GGMLType.F16:
         data = values.astype(np.float16).view(np.uint8)
     elif kind == GGMLType.BF16:
         data = ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16).view(np.uint8)
+    elif kind != GGMLType.Q8_0:
+        data = random_blocks(kind, *values.shape, np.random.default_rng(len(name)), float(values.std()), centred=True)
     else:
         blocks = values.reshape(-1, 32)
         scales = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16)

@@ -88,6 +88,17 @@ def squares_of(patches: Grid, merge: int, projector: Projector) -> Grid:
     return found
 
 
+def windows_of(rows: int, columns: int, edge: int | None) -> list[NDArray[np.intp]]:
+    """The patches of each window of so many rows and columns of them, from the first on; None is one window of all."""
+    at = np.arange(rows * columns).reshape(rows, columns)
+    edge = edge or max(rows, columns)
+    return [
+        at[row : row + edge, column : column + edge].ravel()
+        for row in range(0, rows, edge)
+        for column in range(0, columns, edge)
+    ]
+
+
 def places_between(stretches: Stretches, count: int, side: int) -> NDArray[np.float32]:
     """Shares of `side` places in each of `count`, float32 [count, side]; see `Tower.stretches`.
 

@@ -26,7 +26,7 @@ from realizar.models.expert_norms import ExpertNorms
 from realizar.models.parts import Norm, PairedInputs
 from realizar.models.spec import ModelSpec
 
-NORM_KINDS = {"rms": 1, "layer": 2}
+NORM_KINDS = {"rms": 1, "layer": 2, "scale": 3}
 
 Run = Callable[[StepKind], None]
 Consumer: TypeAlias = MergedLinear | ExpertsInput

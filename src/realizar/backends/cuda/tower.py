@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +24,8 @@ from realizar.backends.cuda.kernels.normalize import normalize
 from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
 from realizar.backends.cuda.kernels.rotate import rotate
 from realizar.backends.cuda.norms import NORM_KINDS, norm_constants
-from realizar.backends.cuda.tower_plan import buffer_sizes, check_blocks, compute_type, groups
-from realizar.backends.parts import places_between, squares_of
+from realizar.backends.cuda.tower_plan import buffer_sizes, check_blocks, compute_type, groups, read_together
+from realizar.backends.parts import places_between, squares_of, windows_of
 from realizar.backends.program import AttentionBlock, FeedForwardBlock, Join, ends_layer, layer_blocks
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -49,13 +49,18 @@ class _Grid:
     """Pictures of so many rows and columns of patches.
 
     `angles`: cosines and sines of each rope, float32 [patches, half of its size]. `shares`: of the rows and the columns
-    of the table of positions in those of the picture; None where it has the table's own. `graph`: once it came again.
+    of the table of positions in those of the picture; None where it has the table's own. `order`: its patches, window
+    by window, those of as many patches one after another, and `back`, where each is among them; None without windows.
+    `windows`: how many of them have how many patches. `graph`: once it came again.
     """
 
     rows: int
     columns: int
     angles: dict[Rope, tuple[torch.Tensor, torch.Tensor]]
     shares: tuple[torch.Tensor, torch.Tensor] | None
+    order: torch.Tensor | None = None
+    back: torch.Tensor | None = None
+    windows: tuple[tuple[int, int], ...] = ()
     graph: torch.cuda.CUDAGraph | None = field(default=None)
     seen: bool = False
 
@@ -87,6 +92,20 @@ class _Sums:
     bias: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Matrices that read one input, one below the other, [out_features, in_features], and their biases.
+
+    `reads`: of so many rows, one after another, the bounds of what they read, None for any. `given`: the least and the
+    largest of each sum, of its type, [out_features] each; None where there are no bounds.
+    """
+
+    values: torch.Tensor
+    bias: torch.Tensor | None
+    reads: tuple[tuple[int, tuple[float, float] | None], ...]
+    given: tuple[torch.Tensor, torch.Tensor] | None
+
+
 class CUDATower:
     """A tower on a GPU, which encodes a picture at a time; threads may share `encode`.
 
@@ -108,6 +127,8 @@ class CUDATower:
         self.tower, self._device = tower, device
         self._blocks = layer_blocks(tower.layers)
         check_blocks(tower, self._blocks)
+        self._window = next((each.window for _, each in tower.attentions() if each.window is not None), None)
+        self._others = tower.max_tokens - tower.max_patches
         with device_errors(device):
             self._load(WeightTensors(tower, checkpoint))
 
@@ -116,9 +137,7 @@ class CUDATower:
         self._tensors = tensors
         self._tensors.check_vectors()
         self._compute = compute_type(tower, self._tensors)
-        self._weights: dict[tuple[Linear, ...], tuple[torch.Tensor, torch.Tensor | None]] = {}
-        for group in groups(tower, self._blocks):
-            self._weights[group] = self._loaded(group)
+        self._weights = {group: self._loaded(group) for group in groups(tower, self._blocks)}
         self._vectors: dict[tuple[str, float, float], torch.Tensor] = {}
         self._none = torch.zeros(1, device=device)
         self._positions = (
@@ -131,7 +150,7 @@ class CUDATower:
         self._normed, self._sums, self._inner = (
             torch.zeros(size, dtype=self._compute, device=device) for size in (sizes.normed, sizes.sums, sizes.inner)
         )
-        self._places = torch.arange(tower.max_patches, dtype=torch.int32, device=device)
+        self._places = torch.arange(tower.max_tokens, dtype=torch.int32, device=device)
         preparation = tower.preparation
         mean, deviation = (
             np.array(colour, np.float32)[:, None] for colour in (preparation.mean, preparation.deviation)
@@ -160,7 +179,12 @@ class CUDATower:
     @property
     def size_bytes(self) -> int:
         """Of weights and buffers."""
-        weights = [each for pair in self._weights.values() for each in pair if each is not None]
+        weights = [
+            each
+            for one in self._weights.values()
+            for each in (one.values, one.bias, *(one.given or ()))
+            if each is not None
+        ]
         buffers = [self._pixels, self._hidden, self._features, self._normed, self._sums, self._inner]
         buffers += [] if self._positions is None else [self._positions]
         return sum(each.numel() * each.element_size() for each in (*weights, *buffers))
@@ -168,19 +192,32 @@ class CUDATower:
     def _sent(self, values: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
 
-    def _loaded(self, group: tuple[Linear, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Matrices that read one input, one below the other, and their biases."""
+    def _loaded(self, group: tuple[Linear, ...]) -> _Weights:
         sources = [self._tensors.matrix(each.weight) for each in group]
         for source in sources:
             source.check_finite(0, source.out_features)
         weights = torch.cat([self._sent(source.dequantize()).to(self._compute) for source in sources])
-        if all(each.bias is None for each in group):
-            return weights, None
-        biases = [
-            np.zeros(each.out_features, np.float32) if each.bias is None else self._tensors.vector(each.bias)
-            for each in group
-        ]
-        return weights, self._sent(np.concatenate(biases))
+        bias, given = None, None
+        if any(each.bias is not None for each in group):
+            biases = [
+                np.zeros(each.out_features, np.float32) if each.bias is None else self._tensors.vector(each.bias)
+                for each in group
+            ]
+            bias = self._sent(np.concatenate(biases))
+        if any(each.clamps is not None for each in group):
+            bounds = np.empty((2, len(weights)), np.float32)
+            firsts = np.cumsum([0, *(each.out_features for each in group)])
+            for each, first in zip(group, firsts, strict=False):
+                ends = (-math.inf, math.inf) if each.clamps is None else each.clamps.given
+                bounds[:, first : first + each.out_features] = np.array(ends)[:, None]
+            low, high = self._sent(bounds * self._factor).to(self._compute)
+            given = low, high
+        return _Weights(weights, bias, read_together(group), given)
+
+    @property
+    def _factor(self) -> float:
+        """Of a product in its sums."""
+        return 1.0 / HALF_FACTOR.value if self._compute == torch.float16 else 1.0
 
     def encode(self, picture: NDArray[np.uint8]) -> NDArray[np.float32]:
         """The features of a picture, float32 [squares, features], row by row, those of all projectors side by side.
@@ -299,16 +336,22 @@ class CUDATower:
 
     def _new_grid(self, rows: int, columns: int) -> _Grid:
         places, side = np.indices((rows, columns), np.int32).reshape(2, -1), self.tower.side
-        angles = {}
+        windows = sorted(windows_of(rows, columns, self._window), key=len)
+        order, angles = np.concatenate(windows), {}
         for rope in {block.attention.rope for block in self._blocks if isinstance(block, AttentionBlock)}:
             if rope is not None:
                 turns = places[list(rope.axes)].T.astype(np.float32) * np.array(rope.inverse_frequencies, np.float32)
+                turns = turns[order]
                 angles[rope] = self._sent(np.cos(turns)), self._sent(np.sin(turns))
+        grid = _Grid(rows, columns, angles, None)
+        if self._window is not None:
+            grid.order, grid.back = self._sent(order), self._sent(np.argsort(order))
+            grid.windows = tuple((number, length) for length, number in Counter(map(len, windows)).items())
         stretches = self.tower.stretches
-        if stretches is None or (rows, columns) == (side, side):
-            return _Grid(rows, columns, angles, None)
-        shares = [self._sent(places_between(stretches, count, side)) for count in (rows, columns)]
-        return _Grid(rows, columns, angles, (shares[0], shares[1]))
+        if stretches is not None and (rows, columns) != (side, side):
+            down, across = (self._sent(places_between(stretches, count, side)) for count in (rows, columns))
+            grid.shares = down, across
+        return grid
 
     def _found(self, patches: int) -> torch.Tensor:
         """The features of a picture of so many patches, where `start` leaves them."""
@@ -317,26 +360,17 @@ class CUDATower:
 
     def _run(self, grid: _Grid) -> Iterator[float]:
         """Start the kernels one after another; FLOP of the products and attention that were started since the last."""
-        tower, count = self.tower, grid.count
-        hidden = self._hidden[: count * tower.hidden_size].view(count, -1)
+        tower, count, tokens = self.tower, grid.count, grid.count + self._others
+        hidden = self._hidden[: tokens * tower.hidden_size].view(tokens, -1)
         normed = self._normed[: hidden.numel()].view_as(hidden)
-        hidden.zero_()
-        if tower.input_norm is None:
-            self._place(grid, hidden)
-        colours = self._colours(grid)
-        for linear in tower.patches:
-            self._norm(hidden, None, None, (self._multiplied(colours, linear), _ADDED))
-        if tower.input_norm is not None:
-            self._norm(hidden, tower.input_norm, hidden)
-            self._place(grid, hidden)
-        del colours
+        self._begin(grid, hidden)
         yield _work(count, *tower.patches)
         features, added = self._found(count), None
         taken = {layer: place for place, (layer, _) in enumerate(tower.deepstack, start=1)}
         for index, block in enumerate(self._blocks):
             self._norm(hidden, block.inputs.norm, normed, added)
             sums = self._multiplied(normed, *block.inputs.linears)
-            yield _work(count, *block.inputs.linears)
+            yield _work(tokens, *block.inputs.linears)
             if isinstance(block, AttentionBlock):
                 inner = yield from self._attended(sums, block.attention, grid)
             else:
@@ -345,17 +379,34 @@ class CUDATower:
                 inner = self._activated(sums, part.activation, part.down.in_features, gated=part.gate is not None)
             assert block.join.linear is not None
             added = self._multiplied(inner, block.join.linear), block.join
-            yield _work(count, block.join.linear)
+            yield _work(tokens, block.join.linear)
             if block.layer in taken and ends_layer(self._blocks, index):
                 self._norm(hidden, None, None, added)
                 added = None
-                yield from self._project(taken[block.layer], hidden, grid, features)
+                yield from self._project(taken[block.layer], hidden[:count], grid, features)
         source = normed if tower.projector.norm is None and tower.projector.standard is None else hidden
         self._norm(hidden, tower.final_norm, source, added)
-        yield from self._project(0, source, grid, features)
+        yield from self._project(0, source[:count], grid, features)
+
+    def _begin(self, grid: _Grid, hidden: torch.Tensor) -> None:
+        """Write the stream before the first layer."""
+        tower, patches = self.tower, hidden[: grid.count]
+        hidden.zero_()
+        if tower.input_norm is None:
+            self._place(grid, patches)
+        colours = self._colours(grid)
+        for linear in tower.patches:
+            self._norm(patches, None, None, (self._multiplied(colours, linear), _ADDED))
+        if tower.input_norm is not None:
+            self._norm(patches, tower.input_norm, patches)
+            self._place(grid, patches)
+        if tower.class_token is not None:
+            hidden[grid.count :] = self._vector(tower.class_token)
+            if self._positions is not None:
+                hidden[grid.count :] += self._positions[0]
 
     def _colours(self, grid: _Grid) -> torch.Tensor:
-        """Of all patches, as `images.prepare.patches_of` makes them."""
+        """Of all patches in the grid's order, as `images.prepare.patches_of` makes them."""
         size, (rows, columns) = self.tower.patch_size, (grid.rows, grid.columns)
         pixels = self._pixels[: grid.count * 3 * size**2].view(rows, size, columns, size, 3).transpose(1, 2)
         places = pixels + torch.arange(0, 3 * 256, 256, dtype=torch.int32, device=self._device)
@@ -363,28 +414,36 @@ class CUDATower:
             places = places.permute(0, 1, 4, 2, 3)
         colours = self._shades.index_select(0, places.reshape(-1)).view(grid.count, 3, 1, -1)
         frames = self.tower.patches[0].in_features // (3 * size**2)
-        return colours.expand(-1, -1, frames, -1).reshape(grid.count, -1)
+        colours = colours.expand(-1, -1, frames, -1).reshape(grid.count, -1)
+        return colours if grid.order is None else colours[grid.order]
 
     def _place(self, grid: _Grid, hidden: torch.Tensor) -> None:
         """Add what the tower adds to patches by their place."""
         if self._positions is None:
             return
         if self.tower.by_axis:
-            down, side = hidden.view(grid.rows, grid.columns, -1), self.tower.side
-            down += self._positions[: grid.columns] + self._positions[side : side + grid.rows, None]
+            side = self.tower.side
+            places = self._positions[: grid.columns] + self._positions[side : side + grid.rows, None]
         elif grid.shares is None:
-            hidden += self._positions[: grid.count]
+            places = self._positions[self._others : self._others + grid.count]
         else:
             rows, columns = grid.shares
             down = (rows @ self._positions.view(self.tower.side, -1)).view(grid.rows, self.tower.side, -1)
-            hidden += torch.matmul(columns, down).view_as(hidden)
+            places = torch.matmul(columns, down)
+        places = places.view_as(hidden)
+        hidden += places if grid.order is None else places[grid.order]
 
     def _multiplied(self, x: torch.Tensor, *group: Linear) -> _Sums:
-        weights, bias = self._weights[group]
-        out = self._sums[: len(x) * len(weights)].view(len(x), -1)
-        factor = 1.0 / HALF_FACTOR.value if self._compute == torch.float16 else 1.0
-        torch.addmm(out, x, weights.t(), beta=0.0, alpha=factor, out=out)
-        return _Sums(out, bias)
+        weights, first = self._weights[group], 0
+        out = self._sums[: len(x) * len(weights.values)].view(len(x), -1)
+        for count, bounds in weights.reads:
+            part, of = out[:, first : first + count], weights.values[first : first + count]
+            read = x if bounds is None else x.clamp(*bounds)
+            torch.addmm(part, read, of.t(), beta=0.0, alpha=self._factor, out=part)
+            first += count
+        if weights.given is not None:
+            torch.clamp(out, *weights.given, out=out)
+        return _Sums(out, weights.bias)
 
     def _norm(
         self, source: torch.Tensor, norm: Norm | None, out: torch.Tensor | None, added: tuple[_Sums, Join] | None = None
@@ -415,9 +474,9 @@ class CUDATower:
         return self._vectors[key]
 
     def _attended(self, sums: _Sums, attention: Attention, grid: _Grid) -> Generator[float, None, torch.Tensor]:
-        """Attention's results, [patches, heads * head_size]; some heads after others where the picture is large."""
+        """Attention's results, [tokens, heads * head_size]; some heads after others where there are many tokens."""
         heads, kv_heads, size, rope = attention.num_heads, attention.num_kv_heads, attention.head_size, attention.rope
-        count, most, none = grid.count, self.tower.max_patches, self._none
+        count, most, none = grid.count + self._others, self.tower.max_tokens, self._none
         query, keys, values = (
             each.view(-1, most, size)
             for each in self._inner[: (heads + 2 * kv_heads) * most * size].split(
@@ -440,17 +499,21 @@ class CUDATower:
             PADDED_HEAD=padded_head(attention), BLOCK_SIZE=most, INT8=False, DEPENDENT=False, PARTS=parts,
             num_warps=warps,
         )  # fmt: skip
-        group, work = heads // kv_heads, 4.0 * count**2 * size
-        step = max(int(_MOST_AT_ONCE / (work * group)), 1)
+        group, begun = heads // kv_heads, 0
         found = torch.empty((count, heads, size), dtype=self._compute, device=self._device)
-        for first in range(0, kv_heads, step):
-            of, with_keys = slice(first * group, (first + step) * group), slice(first, first + step)
-            seen = functional.scaled_dot_product_attention(
-                query.transpose(0, 1)[None, of], keys[None, with_keys, :count], values[None, with_keys, :count],
-                scale=attention.scale, enable_gqa=group > 1,
-            )  # fmt: skip
-            found[:, of] = seen[0].transpose(0, 1)
-            yield work * len(range(*of.indices(heads)))
+        for windows, tokens in ((1, count),) if attention.window is None else grid.windows:
+            of, work = slice(begun, begun + windows * tokens), 4.0 * windows * tokens**2 * size
+            read = query[of].view(windows, tokens, heads, size).transpose(1, 2)
+            seen, added = (each[:, of].view(kv_heads, windows, tokens, size).transpose(0, 1) for each in (keys, values))
+            out = found[of].view(windows, tokens, heads, size).transpose(1, 2)
+            step = max(int(_MOST_AT_ONCE / (work * group)), 1)
+            for first in range(0, kv_heads, step):
+                own, with_keys = slice(first * group, (first + step) * group), slice(first, first + step)
+                out[:, own] = functional.scaled_dot_product_attention(
+                    read[:, own], seen[:, with_keys], added[:, with_keys], scale=attention.scale, enable_gqa=group > 1
+                )
+                yield work * len(range(*own.indices(heads)))
+            begun += windows * tokens
         return found.view(count, -1)
 
     def _activated(
@@ -477,6 +540,7 @@ class CUDATower:
         projector, tower = self.tower.projectors[place], self.tower
         before = sum(each.num_features for each in tower.projectors[:place])
         out = features[:, before : before + projector.num_features]
+        patches = patches if grid.back is None else patches[grid.back]
         x = squares_of(patches.view(grid.rows, grid.columns, -1), tower.merge, projector)
         if projector.standard is not None:
             x = self._standardized(x, projector.standard).to(self._compute)

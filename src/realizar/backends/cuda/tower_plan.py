@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from realizar.models.spec import FeedForward
 from realizar.models.tower import Tower
 
 _COMPUTE = {"f32": torch.float32, "bf16": torch.bfloat16}
+_ANY = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class BufferSizes:
 
 
 def buffer_sizes(tower: Tower) -> BufferSizes:
-    most, merged = tower.max_patches, tower.max_patches // tower.merge**2
+    most, merged = tower.max_tokens, tower.max_patches // tower.merge**2
     hidden, sums, inner = most * tower.hidden_size, [most * tower.hidden_size], [0]
     for block in layer_blocks(tower.layers):
         sums.append(most * sum(each.out_features for each in block.inputs.linears))
@@ -50,7 +52,7 @@ def buffer_sizes(tower: Tower) -> BufferSizes:
         sums += [merged * each.out_features for each in projector.linears()] + [merged * together]
         inner += [merged * each.out_features for each in projector.linears()]
     features = merged * tower.num_features
-    return BufferSizes(most * 3 * tower.patch_size**2, hidden, features, hidden, max(sums), max(inner))
+    return BufferSizes(tower.max_patches * 3 * tower.patch_size**2, hidden, features, hidden, max(sums), max(inner))
 
 
 def planned_bytes(tower: Tower, checkpoint: Checkpoint) -> tuple[int, int]:
@@ -59,10 +61,12 @@ def planned_bytes(tower: Tower, checkpoint: Checkpoint) -> tuple[int, int]:
     check_blocks(tower, layer_blocks(tower.layers))
     element = compute_type(tower, WeightTensors(tower, checkpoint)).itemsize
     weights = sum(element * each.out_features * each.in_features + 4 * each.out_features for each in tower.matrices())
-    places = 2 * tower.side if tower.by_axis else tower.side**2
+    places = 2 * tower.side if tower.by_axis else tower.side**2 + tower.max_tokens - tower.max_patches
     table = 0 if tower.positions is None else 4 * places * tower.hidden_size
     colours = tower.max_patches * sum(each.in_features for each in tower.patches)
-    passing = (8 + element) * colours + 2 * element * tower.max_patches * tower.hidden_size  # what torch hands on
+    passing = (8 + element) * colours + 2 * element * tower.max_tokens * tower.hidden_size  # what torch hands on
+    bounded = [each.in_features for each in tower.matrices() if each.clamps is not None]
+    passing += element * tower.max_tokens * max(bounded, default=0)
     return weights + table, buffer_sizes(tower).size_bytes(element) + passing
 
 
@@ -72,19 +76,16 @@ def compute_type(tower: Tower, tensors: WeightTensors) -> torch.dtype:
 
 
 def check_blocks(tower: Tower, blocks: Sequence[Block]) -> None:
-    """UnsupportedModelError for a layer with parts that a tower does not have here, and one for the CPU's steps."""
-    bounded = any(each.clamps is not None for each in tower.matrices())
-    for is_there, part in (
-        (tower.class_token is not None, "a class token"),
-        (bounded, "bounds of matrices"),
-    ):
-        if is_there:
-            raise UnsupportedModelError(f"{tower.architecture}: an encoder with {part} does not run on a GPU")
+    """UnsupportedModelError for parts that a tower does not have here."""
+    if any(each.clamps is not None and each.bias is not None for each in tower.matrices()):
+        raise UnsupportedModelError(
+            f"{tower.architecture}: an encoder with bounds of a matrix and its bias does not run on a GPU"
+        )
     for block in blocks:
         if isinstance(block, AttentionBlock):
             attention = block.attention
             per_token = attention.qk_norm_axis == "token" and (attention.q_norm or attention.k_norm)
-            others = attention.window, attention.soft_cap, attention.sinks, attention.gate, attention.query_growth
+            others = attention.soft_cap, attention.sinks, attention.gate, attention.query_growth
             if not per_token and not attention.is_k_also_v and all(each is None for each in others):
                 continue
         elif isinstance(block, FeedForwardBlock):
@@ -107,3 +108,13 @@ def groups(tower: Tower, blocks: Sequence[Block]) -> list[tuple[Linear, ...]]:
         elif second is not None:
             groups.append((second,))
     return groups
+
+
+def read_together(group: Sequence[Linear]) -> tuple[tuple[int, tuple[float, float] | None], ...]:
+    """How many rows of a group's matrices, one after another, read the same, within which bounds; None for any."""
+    found: list[tuple[int, tuple[float, float] | None]] = []
+    for each in group:
+        bounds = None if each.clamps is None or each.clamps.read == _ANY else each.clamps.read
+        rows, before = found.pop() if found and found[-1][1] == bounds else (0, bounds)
+        found.append((rows + each.out_features, before))
+    return tuple(found)

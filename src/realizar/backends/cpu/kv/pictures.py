@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.kv.layout import BLOCK_MULTIPLE, KVLayout
 from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.parts import windows_of
 from realizar.models.tower import Tower
 
 
@@ -49,15 +50,9 @@ class PictureKeys:
 
         Returns the patches of each window, in the order in which they have to be rows.
         """
-        at = np.arange(rows * columns).reshape(rows, columns)
-        edge = self._window or max(rows, columns)
-        windows = [
-            at[row : row + edge, column : column + edge].ravel()
-            for row in range(0, rows, edge)
-            for column in range(0, columns, edge)
-        ]
+        windows = windows_of(rows, columns, self._window)
         for place, window in set(self._groups.values()):
-            parts = [np.arange(at.size + self._others)] if window is None else windows
+            parts = [np.arange(rows * columns + self._others)] if window is None else windows
             token = block = 0
             for row, part in enumerate(parts):
                 blocks = -(-len(part) // self.block_size)

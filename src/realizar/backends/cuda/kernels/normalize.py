@@ -7,7 +7,7 @@ from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import HALF, NOTHING, store_token, store_values
 
-RMS_NORM, LAYER_NORM = tl.constexpr(1), tl.constexpr(2)
+RMS_NORM, LAYER_NORM, SCALE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
 @triton.jit
@@ -26,11 +26,16 @@ def norm_vectors(weight, bias, columns, inside, KIND: tl.constexpr, BIAS: tl.con
 
 @triton.jit
 def norm_by(x, inside, width, weight, bias, eps, KIND: tl.constexpr, BIAS: tl.constexpr):
-    """(x - mean or 0) / deviation * weight + bias over `width` columns, of `norm_vectors`; KIND 0 is x itself."""
+    """(x - mean or 0) / deviation * weight + bias over `width` columns, of `norm_vectors`; KIND 0 is x itself.
+
+    SCALE divides by nothing, and takes no mean away.
+    """
     if KIND > 0:
         if KIND == LAYER_NORM:
             x = tl.where(inside, x - tl.sum(x, axis=0) / width, 0.0)
-        x = x / tl.sqrt(tl.sum(x * x, axis=0) / width + eps) * weight
+        if KIND != SCALE:
+            x = x / tl.sqrt(tl.sum(x * x, axis=0) / width + eps)
+        x = x * weight
         if BIAS:
             x += bias
     return x
