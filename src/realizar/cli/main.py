@@ -24,7 +24,7 @@ from realizar.errors import RealizarError
 if TYPE_CHECKING:
     from cyclopts import ArgumentCollection
 
-_HUB_OPTIONS = ("-hf", "-hfr", "--hf-repo")
+_MODEL_OPTIONS = ("-m", "-hf", "-hfr", "--hf-repo")
 _ENOUGH_ADDRESSES = 4 << 30
 _Shell = Literal["bash", "zsh", "fish"]
 
@@ -165,16 +165,20 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
 
 
 def _with_model_first(arguments: Sequence[str]) -> list[str]:
-    """A command line as other programs' model pages write it: the model after `-hf` is the command's first argument."""
+    """A command line as other programs' pages write it: the model after `-m` or `-hf` is the command's first argument.
+
+    That of `launch` is a client, and its model an option.
+    """
     words = list(arguments)
     for place, word in enumerate(words):
         if word == "--":
             break
         name, equals, value = word.partition("=")
-        if name in _HUB_OPTIONS and place and (equals or place + 1 < len(words)):
+        if name in _MODEL_OPTIONS and place and (equals or place + 1 < len(words)):
             model = value if equals else words[place + 1]
-            rest = words[1:place] + words[place + (1 if equals else 2) :]
-            return [words[0], model, *rest]
+            before, after = words[1:place], words[place + (1 if equals else 2) :]
+            given = [*before, "--model", model] if words[0] == "launch" else [model, *before]
+            return [words[0], *given, *after]
     return words
 
 

@@ -143,6 +143,7 @@ def test_what_can_not_be_launched_is_one_line(
         ("claude", "--url", url, "--model", "m-2"): f"{url} has no model m-2; it has: m-1",
         ("claude", "--url", "http://127.0.0.1:9"): "can't be asked for its models",
         ("claude", "--model", "/nowhere.gguf"): "/nowhere.gguf does not exist",
+        ("claude", "-hf", "/nowhere.gguf", "--", "-p", "-hf"): "/nowhere.gguf does not exist",
     }
     for words, message in cases.items():
         result = realizar("launch", *words)

@@ -30,7 +30,8 @@ def test_raw_completion_goes_to_stdout_and_statistics_to_stderr(
 
 def test_json_holds_the_same_answer(realizar: Callable[..., Any], smollm2_path: Path) -> None:
     text = realizar("run", smollm2_path, "The capital of France is", *RAW, "--quiet").stdout
-    record = json.loads(realizar("run", smollm2_path, "The capital of France is", *RAW, "--json").stdout)
+    as_elsewhere = ("-p", "The capital of France is", "-m", smollm2_path)
+    record = json.loads(realizar("run", *as_elsewhere, *RAW, "--json").stdout)
     assert record["text"].rstrip("\n") == text.rstrip("\n")
     assert len(record["tokens"]) == 6
     assert record["finish_reason"] == "length"

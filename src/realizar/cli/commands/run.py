@@ -30,13 +30,16 @@ from realizar.sampling_params import StructuredOutput
 if TYPE_CHECKING:
     from realizar.engine.frontend.outputs import RequestOutput
 
+_Prompt = Annotated[
+    str | None,
+    Parameter(name=("--prompt", "-p"), help="The prompt. Piped text is appended to it, or is the prompt by itself."),
+]
+
 
 def run_command(
     model: Model,
-    prompt: Annotated[
-        str | None, Parameter(help="The prompt. Piped text is appended to it, or is the prompt by itself.")
-    ] = None,
     /,
+    prompt: _Prompt = None,
     *,
     prompt_file: Annotated[
         Path | None,
