@@ -35,6 +35,8 @@ FORMS = [
     Stored("gptq_v2", group=64), Stored("gptq_v2", bits=8, symmetric=True, group=0),
     Stored("packed", group=32), Stored("packed", symmetric=True, scale="bfloat16"),
     Stored("packed", bits=8, group=0, symmetric=True),
+    Stored("packed", scale="float32"), Stored("unpacked", bits=8, group=64, scale="float32"),
+    Stored("awq", group=32, scale="float32"), Stored("gptq", bits=8, group=0, scale="float32"),
     Stored("gptq", bits=8, group=32), Stored("gptq_v2", bits=8), Stored("packed", bits=8), Stored("unpacked", bits=8),
     Stored("unpacked", bits=8, symmetric=True, group=0), Stored("unpacked", bits=8, group=64, symmetric=True),
     Stored("fp8", scale="float32"), Stored("fp8", scale="bfloat16"), Stored("fp8", group=0, rows=0),
@@ -56,7 +58,7 @@ def opened(folder: Path, stored: Stored, tensors: dict[str, NDArray[Any]]) -> Ch
 @pytest.mark.parametrize("stored", FORMS, ids=str)
 @pytest.mark.parametrize("shape", [(64, 256), (24, 384)], ids=str)
 def test_weights(stored: Stored, shape: tuple[int, int], tmp_path: Path) -> None:
-    """Exact, whole and in runs that begin and end within a word, but where float32 rounds twice."""
+    """Rounded once, whole and in runs that begin and end within a word; of NVFP4 with a factor of its own twice."""
     tensors, weights = random_matrix(stored, *shape, np.random.default_rng(3))
     checkpoint, name = opened(tmp_path, stored, tensors), f"{NAME}.weight"
     assert set(stored_names(checkpoint, name)) == set(checkpoint.tensors)
@@ -64,7 +66,7 @@ def test_weights(stored: Stored, shape: tuple[int, int], tmp_path: Path) -> None
     source = tensor_source(checkpoint, name)
     assert source.layout == tensor_layout(checkpoint, name)
     assert (source.raw is None) == (stored.method != "mxfp4")
-    twice = stored.scale == "float32" and (stored.is_nvfp4 or not (stored.is_float or stored.symmetric))
+    twice = stored.scale == "float32" and stored.is_nvfp4
     most = 2**-23 * np.abs(weights).max() if twice else 0.0
     same = partial(np.testing.assert_allclose, rtol=0, atol=most)
     same(source.dequantize(), weights.astype(np.float32))

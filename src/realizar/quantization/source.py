@@ -174,6 +174,10 @@ class Slice(MatrixSource):
         planes = self._whole.planes(self._start + start, self._start + stop)
         return planes.slice_columns(self._first_column, self._last_column)
 
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        values = self._whole.read(self._start + start, self._start + stop)
+        return np.ascontiguousarray(values[:, self._first_column : self._last_column])
+
     def prefetch(self) -> None:
         self._whole.prefetch()
 
@@ -191,10 +195,19 @@ class _Parts(MatrixSource):
         self._whole, self._places, self._columns = whole, places, columns
 
     def planes(self, start: int, stop: int) -> Planes:
+        first, last = self._run(start, stop)
+        return self._whole.planes(first, last).parts(self._places[start:stop] - first, self._columns)
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        first, last = self._run(start, stop)
+        values = self._whole.read(first, last)[self._places[start:stop] - first]
+        return np.concatenate([values[:, begin:end] for begin, end in self._columns], axis=1)
+
+    def _run(self, start: int, stop: int) -> Run:
+        """The out_features of the whole among which those of a run are."""
         places = self._places[start:stop]
         first = int(places.min(initial=self._whole.out_features))
-        planes = self._whole.planes(first, max(first, int(places.max(initial=-1)) + 1))
-        return planes.parts(places - first, self._columns)
+        return first, max(first, int(places.max(initial=-1)) + 1)
 
     def prefetch(self) -> None:
         self._whole.prefetch()
