@@ -28,6 +28,8 @@ from realizar.backends.cuda.native.chunks.source import (  # noqa: E402
 )
 from realizar.backends.cuda.native.compiler import architecture, compile_source  # noqa: E402
 from realizar.backends.cuda.native.launcher import LoadedKernels  # noqa: E402
+from realizar.quantization.microscaling import e4m3  # noqa: E402
+from reference_model import nearest_e4m3  # noqa: E402
 from wider import wider  # noqa: E402
 
 PLAIN = AttendChunkKernel(128, 4, 32, "bf16", 32)
@@ -35,11 +37,13 @@ WIDE = AttendChunkKernel(256, 4, 32, "bf16", 32)
 NARROW = AttendChunkKernel(64, 8, 24, "bf16", 32)
 WIDEST = AttendChunkKernel(512, 8, 8, "bf16", 32)
 CODED = AttendChunkKernel(128, 4, 32, "int8", 32)
+FP8 = replace(CODED, kv_dtype="fp8")
 SYNC = SyncChunkKernel(128, 4, 32, "bf16", 32)
 EIGHT_WARPS, FEW_ROWS = SyncShape(128, 64, 8, 1, skips=False), SyncShape(64, 64, 4, 1)
 SYNC_WIDE = SyncChunkKernel(256, 4, 32, "bf16", 32, shape=EIGHT_WARPS)
 SYNC_NARROW = SyncChunkKernel(64, 8, 16, "bf16", 32, sinks=True, shape=SyncShape(128, 128, 4, 2, skips=False))
 MOST_PARTS = 40
+E4M3_SCALES = 0.7, 1.3  # of keys and of values
 SPARE, SCALE = 5, 0.1  # tokens behind the step's, whose results nobody writes
 
 
@@ -106,6 +110,15 @@ CASES = {
     "80-int8-small blocks": Case(AttendChunkKernel(80, 4, 32, "int8", 16), ((0, 150), (200, 20))),
     "192-int8": Case(AttendChunkKernel(192, 2, 64, "int8", 32), ((0, 100), (60, 20))),
     "256-int8": Case(replace(WIDE, kv_dtype="int8"), ((0, 70), (200, 40), (63, 2))),
+    "128-fp8": Case(FP8, ((0, 1), (0, 2), (5, 31), (100, 33), (0, 128), (700, 65), (31, 1), (0, 129))),
+    "128-fp8-window-cap-sinks": Case(
+        replace(FP8, window=300, cap=True, sinks=True), ((0, 400), (500, 60)), soft_cap=8.0
+    ),
+    "80-fp8-small blocks": Case(AttendChunkKernel(80, 4, 32, "fp8", 16), ((0, 150), (200, 20))),
+    "256-fp8": Case(replace(WIDE, kv_dtype="fp8"), ((0, 70), (200, 40), (63, 2))),
+    "512-fp8": Case(replace(WIDEST, kv_dtype="fp8", block_size=16), ((0, 20), (150, 9))),
+    "128-fp8-parts": Case(FP8, ((5000, 40),), kv_heads=1, blocks=12, parts=10),
+    "256-fp8-alone": Case(AttendChunkKernel(256, 4, 1, "fp8", 32, part=512, alone=True), ((1100, 1), (99, 1))),
     "128-parts": Case(PLAIN, ((4500, 40), (0, 50), (3000, 1), (2000, 33)), blocks=20, parts=8),
     "128-int8-parts-cap-sinks": Case(
         replace(CODED, cap=True, sinks=True), ((5000, 40),), kv_heads=1, soft_cap=8.0, blocks=12, parts=10
@@ -165,7 +178,8 @@ ALL_CASES = CASES | {f"mma.sync {name}": case for name, case in SYNC_CASES.items
 KERNELS = [
     PLAIN, WIDE, NARROW, WIDEST, CODED, replace(WIDE, tokens=16), replace(PLAIN, window=1000, cap=True),
     replace(NARROW, window=128), replace(CODED, window=1000, cap=True), replace(WIDE, kv_dtype="int8"),
-    replace(WIDEST, kv_dtype="int8"), replace(WIDE, part=512), replace(PLAIN, tokens=1, part=512, alone=True),
+    replace(WIDEST, kv_dtype="int8"), FP8, replace(FP8, window=1000, cap=True), replace(WIDE, kv_dtype="fp8"),
+    replace(WIDEST, kv_dtype="fp8"), replace(WIDE, part=512), replace(PLAIN, tokens=1, part=512, alone=True),
     replace(PLAIN, in_fp8=True), replace(WIDE, in_fp8=True),
 ]  # fmt: skip
 
@@ -211,7 +225,9 @@ class Twin:
         self.tokens = sum(count for _, count in case.rows)
         self.dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[kernel.element]
         self.query = self._rounded(rng.standard_normal((self.tokens + SPARE, self.heads, kernel.head)))
-        kept = (lambda values: dequantized(*quantized(values))) if kernel.coded else self._rounded
+        kept = {"int8": lambda values: dequantized(*quantized(values)), "fp8": in_e4m3}.get(
+            kernel.kv_dtype, self._rounded
+        )
         self.cached = [  # keys and values of each row [2, tokens, KV heads, head]
             kept(rng.standard_normal((2, past + count, case.kv_heads, kernel.head))) for past, count in case.rows
         ]
@@ -228,7 +244,7 @@ class Twin:
         return torch.tensor(values).to(self.dtype).double().numpy()
 
     def cache(self, which: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys or values in their blocks, and scales of int8.
+        """Keys or values in their blocks, and scales of codes.
 
         They are no numbers where no token is, nor in blocks that no token of the step sees.
         """
@@ -240,6 +256,9 @@ class Twin:
             for at, values in enumerate(self.cached[row][which]):
                 if at >= first // size * size:
                     held[self.table[row, at // size], :, at % size] = values
+        if case.kernel.kv_dtype == "fp8":
+            codes = nearest_e4m3(held / E4M3_SCALES[which])
+            return torch.tensor(codes, device="cuda"), torch.tensor([E4M3_SCALES[which]], device="cuda")
         if not case.kernel.coded:
             return torch.tensor(held).to("cuda", self.dtype), torch.zeros(0)
         codes, scales = quantized(held)
@@ -279,6 +298,13 @@ def quantized(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def dequantized(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return codes * np.repeat(scales.astype(np.float64), 32, axis=-1)[..., : codes.shape[-1]]
+
+
+def in_e4m3(values: np.ndarray) -> np.ndarray:
+    """Keys and values [2, ...] as a cache with their scales has them."""
+    return np.stack(
+        [e4m3()[nearest_e4m3(each / scale)] * scale for each, scale in zip(values, E4M3_SCALES, strict=True)]
+    )
 
 
 def single_tokens(twin: Twin) -> torch.Tensor:
@@ -365,7 +391,7 @@ def test_attention_of_chunks(name: str) -> None:
     twin = Twin(ALL_CASES[name], 3)
     found = attended(twin, times=3)
     # Of weights in that type; an int8 cache's keys and values are rounded to it, too.
-    rounded = {"bf16": 3e-3, "f16": 4e-4, "int8": 8e-4}[twin.case.kernel.kv_dtype]
+    rounded = {"bf16": 3e-3, "f16": 4e-4, "int8": 8e-4, "fp8": 4e-4}[twin.case.kernel.kv_dtype]
     for start, (_, count) in zip(twin.starts, twin.case.rows, strict=True):
         rows = slice(start, start + count)
         if (count == 1) != twin.case.alone:
@@ -408,7 +434,7 @@ def test_results_as_8_bit_floats(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("form", "window"),
-    [(PLAIN, 0), (PLAIN, 150), (PLAIN, 300), (CODED, 0), (CODED, 150), (WIDEST, 0), (SYNC, 0), (SYNC, 150)],
+    [(PLAIN, 0), (PLAIN, 150), (PLAIN, 300), (CODED, 0), (CODED, 150), (FP8, 0), (WIDEST, 0), (SYNC, 0), (SYNC, 150)],
 )
 def test_a_tokens_bits_are_its_contexts_alone(form: AttendChunkKernel | SyncChunkKernel, window: int) -> None:
     """A prompt in one chunk, and in ragged chunks beside another row."""
@@ -429,7 +455,7 @@ def test_a_tokens_bits_are_its_contexts_alone(form: AttendChunkKernel | SyncChun
     "form",
     [
         PLAIN, replace(PLAIN, window=700, cap=True, sinks=True), replace(PLAIN, window=150), NARROW, WIDE, CODED,
-        replace(WIDE, kv_dtype="int8"), AttendChunkKernel(80, 7, 18, "f16", 16, sinks=True),
+        replace(WIDE, kv_dtype="int8"), FP8, AttendChunkKernel(80, 7, 18, "f16", 16, sinks=True),
     ],
 )  # fmt: skip
 def test_a_token_alone_has_the_bits_that_it_has_in_a_chunk(form: AttendChunkKernel) -> None:

@@ -42,11 +42,11 @@ def test_tiles_are_as_large_as_every_layers_kernel_takes(
 ) -> None:
     spec, _ = random_model(recipe)
     assert tile_tokens(spec, "bf16", HOPPER, fixed=False) == tile_tokens(spec, "f16", HOPPER, fixed=False) == on_hopper
-    assert tile_tokens(spec, "int8", HOPPER, fixed=False) == of_int8
+    assert tile_tokens(spec, "int8", HOPPER, fixed=False) == tile_tokens(spec, "fp8", HOPPER, fixed=False) == of_int8
     for given_up in (AMPERE, replace(HOPPER, without=frozenset({"wgmma"}))):
         assert tile_tokens(spec, "bf16", given_up, fixed=False) == on_ampere
         assert tile_tokens(spec, "int8", given_up, fixed=False) == elsewhere
-    for kv_dtype in ("bf16", "int8"):
+    for kv_dtype in ("bf16", "int8", "fp8"):
         for device in (SMALLER, *OTHERS):
             assert tile_tokens(spec, kv_dtype, device, fixed=False) == elsewhere
     wide = recipe.head_size > 256 or (recipe.full_head_size or 0) > 256
@@ -61,7 +61,7 @@ def test_a_tile_fits_its_layers_kernel() -> None:
             spec, _ = random_model(Recipe(*first, windows=(None,)))
             other, _ = random_model(Recipe(*second, windows=(None,)))
             spec = replace(spec, layers=spec.layers + other.layers)
-            for kv_dtype in ("bf16", "int8"):
+            for kv_dtype in ("bf16", "int8", "fp8"):
                 tokens = tile_tokens(spec, kv_dtype, HOPPER, fixed=False)
                 for _, attention in spec.all_attentions():
                     group = attention.num_heads // attention.num_kv_heads

@@ -48,7 +48,7 @@ from realizar.quantization.ggml_layouts import GGML_LAYOUTS  # noqa: E402
 
 CARDS = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}  # KiB of a block's shared memory
 PARTS = ("mat-vec", "tensor cores", "grouped", "experts", "attention", "helpers", "sampling")
-HEADS = [(head, element) for head in (64, 80, 96, 128, 256, 512) for element in ("bf16", "f16", "int8")]
+HEADS = [(head, element) for head in (64, 80, 96, 128, 256, 512) for element in ("bf16", "f16", "int8", "fp8")]
 WIDE = [(256, "bf16"), (512, "int8")]
 Q4_K = fragment_format(GGML_LAYOUTS[GGMLType.Q4_K])
 LAYOUTS = [*(GGML_LAYOUTS[each] for each in QUANTIZED_TYPES), e4m3_layout(128)]

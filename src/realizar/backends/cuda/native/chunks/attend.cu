@@ -312,6 +312,7 @@ NAME(const __grid_constant__ TensorMap queries, CACHE_PARAMETERS, const int* til
   wait_for_previous();
 #if CODED
   const Cache of_keys{keys, key_scales}, of_values{values, value_scales};
+  if (E4M3) scale *= __ldg((const float*)key_scales);
 #else
   const Cache of_keys{&keys}, of_values{&values};
 #endif

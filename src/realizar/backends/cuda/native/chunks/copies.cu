@@ -181,7 +181,8 @@ INLINE void copy_tiles(const Arguments& in, const Shared& at, int lane) {
       __syncwarp();
       if (y >= 0) {
         copy_bulk(to + part * ROWS * HEAD, cache.codes + (long)y * HEAD, ROWS * HEAD, barrier);
-        copy_bulk(to + SCALES_AT + part * SCALES_BYTES, cache.scales + (long)y * SCALES * 2, SCALES_BYTES, barrier);
+        const char* scales = cache.scales + (long)y * SCALES * 2;
+        if (SCALES) copy_bulk(to + SCALES_AT + part * SCALES_BYTES, scales, SCALES_BYTES, barrier);
       }
 #else
       if (lane == 0) barrier_expect(barrier, SLOT_BYTES);
@@ -215,9 +216,19 @@ INLINE void copy_tiles(const Arguments& in, const Shared& at, int lane) {
 }
 
 #if CODED
-// Eight codes times a scale, twice in a word, as halves: rounded once, since the codes' integers are halves too.
+// Eight codes as halves: of E4M3, whose scale is left to scores and sums; or times a scale, twice in a word, rounded
+// once, since the codes' integers are halves too.
 INLINE uint4 decoded(uint2 codes, u32 scale) {
   uint4 r;
+#if E4M3
+  auto two = [](u32& low, u32& high, u32 bytes) {
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
+        : "=r"(low), "=r"(high) : "r"(bytes));
+  };
+  two(r.x, r.y, codes.x);
+  two(r.z, r.w, codes.y);
+  return r;
+#endif
   const u32 low = codes.x ^ 0x80808080u, high = codes.y ^ 0x80808080u;
   // A byte below 0x64 is 1,024 more than it; and it is 128 more than the code.
   r.x = mul2(add2(permute(low, 0x64646464, 0x4140), 0xe480e480u), scale);
@@ -258,7 +269,7 @@ INLINE void decode_tiles(const Shared& at) {
           const int key = first + i * STEP;
           const bool seen = own + key >= span.from && own + key < span.to && dim < HEAD;
           words[i] = seen ? *(const uint2*)(read + key * HEAD) : make_uint2(0, 0);
-          scale[i] = seen ? *(const u16*)(scales + key * SCALES * 2) : 0;
+          scale[i] = SCALES && seen ? *(const u16*)(scales + key * SCALES * 2) : 0;
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)

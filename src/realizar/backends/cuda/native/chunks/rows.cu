@@ -178,6 +178,9 @@ INLINE void write_rows(const Arguments& in, const Tile& tile, Rows& rows, float 
       total = total * kept + power2(sink - higher);
     }
     kept = kept / (total > 0.f ? total : 1.f);
+#if E4M3
+    kept *= __ldg((const float*)in.values.scales);
+#endif
     if constexpr (IN_FP8 && OWN % 128 == 0)
       if (in.in_fp8) {
         write_e4m3(in, rows.sums, r, kept, token, head, side, t, own);

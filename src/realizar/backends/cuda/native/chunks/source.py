@@ -16,6 +16,7 @@ _CODED_REGISTERS = {1: (240, 48, 48), 2: (216, 40, 40)}
 # Keys of a part at least; as many as could be attended in the time that a part takes besides; and the rounds of the
 # card from which on tiles are not cut.
 _LEAST_PART, _PART_COST, _FEW_ROUNDS = 1024, 384, 4
+_CODED = ("int8", "fp8")
 _SHARED_BYTES, _MOST_SLOTS, _CODE_SLOTS = 224 << 10, 8, 3
 _NARROW_WINDOW = 256
 _SIZES = "p" * 15 + "ff" + "i" * 9  # of arguments behind queries and cache
@@ -32,9 +33,9 @@ _SYNC_FILES = (
 def chunk_rows(head: int, kv_dtype: str) -> int:
     """Queries of a tile, at most; 0 where there is no kernel for a head size or cache.
 
-    Sums of wider heads, and what decodes int8, leave less room.
+    Sums of wider heads, and what decodes int8 or e4m3, leave less room.
     """
-    coded = kv_dtype == "int8"
+    coded = kv_dtype in _CODED
     if kv_dtype not in _TYPES and not coded:
         return 0
     if head == 512:
@@ -89,7 +90,7 @@ class ChunkKernel:
     Attributes:
         head: a size that the kernel has. group: query heads of a KV head.
         tokens: of a tile; `tokens * group` is at most what the kernel has rows for.
-        kv_dtype: of the cache: `bf16`, `f16` or `int8`. block_size: tokens of its blocks, a power of two.
+        kv_dtype: of the cache: `bf16`, `f16`, `int8` or `fp8`. block_size: tokens of its blocks, a power of two.
         window: keys that a query sees, or 0. cap, sinks: the layer caps scores, has sinks.
     """
 
@@ -109,7 +110,7 @@ class ChunkKernel:
 
     @property
     def coded(self) -> bool:
-        return self.kv_dtype == "int8"
+        return self.kv_dtype in _CODED
 
     @property
     def part_floats(self) -> int:
@@ -188,7 +189,7 @@ class AttendChunkKernel(ChunkKernel):
 
     @property
     def _code_bytes(self) -> int:
-        return self.head + 2 * -(-self.head // 32)
+        return self.head + (2 * -(-self.head // 32) if self.kv_dtype == "int8" else 0)
 
     @property
     def blocks(self) -> int:
@@ -236,7 +237,7 @@ class AttendChunkKernel(ChunkKernel):
             "SLOTS": self.slots, "REGISTERS": registers, "PRODUCER_REGISTERS": producer, "DECODER_REGISTERS": decoder,
             "LEAST_PART": _LEAST_PART // self.keys, "PART_COST": -(-_PART_COST // self.keys), "FEW_ROUNDS": _FEW_ROUNDS,
             "FIXED": self.part // self.keys, "ALONE": int(self.alone), "BLOCKS": self.blocks, "CODED": int(self.coded),
-            "IN_FP8": int(self.in_fp8),
+            "E4M3": int(self.kv_dtype == "fp8"), "IN_FP8": int(self.in_fp8),
             "SKIPS": 1, "CODE_SLOTS": self.code_slots, "KEYS_TEXT": f'"{self.keys}"', "SUM_WIDTH": width,
             "SUM_TEXT": f'"{width}"',
             **wgmma_operands("SCORE", self.keys // 2, "%{0}, %{1}, %{2}"),
@@ -281,6 +282,6 @@ class SyncChunkKernel(ChunkKernel):
         shape = self.shape
         own: Defines = {
             "ROWS": shape.rows, "KEYS": shape.keys, "WARPS": shape.warps, "BLOCKS": shape.blocks,
-            "SKIPS": int(shape.skips), "IN_FP8": 0,
+            "SKIPS": int(shape.skips), "IN_FP8": 0, "E4M3": 0,
         }  # fmt: skip
         return Source(self._name, define(self._defines() | own) + "".join(map(read, _SYNC_FILES)), self.shared_bytes)

@@ -7,10 +7,10 @@
 // With FIXED contexts are cut at multiples of so many blocks instead, and parts joined from the last to the first,
 // whether one block of threads has them all, or, ALONE, several have those of a single token: so both have the same
 // bits. Of wide heads SPLIT warpgroups have the same rows: all their scores, and each its own dimensions of the sums,
-// as all have no room in a thread's registers. A cache of codes (CODED) is copied into a ring of its own, from which
-// one more warpgroup makes halves.
+// as all have no room in a thread's registers. A cache of codes (CODED), of int8 or E4M3, is copied into a ring of its
+// own, from which one more warpgroup makes halves.
 // Defined around it: NAME HEAD GROUP TOKENS BLOCK_SIZE KEYS CONSUMERS SPLIT SLOTS SKIPS WINDOWED CAP SINKS FIXED ALONE
-// CODED IN_FP8 CODE_SLOTS; of a thread of a consumer (or 0), of the warps that copy, and of those that decode:
+// CODED E4M3 IN_FP8 CODE_SLOTS; of a thread of a consumer (or 0), of the warps that copy, and of those that decode:
 // REGISTERS PRODUCER_REGISTERS DECODER_REGISTERS; BLOCKS, of threads that fit a multiprocessor; in blocks of KEYS, and
 // in rounds of the card: LEAST_PART PART_COST FEW_ROUNDS (source.py); SUM_WIDTH, dimensions of an instruction,
 // TYPE_TEXT CONVERT_TEXT KEYS_TEXT SUM_TEXT, and for both instructions, SCORE and SUM, _LIST _INPUTS _OPERANDS: the
@@ -23,13 +23,13 @@ constexpr int OWN = HEAD / SPLIT;  // dimensions of values of a warpgroup
 constexpr int ROWS = BLOCK_SIZE < KEYS ? BLOCK_SIZE : KEYS;  // keys of a copy
 constexpr int COPIES = KEYS / ROWS * (CODED ? 1 : COLUMNS);
 constexpr int SLOT_BYTES = KEYS * COLUMNS * 128, QUERY_BYTES = QUERIES * COLUMNS * 128;
-constexpr int SCALES = (HEAD + 31) / 32, SCALES_AT = KEYS * HEAD;  // of a key's codes; behind all codes of a place
+constexpr int SCALES = E4M3 ? 0 : (HEAD + 31) / 32, SCALES_AT = KEYS * HEAD;  // of a key; behind all codes of a place
 constexpr int CODE_SLOT_BYTES = CODED ? SCALES_AT + KEYS * SCALES * 2 : 0;
 constexpr int WARPGROUPS = CONSUMERS + 1 + CODED, CACHE_ARRIVALS = CODED ? 4 : 1;
 constexpr int NOWHERE = -1024;  // a row before the first: the copy engine writes zeros
 static_assert(COPIES <= 32 && GROUP * TOKENS <= QUERIES && HEAD % 8 == 0);
 static_assert(SUM_WIDTH == HEAD || (SUM_WIDTH % 64 == 0 && OWN % SUM_WIDTH == 0));
-static_assert(!CODED || ROWS * ((HEAD + 31) / 32) % 8 == 0);  // the copy engine takes runs of 16 bytes
+static_assert(!CODED || ROWS * SCALES % 8 == 0);  // the copy engine takes runs of 16 bytes
 
 struct Span { int from, to; };  // keys of a place that a tile may see; to -1 is the end
 
@@ -54,7 +54,8 @@ INLINE void multiply_values(float* c, const u32* a, u64 b) {
 }
 
 typedef const TensorMap* Queries;
-// Keys or values of a layer: what maps them; or their codes [blocks, KV heads, block size, head], and scales.
+// Keys or values of a layer: what maps them; or their codes [blocks, KV heads, block size, head], and scales, of E4M3 a
+// float for all.
 #if CODED
 struct Cache { const char *codes, *scales; };
 #else
