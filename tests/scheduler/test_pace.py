@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from realizar.batch import AsideWork
 from realizar.scheduler.pace import Pace
 
 TILE_TOKENS = 12
@@ -267,6 +268,37 @@ def test_other_work_behind_a_step_takes_half_as_long_and_is_not_measured() -> No
     pace.ended(8, 0, 2.015)
     assert pace.beside_s(8, is_much=False) == pytest.approx(0.005)
     assert pace.beside_s(0, is_much=False) == Pace(math.inf, 1).beside_s(8, is_much=False) == math.inf
+
+
+@pytest.mark.parametrize(("alone_s", "least_s"), [(3.2e-3, 12e-3), (8e-3, 0.0)])
+@pytest.mark.parametrize("is_much", [False, True])
+def test_prompts_and_other_work_share_the_time_of_a_step(alone_s: float, least_s: float, is_much: bool) -> None:
+    """Both come without end, and a prompt's steps are no longer with such work behind them than without; neither has
+    less than a third of the time beside decodes.
+    """
+    pace, token_s, most_s = Pace(3.25, 64, least_s), 28e-6, max(3.25 * alone_s, least_s)
+    pace.observe(0, 1000, 1000 * token_s)
+    pace.observe(32, 0, alone_s)
+    now_s, slice_s = 1.0, 0.0
+    gaps, read_s, other_s = list[float](), 0.0, 0.0
+    for _ in range(2000):
+        tokens = pace.prompt_tokens(32)
+        assert tokens is not None
+        pace.submitted(now_s, 0 if tokens else 32)
+        gaps.append(slice_s + alone_s + tokens * token_s)
+        now_s += gaps[-1]
+        pace.ended(32, tokens, now_s)
+        slice_s = pace.beside_s(32, is_much=is_much, reads=tokens > 0)
+        read_s, other_s = read_s + tokens * token_s, other_s + slice_s
+    assert max(gaps[500:]) < 1.05 * most_s
+    assert min(read_s, other_s) > 0.3 * (most_s - alone_s) * len(gaps)
+
+
+def test_other_work_waits_for_no_step_of_decodes_alone_while_a_chunk_is_read_aside() -> None:
+    pace = Pace(2.5, TILE_TOKENS)
+    pace.submitted(1.0, 8)
+    pace.ended(8, 0, 1.020, aside=AsideWork(None, is_awaited=False))
+    assert pace.beside_s(8, is_much=False) == pytest.approx(0.010)
 
 
 def test_a_picture_before_a_prompt_leaves_it_measured() -> None:

@@ -35,6 +35,7 @@ _FIRST_CHUNK_FACTOR = 1.5  # small chunks cost more a token than the whole steps
 _SHARED_STRETCH = 1.5  # of a step in which a client has more than the others, over one in which it has not
 _SHARED_STEPS = 64  # of those, after which one without is measured again
 _BESIDE_STRETCH = 1.5  # of a step and other work behind it, over a step of decodes alone
+_BESIDE_SHARE = 0.5  # of what prompts may take beside decodes, that such work has while they are read
 _BESIDE_STEPS = 16  # with such work, after which one without is measured
 _NEAR_TOKENS = 512  # positions before this are measured together, those after it by powers of two
 _FARTHER_FACTOR = 1.5  # a token twice as far, until it is measured: 1.2 to 1.9 in a model small enough to feel it
@@ -96,6 +97,7 @@ class Pace:
         self._num_shared_steps = 0
         self._submitted: deque[tuple[float, bool]] = deque()  # of steps in flight; True where other work was before one
         self._num_beside, self._is_behind = 0, False  # steps with such work; True if some comes before the next step
+        self._behind_s = 0.0  # of that work, before a step of which decodes are a part
         self._last_s, self._last_decodes = -math.inf, 0  # of the last step that was submitted
         self._ended_s = -math.inf
         self._token_alone: _Estimate | None = None
@@ -130,6 +132,7 @@ class Pace:
         if decode is not None:
             alone = decode if equal is None else self._decode.get(_bucket(equal), decode)
             spare_s = max(min(stretch, self._stretch) * alone.seconds, least_s) - decode.seconds
+            spare_s -= self._behind_s
         chunk = min(spare_s / max(token_s, 1e-9), _MOST_GROWTH * self._last_chunk + self._tile_tokens)
         stale_steps = _STALE_STEPS if chunk >= 2 * _LEAST_TOKENS else _STALE_STEPS_OF_LEAST
         if (decode is None or self._num_steps - decode.step > stale_steps) and self._num_probes < _MOST_PROBES:
@@ -198,7 +201,7 @@ class Pace:
     def submitted(self, now_s: float, num_decode_tokens: int = 0) -> None:
         """A step is submitted; `num_decode_tokens` are 0 where it has others, too."""
         self._submitted.append((now_s, self._is_behind))
-        self._is_behind = False
+        self._is_behind, self._behind_s = False, 0.0
         self._last_s, self._last_decodes = now_s, num_decode_tokens
 
     def pause_s(self, now_s: float) -> float:
@@ -208,22 +211,32 @@ class Pace:
             return 0.0
         return max(self._last_s + _SPACING * self._stretch * alone.seconds - now_s, 0.0)
 
-    def beside_s(self, num_decode_tokens: int, *, is_much: bool) -> float:
+    def beside_s(self, num_decode_tokens: int, *, is_much: bool, reads: bool = False) -> float:
         """Seconds of other work that may come between this step and the next, whose time then counts for nothing.
 
-        It is half the time of a step of so many decodes alone, or with `is_much` what prompts may take beside these; 0
-        where that time is to be measured, and no limit without decodes.
+        It is half the time of a step of so many decodes alone, or with `is_much` what prompts may take beside these, or
+        half of that if this step `reads` any: the next one reads as much less. 0 where the time of steps is to be
+        measured, and no limit without decodes.
         """
         if math.isinf(self._stretch) or not num_decode_tokens:
             self._is_behind = True
             return math.inf
-        nearest = max((one for one in self._decode if one <= _bucket(num_decode_tokens)), default=None)
+        alone_s = self._nearest_s(num_decode_tokens)
         self._num_beside += 1
-        if nearest is None or self._num_beside % _BESIDE_STEPS == 0:
+        if alone_s is None or self._num_beside % _BESIDE_STEPS == 0:
             return 0.0
-        self._is_behind = True
-        alone_s = self._decode[nearest].seconds
-        return max(self._stretch * alone_s, self._least_s) - alone_s if is_much else (_BESIDE_STRETCH - 1.0) * alone_s
+        most_s = max(self._stretch * alone_s, self._least_s) - alone_s
+        self._is_behind, self._behind_s = True, (_BESIDE_STRETCH - 1.0) * alone_s
+        if reads or is_much:
+            self._behind_s = most_s * (_BESIDE_SHARE if reads else 1.0)
+        return self._behind_s
+
+    def _nearest_s(self, num_decode_tokens: int) -> float | None:
+        """Of a step of so many decodes or fewer alone, or beside a chunk, where none was alone yet."""
+        for known in (self._decode, self._decode_aside):
+            if smaller := [bucket for bucket in known if bucket <= _bucket(num_decode_tokens)]:
+                return known[max(smaller)].seconds
+        return None
 
     def ended(
         self, num_decode_tokens: int, num_prompt_tokens: int, now_s: float, position: int = 0,

@@ -296,7 +296,7 @@ class Scheduler:
     def beside_s(self, batch: ScheduledBatch, num_waiting: int) -> float:
         """As `Pace.beside_s`, after a step that was submitted last, for so many requests that wait for that work."""
         decodes = batch.num_decode_tokens
-        return self._pace.beside_s(decodes, is_much=num_waiting > decodes)
+        return self._pace.beside_s(decodes, is_much=num_waiting > decodes, reads=batch.num_tokens > decodes)
 
     def take_deltas(self) -> StepDeltas:
         """What choices gained since the last call."""
