@@ -29,7 +29,7 @@ class GraphRunner:
     step with chunks holds the body alone, as how many rows are sampled varies; then comes a graph of the tail for so
     many. All read positions, lengths, block tables, tiles and the last tokens on the device,
     so that replaying one needs only the step's arrays. They run on the multiprocessors of `stream`, by default on all.
-    A step that adds features of images is launched one by one, so that they cost others nothing.
+    A step of single tokens that adds features of images is launched one by one, so that they cost decodes nothing.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class GraphRunner:
         if kind.embeds:
             self._space.place_given()
             kind = replace(kind, embeds=False)
-        if self._space.brings_features:
+        if not kind.tiles and self._space.arrays.brings_features:
             self.run_eagerly(kind, rows)
         elif kind.tiles and self.replay(kind):
             if rows and not self.replay(tail_kind(rows)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +22,9 @@ from realizar.batch import PROPOSED, OpenedRow
 
 Integers: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
-_HEADER = 16  # place 0: blocks per row of the block tables; 1: tokens of the step, without padding; _COUNT
+_HEADER = 16  # place 0: blocks per row of the block tables; 1: tokens of the step, without padding; _COUNT, BRINGING
 _COUNT = 2  # place of the number of integers that the step has
+BRINGING = 3  # place of the number of tokens of which `StepArrays.brought` is read
 _SAMPLED = 16  # tokens of a row that are looked at at once
 _FETCHED, _MOST_FETCHING = 1024, 256  # numbers of a block; programs for those of block tables
 SCAN_TILE = 64  # tokens of a tile of `kernels.recurrences.delta_scan`
@@ -69,8 +71,9 @@ class StepArrays:
         fill_recurrences: of a model whose layers have states.
         last: int32 [rows], the token that was sampled last, by the number of the row. drafts: int32 [drafts, rows],
             those that were proposed last.
-        given: of the step, in the host's memory: the first token of each run of given embeddings, and the run,
-            float32 [1 + layers, tokens, hidden_size], with what is added after the first layers.
+        given: of the step, in pinned memory: the first token of each run of given embeddings, and the run, float32
+            [tokens, (1 + layers) * hidden_size], with what is added after the first layers.
+        brought: int64 [tokens], addresses of the rows of `given` that bring such; 0 for other tokens.
         spread: positions of the step's tokens for which they differ from axis to axis, int32 [axes, tokens].
     """
 
@@ -104,6 +107,10 @@ class StepArrays:
         self._next = 0
         self.fill_recurrences: FillRecurrences | None = None
         self.given: Sequence[tuple[int, torch.Tensor]] = ()
+        self._given = deque[Sequence[tuple[int, torch.Tensor]]](maxlen=_RING + 1)  # of steps that may still read them
+        counted = sizes.tokens if sizes.width else 0
+        self.brought = torch.zeros(counted, dtype=torch.int64, device=device.torch_device)
+        self._brought = [torch.zeros(counted, dtype=torch.int64, pin_memory=device.is_gpu) for _ in range(_RING)]
         self._axes = RowAxes()
         self.shifts = torch.zeros(sizes.rows, dtype=torch.int32, device=device.torch_device)  # of `RowAxes`
         self.spread = np.zeros((3, 0), np.int32)
@@ -156,6 +163,8 @@ class StepArrays:
         views = self._views[self._next]
         views["header"][_COUNT] = self._fill(views, step, kind, selected, selected_rows)
         self.given = [(first, self._pinned(values)) for first, values in step.columns.embeddings] if kind.embeds else ()
+        self._given.append(self.given)
+        views["header"][BRINGING] = self._send_brought() if self.sizes.width else 0
         if self._copies:
             self._copies[self._next].replay()
         else:
@@ -204,10 +213,34 @@ class StepArrays:
         self.take_sampled(SampledAhead(torch.zeros((0, 1), dtype=torch.int32, device=where), nobody, 0), self["ids"])
 
     def _pinned(self, values: NDArray[np.float32]) -> torch.Tensor:
-        parts = values.reshape(len(values), -1, self.sizes.width or values.shape[1]).swapaxes(0, 1)
-        copied = torch.empty(parts.shape, pin_memory=self._device.is_gpu)
-        copied.numpy()[:] = parts
+        """The values themselves where they are pinned, as an encoder on the device leaves them."""
+        if values.flags.writeable:
+            found = torch.from_numpy(values)
+            if found.is_pinned() or not self._device.is_gpu:
+                return found
+        copied = torch.empty(values.shape, pin_memory=self._device.is_gpu)
+        copied.numpy()[:] = values
         return copied
+
+    @property
+    def brings_features(self) -> bool:
+        """True if something is to be added to the step's stream after the first layers."""
+        return bool(self.sizes.width) and any(values.shape[1] > self.sizes.width for _, values in self.given)
+
+    def _send_brought(self) -> int:
+        """Start sending `brought`, if any token has some; the number of tokens up to the last."""
+        if not self.brings_features:
+            return 0
+        host, end = self._brought[self._next], 0
+        places = host.numpy()
+        places[:] = 0
+        for first, values in self.given:
+            if values.shape[1] > self.sizes.width:
+                row_bytes, last = values.stride(0) * values.element_size(), first + len(values)
+                places[first:last] = values.data_ptr() + row_bytes * np.arange(len(values))
+                end = max(end, last)
+        self.brought[:end].copy_(host[:end], non_blocking=True)
+        return end
 
     def capture(self, recorder: GraphRecorder) -> None:
         """Start copies as graphs from now on: a launch by Triton takes the host several times as long."""

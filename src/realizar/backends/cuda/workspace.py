@@ -7,11 +7,12 @@ import torch
 from realizar.backends.base import FUSED_AT_ONCE
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import CHUNK_PARTS, norm_square_parts
+from realizar.backends.cuda.kernels.fetch import add_rows, fetch_rows
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers
 from realizar.backends.cuda.matmul.residual import epilogue_square_parts
 from realizar.backends.cuda.native.chunks.source import ALONE_WARPS, MOST_WARPS
-from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
+from realizar.backends.cuda.step_arrays import BRINGING, StepArrays, StepSizes
 from realizar.batch import head_id_table
 from realizar.models.mixers import GatedDeltaNet
 from realizar.models.parts import PairedInputs
@@ -19,7 +20,7 @@ from realizar.models.spec import ModelSpec
 
 _DEPENDENT_TOKENS = 256
 _MATVEC_TOKENS = 7  # at most, of matmuls of integers
-_FEATURES = 512  # tokens whose features of images are on the device at once
+_FETCHED, _FETCHING = 1024, 256  # floats of a row that one program fetches; rows at once that may have none
 LOGIT_BLOCK = 4096  # logits whose largest is found at once
 
 
@@ -46,7 +47,6 @@ class Workspace:
         self.chosen = torch.full((max(pairs, 1),), -1, dtype=torch.int32, device=where)
         self.expert_weights = torch.zeros(max(pairs, 1), device=where)
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
-        self.features = torch.zeros((min(sizes.tokens, _FEATURES) if sizes.width else 0, sizes.width), device=where)
         self.kept = torch.zeros((sizes.kept, sizes.tokens, spec.hidden_size), device=where)
         self.states = torch.zeros((0 if spec.next_token is None else sizes.tokens, spec.state_size), device=where)
         apart = 0 if spec.state_size == spec.hidden_size else sizes.tokens
@@ -83,6 +83,11 @@ class Workspace:
             torch.zeros(sizes.tokens, dtype=torch.int32, device=where) for _ in range(2)
         )
         self._has_dependent_launch = device.has_dependent_launch
+        if where.type != "meta":  # compile what the first embeddings would wait for
+            rows = torch.zeros((1, spec.hidden_size * (1 + spec.deepstack)), pin_memory=device.is_gpu)
+            self.arrays.given = ((0, rows),)
+            self.place_given()
+            self.arrays.given = ()
 
     @property
     def embedded(self) -> torch.Tensor:
@@ -110,22 +115,24 @@ class Workspace:
             torch.index_select(states, 0, places, out=self.states[: len(places)])
 
     def place_given(self) -> None:
-        """Start to copy the step's given embeddings to where the embedding leaves them."""
+        """Start to fetch the step's given embeddings to where the embedding leaves them."""
+        width = self.hidden.shape[1]
         for first, values in self.arrays.given:
-            self.hidden[first : first + values.shape[1]].copy_(values[0], non_blocking=True)
+            grid = len(values), -(-width // _FETCHED)
+            fetch_rows[grid](values, values.stride(0), self.hidden[first:], width, BLOCK=_FETCHED)
 
-    @property
-    def brings_features(self) -> bool:
-        """True if something is to be added to the step's stream after the first layers."""
-        return any(len(values) > 1 for _, values in self.arrays.given)
+    def add_features(self, layer: int, kind: StepKind) -> None:
+        """Start to add what the step's given embeddings bring for one of the first layers.
 
-    def add_features(self, layer: int, _kind: StepKind) -> None:
-        """Start to add what the step's given embeddings bring for one of the first layers."""
-        for first, values in self.arrays.given:
-            for at in range(0, values.shape[1] if len(values) > 1 else 0, len(self.features)):
-                part = values[1 + layer, at : at + len(self.features)]
-                self.features[: len(part)].copy_(part, non_blocking=True)
-                self.hidden[first + at : first + at + len(part)].add_(self.features[: len(part)])
+        Graphs of steps with chunks have this, which then finds out what there is, and those of decodes have not.
+        """
+        if kind.tiles or self.arrays.brings_features:
+            width = self.hidden.shape[1]
+            grid = min(len(self.hidden), _FETCHING), -(-width // _FETCHED)
+            add_rows[grid](
+                self.arrays["header"], self.arrays.brought, self.hidden, width, (1 + layer) * width, COUNT=BRINGING,
+                BLOCK=_FETCHED,
+            )  # fmt: skip
 
     @property
     def token_state(self) -> tuple[torch.Tensor, torch.Tensor]:

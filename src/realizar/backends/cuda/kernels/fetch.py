@@ -25,6 +25,32 @@ def fetch(host, device, COUNT: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
+def fetch_rows(host, stride, device, width, BLOCK: tl.constexpr):
+    """device[row] = host[row], float32 rows of `width`; `host` is pinned, with `stride` from row to row.
+
+    Grid: rows, blocks of columns.
+    """
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(device + row * width + at, tl.load(host + row * stride + at, mask=at < width), mask=at < width)
+
+
+@triton.jit
+def add_rows(header, places, device, width, offset, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """device[row, :width] += what lies `offset` floats behind the address of places[row], float32 in pinned memory.
+
+    `places` are 0 where nothing is added, and there are header[COUNT]. Grid: programs, which share rows; blocks of
+    columns.
+    """
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    for row in range(tl.program_id(0), tl.load(header + COUNT), tl.num_programs(0)):
+        place = tl.load(places + row)
+        if place != 0:
+            host = place.to(tl.pointer_type(tl.float32)) + offset
+            values = tl.load(host + at, mask=at < width) + tl.load(device + row * width + at, mask=at < width)
+            tl.store(device + row * width + at, values, mask=at < width)
+
+
+@triton.jit
 def find_ids(ids, token_rows, last, drafts, rows, tokens, FIRST: tl.constexpr, BLOCK: tl.constexpr):
     """Ids that the host does not know: -1 is what the row sampled last, FIRST - place the draft there, [places, rows].
 
