@@ -274,6 +274,13 @@ def plan_tower(tower: Tower, checkpoint: Checkpoint, kind: Device) -> tuple[int,
     return CPUTower.planned_bytes(tower, checkpoint)
 
 
+def pinned_feature_bytes() -> int:
+    """Of the host's memory, that an encoder on a GPU takes for features of pictures."""
+    from realizar.backends.cuda.pictures.pinned import pinned_bytes
+
+    return pinned_bytes()
+
+
 def make_inspected_backend(
     device: ChosenDevice, progress: LoadProgress | None = None,
     compared_for: tuple[ModelSpec, Checkpoint] | None = None,

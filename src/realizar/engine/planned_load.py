@@ -12,7 +12,14 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.kv_blocks import WHOLE_REQUESTS, most_requests
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import image_refusal, plan_memory, plan_tower, resolve_model, tower_on_gpu
+from realizar.backends.select import (
+    image_refusal,
+    pinned_feature_bytes,
+    plan_memory,
+    plan_tower,
+    resolve_model,
+    tower_on_gpu,
+)
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.engine.core.disk_cache import HOST_BYTES
@@ -63,7 +70,7 @@ class PlannedLoad(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class PlannedEncoder:
     """An encoder of images on a device, by llama.cpp's name of its projector; `workspace_bytes` are for the largest
-    picture, and `kept_bytes`, of the host's memory, for embeddings that may be wanted again.
+    picture, and `kept_bytes`, of the host's memory, for embeddings that are or may be wanted again.
 
     Without a name there is none, and `reason` says why one that lies there is not used.
     """
@@ -91,8 +98,8 @@ def plan_encoder(checkpoint: Checkpoint, config: ResolvedConfig, *, may_sleep: b
     if (reason := image_refusal(config.least_kind, seen_whole=tower.seen_whole)) is not None:
         return PlannedEncoder(reason=reason)
     device: Device = "cpu" if may_sleep or tower_on_gpu(checkpoint, config) is None else "cuda"
-    sizes = plan_tower(tower, holder, device)
-    return PlannedEncoder(tower.architecture, holder.path.name, *sizes, KEPT_BYTES, device)
+    sizes, kept = plan_tower(tower, holder, device), KEPT_BYTES if device == "cpu" else pinned_feature_bytes()
+    return PlannedEncoder(tower.architecture, holder.path.name, *sizes, kept, device)
 
 
 def plan_within(

@@ -17,7 +17,7 @@ A model is loaded once and stepped many times. Read in this order:
 8. `sleep/`: the memory of a model that may sleep, at addresses that stay while its contents wait on the host.
 9. `kernels/` (Triton), `native/` (CUDA C++): the kernels. `tuning/`: measured tiles, for `realizar tune`.
 
-Besides: `tower.py` and `tower_plan.py` (an encoder of images), `cache_copies.py` (blocks of the cache to the host and
-back), `device.py`, `cards.py`, `presence.py` and `device_errors.py` (GPUs and their errors), `plan.py` (memory from a
-header), `supported.py` and `inspection/` (profiles and traces).
+Besides: `tower.py`, `tower_plan.py` and `pictures/` (an encoder of images), `cache_copies.py` (blocks of the cache to
+the host and back), `device.py`, `cards.py`, `presence.py` and `device_errors.py` (GPUs and their errors), `plan.py`
+(memory from a header), `supported.py` and `inspection/` (profiles and traces).
 """

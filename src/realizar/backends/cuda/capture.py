@@ -62,15 +62,16 @@ class GraphRecorder:
         self._stream = stream or _stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
 
-    def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Capture what `run` launches as a graph; nothing of it runs.
+    def record(self, run: Callable[[], None], *, goes_on: bool = False) -> torch.cuda.CUDAGraph:
+        """Capture what `run` launches as a graph; nothing of it runs. It `goes_on` with what the one before left.
 
         Raises DeviceLostError where the device failed. After any other error the capture has been ended: the device can
         go on.
         """
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()  # the pool takes memory of its own
+        if not goes_on:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()  # the pool takes memory of its own
         try:
             with torch.cuda.stream(self._stream):
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -24,7 +24,16 @@ from realizar.backends.cuda.kernels.normalize import normalize
 from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
 from realizar.backends.cuda.kernels.rotate import rotate
 from realizar.backends.cuda.norms import NORM_KINDS, norm_constants
-from realizar.backends.cuda.tower_plan import buffer_sizes, check_blocks, compute_type, groups, read_together
+from realizar.backends.cuda.pictures.pinned import PinnedRoom, pinned_bytes
+from realizar.backends.cuda.pictures.slices import PartsLeft, Slicer, attention_s, matmuls_s, recorded, wait_for
+from realizar.backends.cuda.tower_plan import (
+    buffer_sizes,
+    check_blocks,
+    compute_type,
+    groups,
+    passing_bytes,
+    read_together,
+)
 from realizar.backends.parts import places_between, squares_of, windows_of
 from realizar.backends.program import AttentionBlock, FeedForwardBlock, Join, ends_layer, layer_blocks
 from realizar.backends.weight_tensors import WeightTensors
@@ -37,9 +46,8 @@ from realizar.models.tower import Standard, Tower
 
 _LOG = logging.getLogger(__name__)
 _GRAPHS = 8  # grids whose graph is kept, those that were used last
-_MOST_PACE = 256.0  # of processors and cards far slower
-_FLOPS = 4e14  # of products and attention in a second, until a slice was measured
-_LEAST_S = 2e-5  # of what is launched at once
+_COPIED_BYTES = 4 << 20  # at once, of features: a step's results may wait for them
+_LEAST_GRAPH_S = 1e-4  # of what is launched at once
 _MOST_AT_ONCE = 1e11  # FLOP of attention in one launch
 _WARMED = 8  # squares of the edge of a small picture
 
@@ -51,7 +59,8 @@ class _Grid:
     `angles`: cosines and sines of each rope, float32 [patches, half of its size]. `shares`: of the rows and the columns
     of the table of positions in those of the picture; None where it has the table's own. `order`: its patches, window
     by window, those of as many patches one after another, and `back`, where each is among them; None without windows.
-    `windows`: how many of them have how many patches. `graph`: once it came again.
+    `windows`: how many of them have how many patches. `graphs`: of its parts, and the seconds of each, once it came
+    again.
     """
 
     rows: int
@@ -61,7 +70,7 @@ class _Grid:
     order: torch.Tensor | None = None
     back: torch.Tensor | None = None
     windows: tuple[tuple[int, int], ...] = ()
-    graph: torch.cuda.CUDAGraph | None = field(default=None)
+    graphs: list[tuple[float, torch.cuda.CUDAGraph]] = field(default_factory=list)
     seen: bool = False
 
     @property
@@ -78,9 +87,9 @@ class _Encoding:
     """
 
     grid: _Grid
-    features: torch.Tensor
+    features: NDArray[np.float32]
     sent: torch.cuda.Event | None
-    parts: Iterator[float] | None = None
+    parts: PartsLeft | None = None
     launched: torch.cuda.Event | None = None
 
 
@@ -157,12 +166,13 @@ class CUDATower:
         )
         shades = (np.arange(256) * (1 / 255)).astype(np.float32)
         self._shades = self._sent((shades - mean) / deviation).to(self._compute).reshape(-1)
+        self._room = PinnedRoom(pinned_bytes() if device.type == "cuda" else 0, is_gpu=device.type == "cuda")
         self._grids: OrderedDict[tuple[int, int], _Grid] = OrderedDict()
         self._lock = threading.Lock()
         self._encoding: _Encoding | None = None
-        self._credit_s, self._pace = 0.0, 1.0  # seconds that may be launched still; of a slice's over those expected
-        self._timed: tuple[torch.cuda.Event, torch.cuda.Event, float] | None = None
+        self._slicer = Slicer(is_gpu=device.type == "cuda")
         self._copies, self._recorder = None, None
+        self._held: torch.Tensor | None = None  # until the first picture, whose kernels then find that memory
         if device.type == "cuda":
             self._copies, self._recorder = torch.cuda.Stream(device), GraphRecorder(device)
             self._warm()
@@ -175,6 +185,8 @@ class CUDATower:
             self.encode(np.zeros((pixels, pixels, 3), np.uint8))
         self._grids.clear()
         torch.cuda.empty_cache()
+        num_bytes = passing_bytes(self.tower, self._compute.itemsize)
+        self._held = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
     @property
     def size_bytes(self) -> int:
@@ -233,97 +245,99 @@ class CUDATower:
     def begin(self, picture: NDArray[np.uint8]) -> None:
         """Send a picture as of `encode` to the device. The features of the one before have been taken."""
         with step_errors(self._device), torch.cuda.stream(self._copies):
+            self._held = None
             grid = self._grid(*(edge // self.tower.patch_size for edge in picture.shape[:2]))
-            features = torch.empty(self._found(grid.count).shape, pin_memory=self._copies is not None)
+            shape = self._found(grid.count).shape
+            features = self._room.take(shape)
+            if features is None:
+                features = torch.empty(shape, pin_memory=self._copies is not None).numpy()
             self._staged.numpy()[: picture.size] = picture.reshape(-1)
             self._pixels[: picture.size].copy_(self._staged[: picture.size], non_blocking=True)
             self._encoding = _Encoding(grid, features, self._recorded())
 
     def go_on(self, seconds: float) -> bool:
-        """Launch what takes about so long of the device, or all that is left, on the current stream; True if some is
-        left. What the slices before took beyond theirs is deducted.
+        """Launch what takes no longer of the device, or all that is left, on the current stream; True if some is left.
+
+        A part that takes longer alone is launched once the slices together had so long.
         """
         encoding = self._encoding
         assert encoding is not None
         with step_errors(self._device):
             if encoding.parts is None and encoding.sent is not None:
+                if not math.isinf(seconds) and not encoding.sent.query():
+                    return True  # steps would wait for its pixels
                 torch.cuda.current_stream(self._device).wait_event(encoding.sent)
             if encoding.parts is None and math.isinf(seconds):
                 self.start(encoding.grid.rows, encoding.grid.columns)
-            elif self._launch(encoding, seconds):
-                return True
+            else:
+                encoding.parts = encoding.parts or PartsLeft(self._parts(encoding.grid))
+                if self._slicer.launch(encoding.parts, seconds):
+                    return True
             encoding.launched = self._recorded()
         return False
 
-    def _launch(self, encoding: _Encoding, seconds: float) -> bool:
-        """`go_on`, one launch after another, by the pace of the slices before."""
-        if encoding.parts is None:
-            encoding.parts = self._run(encoding.grid)
-        self._measure()
-        self._credit_s = min(self._credit_s, 0.0) + seconds
-        begun, expected_s = self._recorded(timed=True), 0.0
-        while self._credit_s > 0.0:
-            work = next(encoding.parts, None)
-            if work is None:
-                self._credit_s = 0.0
-                return False
-            expected_s += max(work / _FLOPS, _LEAST_S)
-            self._credit_s -= max(work / _FLOPS, _LEAST_S) * self._pace
-        ended = self._recorded(timed=True)
-        if expected_s and begun is not None and ended is not None and self._timed is None:
-            self._timed = begun, ended, expected_s
-        return True
-
-    def _measure(self) -> None:
-        """Take in the time of the last slice that was measured, where it has ended."""
-        if self._timed is not None and self._timed[1].query():
-            begun, ended, expected_s = self._timed
-            self._pace += 0.2 * (min(max(begun.elapsed_time(ended) * 1e-3 / expected_s, 0.25), _MOST_PACE) - self._pace)
-            self._timed = None
-
-    def _recorded(self, *, timed: bool = False) -> torch.cuda.Event | None:
-        """An event on the current stream; None without a GPU."""
-        if self._copies is None:
-            return None
-        event = torch.cuda.Event(enable_timing=timed)
-        event.record()
-        return event
+    def _recorded(self) -> torch.cuda.Event | None:
+        return None if self._copies is None else recorded()
 
     def features(self) -> NDArray[np.float32]:
         """Those of the picture of which nothing is left to be launched; waits for them, and raises as `encode`."""
         encoding, self._encoding = self._encoding, None
         assert encoding is not None
         with step_errors(self._device), torch.cuda.stream(self._copies):
-            if self._copies is not None and encoding.launched is not None:
-                self._copies.wait_event(encoding.launched)
-            found = self._found(encoding.grid.count)
-            encoding.features.copy_(found, non_blocking=True)
-            if not torch.isfinite(found).all():  # which waits for the stream
+            if encoding.launched is not None:
+                wait_for(encoding.launched)
+            found, features = self._found(encoding.grid.count), torch.from_numpy(encoding.features)
+            rows = max(_COPIED_BYTES // (4 * found.shape[1]), 1)
+            for part, of in zip(features.split(rows), found.split(rows), strict=True):
+                part.copy_(of, non_blocking=True)
+            are_finite = torch.isfinite(found).all()
+            if self._copies is not None:
+                wait_for(recorded())
+            if not are_finite:
                 pixels = [edge * self.tower.patch_size for edge in (encoding.grid.rows, encoding.grid.columns)]
                 raise StepError(f"the features of a picture of {pixels[0]} x {pixels[1]} pixels are not finite")
-        return encoding.features.numpy()
+        return encoding.features
 
     def start(self, rows: int, columns: int) -> None:
-        """Start all kernels for the pixels that are there, on the current stream: by a graph from the second time on.
+        """Start all kernels for the pixels that are there, on the current stream: by graphs from the second time on.
 
         The features are in the device's memory then.
         """
         grid = self._grid(rows, columns)
-        if grid.graph is None and grid.seen and self._recorder is not None:
+        if not grid.graphs and grid.seen and self._recorder is not None:
             try:
-                grid.graph = self._recorder.record(lambda: self._run_all(grid))
+                grid.graphs = self._graphs_of(grid, self._recorder)
             except Exception as error:  # noqa: BLE001 - raised again where the device failed
-                _LOG.warning("pictures of %d x %d patches have no graph: %s", rows, columns, failure_of(error))
+                _LOG.warning("pictures of %d x %d patches have no graphs: %s", rows, columns, failure_of(error))
                 self._recorder = None
-        if grid.graph is not None:
-            grid.graph.replay()
-        else:
-            grid.seen = True
-            self._run_all(grid)
-
-    def _run_all(self, grid: _Grid) -> None:
-        for _ in self._run(grid):
+        grid.seen = True
+        for _ in self._parts(grid):
             pass
+
+    def _parts(self, grid: _Grid) -> Iterator[float]:
+        """As `_run`, by graphs where there are."""
+        if not grid.graphs:
+            yield from self._run(grid)
+        for seconds, graph in grid.graphs:
+            yield seconds
+            graph.replay()
+
+    def _graphs_of(self, grid: _Grid, recorder: GraphRecorder) -> list[tuple[float, torch.cuda.CUDAGraph]]:
+        """Of parts, or of as many together as are worth a launch, and the seconds of each."""
+        parts, found = self._run(grid), list[tuple[float, torch.cuda.CUDAGraph]]()
+        following = next(parts, None)
+        while following is not None:
+            together: list[float] = []
+
+            def run(together: list[float] = together) -> None:
+                nonlocal following
+                while following is not None and sum(together) < _LEAST_GRAPH_S:
+                    together.append(following)
+                    following = next(parts, None)
+
+            graph = recorder.record(run, goes_on=bool(found))
+            found.append((sum(together), graph))
+        return found
 
     def _grid(self, rows: int, columns: int) -> _Grid:
         found = self._grids.get((rows, columns))
@@ -359,27 +373,28 @@ class CUDATower:
         return self._features[: rows * width].view(rows, width)
 
     def _run(self, grid: _Grid) -> Iterator[float]:
-        """Start the kernels one after another; FLOP of the products and attention that were started since the last."""
+        """Start the kernels part by part: the seconds that an H200 takes for about the next one, before it."""
         tower, count, tokens = self.tower, grid.count, grid.count + self._others
         hidden = self._hidden[: tokens * tower.hidden_size].view(tokens, -1)
         normed = self._normed[: hidden.numel()].view_as(hidden)
+        yield matmuls_s(count, *tower.patches)
         self._begin(grid, hidden)
-        yield _work(count, *tower.patches)
         features, added = self._found(count), None
         taken = {layer: place for place, (layer, _) in enumerate(tower.deepstack, start=1)}
         for index, block in enumerate(self._blocks):
+            assert block.join.linear is not None
+            yield matmuls_s(tokens, *block.inputs.linears)
             self._norm(hidden, block.inputs.norm, normed, added)
             sums = self._multiplied(normed, *block.inputs.linears)
-            yield _work(tokens, *block.inputs.linears)
             if isinstance(block, AttentionBlock):
                 inner = yield from self._attended(sums, block.attention, grid)
+                yield matmuls_s(tokens, block.join.linear)
             else:
                 assert isinstance(block, FeedForwardBlock)
                 part = block.feed_forward
+                yield matmuls_s(tokens, block.join.linear)
                 inner = self._activated(sums, part.activation, part.down.in_features, gated=part.gate is not None)
-            assert block.join.linear is not None
             added = self._multiplied(inner, block.join.linear), block.join
-            yield _work(tokens, block.join.linear)
             if block.layer in taken and ends_layer(self._blocks, index):
                 self._norm(hidden, None, None, added)
                 added = None
@@ -509,10 +524,10 @@ class CUDATower:
             step = max(int(_MOST_AT_ONCE / (work * group)), 1)
             for first in range(0, kv_heads, step):
                 own, with_keys = slice(first * group, (first + step) * group), slice(first, first + step)
+                yield attention_s(work * len(range(*own.indices(heads))))
                 out[:, own] = functional.scaled_dot_product_attention(
                     read[:, own], seen[:, with_keys], added[:, with_keys], scale=attention.scale, enable_gqa=group > 1
                 )
-                yield work * len(range(*own.indices(heads)))
             begun += windows * tokens
         return found.view(count, -1)
 
@@ -549,12 +564,12 @@ class CUDATower:
             self._norm(x, projector.norm, normed)
             x = normed
         if projector.reduction is not None:
+            yield matmuls_s(len(x), projector.reduction)
             x = self._activated(
                 self._multiplied(x, projector.reduction), None, projector.reduction.out_features, gated=False
             )
-            yield _work(len(x), projector.reduction)
+        yield matmuls_s(len(x), projector.first)
         sums, second = self._multiplied(x, projector.first), projector.second
-        yield _work(len(x), projector.first)
         if second is not None:
             if projector.inner_norm is not None:
                 normed = torch.zeros((len(x), projector.first.out_features), device=self._device)
@@ -562,12 +577,12 @@ class CUDATower:
                 sums = _Sums(normed, None)
             x = self._activated(sums, projector.activation, projector.first.out_features, gated=False)
             if isinstance(second, FeedForward):
+                yield matmuls_s(len(x), *second.linears()[:-1])
                 sums = self._multiplied(x, *second.linears()[:-1])
-                yield _work(len(x), *second.linears()[:-1])
                 x = self._activated(sums, second.activation, second.down.in_features, gated=second.gate is not None)
                 second = second.down
+            yield matmuls_s(len(x), second)
             sums = self._multiplied(x, second)
-            yield _work(len(x), second)
         self._activated(sums, None, projector.num_features, out, gated=False)
 
     def _standardized(self, x: torch.Tensor, standard: Standard) -> torch.Tensor:
@@ -577,11 +592,6 @@ class CUDATower:
         if standard.factor is not None:
             y *= self._vector(standard.factor)
         return y / (y.square().mean(dim=1, keepdim=True) + standard.eps).sqrt()
-
-
-def _work(rows: int, *linears: Linear) -> float:
-    """FLOP of a product with so many rows."""
-    return sum(2.0 * rows * each.out_features * each.in_features for each in linears)
 
 
 _ADDED = Join(None, None, 1.0)

@@ -63,11 +63,15 @@ def planned_bytes(tower: Tower, checkpoint: Checkpoint) -> tuple[int, int]:
     weights = sum(element * each.out_features * each.in_features + 4 * each.out_features for each in tower.matrices())
     places = 2 * tower.side if tower.by_axis else tower.side**2 + tower.max_tokens - tower.max_patches
     table = 0 if tower.positions is None else 4 * places * tower.hidden_size
+    return weights + table, buffer_sizes(tower).size_bytes(element) + passing_bytes(tower, element)
+
+
+def passing_bytes(tower: Tower, element: int) -> int:
+    """Of what torch allocates, and frees, while the largest picture is encoded."""
     colours = tower.max_patches * sum(each.in_features for each in tower.patches)
-    passing = (8 + element) * colours + 2 * element * tower.max_tokens * tower.hidden_size  # what torch hands on
+    passing = (8 + element) * colours + 2 * element * tower.max_tokens * tower.hidden_size
     bounded = [each.in_features for each in tower.matrices() if each.clamps is not None]
-    passing += element * tower.max_tokens * max(bounded, default=0)
-    return weights + table, buffer_sizes(tower).size_bytes(element) + passing
+    return passing + element * tower.max_tokens * max(bounded, default=0)
 
 
 def compute_type(tower: Tower, tensors: WeightTensors) -> torch.dtype:

@@ -27,6 +27,8 @@ from realizar.step_deltas import RequestFailure, StepDeltas
 
 _LOG = logging.getLogger(__name__)
 _RECEIVE_BYTES = 1 << 18
+SWITCH_INTERVAL_S = 0.0005
+"""Seconds that other threads, as that of pictures, keep the interpreter from the loop, which launches many kernels."""
 _TOO_LARGE = "a step's results for the request are too large to be sent"
 
 Loader = Callable[[Load, LoadProgress], EngineCore]
@@ -72,6 +74,7 @@ class EngineProcess:
     def run(self, loader: Loader) -> int:
         threading.Thread(target=self._receive, name="engine-inbox", daemon=True).start()
         self._report(Loading("starting", 0.0))
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._may_load.wait()
         command = self._load_command
         if command is not None:

@@ -25,6 +25,7 @@ from realizar.models.registry import build_tower
 from realizar.models.spec import Attention
 
 torch = pytest.importorskip("torch", reason="needs torch")
+from realizar.backends.cuda.pictures.pinned import PinnedRoom, pinned_bytes  # noqa: E402
 from realizar.backends.cuda.tower import CUDATower  # noqa: E402
 from realizar.backends.cuda.tower_plan import planned_bytes  # noqa: E402
 
@@ -83,10 +84,33 @@ def test_an_encoder_on_a_gpu_is_planned_before_the_cache(tmp_path: Path) -> None
     tower = build_tower(holder)
     assert tower is not None
     assert plan.tower_bytes == sum(planned_bytes(tower, holder)) == encoder.weight_bytes + encoder.workspace_bytes
-    assert encoder.host_bytes == encoder.kept_bytes
+    assert encoder.host_bytes == encoder.kept_bytes == pinned_bytes()
     without = plan_memory(spec, checkpoint, replace(resolved, mmproj="none"), 1 << 30)
     assert without.tower_bytes == 0
     assert plan.needed_bytes - without.needed_bytes == plan.tower_bytes
     assert 0 < without.kv_limit_bytes - plan.kv_limit_bytes <= plan.tower_bytes
     assert plan_memory(spec, checkpoint, resolved, 1 << 30, may_sleep=True) == without
     assert plan_encoder(checkpoint, resolved, may_sleep=True).device == "cpu"
+
+
+def test_pinned_memory_of_features_is_free_again_once_nothing_refers_to_them() -> None:
+    """As requests, and embeddings that are kept, refer to parts of them as bytes; what has no room is told so."""
+    room = PinnedRoom(12 * 4096, is_gpu=False)
+    first, second, third = (room.take((4, 1000)) for _ in range(3))
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    first[:], second[:], third[:] = 1.0, 2.0, 3.0
+    assert room.take((1, 1)) is None
+    part = np.frombuffer(np.split(second, 2)[1].data.cast("B"), np.float32).reshape(2, 1000)[1:]
+    del second
+    assert room.take((1, 1)) is None
+    assert (part == 2.0).all()
+    del part
+    small = room.take((3, 1000))
+    assert small is not None
+    small[:] = 4.0
+    assert room.take((2, 1000)) is None
+    assert (first == 1.0).all()
+    assert (third == 3.0).all()
+    assert room.take((1, 1000)) is not None

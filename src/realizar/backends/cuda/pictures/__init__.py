@@ -1,0 +1,5 @@
+"""What an encoder of images lacks to run between the steps of a text model.
+
+`slices.py`: what its parts take of the device, and `Slicer`, which launches those that fit into a slice's time.
+`pinned.py`: memory of the host for features.
+"""
