@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -61,15 +61,15 @@ def test_what_is_cleared_is_found_no_more_and_removed_later(
     )
     for each in (files, model):
         assert each.write(key_of(1), 0, contents_of(1))
-    digests = block_files._digests
+    digest = block_files._digest
 
-    def cleared(*given: object) -> list[bytes]:
-        monkeypatch.setattr(block_files, "_digests", digests)
+    def cleared(*given: object) -> bytes:
+        monkeypatch.setattr(block_files, "_digest", digest)
         files.clear()
-        return digests(*given)  # type: ignore[arg-type]
+        return digest(*given)  # type: ignore[arg-type]
 
     for each in (files, another):
-        monkeypatch.setattr(block_files, "_digests", cleared)
+        monkeypatch.setattr(block_files, "_digest", cleared)
         generation = each.generation
         assert not each.write(key_of(2), 0, contents_of(2), generation)
         assert not any(each.has(key_of(number), 0) for number in (1, 2))
@@ -147,18 +147,19 @@ def test_a_bound_removes_what_was_not_used_for_longest(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_is_left_alone_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """In the middle of a file here, as a full disk does."""
     files = BlockFiles(tmp_path, "model")
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(block_files, "_digests", full)
-    assert not files.write(key_of(1), 0, contents_of(1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE // 2, before[1]))
+    try:
+        assert not files.write(key_of(1), 0, contents_of(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not files.takes_more
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'realizar-blocks'} takes no blocks for 60 s: No space left on device"
+        f"{tmp_path / 'realizar-blocks'} takes no blocks for 60 s: File too large"
     ]
     assert not list(tmp_path.rglob("*.0*"))
     now[0] += 61

@@ -82,23 +82,20 @@ class BlockFiles:
         return time.monotonic() >= self._refused_until_s
 
     def has(self, key: bytes, part: int) -> bool:
-        try:
-            return self._path(key, part).exists()
-        except OSError:  # the disk can't say
-            return False
+        return os.access(self._path(key, part), os.R_OK)
 
     def write(self, key: bytes, part: int, contents: NDArray[np.uint8], generation: int | None = None) -> bool:
         """Keep contents, uint8 [bytes]; False where the disk refuses, which is logged, and of a generation that was
         cleared, also meanwhile. None is the present one.
         """
         generation, path = self.generation if generation is None else generation, self._path(key, part)
-        written = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+        written = Path(f"{path}.{os.getpid()}.{threading.get_ident()}")
         try:
-            for folder in (self._own, path.parent):
+            for folder in (self._own, written.parent):
                 folder.mkdir(mode=0o700, exist_ok=True)
             with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(contents.data)
-                file.write(_digests([key], part, contents[None])[0])
+                file.write(_digest(key, part, contents))
             if generation != self.generation:
                 _remove(written)
                 return False
@@ -124,31 +121,26 @@ class BlockFiles:
 
         False where there are none, or they are not what was written: such a file is removed.
         """
-        stored = [self._read(key, part, row) for key, row in zip(keys, contents, strict=True)]
-        found = []
-        for key, digest, own in zip(keys, stored, _digests(keys, part, contents), strict=True):
-            found.append(digest == own)
-            if digest not in (None, own):
-                path = self._path(key, part)
-                _LOG.warning("%s is damaged and is removed", path)
-                _remove(path)
-        return found
+        return [self._read(key, part, row) for key, row in zip(keys, contents, strict=True)]
 
-    def _read(self, key: bytes, part: int, into: NDArray[np.uint8]) -> bytes | None:
-        """Read one, and return the digest that it was written with: none of a file of another size."""
-        digest = bytearray(_DIGEST_BYTES + 1)
+    def _read(self, key: bytes, part: int, into: NDArray[np.uint8]) -> bool:
+        path, digest = self._path(key, part), bytearray(_DIGEST_BYTES + 1)
         try:
-            file = os.open(self._path(key, part), os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.preadv(file, [into.data, digest], 0)
             finally:
                 os.close(file)
         except FileNotFoundError:
-            return None
+            return False
         except OSError as error:
-            _LOG.warning("%s can't be read: %s", self._path(key, part), error.strerror or error)
-            return None
-        return bytes(digest[:-1]) if size == into.size + _DIGEST_BYTES else b""
+            _LOG.warning("%s can't be read: %s", path, error.strerror or error)
+            return False
+        if size == into.size + _DIGEST_BYTES and digest[:-1] == _digest(key, part, into):
+            return True
+        _LOG.warning("%s is damaged and is removed", path)
+        _remove(Path(path))
+        return False
 
     def used(self, keys: Iterable[bytes], part: int) -> None:
         """Note that some were of use now."""
@@ -175,9 +167,10 @@ class BlockFiles:
                 with suppress(OSError):  # another process removed it, or something else is in it
                     folder.rmdir()
 
-    def _path(self, key: bytes, part: int) -> Path:
+    def _path(self, key: bytes, part: int) -> str:
+        """No `Path`: thousands are looked for before a prompt is read, and making those took longer than asking."""
         name = key.hex()
-        return self._own / name[:2] / f"{name}.{part}"
+        return f"{self._own}/{name[:2]}/{name}.{part}"
 
     def _taken(self) -> int:
         return sum(size for _, size, _ in _sizes(self._all))
@@ -220,14 +213,14 @@ def _check_owner(folder: Path) -> None:
         raise PermissionError(0, "it must belong to this user, and no one else may write there")
 
 
-def _digests(keys: Sequence[bytes], part: int, contents: NDArray[np.uint8]) -> list[bytes]:
-    """Of each row SHA-256 of its name, the sums of its pages of 4 KiB and what is left: as fast as memory is read."""
-    rows, size = contents.shape
-    whole = size // _PAGE_BYTES * _PAGE_BYTES
-    pages = contents[:, :whole].view(np.uint64).reshape(rows, -1, _PAGE_BYTES // 8)
-    sums = np.concatenate([pages.sum(axis=2, dtype=np.uint64).view(np.uint8), contents[:, whole:]], axis=1)
-    named = part.to_bytes(4, "little") + size.to_bytes(8, "little")
-    return [hashlib.sha256(key + named + row.tobytes()).digest() for key, row in zip(keys, sums, strict=True)]
+def _digest(key: bytes, part: int, contents: NDArray[np.uint8]) -> bytes:
+    """SHA-256 of a name, the sums of the pages of 4 KiB and what is left: as fast as memory is read."""
+    whole = contents.size // _PAGE_BYTES * _PAGE_BYTES
+    pages = contents[:whole].view(np.uint64).reshape(-1, _PAGE_BYTES // 8)
+    digest = hashlib.sha256(key + part.to_bytes(4, "little") + contents.size.to_bytes(8, "little"))
+    digest.update(pages.sum(axis=1, dtype=np.uint64))
+    digest.update(contents[whole:].data)
+    return digest.digest()
 
 
 def _files(folder: Path) -> Iterator[Path]:

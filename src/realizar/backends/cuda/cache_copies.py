@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,6 +11,10 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import device_errors
+from realizar.backends.cuda.kernels.places import move_places
+
+_MOVED = 2048  # integers that a program moves
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 def bytes_of_one(planes: Sequence[torch.Tensor]) -> int:
@@ -22,10 +27,10 @@ def read_places(
 ) -> Callable[[], NDArray[np.uint8]]:
     """As `SavesCache.read_cached`: they are gathered behind the steps that were submitted, and copied at once."""
     with device_errors(device.torch_device):
-        index = _index(places, device)
-        gathered = [plane.index_select(0, index).flatten(1).view(torch.uint8) for plane in planes]
-        joined = torch.cat(gathered, dim=1)
-        copied = torch.empty(joined.shape, dtype=torch.uint8, pin_memory=device.is_gpu)
+        shape = len(places), bytes_of_one(planes)
+        joined = torch.empty(shape, dtype=torch.uint8, device=device.torch_device)
+        _move(planes, places, joined, device, into_cache=False)
+        copied = torch.empty(shape, dtype=torch.uint8, pin_memory=device.is_gpu)
         copied.copy_(joined, non_blocking=True)
         wait = _waits(device)
 
@@ -42,19 +47,30 @@ def write_places(
 ) -> Callable[[], None]:
     """As `SavesCache.write_cached`."""
     with device_errors(device.torch_device):
-        index = _index(places, device)
-        copied = torch.from_numpy(contents).to(device.torch_device, non_blocking=True)
-        start = 0
-        for plane in planes:
-            end = start + bytes_of_one([plane])
-            own = copied[:, start:end].contiguous().view(plane.dtype)
-            plane.index_copy_(0, index, own.view(len(places), *plane.shape[1:]))
-            start = end
+        joined = torch.from_numpy(contents).to(device.torch_device, non_blocking=True)
+        _move(planes, places, joined, device, into_cache=True)
         return _waits(device)
 
 
-def _index(places: Sequence[int], device: DeviceProfile) -> torch.Tensor:
-    return torch.tensor(places, dtype=torch.int64, pin_memory=device.is_gpu).to(device.torch_device, non_blocking=True)
+def _move(
+    planes: Sequence[torch.Tensor], places: Sequence[int], joined: torch.Tensor, device: DeviceProfile, *,
+    into_cache: bool,
+) -> None:  # fmt: skip
+    """Copy between uint8 [places, bytes] and the places, all planes by one kernel: 64 and more of them were as many
+    launches, for which the engine's thread and those that read files waited.
+    """
+    sizes = [bytes_of_one([plane]) for plane in planes]
+    assert all(plane.is_contiguous() for plane in planes)
+    width = math.gcd(8, *sizes, *(plane.data_ptr() for plane in planes))
+    lines, first = [*places], 0
+    for plane, size in zip(planes, sizes, strict=True):
+        lines += [plane.data_ptr(), size // width, first // width]
+        first += size
+    table = torch.tensor(lines, dtype=torch.int64, pin_memory=device.is_gpu)
+    move_places[(len(places), len(planes), -(-max(sizes) // (width * _MOVED)))](
+        joined.view(_INTEGERS[width]), first // width, table.to(device.torch_device, non_blocking=True), len(places),
+        INTO_CACHE=into_cache, BLOCK=_MOVED,
+    )  # fmt: skip
 
 
 def _waits(device: DeviceProfile) -> Callable[[], None]:

@@ -32,14 +32,14 @@ from realizar.request import Request
 from realizar.scheduler.row_table import most_cached_tokens
 
 _LOG = logging.getLogger(__name__)
-_BATCH_BYTES = 64 << 20  # copied at once, or one block where that is more
-_BUFFERS = 4  # of so many bytes, into which files are read; as many prompts are read at once
-_JOB_BYTES = 16 << 20  # of files that a thread reads and checks one after the other
-_READ_AT_ONCE = 3  # batches of a prompt: one is handed on while the next are read
+_BATCH_BYTES = 32 << 20  # of files that a thread reads and checks, or one block where that is more
+_BUFFERS = 20  # of so many bytes, into which files are read; fewer of larger blocks, which take no more together
+_FETCHES = 4  # prompts that are read at once, each with a buffer
 _MOST_WRITING = 2  # batches that wait for the disk; what does not fit waits in the cache, as long as it stays there
-HOST_BYTES = (_BUFFERS + _MOST_WRITING) * _BATCH_BYTES
-"""The most that a `DiskCache` takes of the host's memory, of blocks and snapshots that are no larger than a batch."""
+_IDLE_BYTES = 32 << 20  # copied at once to be written
 _BUSY_S, _BUSY_BYTES = 0.05, 16 << 20  # between copies while requests run, and of each: steps wait for them
+HOST_BYTES = _BUFFERS * _BATCH_BYTES + _MOST_WRITING * _IDLE_BYTES
+"""The most that a `DiskCache` takes of the host's memory, of blocks and snapshots that are no larger than a batch."""
 _USED_S = 60.0
 _MOST_USED = 4096
 _MOST_READERS = 16
@@ -89,7 +89,7 @@ class Batch:
 
 class _Reading(NamedTuple):
     batch: Batch
-    jobs: list[Future[list[bool]]]
+    are_read: Future[list[bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,7 @@ class DiskCache:
         self._part_bytes = backend.part_bytes
         self._num_groups = len(cache.counts)
         self._batch_bytes = max(_BATCH_BYTES, *self._part_bytes)
+        self._num_buffers = max(_BUFFERS * _BATCH_BYTES // self._batch_bytes, _FETCHES)
         self._num_submitted = self._num_ended = self._num_saved = self._num_fetched = 0
         num_places = sum(counts.total for counts in cache.counts) + cache.snapshots.counts.total
         self._unsaved: deque[_Saved] = deque(maxlen=2 * num_places)  # what came first is the first to be given up
@@ -127,9 +128,12 @@ class DiskCache:
         self._looked_up: tuple[Request | None, BlockKeys | None] = None, None
         self._used_s: dict[bytes, float] = {}  # when files were last noted to be of use, by the last key of a history
         readers = min(_MOST_READERS, os.cpu_count() or 1)
-        self._fetches = ThreadPoolExecutor(_BUFFERS, "realizar-fetch")
+        self._fetches = ThreadPoolExecutor(_FETCHES, "realizar-fetch")
         self._readers = ThreadPoolExecutor(readers, "realizar-read")
         self._writers = ThreadPoolExecutor(_WRITERS, "realizar-write")
+        self._returns = ThreadPoolExecutor(
+            1, "realizar-return"
+        )  # of buffers, which would wait behind what is to be read
         cache.watch = self
 
     @property
@@ -166,7 +170,7 @@ class DiskCache:
         now_s = time.monotonic()
         if self._unsaved and len(self._writing) < _MOST_WRITING and (is_idle or now_s - self._saved_s > _BUSY_S):
             self._saved_s = now_s
-            for part, places in self._next_places(self._batch_bytes if is_idle else _BUSY_BYTES).items():
+            for part, places in self._next_places(_IDLE_BYTES if is_idle else _BUSY_BYTES).items():
                 try:
                     contents = self._backend.read_cached(part, list(places.values()))
                 except (CapacityError, KernelError) as error:
@@ -260,7 +264,7 @@ class DiskCache:
             _LOG.warning("the prefix cache is forgotten, as blocks could not be written to it: %s", error)
             fetch.is_cancelled = True
             self._cache.forget()
-        self._readers.submit(self._give_back, waits, batch.buffer)
+        self._returns.submit(self._give_back, waits, batch.buffer)
 
     def _write_cached(self, fetch: Fetch, batch: Batch) -> Callable[[], None] | None:
         """Write what the cache lacks of a batch; what waits until it was read. Without room no more is taken in."""
@@ -324,9 +328,10 @@ class DiskCache:
 
     def _read_all(self, fetch: Fetch, wanted: deque[tuple[int, list[bytes]]]) -> None:
         reading, goes_on = deque[_Reading](), True
+        most = self._num_buffers * 4 // 5  # a prompt leaves some to others, and to what is on its way to the device
         try:
             while goes_on and (wanted or reading):
-                while wanted and len(reading) < _READ_AT_ONCE and not self._is_closed:
+                while wanted and len(reading) < most and not self._is_closed:
                     if (buffer := self._free_buffer(waits=not reading)) is None:
                         break
                     reading.append(self._start(buffer, *wanted.popleft()))
@@ -368,7 +373,7 @@ class DiskCache:
         """A buffer to read into; None where it need not wait for one, as others read, or the engine ends."""
         with self._making:
             if self._buffers is None:
-                made = [self._backend.new_buffer(self._batch_bytes) for _ in range(_BUFFERS)]
+                made = [self._backend.new_buffer(self._batch_bytes) for _ in range(self._num_buffers)]
                 self._buffers = SimpleQueue()
                 for each in made:
                     self._buffers.put(each)
@@ -382,15 +387,13 @@ class DiskCache:
         """Start to read a batch."""
         size = self._part_bytes[part]
         contents = buffer[: len(keys) * size].reshape(len(keys), size)
-        step = max(_JOB_BYTES // size, 1)
-        runs = [slice(first, first + step) for first in range(0, len(keys), step)]
-        jobs = [self._readers.submit(self._files.read, keys[run], part, contents[run]) for run in runs]
-        return _Reading(Batch(part, keys, contents, buffer), jobs)
+        return _Reading(
+            Batch(part, keys, contents, buffer), self._readers.submit(self._files.read, keys, part, contents)
+        )
 
     def _hand_on(self, fetch: Fetch, reading: _Reading) -> bool:
         """Hand on a batch; False where a file of it is missing or damaged, or nothing is wanted any more."""
-        batch = reading.batch
-        are_read = [is_read for job in reading.jobs for is_read in job.result()]
+        batch, are_read = reading.batch, reading.are_read.result()
         if fetch.is_cancelled or self._is_closed:
             self._put_back(reading)
             return False
@@ -401,7 +404,7 @@ class DiskCache:
 
     def _put_back(self, reading: _Reading) -> None:
         assert self._buffers is not None
-        wait(reading.jobs)
+        wait([reading.are_read])
         self._buffers.put(reading.batch.buffer)
 
     def clear(self) -> None:
@@ -416,7 +419,7 @@ class DiskCache:
         self._is_closed = True
         self._cache.watch = None
         if self._buffers is not None:
-            for _ in range(_BUFFERS):
+            for _ in range(_FETCHES):
                 self._buffers.put(np.zeros(0, np.uint8))  # for fetches that wait for one
-        for pool in (self._fetches, self._writers, self._readers):
+        for pool in (self._fetches, self._writers, self._readers, self._returns):
             pool.shutdown(cancel_futures=True)

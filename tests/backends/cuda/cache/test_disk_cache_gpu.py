@@ -44,7 +44,7 @@ def make_core(name: str, folder: Path | None, **options: Any) -> EngineCore:
     recipe, own = KINDS[name]
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(
-        max_step_tokens=96, kv_cache_bytes=64 << 20, context_length=640, batch_invariant=True,
+        max_step_tokens=96, kv_cache_bytes=64 << 20, context_length=640, batch_invariant=True, graphs=False,
         **{"max_running": 5, "speculative_tokens": 0, **own, **options},
     )  # fmt: skip
     settled, backend = replace(resolved(spec, checkpoint, config, "cuda"), steps_in_flight=2), new_backend()

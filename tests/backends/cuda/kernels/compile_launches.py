@@ -26,6 +26,7 @@ from triton.compiler import ASTSource
 from backends.cuda import cuda_runs
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cuda import load
+from realizar.backends.cuda.cache_copies import read_places, write_places
 from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.kernel_sizes import compute_type
 from realizar.backends.cuda.kernels.fetch import fetch
@@ -204,6 +205,8 @@ def run_backend(recipes: Sequence[str], formats: int, shared_bytes: int) -> None
                 fixed.step([(fixed.request(0, ids), 1), (fixed.request(1, ids, first=8), 20)])
     integers = torch.zeros(4, dtype=torch.int32)
     fetch[(2,)](integers, integers, COUNT=2, WHOLE=1, BLOCK=1024)  # of real GPUs alone
+    planes = [torch.zeros(3, 40, dtype=torch.float16), torch.zeros(3, 12, dtype=torch.uint8)]
+    write_places(planes, [2], read_places(planes, [1], interpreter_device())(), interpreter_device())()
 
 
 def report(line: str) -> None:
