@@ -6,8 +6,12 @@ import errno
 import hashlib
 import logging
 import math
+import os
 import random
+import signal
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -35,6 +39,7 @@ from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
 from resolving import resolved
+from waits import HANG_S
 
 ATTENTION = Recipe(
     vocab_size=128, hidden_size=128, feed_forward_size=128, num_heads=2, num_kv_heads=1, context_length=4096,
@@ -148,11 +153,37 @@ def damage(folder: Path, rng: random.Random) -> int:
     return count
 
 
+def kill_one(make: Callable[[], EngineCore], chat: Chat, folder: Path, num_files: int) -> None:
+    """Let an engine in a process of its own go on with these conversations, and kill it once it wrote so many files."""
+
+    def written() -> int:
+        return len(list(folder.rglob("*.[0-9]")))
+
+    before = written()
+    child = os.fork()
+    if not child:
+        signal.alarm(int(HANG_S))
+        try:
+            chat.core = make()
+            chat.run_until(chat.arrived + 40, all_ended=True)
+            save(chat.core)
+        finally:
+            os._exit(0)
+    while written() < before + num_files:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended without so many files"
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("name", ["attention", "delta-nets"])
 def test_random_conversations_over_restarts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Engines end at any moment, files are damaged between them, and the disk is full now and then."""
+    """Engines end and are killed at any moment, files are damaged between them, and the disk is full now and then.
+
+    An engine that is killed answers what the next one is asked, which finds some of its files.
+    """
     caplog.set_level(logging.WARNING)
     recipe = KINDS[name][0]
     rng, is_full = random.Random(11), [False]
@@ -166,10 +197,16 @@ def test_random_conversations_over_restarts(
         path.rename(target)
 
     monkeypatch.setattr(Path, "replace", renamed)
+
+    def make() -> EngineCore:
+        return make_core(recipe, tmp_path, TightBackend(0) if name in RECIPES else None)
+
     chat: Chat | None = None
     fetched = damaged = 0
     for incarnation in range(10):
-        core = make_core(recipe, tmp_path, TightBackend(0) if name in RECIPES else None)
+        if chat and incarnation % 2 == 0:
+            kill_one(make, chat, tmp_path, rng.randrange(1, 20))
+        core = make()
         chat = chat or Chat(5, core, scale=4)
         chat.core = core
         is_full[0] = incarnation in (2, 5)
