@@ -116,6 +116,21 @@ def test_a_process_that_is_killed_while_it_compiles_is_tried_again(
     service.close_row(beside.row)
 
 
+def test_idle_processes_may_be_gone() -> None:
+    """All that have compiled before were ended from outside: no grammar is blamed."""
+    service = make_service(replace(PATIENT, heavy_s=600))
+    for number in range(3):
+        service.prepare(StructuredOutput("regex", f"before {number}"))
+    for worker in service._idle:
+        wait_until(lambda worker=worker: worker.pid is not None)  # type: ignore[misc]
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+    assert service._idle
+    for number in range(3):
+        service.prepare(StructuredOutput("regex", f"after {number}"))
+    service.close()
+
+
 def test_one_that_dies_twice_is_refused_and_not_compiled_again(
     service: GrammarService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

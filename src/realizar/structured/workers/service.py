@@ -222,24 +222,24 @@ class GrammarService:
             InvalidRequestError: the grammar is refused, or its process dies of it. ServerError: no process can start.
             RequestFailedError: its process dies, and the machine may be at fault.
         """
-        tries = 2
+        tries, find = 2, self._idle_or_new
         cause: ErrorCause = "request"  # unless a death has another cause
         while True:
             try:
-                return self._compile_once(KnownGrammar(job.structured), job)
+                return self._compile_once(KnownGrammar(job.structured), job, find())
             except WorkerDiedError as death:
                 if not job.tickets:
                     return None
-                tries -= 1
+                tries, find = tries - 1, self._new  # an idle process may have been ended from outside too
                 cause = "engine" if death.cause == "engine" else cause
                 if death.out_of_time or not tries:
                     _LOG.warning("compiling a grammar %s; its request is refused", death)
                     error = refusal(job.structured, f"compiling it {death}")
                     raise (error if cause == "request" else RequestFailedError(str(error))) from death
 
-    def _compile_once(self, grammar: KnownGrammar, job: CompileJob) -> KnownGrammar | None:
+    def _compile_once(self, grammar: KnownGrammar, job: CompileJob, worker: Worker) -> KnownGrammar | None:
         """Compile a grammar; raises also WorkerDiedError."""
-        limits, worker = self._limits, self._compiler()
+        limits = self._limits
         job.stop = worker.kill
         is_kept = is_used_again = False
         try:
@@ -265,17 +265,20 @@ class GrammarService:
             elif not is_kept:
                 self._factory.end(worker)
 
-    def _compiler(self) -> Worker:
-        """A process that compiles a grammar. Raises ServerError."""
+    def _idle_or_new(self) -> Worker:
+        """A process that can compile a grammar. Raises ServerError."""
         with self._compile_lock:
             while self._idle:
                 worker = self._idle.pop()
                 if worker.is_served:
                     return worker
                 self._factory.end(worker)
-        new = self._factory.new(self._limits.memory_bytes, may_wait=True)
-        assert new is not None
-        return new
+        return self._new()
+
+    def _new(self) -> Worker:
+        worker = self._factory.new(self._limits.memory_bytes, may_wait=True)
+        assert worker is not None
+        return worker
 
     def _condemn(self, grammar: KnownGrammar, reason: str, cause: ErrorCause) -> None:
         """Refuse a grammar from now on, after one row has ended its worker by itself."""
