@@ -1,7 +1,7 @@
 """Processes that compile and follow grammars, so that a failure of llguidance affects only its own request.
 
 A fork server (`fork_server`) reads the vocabulary once, and forks all others from itself. A new grammar is compiled in
-a process of its own first, within bounds of time and memory. Then a few workers (`worker_process`), which grammars
+a process without rows first, within bounds of time and memory. Then a few workers (`worker_process`), which grammars
 share, follow its rows; a grammar that takes long, or at which a worker has ended, has one of its own. Requests for
 masks of rows, and the masks, lie in memory that all processes share (`mask_memory`), with what each worker works on.
 
