@@ -196,6 +196,9 @@ class NativeStepSampler:
 
     def start_logprobs(self, step: CUDAStep, part: range, copy: CopyToHost) -> list[RowLogprobs]:
         """Start log-probabilities of the wanted tokens in `part`, whose logits and sampled ids are there now."""
+        if not self._rows.wants_logprobs and part.stop <= step.wanted.num_sampled:
+            self._replayed = None
+            return []
         columns, replayed = step.forward_input.columns, self._replayed
         whole = columns.only_decodes and not part.start
         if whole and replayed is not None and replayed.suits(self._rows.num_changes, columns.numbers[: part.stop]):
@@ -319,9 +322,10 @@ class NativeStepSampler:
         if not len(masked):
             return
         indices = indices[masked]
-        lines = indices - (len(given.table) - len(given.versions))
-        are_kept = (lines >= 0) & (lines < MOST_KEPT)
-        if np.count_nonzero(are_kept):
+        first = len(given.table) - len(given.versions)  # of those that may be kept
+        if int(indices.max()) >= first:
+            lines = indices - first
+            are_kept = (lines >= 0) & (lines < MOST_KEPT)
             masks[masked[are_kept]] = self._keep_masks(given, lines[are_kept])
             masked, indices = masked[~are_kept], indices[~are_kept]
             if not len(masked):
