@@ -76,6 +76,27 @@ def test_rows_are_spread_over_the_workers() -> None:
     service.close()
 
 
+@pytest.mark.parametrize("has_ring", [True, False])
+def test_many_workers_that_sleep_are_woken(has_ring: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one call of the system where it can, else by a message each."""
+    rings, write = list[int](), getattr(os, "eventfd_write", None)
+    if not has_ring:
+        monkeypatch.delattr(os, "eventfd", raising=False)
+    elif write is None:
+        pytest.skip("the system has no eventfd")
+    else:
+        monkeypatch.setattr(os, "eventfd_write", lambda *given: rings.append(write(*given)))
+    service = make_service(WorkerLimits(workers=5))
+    rows = [Follower(service, (LETTERS, DIGITS)[seed % 2], seed) for seed in range(15)]
+    for _ in range(4):
+        step(service, *rows)
+        workers = list(service._pool.workers.values())
+        wait_until(lambda workers=workers: all(service._memory.sleeping[each.place] for each in workers))  # type: ignore[misc]
+    assert len(workers) == 5
+    assert bool(rings) == has_ring
+    service.close()
+
+
 def test_stopped_workers_are_replaced(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for them meanwhile."""
     rows = [Follower(service, StructuredOutput("regex", f"[a-f]{{3,4{number}}}x")) for number in range(3)]

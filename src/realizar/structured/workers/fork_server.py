@@ -1,10 +1,11 @@
-"""The fork server: `python -m realizar.structured.workers.fork_server SOCKET MASKS`, started by `ServerHandle`.
+"""The fork server: `python -m realizar.structured.workers.fork_server SOCKET MASKS [RING]`, started by `ServerHandle`.
 
 It reads the vocabulary and forks workers, which takes milliseconds and shares the vocabulary's memory. It has one
 thread and runs no grammar itself, so forking is safe. It ends when the other end of its socket closes. Its children end
 with it (on Linux), and when their own sockets close.
 
-SOCKET is the descriptor of its end of a pair of sockets, and MASKS that of the shared memory for masks.
+SOCKET is the descriptor of its end of a pair of sockets, MASKS that of the shared memory for masks, and RING that of
+its ring where there is one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 from realizar.errors import RealizarError
 from realizar.ipc.frames import Channel, ChannelError
 from realizar.structured.grammar import GrammarFactory
-from realizar.structured.workers.mask_memory import MaskMemory
+from realizar.structured.workers.mask_memory import NO_RING, MaskMemory
 from realizar.structured.workers.messages import (
     Done,
     End,
@@ -40,8 +41,8 @@ _PR_SET_DUMPABLE = 4
 class ForkServer:
     new_worker = WorkerProcess
 
-    def __init__(self, channel: Channel[ToServer], masks: int) -> None:
-        self._channel, self._masks = channel, masks
+    def __init__(self, channel: Channel[ToServer], masks: int, ring: int = NO_RING) -> None:
+        self._channel, self._masks, self._ring = channel, masks, ring
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._pids: dict[int, int] = {}  # of workers, by their places
 
@@ -56,7 +57,7 @@ class ForkServer:
             self._channel.send(Refused(" ".join(str(error).split())))
             return
         sizes = vocabulary.num_slots, vocabulary.most_drafts
-        memory = MaskMemory(factory.num_words, *sizes, self._masks, num_lines=vocabulary.num_lines)
+        memory = MaskMemory(factory.num_words, *sizes, self._masks, num_lines=vocabulary.num_lines, ring=self._ring)
         del vocabulary
         gc.collect()
         gc.freeze()  # a collection in a child would copy the pages that it walks
@@ -107,7 +108,7 @@ def main(new_server: type[ForkServer] = ForkServer) -> int:
     connection = socket.socket(fileno=int(sys.argv[1]))
     try:
         channel: Channel[ToServer] = Channel(connection, ToServer, takes_descriptors=True)
-        new_server(channel, int(sys.argv[2])).run()
+        new_server(channel, *map(int, sys.argv[2:])).run()
     except ChannelError:
         return 0  # the engine is gone
     return 1

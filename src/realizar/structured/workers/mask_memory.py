@@ -21,6 +21,8 @@ MOST_WORKERS = 512
 GOES_ON, ENDED, STUCK = 0, 1, 2
 """States of a row: its output goes on, is complete, or can't go on; of the last, a message has told the reason."""
 
+NO_RING = -1
+
 MOST_TOKENS = 32  # of a request; a row with more is followed anew
 
 _ID_BITS, _NUMBERS, _WRITTEN = 32, (1 << 30) - 1, 1 << 30  # memory that nobody has written is 0
@@ -67,12 +69,17 @@ class MaskMemory:
         versions: int64 [lines], this process's own: greater for each grammar that has had a line.
         mask_indices: intp [slots], this process's own: of the mask of each slot's next token in `masks`.
         masks_after_drafts: uint32 [slots, most_drafts, words].
+        ring: the descriptor of an eventfd, each write to which wakes all workers that sleep; NO_RING where the system
+            has none.
     """
 
     def __init__(
-        self, num_words: int, num_slots: int, most_drafts: int, descriptor: int | None = None, *, num_lines: int = 0
-    ) -> None:
-        self.descriptor = _unnamed_file() if descriptor is None else descriptor
+        self, num_words: int, num_slots: int, most_drafts: int, descriptor: int | None = None, *, num_lines: int = 0,
+        ring: int = NO_RING,
+    ) -> None:  # fmt: skip
+        self.descriptor, self.ring = _unnamed_file() if descriptor is None else descriptor, ring
+        if descriptor is None and hasattr(os, "eventfd"):  # Linux
+            self.ring = os.eventfd(0, os.EFD_NONBLOCK)
         self._is_new, self._end = descriptor is None, 0
         self.working, self.progress, self.sleeping = (self._column(np.int64, MOST_WORKERS) for _ in range(3))
         self.keys, self.asked, self.answered, self.known = (self._column(np.int64, num_slots) for _ in range(4))
@@ -140,9 +147,10 @@ class MaskMemory:
 
     def close(self) -> None:
         """Close the file; its parts are mapped until their last views are freed. Idempotent."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
+        for descriptor in (self.descriptor, self.ring):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.descriptor, self.ring = -1, NO_RING
 
 
 def _unnamed_file() -> int:

@@ -65,9 +65,7 @@ class GrammarService:
         vocabulary = Vocabulary(tokens, slots, drafts, num_lines)
         self.num_words = tokens.num_words
         self._memory = MaskMemory(tokens.num_words, slots, drafts, num_lines=num_lines)
-        self._factory = WorkerFactory(
-            lambda: ServerHandle(self._memory.descriptor, server_command), vocabulary, self._memory
-        )
+        self._factory = WorkerFactory(lambda: ServerHandle(self._memory, server_command), vocabulary, self._memory)
         self._pool = WorkerPool(self._factory, self._limits)
         self.rows = MaskRequests(self._memory, self._pool, self._condemn)
         self._closed = False

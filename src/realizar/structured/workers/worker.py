@@ -18,7 +18,7 @@ from realizar.ipc.frames import Channel, ChannelError, ChannelTimeoutError
 from realizar.ipc.process_limits import signal_name, start_process
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
+from realizar.structured.workers.mask_memory import MOST_WORKERS, NO_RING, MaskMemory
 from realizar.structured.workers.messages import (
     Done,
     Dropped,
@@ -52,14 +52,15 @@ class ServerHandle:
     Only `read` and `close` wait: what the server answers to others is taken in by `take_answers`. Once it has ended, or
     has not answered in time, `alive` is false; its children have ended then, or do so now.
 
-    The descriptors of its socket and of the shared memory are appended to `command`. Raises ServerError where the
-    server can't be started.
+    The descriptors of its socket, of the shared memory and of its ring are appended to `command`. Raises ServerError
+    where the server can't be started.
     """
 
-    def __init__(self, masks_descriptor: int, command: Sequence[str] = SERVER_COMMAND) -> None:
+    def __init__(self, memory: MaskMemory, command: Sequence[str] = SERVER_COMMAND) -> None:
         self._lock = threading.Lock()
         try:
-            self._process, ours = start_process(command, masks_descriptor)
+            ring = () if memory.ring == NO_RING else (memory.ring,)
+            self._process, ours = start_process(command, memory.descriptor, *ring)
         except OSError as error:
             raise ServerError(f"its process can't be started: {error.strerror}") from error
         self._channel: Channel[FromServer] = Channel(ours, FromServer)

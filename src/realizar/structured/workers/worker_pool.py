@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections import deque
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from realizar.ipc.frames import ChannelError
 from realizar.structured.regex_masks import MOST_STATES
 from realizar.structured.workers.grammar_rows import NO_LINE, KnownGrammar
+from realizar.structured.workers.mask_memory import NO_RING
 from realizar.structured.workers.messages import (
     Drop,
     Dropped,
@@ -26,6 +28,7 @@ from realizar.structured.workers.messages import (
 from realizar.structured.workers.worker import ServerError, Worker, WorkerDiedError, WorkerFactory, WorkerLimits
 
 _LOOKS = 20  # at the clock, in the time in which a worker must get on
+_FEW = 3  # workers that are sent a message each; the ring wakes those too that have nothing to do
 _SLACK = 2  # more rows that a worker has which has the grammar already
 
 Event = tuple[Worker, "FromWorker | WorkerDiedError"]
@@ -74,9 +77,13 @@ class WorkerPool:
         return best
 
     def wake(self, workers: set[Worker]) -> None:
-        for worker in workers:
-            if self._memory.sleeping[worker.place]:
-                worker.post(Look())
+        memory = self._memory
+        sleeping = [worker for worker in workers if memory.sleeping[worker.place]]
+        if len(sleeping) > _FEW and memory.ring != NO_RING:
+            os.eventfd_write(memory.ring, 1)
+            return
+        for worker in sleeping:
+            worker.post(Look())
 
     def drop(self, grammar: KnownGrammar) -> None:
         """No row will follow a grammar any more. Any thread may call this."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from realizar.structured.workers.mask_memory import (
     ENDED,
     GOES_ON,
     MOST_TOKENS,
+    NO_RING,
     STUCK,
     MaskMemory,
     entry_of,
@@ -117,6 +119,11 @@ class WorkerProcess:
         self, channel: Channel[ToWorker], factory: GrammarFactory, memory: MaskMemory, place: int, memory_bytes: int
     ) -> None:
         self._channel, self._factory, self._memory, self._place = channel, factory, memory, place
+        self._news: select.epoll | None = None
+        if memory.ring != NO_RING:
+            self._news = select.epoll()
+            self._news.register(channel.fileno(), select.EPOLLIN)
+            self._news.register(memory.ring, select.EPOLLIN | select.EPOLLET)
         self._grammars: dict[int, _Loaded] = {}
         self._load_bytes = 0  # the most that compiling one has taken; others may be in memory that was free again
         self._rows: dict[int, _Row] = {}  # by slot
@@ -139,12 +146,19 @@ class WorkerProcess:
             pass
 
     def _sleep(self) -> None:
-        """Wait for a message. For a request, one is sent to a worker that sleeps."""
+        """Wait for a message. For a request, a worker that sleeps is sent one, or hears the ring."""
         self._memory.sleeping[self._place] = 1
         fence()
         if not self._asking():
-            self._channel.wait()
+            self._wait()
         self._memory.sleeping[self._place] = 0
+
+    def _wait(self) -> None:
+        """Wait for a message or the ring, of which nobody takes anything back, so that each write wakes all."""
+        if self._news is None:
+            self._channel.wait()
+        elif not self._channel.has_record:
+            self._news.poll()
 
     def _work_on(self, what: int) -> None:
         self._working[self._place] = what
