@@ -20,7 +20,6 @@ from realizar.backends.cuda.workspace import Workspace
 _LOG = logging.getLogger(__name__)
 _NOTHING = StepKind(0)
 _FEW_TOKENS = 64
-_FIRST_SHARE = 12  # one launch in so many is in the first of two graphs
 
 
 class GraphRunner:
@@ -39,7 +38,7 @@ class GraphRunner:
     ) -> None:  # fmt: skip
         self._body, self._tail, self._space, self._device = body, tail, workspace, device
         self._stream = stream
-        self._graphs: dict[StepKind, tuple[torch.cuda.CUDAGraph, ...]] = {}
+        self._graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
 
     def padded(self, chunks: StepKind) -> StepKind:
         """The kind that a step with chunks, padded, runs as: that of the smallest graph with room, or its own."""
@@ -73,11 +72,12 @@ class GraphRunner:
         return given + of_body + of_tail
 
     def replay(self, kind: StepKind) -> bool:
-        """Start the graphs of a kind; False where there are none."""
-        graphs = self._graphs.get(kind, ())
-        for graph in graphs:
-            graph.replay()
-        return bool(graphs)
+        """Start the graph of a kind; False where there is none."""
+        graph = self._graphs.get(kind)
+        if graph is None:
+            return False
+        graph.replay()
+        return True
 
     def prepare(self, kinds: Sequence[StepKind], progress: Callable[[float], None], *, capture: bool = True) -> None:
         """Compile and warm every kind, then capture it, if asked; a warning names those without a graph.
@@ -91,15 +91,15 @@ class GraphRunner:
         ordered = sorted(kinds, key=lambda kind: (kind.tiles > 0, -kind.tokens, -kind.decodes))
         recorder, failed = GraphRecorder(self._device.torch_device, self._stream), dict[StepKind, str]()
         for done, kind in enumerate(ordered):
-            parts = self._parts(kind)
-            for run in parts:
-                run()
+            body = kind if kind.tiles or kind.decodes else _NOTHING
+            run = partial(self.run_eagerly, body, 0 if kind.tiles else kind.tokens)
+            run()
             torch.cuda.synchronize(self._device.torch_device)
             if self._stream is not None:
                 self._stream.synchronize()  # the device does not wait for what has a context of its own
             if capture:
                 try:
-                    self._graphs[kind] = tuple(map(recorder.record, parts))
+                    self._graphs[kind] = recorder.record(run)
                 except Exception as error:  # noqa: BLE001 - raised again where the device failed
                     failed[kind] = failure_of(error)
             progress((done + 1) / len(ordered))
@@ -114,26 +114,9 @@ class GraphRunner:
             _LOG.warning("%s run without a graph: %s", "; ".join(map(_described, failed)), next(iter(failed.values())))
         _LOG.info("%d of %d kinds of steps have a graph", len(self._graphs), len(ordered))
 
-    def _parts(self, kind: StepKind) -> list[Callable[[], None]]:
-        """What the graphs of a kind run, one after the other.
-
-        Those of a step that verifies drafts are two, as the device is idle before it: the more launches a graph has,
-        the later its first one starts.
-        """
-        body = kind if kind.tiles or kind.decodes else _NOTHING
-        if not kind.tiles or kind.tokens > _FEW_TOKENS or not self._space.arrays.sizes.drafts:
-            return [partial(self.run_eagerly, body, 0 if kind.tiles else kind.tokens)]
-        first = len(self._body) // _FIRST_SHARE
-        return [partial(_launch_all, part, kind) for part in (self._body[:first], self._body[first:]) if part]
-
     def close(self) -> None:
         self._graphs.clear()
         self._space.arrays.release()
-
-
-def _launch_all(launches: Sequence[Launch], kind: StepKind) -> None:
-    for launch in launches:
-        launch.run(kind)
 
 
 class SmallGraphs:
@@ -171,7 +154,8 @@ class SmallGraphs:
         self._graphs.clear()
 
     def _launch(self, tokens: int) -> None:
-        _launch_all(self._launches, StepKind(tokens))
+        for launch in self._launches:
+            launch.run(StepKind(tokens))
 
 
 def tail_kind(selected: int) -> StepKind:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
-from realizar.backends.cuda.launch import Launch, StepKind  # noqa: E402
+from realizar.backends.cuda.launch import StepKind  # noqa: E402
 from realizar.backends.cuda.shapes import (  # noqa: E402
     chunk_kinds,
     least_holding,
@@ -81,30 +78,9 @@ def test_the_least_graph_that_holds_a_step() -> None:
 def test_a_shape_without_a_graph_is_as_it_was() -> None:
     graphs = GraphRunner([], [], None, interpreter_device())  # type: ignore[arg-type]
     assert graphs.padded(StepKind(64, 4, 3)) == StepKind(64, 4, 3)
-    graphs._graphs = {StepKind(64, 8, 18): ()}
+    graphs._graphs = {StepKind(64, 8, 18): None}  # type: ignore[dict-item]
     assert graphs.padded(StepKind(64, 4, 3)) == StepKind(64, 8, 18)
     assert graphs.padded(StepKind(64, 16, 3)) == StepKind(64, 16, 3)
-
-
-def test_a_step_that_verifies_drafts_begins_with_a_small_graph() -> None:
-    """Each launch is in one of its graphs; other steps have one, which runs all."""
-    ran: list[str] = []
-
-    def note(name: str, _kind: StepKind) -> None:
-        ran.append(name)
-
-    body = [Launch(str(index), partial(note, str(index))) for index in range(24)]
-    space: Any = SimpleNamespace(arrays=SimpleNamespace(sizes=SimpleNamespace(drafts=3)))
-    graphs, counts = GraphRunner(body, [], space, interpreter_device()), []
-    for run in graphs._parts(StepKind(4, 0, 1)):
-        run()
-        counts.append(len(ran))
-    assert counts == [2, 24]
-    assert ran == [launch.name for launch in body]
-    for kind in (StepKind(4, 4, 0), StepKind(256, 0, 4)):
-        assert len(graphs._parts(kind)) == 1
-    space.arrays.sizes.drafts = 0
-    assert len(graphs._parts(StepKind(4, 0, 1))) == 1
 
 
 def test_padding_is_dead() -> None:
@@ -174,7 +150,7 @@ def test_a_padded_step_gives_what_the_step_gives(runner: GPURunner, monkeypatch:
     expected, tokens = serve(runner)
     graphs, seen = runner.backend.model.graphs, []
     kinds = chunk_kinds(runner.backend.model.space.arrays.sizes)
-    made = {kind: (Walked(graphs, kind, seen),) for kind in kinds}
+    made = {kind: Walked(graphs, kind, seen) for kind in kinds}
     monkeypatch.setattr(graphs, "_graphs", made)
     found, same_tokens = serve(runner)
     assert [(kind.tokens, kind.decodes) for kind in seen] == [(16, 0), (8, 4), (32, 4)]

@@ -63,7 +63,7 @@ def test_a_step_with_embeddings_takes_the_graph_of_its_kind(monkeypatch: pytest.
     core.clear_cache()
     graphs, seen, embedding = runner.backend.model.graphs, list[StepKind](), list[StepKind]()
     kinds = [*chunk_kinds(runner.backend.model.space.arrays.sizes), *(StepKind(rows, rows) for rows in (1, 2, 4))]
-    monkeypatch.setattr(graphs, "_graphs", {kind: (Walked(graphs, kind, seen),) for kind in kinds})
+    monkeypatch.setattr(graphs, "_graphs", {kind: Walked(graphs, kind, seen) for kind in kinds})
     start = graphs.run
 
     def noted(kind: StepKind, selected: int) -> None:
