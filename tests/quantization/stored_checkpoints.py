@@ -26,6 +26,9 @@ MIXTURE: dict[str, Any] = CONFIG | {
     "model_type": "qwen3_moe", "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH,
     "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
+SHARED: dict[str, Any] = MIXTURE | {
+    "model_type": "qwen2_moe", "shared_expert_intermediate_size": WIDTH, "norm_topk_prob": False,
+}  # fmt: skip
 _E4M3, _E8M0 = np.dtype("V1"), np.dtype("S1")
 _DTYPES = {
     "void8": "F8_E4M3", "bytes8": "F8_E8M0",
@@ -252,11 +255,13 @@ def _tensors(stored: Stored, codes: NDArray[Any], zeros: NDArray[Any], scales: N
 
 
 def write_model(
-    folder: Path, stored: Stored, *, mixture: bool = False, more: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+    folder: Path, stored: Stored, *, mixture: bool = False, shared: bool = False,
+    more: Mapping[str, NDArray[Any]] = MappingProxyType({}),
     others: Mapping[str, Stored] = MappingProxyType({}), lacking: Collection[str] = (), **method: Any,
 ) -> dict[str, NDArray[np.float64]]:  # fmt: skip
-    """A Llama, or a Qwen3 of experts, whose layers' matrices are stored so, or as `others` by their names in a layer;
-    with `more` tensors and keys of the `method`, and without those tensors that it is `lacking`.
+    """A Llama, a Qwen3 of experts (`mixture`), or a Qwen2 of experts, one of them `shared`, whose layers' matrices are
+    stored so, or as `others` by their names in a layer; with `more` tensors and keys of the `method`, and without those
+    tensors that it is `lacking`.
 
     Returns their weights, by the names that they would have.
     """
@@ -271,21 +276,27 @@ def write_model(
         "self_attn.q_proj": (HEADS * HEAD, HIDDEN), "self_attn.k_proj": (2 * HEAD, HIDDEN),
         "self_attn.v_proj": (2 * HEAD, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
     }  # fmt: skip
-    for part in [f"mlp.experts.{expert}" for expert in range(EXPERTS)] if mixture else ["mlp"]:
+    parts = [f"mlp.experts.{expert}" for expert in range(EXPERTS)] if mixture or shared else ["mlp"]
+    for part in [*parts, "mlp.shared_expert"] if shared else parts:
         shapes |= {f"{part}.gate_proj": (WIDTH, HIDDEN), f"{part}.up_proj": (WIDTH, HIDDEN)}
         shapes[f"{part}.down_proj"] = HIDDEN, WIDTH
     for layer in range(LAYERS):
         base = f"model.layers.{layer}"
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{base}.{norm}.weight"] = rng.uniform(0.8, 1.2, HIDDEN).astype(np.float32)
-        if mixture:
+        if shared:
+            for part in (f"self_attn.{each}_proj" for each in "qkv"):
+                tensors[f"{base}.{part}.bias"] = np.zeros(shapes[part][0], np.float32)
+            tensors[f"{base}.mlp.shared_expert_gate.weight"] = rng.standard_normal((1, HIDDEN)).astype(np.float16)
+        elif mixture:
             tensors |= {f"{base}.self_attn.{each}_norm.weight": np.ones(HEAD, np.float32) for each in "qk"}
+        if mixture or shared:
             tensors[f"{base}.mlp.gate.weight"] = rng.standard_normal((EXPERTS, HIDDEN)).astype(np.float16)
         for name, shape in shapes.items():
             made, weights[f"{base}.{name}.weight"] = random_matrix(others.get(name, stored), *shape, rng)
             tensors |= {f"{base}.{name}{suffix}": array for suffix, array in made.items()}
     tensors = {name: array for name, array in tensors.items() if name not in lacking}
-    write_checkpoint(folder, tensors, stored.config | method, MIXTURE if mixture else CONFIG)
+    write_checkpoint(folder, tensors, stored.config | method, SHARED if shared else MIXTURE if mixture else CONFIG)
     return weights
 
 

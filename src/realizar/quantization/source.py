@@ -84,14 +84,16 @@ class MatrixSource(ABC):
         """The reason to refuse a run of out_features, a weight that is NaN or infinite, as a sentence; or None."""
         planes, book = self.planes(start, stop), self.layout.codebook
         if book is not None and book.floats:
-            finite = np.isfinite(book.load())[planes.codes].all(axis=1)
-            if not finite.all():
-                return f"a number of out_feature {start + int(np.flatnonzero(~finite)[0])} is not finite"
-            dead = (planes.scales == 0).repeat(self.layout.group_size, axis=1)
-            if dead.any() and (silenced := dead & (book.load()[planes.codes] != 0)).any():
-                return (
-                    f"a scale of out_feature {start + int(np.argwhere(silenced)[0, 0])} is 0, and its numbers are not"
-                )
+            numbers = book.load()
+            for code in np.flatnonzero(~np.isfinite(numbers)).astype(np.uint8):
+                if (found := planes.codes == code).any():
+                    return f"a number of out_feature {start + int(np.argwhere(found)[0, 0])} is not finite"
+            dead = planes.scales == 0
+            if dead.any():
+                silenced = dead.repeat(self.layout.group_size, axis=1) & (numbers[planes.codes] != 0)
+                if silenced.any():
+                    place = start + int(np.argwhere(silenced)[0, 0])
+                    return f"a scale of out_feature {place} is 0, and its numbers are not"
         arrays = {
             "scale": (planes.scales, planes.super_scales),
             "minimum": (planes.minima, planes.super_minima),

@@ -10,10 +10,12 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_floats, fragment_format
-from realizar.backends.cuda.weights.pack_raw import reorder_floats
+from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_floats, fragment_format, pack_fragments
+from realizar.backends.cuda.weights.pack_raw import reorder_e4m3, reorder_floats
 from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization.float_tensors import e4m3_layout
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
+from realizar.quantization.planes import Planes
 
 
 def random_floats(out_features: int, cols: int, seed: int = 0) -> NDArray[np.float32]:
@@ -73,4 +75,25 @@ def test_torch_packs_the_same_bytes(kind: str, out_features: int, cols: int) -> 
     reorder_floats(values, weights[1::2], scales[1::2])
     assert np.array_equal(weights[1::2].numpy().reshape(-1), data)
     assert np.array_equal(scales[1::2].numpy(), block_scales)
+    assert not weights[::2].any()
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(("out_features", "cols"), [(128, 256), (150, 384), (17, 32)])
+def test_torch_packs_the_same_numbers_of_eight_bits(group: int, out_features: int, cols: int) -> None:
+    """Scales of either sign, far apart, so that some are subnormal halves, and strips without any."""
+    rng = np.random.default_rng(4)
+    cols = -(-cols // group) * group
+    scales = np.ldexp(rng.standard_normal((out_features, cols // group)), rng.integers(-40, 3)).astype(np.float32)
+    scales[: out_features // 2] *= rng.choice(np.float32([0, 1e-6, 1]), scales[: out_features // 2].shape)
+    scales[64:128] = 0
+    codes = rng.integers(0, 256, (out_features, cols), np.uint8)
+    layout = e4m3_layout(group)
+    data, block_scales = pack_fragments(Planes(layout, codes, scales), fragment_format(layout))
+    strips = len(block_scales)
+    weights, found = torch.zeros((2 * strips, data.size // strips), dtype=torch.uint8), torch.zeros(2 * strips)
+    given = torch.from_numpy(codes), torch.from_numpy(scales)
+    reorder_e4m3(*given, fragment_format(layout), weights[1::2], found[1::2])
+    assert np.array_equal(weights[1::2].numpy().reshape(-1), data)
+    assert np.array_equal(found[1::2].numpy(), block_scales)
     assert not weights[::2].any()

@@ -44,9 +44,10 @@ from realizar.backends.cuda.matmul.grouped_tiles import StepTiles  # noqa: E402
 from realizar.backends.cuda.matmul.linears import launch_gated  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulConfig, MatmulKernels  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape  # noqa: E402
+from realizar.backends.cuda.weights import pack_raw  # noqa: E402
 from realizar.backends.cuda.weights.experts import PackedExperts  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
-from realizar.backends.cuda.weights.pack_raw import pack_by_threads  # noqa: E402
+from realizar.backends.cuda.weights.pack_raw import Packer, pack_by_threads  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT  # noqa: E402
@@ -144,6 +145,18 @@ def test_numbers_of_eight_bits_stay_as_they_are(
         values = FP8Values.of(torch.randn((tokens, cols), device="cuda"))
         found = error(multiplied(matmuls, [matrix], values, 4), values.floats() @ weights.T)
         assert found < _SUMS if stored_weights(matrix) else 0.01 < found < 0.04, tokens
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("share", SHARES)
+def test_the_device_packs_as_the_host_does(share: Share, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several pieces, of matrices one below the other and interleaved."""
+    monkeypatch.setattr(pack_raw, "_PIECE_BYTES", 1 << 16)
+    rng = np.random.default_rng(3)
+    parts = [e4m3_source(share, rows, 640, rng) for rows in (320, 320 if gated else 150)]
+    found, expected = Packer("cuda").pack(parts, interleaved=gated), pack_by_threads(parts, "cuda", interleaved=gated)
+    assert torch.equal(found.weights, expected.weights)
+    assert torch.equal(found.block_scales, expected.block_scales)
 
 
 @pytest.mark.parametrize("share", ["block", "feature"])

@@ -129,10 +129,11 @@ def test_a_model_of_stored_tensors(
     check_stored(tmp_path, write_model(tmp_path, stored), plans=packed)
 
 
-def test_a_mixture_of_stored_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_mixture_of_stored_tensors(shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_packed(monkeypatch)
     run_packed_experts(monkeypatch)
-    check_stored(tmp_path, write_model(tmp_path, Stored("fp8"), mixture=True), plans=True)
+    check_stored(tmp_path, write_model(tmp_path, Stored("fp8"), mixture=True, shared=shared), plans=True)
 
 
 def test_a_model_in_a_layout_that_no_kernel_expresses_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

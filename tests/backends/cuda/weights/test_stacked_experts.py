@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
+from quantization.stored_checkpoints import Stored, write_model  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
+from realizar.backends.cuda.weights import pack_raw  # noqa: E402
 from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertsPlan, PackedExperts  # noqa: E402
-from realizar.backends.cuda.weights.pack_raw import pack_by_threads  # noqa: E402
+from realizar.backends.cuda.weights.pack_raw import Packer, pack_by_threads  # noqa: E402
 from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
+from realizar.checkpoint.open import open_checkpoint  # noqa: E402
+from realizar.models.registry import build_spec  # noqa: E402
 from realizar.models.spec import Experts  # noqa: E402
 
 RECIPE = Recipe(
@@ -19,6 +27,16 @@ RECIPE = Recipe(
     parts=("shared", "shared_gate"),
 )  # fmt: skip
 DEVICE = torch.device("cpu")
+
+
+class HostPacker(Packer):
+    """A card's packer without a card: what it uploads stays on the host."""
+
+    def __init__(self) -> None:
+        self.device, self._repacks = DEVICE, True
+
+    def _upload(self, run: np.ndarray, stream: object) -> tuple[torch.Tensor, Any]:
+        return torch.from_numpy(run.copy()), SimpleNamespace(record=lambda _: None)
 
 
 class ThreadPacker:
@@ -85,3 +103,28 @@ def test_its_matrices_lie_behind_the_others() -> None:
         alone = pack_by_threads([tensors.matrix(one.weight) for one in linears], DEVICE, interleaved=len(linears) == 2)
         assert torch.equal(stack.weights, torch.cat([before.weights, alone.weights]))
         assert torch.equal(stack.block_scales, torch.cat([before.block_scales, alone.block_scales]))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_experts_of_eight_bit_floats_are_packed_as_threads_pack_them(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several pieces, each of a part of the stack."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    monkeypatch.setattr(pack_raw, "_PIECE_BYTES", 1 << 14)
+    write_model(tmp_path, Stored("fp8", scale="float32"), mixture=True, shared=shared)
+    checkpoint = open_checkpoint(tmp_path)
+    spec = build_spec(checkpoint)
+    part, tensors = spec.layers[1].feed_forward, WeightTensors(spec, checkpoint)
+    assert isinstance(part, Experts)
+    plan = ExpertsPlan.of(part, tensors, packs=True, stacks_shared=True)
+    found, expected = (
+        ExpertLoader(tensors, DEVICE, packer, lambda _: None).load(part, plan)  # type: ignore[arg-type]
+        for packer in (HostPacker(), ThreadPacker())
+    )
+    assert len(found.stacks) == 2
+    for one, other in zip(found.stacks, expected.stacks, strict=True):
+        assert isinstance(one, PackedExperts)
+        assert isinstance(other, PackedExperts)
+        assert torch.equal(one.weights, other.weights)
+        assert torch.equal(one.block_scales, other.block_scales)

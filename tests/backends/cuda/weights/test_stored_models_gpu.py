@@ -21,7 +21,10 @@ from reference_tensors import load_tensors  # noqa: E402
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
-@pytest.mark.parametrize(("batch_invariant", "mixture"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("batch_invariant", "kind"),
+    [(False, "dense"), (False, "mixture"), (True, "mixture"), (False, "shared"), (True, "shared")],
+)
 @pytest.mark.parametrize(
     "stored",
     [
@@ -30,8 +33,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
     ],
     ids=str,
 )  # fmt: skip
-def test_logits(stored: Stored, batch_invariant: bool, mixture: bool, tmp_path: Path) -> None:
-    write_model(tmp_path, stored, mixture=mixture)
+def test_logits(stored: Stored, batch_invariant: bool, kind: str, tmp_path: Path) -> None:
+    write_model(tmp_path, stored, mixture=kind == "mixture", shared=kind == "shared")
     checkpoint = open_checkpoint(tmp_path)
     spec = build_spec(checkpoint)
     config = EngineConfig(

@@ -1,8 +1,8 @@
 """Matrices to fragment order on the device.
 
-Raw blocks whose layout `repack.cu` knows are uploaded through pinned memory and repacked by a kernel there, bf16 and
-fp16 matrices by torch. The result is the same bytes as `pack_fragments` of the source's `Planes`, which all other
-layouts are packed from, by threads, or as `fragment_floats`.
+Raw blocks whose layout `repack.cu` knows are uploaded through pinned memory and repacked by a kernel there, e4m3, bf16
+and fp16 by torch. The result is the same bytes as `pack_fragments` of the source's `Planes`, which all other layouts
+are packed from, by threads, or as `fragment_floats`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -157,6 +157,8 @@ class Packer:
         first = parts[0]
         _check_alike(parts)
         weight_format, cols = fragment_format(first.layout), first.in_features
+        if weight_format.e4m3 and self._repacks:
+            return self._pack_e4m3(parts, into, interleaved)
         known = weight_format.is_float or (self._repacks and first.layout in REPACKED_LAYOUTS and cols % BLOCK == 0)
         raws = [part.raw for part in parts if part.raw is not None]
         if not known or len(raws) < len(parts):
@@ -170,6 +172,25 @@ class Packer:
                 self._pack_floats(raw, FLOAT_TYPES[kind], strips, scales[place])
             else:
                 self._pack_part(raw, first.layout, cols, weights, scales, place)
+        return matrix
+
+    def _pack_e4m3(
+        self, parts: Sequence[MatrixSource], into: PackedMatrix | torch.Tensor | None, interleaved: bool
+    ) -> PackedMatrix:
+        matrix = into if isinstance(into, PackedMatrix) else reserve(parts, self.device, into, interleaved)
+        strips, scales = matrix.weights.view(len(matrix.block_scales), -1), matrix.block_scales
+        step = max(1, _PIECE_BYTES // (matrix.in_features * BLOCK)) * BLOCK
+        stream = torch.cuda.current_stream(self.device)
+        places = strip_places([each.out_features for each in parts], matrix.interleaved)
+        for part, place in zip(parts, places, strict=True):
+            for start in range(0, part.out_features, step):
+                planes = part.planes(start, min(start + step, part.out_features))
+                codes, event = self._upload(planes.codes, stream)
+                of_groups = torch.from_numpy(planes.scales).to(self.device)
+                first, end = start // BLOCK, -(-(start + planes.out_features) // BLOCK)
+                rows = codes.reshape(-1)[: planes.codes.size].view(planes.out_features, -1)
+                reorder_e4m3(rows, of_groups, matrix.format, strips[place][first:end], scales[place][first:end])
+                event.record(stream)
         return matrix
 
     def _pack_floats(
@@ -210,7 +231,7 @@ class Packer:
             pack_kernel.launch((chunks, strips, 1), 128, arguments, "ppppiiii", stream.cuda_stream, False)
             event.record(stream)
 
-    def _upload(self, run: NDArray[np.uint8], stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
+    def _upload(self, run: NDArray[Any], stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
         """Start a copy of out_features to the device; the event must be recorded after the last use of the copy."""
         self._staging ^= 1
         host, copy, event = self._staged[self._staging]
@@ -251,3 +272,41 @@ def reorder_floats(values: torch.Tensor, weights: torch.Tensor, block_scales: to
     ordered = halves.view(strip_axes(strips, chunks)).permute(ORDER).contiguous()
     weights.copy_(ordered.view(strips, -1).view(torch.uint8))
     block_scales.copy_(torch.ldexp(ones, -exponents))
+
+
+def reorder_e4m3(
+    codes: torch.Tensor, scales: torch.Tensor, weight_format: FragmentFormat, weights: torch.Tensor,
+    block_scales: torch.Tensor,
+) -> None:  # fmt: skip
+    """Write some strips of a matrix of e4m3, with the same bytes as `pack_fragments`.
+
+    Args:
+        codes: uint8 [out_features, cols].
+        scales: float32 [out_features, cols / group].
+        weights: uint8 [ceil(out_features / 64), weight_format.strip_bytes(cols)], whose strips may lie apart.
+        block_scales: float32 [ceil(out_features / 64)].
+    """
+    (out_features, cols), strips, sets = codes.shape, len(weights), weight_format.sets
+    chunks = weight_format.chunks(cols)
+    of_sets = scales.repeat_interleave(max(1, cols // scales.shape[1] // BLOCK), dim=1)
+    rows, missing = strips * BLOCK - out_features, chunks * BLOCK - cols
+    if rows or missing:
+        codes = torch.nn.functional.pad(codes, (0, missing, 0, rows))
+        of_sets = torch.nn.functional.pad(of_sets, (0, chunks * sets - of_sets.shape[1], 0, rows))
+    tops = of_sets.reshape(strips, -1).abs().amax(dim=1)
+    largest = torch.where(tops > 0, torch.frexp(tops).exponent, -200)
+    shift = 24 - weight_format.positions[0]
+    exponents = (15 - shift - largest).clamp(-100, 100)
+    blocks = weights.unflatten(1, (chunks, weight_format.block_bytes))
+    written, stored = blocks.split([weight_format.codes_bytes, 4 * weight_format.tile_scale_bytes], dim=2)
+    # A lane's 16 columns lie side by side, and so do those of the four lanes of an out_feature.
+    written.unflatten(2, (4, 2, 8, BLOCK)).copy_(codes.view(strips, 4, 2, 8, chunks, BLOCK).permute(0, 4, 1, 2, 3, 5))
+    halves = (of_sets.view(strips, -1) * _powers(exponents + shift)[:, None]).half()
+    ordered = halves.view(strips, 4, 2, 8, chunks, sets).permute(0, 4, 1, 5, 3, 2).contiguous()
+    stored.copy_(ordered.view(strips, chunks, -1).view(torch.uint8))
+    block_scales.copy_(_powers(-exponents))
+
+
+def _powers(exponents: torch.Tensor) -> torch.Tensor:
+    """Two to exponents between -126 and 127, exact: float32."""
+    return ((exponents.int() + 127) << 23).view(torch.float32)
