@@ -82,8 +82,8 @@ def random_checkpoint(shape_name: str, file_type: Any, skew: float = 0.0) -> Che
     Routers and biases are a layer's own, or what layers add alike would send tokens to the same experts; and a head
     that had the embedding's bytes would choose each token again.
     """
-    if file_type == "fp8":
-        return fp8_checkpoint(shape_name)
+    if file_type in METHODS:
+        return stored_checkpoint(shape_name, file_type)
     shape = SHAPES[shape_name]
     made: dict[Any, Any] = {}
     tensors: dict[str, StoredTensor] = {}
@@ -103,24 +103,37 @@ MODEL_TYPES = {
     "qwen35moe": "qwen3_5_moe_text",
 }  # fmt: skip
 _PERIOD, _DELTA_SIZE, _TAPS = 4, 128, 4  # layers up to one with attention, a delta net's heads, its convolution
+_GROUP = 128  # columns that share a scale, and of FP8 output features
 _TYPES: dict[str, tuple[str, GGMLType | None]] = {
     "uint8": ("F8_E4M3", None), "uint16": ("BF16", GGMLType.BF16), "float32": ("F32", GGMLType.F32),
+    "float16": ("F16", GGMLType.F16), "int32": ("I32", None), "int64": ("I64", None),
+}  # fmt: skip
+METHODS: dict[str, dict[str, Any]] = {
+    "fp8": {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [_GROUP, _GROUP],
+    },
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": _GROUP, "zero_point": True, "version": "gemm"},
+    "w4a16": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": {
+            "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": _GROUP,
+        }}},
+    },
 }  # fmt: skip
 
 
-def fp8_checkpoint(name: str) -> Checkpoint:
-    """A folder in FP8 by blocks of 128 x 128, made in memory: embedding, head, norms, routers, gates of shared experts
-    and the two small matrices of a delta net are in bf16. Layers' matrices of one shape have the same bytes.
+def stored_checkpoint(name: str, method: str) -> Checkpoint:
+    """A folder of a method, made in memory: embedding, head, norms, routers, gates of shared experts and the two small
+    matrices of a delta net are in bf16. Layers' matrices of one shape have the same bytes.
     """
-    made = _Maker(SHAPES[name])
+    made = _Maker(SHAPES[name], method)
     return Checkpoint(made.path, "safetensors", {"config": made.config()}, made.tensors(), None)
 
 
 class _Maker:
-    def __init__(self, shape: Shape) -> None:
-        self.shape, self.path = shape, Path("random_fp8")
+    def __init__(self, shape: Shape, method: str) -> None:
+        self.shape, self.method, self.path = shape, method, Path(f"random_{method}")
         self.rng = np.random.default_rng(1)
-        self._made: dict[tuple[int, ...], tuple[NDArray[Any], NDArray[Any]]] = {}
+        self._made: dict[tuple[int, int], dict[str, NDArray[Any]]] = {}
         self._tensors: dict[str, StoredTensor] = {}
 
     def is_attention(self, layer: int) -> bool:
@@ -135,9 +148,7 @@ class _Maker:
             "num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_size, "rms_norm_eps": shape.norm_eps,
             "vocab_size": shape.vocab_size, "hidden_act": "silu", "tie_word_embeddings": shape.tied,
             "rope_theta": shape.rope_theta,
-            "quantization_config": {
-                "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
-            },
+            "quantization_config": METHODS[self.method],
         }  # fmt: skip
         if shape.num_experts:
             found |= {
@@ -175,10 +186,10 @@ class _Maker:
     def attention(self, base: str) -> None:
         shape, hidden = self.shape, self.shape.hidden_size
         queries, keys = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
-        self.fp8(f"{base}.q_proj", queries * (2 if shape.key_heads else 1), hidden)
-        self.fp8(f"{base}.k_proj", keys, hidden)
-        self.fp8(f"{base}.v_proj", keys, hidden)
-        self.fp8(f"{base}.o_proj", hidden, queries)
+        self.matrix(f"{base}.q_proj", queries * (2 if shape.key_heads else 1), hidden)
+        self.matrix(f"{base}.k_proj", keys, hidden)
+        self.matrix(f"{base}.v_proj", keys, hidden)
+        self.matrix(f"{base}.o_proj", hidden, queries)
         if shape.architecture != "llama":
             self.norm(f"{base}.q_norm", shape.head_size)
             self.norm(f"{base}.k_norm", shape.head_size)
@@ -186,9 +197,9 @@ class _Maker:
     def delta_net(self, base: str) -> None:
         shape, hidden = self.shape, self.shape.hidden_size
         keys, values = shape.key_heads * _DELTA_SIZE, shape.value_heads * _DELTA_SIZE
-        self.fp8(f"{base}.in_proj_qkv", 2 * keys + values, hidden)
-        self.fp8(f"{base}.in_proj_z", values, hidden)
-        self.fp8(f"{base}.out_proj", hidden, values)
+        self.matrix(f"{base}.in_proj_qkv", 2 * keys + values, hidden)
+        self.matrix(f"{base}.in_proj_z", values, hidden)
+        self.matrix(f"{base}.out_proj", hidden, values)
         for name in "ba":
             self.put(f"{base}.in_proj_{name}.weight", self.bf16(shape.value_heads, hidden, 0.02))
         self.put(f"{base}.conv1d.weight", self.bf16(2 * keys + values, _TAPS, 0.4)[:, None])
@@ -209,22 +220,40 @@ class _Maker:
             self.put(f"{base}.shared_expert_gate.weight", self.bf16(1, shape.hidden_size, 0.02))
 
     def gated(self, base: str, width: int) -> None:
-        self.fp8(f"{base}.gate_proj", width, self.shape.hidden_size)
-        self.fp8(f"{base}.up_proj", width, self.shape.hidden_size)
-        self.fp8(f"{base}.down_proj", self.shape.hidden_size, width)
+        self.matrix(f"{base}.gate_proj", width, self.shape.hidden_size)
+        self.matrix(f"{base}.up_proj", width, self.shape.hidden_size)
+        self.matrix(f"{base}.down_proj", self.shape.hidden_size, width)
 
     def norm(self, name: str, size: int) -> None:
         self.put(f"{name}.weight", np.full(size, 0.0 if self.shape.key_heads else 1.0, np.float32))
 
-    def fp8(self, name: str, *size: int) -> None:
+    def matrix(self, name: str, out_features: int, in_features: int) -> None:
+        size = out_features, in_features
         if size not in self._made:
-            codes = self.rng.integers(0, 255, size, np.uint8)
-            codes[codes & 0x7F == 0x7F] = 0
-            scales = self.rng.uniform(0.5, 1.5, [-(-each // 128) for each in size]) / (150 * size[1] ** 0.5)
-            self._made[size] = codes, scales.astype(np.float32)
-        codes, scales = self._made[size]
-        self.put(f"{name}.weight", codes)
-        self.put(f"{name}.weight_scale_inv", scales)
+            self._made[size] = self.fp8(*size) if self.method == "fp8" else self.four_bits(*size)
+        for suffix, data in self._made[size].items():
+            self.put(f"{name}.{suffix}", data)
+
+    def fp8(self, out_features: int, in_features: int) -> dict[str, NDArray[Any]]:
+        codes = self.rng.integers(0, 255, (out_features, in_features), np.uint8)
+        codes[codes & 0x7F == 0x7F] = 0
+        scales = self.scales(-(-out_features // _GROUP), -(-in_features // _GROUP), 150 * in_features**0.5)
+        return {"weight": codes, "weight_scale_inv": scales}
+
+    def four_bits(self, out_features: int, in_features: int) -> dict[str, NDArray[Any]]:
+        """Codes around 8, whose zeros of AWQ are all 8."""
+        by_column = self.method == "awq"
+        shape = (in_features, out_features // 8) if by_column else (out_features, in_features // 8)
+        words = self.rng.integers(-(1 << 31), 1 << 31, shape, np.int64).astype(np.int32)
+        scales = self.scales(out_features, in_features // _GROUP, 5 * in_features**0.5).astype(np.float16)
+        if not by_column:
+            sizes = np.array([out_features, in_features])
+            return {"weight_packed": words, "weight_scale": scales, "weight_shape": sizes}
+        zeros = np.full((in_features // _GROUP, out_features // 8), 0x88888888, np.uint32).view(np.int32)
+        return {"qweight": words, "qzeros": zeros, "scales": np.ascontiguousarray(scales.T)}
+
+    def scales(self, rows: int, columns: int, divisor: float) -> NDArray[np.float32]:
+        return (self.rng.uniform(0.5, 1.5, (rows, columns)) / divisor).astype(np.float32)
 
     def bf16(self, rows: int, cols: int, deviation: float) -> NDArray[np.uint16]:
         values = self.rng.standard_normal((rows, cols), np.float32) * np.float32(deviation)
@@ -366,7 +395,9 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))
-    parser.add_argument("--type", help="fp8, or by default that of the files that people run: q4_k_m, of gpt-oss mxfp4")
+    parser.add_argument(
+        "--type", help="fp8, awq, w4a16, or by default that of the files that people run: q4_k_m or mxfp4"
+    )
     parser.add_argument("--batches", default="1,8,16,64,256")
     parser.add_argument("--prefill", default="2048", help="lengths of prompts with commas between; 0 for none")
     parser.add_argument("--step-tokens", type=int, default=0, help="tokens of a step; 0 reads each prompt in one")
