@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from realizar.models.spec import Attention
 
 torch = pytest.importorskip("torch", reason="needs torch")
 from realizar.backends.cuda.pictures.pinned import PinnedRoom, pinned_bytes  # noqa: E402
+from realizar.backends.cuda.pictures.slices import PartsLeft, Slicer  # noqa: E402
 from realizar.backends.cuda.tower import CUDATower  # noqa: E402
 from realizar.backends.cuda.tower_plan import planned_bytes  # noqa: E402
 
@@ -114,3 +116,22 @@ def test_pinned_memory_of_features_is_free_again_once_nothing_refers_to_them() -
     assert (first == 1.0).all()
     assert (third == 3.0).all()
     assert room.take((1, 1000)) is not None
+
+
+def test_a_slice_has_the_parts_that_fit_into_it_and_a_longer_one_comes_when_slices_together_had_its_time() -> None:
+    launched: list[float] = []
+
+    def parts(*seconds: float) -> Iterator[float]:
+        for each in seconds:
+            yield each
+            launched.append(each)
+
+    slicer, left, slices = Slicer(is_gpu=False), PartsLeft(parts(3.0, 3.0, 3.0, 25.0, 1.0)), list[list[float]]()
+    is_left = True
+    while is_left:
+        launched.clear()
+        is_left = slicer.launch(left, 7.0)
+        slices.append(list(launched))
+    assert slices == [[3.0, 3.0], [3.0], [], [], [], [25.0, 1.0]]
+    assert not slicer.launch(PartsLeft(parts(3.0, 9.0)), math.inf)
+    assert launched == [25.0, 1.0, 3.0, 9.0]
