@@ -19,7 +19,7 @@ _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 def bytes_of_one(planes: Sequence[torch.Tensor]) -> int:
     """Bytes of one block or snapshot in all planes, whose first axis it is."""
-    return sum(plane[0].numel() * plane.element_size() for plane in planes)
+    return sum(plane.nbytes // len(plane) for plane in planes)
 
 
 def read_places(
@@ -59,12 +59,12 @@ def _move(
     """Copy between uint8 [places, bytes] and the places, all planes by one kernel: 64 and more of them were as many
     launches, for which the engine's thread and those that read files waited.
     """
-    sizes = [bytes_of_one([plane]) for plane in planes]
     assert all(plane.is_contiguous() for plane in planes)
-    width = math.gcd(8, *sizes, *(plane.data_ptr() for plane in planes))
+    sizes, addresses = [plane.nbytes // len(plane) for plane in planes], [plane.data_ptr() for plane in planes]
+    width = math.gcd(8, *sizes, *addresses)
     lines, first = [*places], 0
-    for plane, size in zip(planes, sizes, strict=True):
-        lines += [plane.data_ptr(), size // width, first // width]
+    for address, size in zip(addresses, sizes, strict=True):
+        lines += [address, size // width, first // width]
         first += size
     table = torch.tensor(lines, dtype=torch.int64, pin_memory=device.is_gpu)
     move_places[(len(places), len(planes), -(-max(sizes) // (width * _MOVED)))](
