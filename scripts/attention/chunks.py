@@ -126,12 +126,12 @@ def in_triton(inputs: Inputs) -> Callable[[], None]:
     tokens, wide = (128 if asked.head <= 128 else 64) // asked.group, asked.head > 256
     tables = inputs.tables(tokens)
     return lambda: attend_chunk[(len(tables[0]), asked.kv_heads)](
-        inputs.query, *inputs.cache, inputs.sinks, inputs.out, *tables, inputs.scale,
+        inputs.query, *inputs.cache, inputs.sinks, inputs.out, *tables, none, inputs.scale,
         asked.cap or 1.0, inputs.query.stride(0), inputs.out.stride(0), none, none, 1, 1, TABLE_ROWS=1, CACHE_GROUP=0,
         HEADS=inputs.heads, KV_HEADS=asked.kv_heads, HEAD=asked.head, PADDED_HEAD=triton.next_power_of_2(asked.head),
         BLOCK_SIZE=BLOCK, WINDOW=asked.window, SOFT_CAP=asked.cap > 0, SINKS=asked.sinks, INT8=asked.int8,
         COMPUTE=TRITON_TYPES[inputs.dtype], KEYS=32 if wide else 64,
-        QUERIES=triton.next_power_of_2(tokens * asked.group), TOKENS=tokens, PART=asked.part, HALVES=False,
+        QUERIES=triton.next_power_of_2(tokens * asked.group), TOKENS=tokens, PART=asked.part, HALVES=False, WHOLE=False,
         DEPENDENT=False, num_warps=8, **({"num_stages": 1} if wide else {}),
     )  # fmt: skip
 

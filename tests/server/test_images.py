@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import openai
@@ -22,11 +21,8 @@ from realizar.config import EngineConfig
 from realizar.engine.images import Kept, PlacedImage, open_images
 from realizar.images.decode import Cut
 from realizar.images.given import EncodedImage, GivenImage, pictures_of
-from realizar.server.app import create_app
-from realizar.server.served_model import make_served_model
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.load import load_tokenizer
-from server.scripted_engine import ScriptedEngine
 from server_thread import NAME, RunningServer, ServerThread
 from waits import HANG_S
 
@@ -136,36 +132,6 @@ def test_prompts_that_wait_with_one_image_decode_it_once(tmp_path: Path, monkeyp
     first, second = (reader.pictures([each]) for each in waiting)
     assert decoded == ["first"]
     assert first == second
-
-
-@pytest.mark.parametrize(("device", "sees"), [("cpu", True), ("cuda", False)])
-def test_what_a_gpu_does_not_see_is_listed_nowhere_and_refused_by_name(tmp_path: Path, device: str, sees: bool) -> None:
-    """An image whose tokens see each other, before it is decoded."""
-    model = make_served_model(open_checkpoint(write_vision_files(tmp_path)), [NAME], 2048)
-    assert model.images is not None
-    model.images.tower = replace(model.images.tower, seen_whole=True)
-    model = replace(model, facts=replace(model.facts, seen_whole=True))
-    app = create_app(cast("Any", ScriptedEngine(device=device)), model, ServerSettings())
-
-    async def main() -> tuple[httpx.Response, ...]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
-            chat = {"model": NAME, "messages": [shown(URL)], "max_tokens": 2}
-            return (
-                await client.get("/v1/models"),
-                await client.post("/api/show", json={"model": NAME}),
-                await client.post("/v1/chat/completions", json=chat),
-            )
-
-    listed, reported, answered = asyncio.run(main())
-    (card,) = listed.json()["data"]
-    assert [("vision" in each["capabilities"]) for each in (card, reported.json())] == [sees, sees]
-    assert ("largest_image" in card) == sees
-    if sees:
-        assert answered.status_code == 200, answered.text
-        return
-    error = answered.json()["error"]
-    assert (answered.status_code, error["param"]) == (400, "messages[0].content[0].image_url")
-    assert "messages[0].content[0].image_url: images of this model are read on the CPU alone" in error["message"]
 
 
 URL = url_of((64, 64))

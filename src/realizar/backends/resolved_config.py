@@ -9,7 +9,7 @@ from typing import Any
 
 from realizar.backends.devices import TRAITS, ChosenDevice
 from realizar.backends.machine import default_threads
-from realizar.config import QUEUED_PER_ROW, Device, EngineConfig
+from realizar.config import QUEUED_PER_ROW, EngineConfig
 from realizar.errors import InvalidRequestError
 from realizar.models.spec import ModelSpec
 
@@ -89,12 +89,6 @@ class ResolvedConfig(EngineConfig):
         if not self.spans:
             return self.chosen.label
         return "; ".join(f"layers {span.first} to {span.stop - 1} on {span.config.chosen.label}" for span in self.spans)
-
-    @property
-    def least_kind(self) -> Device:
-        """The kind of device whose backend runs less than others', of those that compute: a GPU where there is one."""
-        kinds = {self.chosen.kind, *(span.config.chosen.kind for span in self.spans)}
-        return "cuda" if "cuda" in kinds else "cpu"
 
     def cache_of_rank(self) -> ResolvedConfig:
         """With a rank's part of the memory that is configured for keys, values and snapshots of all."""

@@ -237,9 +237,9 @@ def tower_on_gpu(
     """The encoder of a text model's images that runs on its GPU, and the checkpoint that has it; None without one, and
     where the CPU encodes, as for a model of several GPUs. `refusing` is called with the part that a GPU lacks.
     """
-    on_one_gpu = config.chosen.kind == "cuda" and config.tensor_parallel == 1 and not config.spans
-    found = usable_tower(checkpoint, config.mmproj)[0] if on_one_gpu else None
-    if found is None or image_refusal("cuda", seen_whole=found[1].seen_whole) is not None:
+    if config.chosen.kind != "cuda" or config.tensor_parallel > 1 or config.spans:
+        return None
+    if (found := usable_tower(checkpoint, config.mmproj)[0]) is None:
         return None
     try:
         plan_tower(found[1], found[0], "cuda")
@@ -328,13 +328,6 @@ def refusal(spec: ModelSpec, kind: Device) -> str | None:
     except UnsupportedModelError as error:
         return str(error)
     return None
-
-
-def image_refusal(kind: Device, *, seen_whole: bool) -> str | None:
-    """Why a kind of device reads no images of a model that it runs; None if it does. `seen_whole` is its tower's."""
-    if not seen_whole or _supported(kind).sees_images_whole:
-        return None
-    return "images of this model are read on the CPU alone, as their tokens see each other"
 
 
 def _supported(kind: Device) -> Supported:

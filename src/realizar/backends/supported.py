@@ -55,7 +55,6 @@ class Feature(Enum):
 class Supported:
     """The kinds that a backend runs; `backend` is its name in messages, such as `the CPU backend`.
 
-    `sees_images_whole`: tokens of an image may see each other (`StepRows.images`).
     `adds_up`: it adds up the sums of ranks.
     """
 
@@ -63,7 +62,6 @@ class Supported:
     mixers: frozenset[type[Mixer]]
     feed_forwards: frozenset[type[AnyFeedForward]]
     features: frozenset[Feature] = frozenset()
-    sees_images_whole: bool = False
     adds_up: bool = False
 
     def check(self, spec: ModelSpec) -> None:

@@ -12,14 +12,7 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.kv_blocks import WHOLE_REQUESTS, most_requests
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import (
-    image_refusal,
-    pinned_feature_bytes,
-    plan_memory,
-    plan_tower,
-    resolve_model,
-    tower_on_gpu,
-)
+from realizar.backends.select import pinned_feature_bytes, plan_memory, plan_tower, resolve_model, tower_on_gpu
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.engine.core.disk_cache import HOST_BYTES
@@ -95,8 +88,6 @@ def plan_encoder(checkpoint: Checkpoint, config: ResolvedConfig, *, may_sleep: b
     if found is None:
         return PlannedEncoder(reason=reason)
     holder, tower = found
-    if (reason := image_refusal(config.least_kind, seen_whole=tower.seen_whole)) is not None:
-        return PlannedEncoder(reason=reason)
     device: Device = "cpu" if may_sleep or tower_on_gpu(checkpoint, config) is None else "cuda"
     sizes, kept = plan_tower(tower, holder, device), KEPT_BYTES if device == "cpu" else pinned_feature_bytes()
     return PlannedEncoder(tower.architecture, holder.path.name, *sizes, kept, device)

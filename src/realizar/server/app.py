@@ -328,7 +328,7 @@ class _OneModel:
                 model.created_s,
                 self.api.max_model_len,
                 model.default_sampling,
-                model.facts.on(device),
+                model.facts,
                 _STATES[self.state],
                 self.fault,
                 device=device,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
-from realizar.backends.select import image_refusal
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.config import Device, EngineConfig
+from realizar.config import EngineConfig
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.gguf_names import quantization_of
 from realizar.images.prepare import LargestImage, largest_image, with_most_tokens
@@ -39,7 +37,7 @@ class ModelFacts:
         digest: SHA-256 in hexadecimal of names, sizes and times of the files: another value after any change.
         license: as the file's metadata name it; empty where they do not.
         template: the chat template, or None. tools, reasoning: it has them.
-        largest_image: of the images that it reads; None where it reads none. seen_whole: as of its `Tower`.
+        largest_image: of the images that it reads; None where it reads none.
         fills_in: its vocabulary has marks of a text with a hole; False where it was not read.
         ranks: it is a reranker.
         pooling: the pooling of a model that was made for embeddings, else None.
@@ -59,7 +57,6 @@ class ModelFacts:
     tools: bool = False
     reasoning: bool = False
     largest_image: LargestImage | None = None
-    seen_whole: bool = False
     fills_in: bool = False
     ranks: bool = False
     pooling: Pooling | None = None
@@ -68,12 +65,6 @@ class ModelFacts:
     def are_known(self) -> bool:
         """False where no file was read: such facts refuse no request."""
         return self.format != _UNKNOWN
-
-    def on(self, device: Device | None) -> Self:
-        """The facts of a model that a device runs; all that may hold where that is not known."""
-        if device is None or image_refusal(device, seen_whole=self.seen_whole) is None:
-            return self
-        return replace(self, largest_image=None)
 
 
 def read_facts(
@@ -108,7 +99,6 @@ def read_facts(
         tools=tools,
         reasoning=reasoning,
         largest_image=None if tower is None else largest_image(tower),
-        seen_whole=tower is not None and tower.seen_whole,
         ranks=bool(ranking_tensors(checkpoint)),
         pooling=default_pooling(checkpoint),
     )

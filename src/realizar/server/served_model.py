@@ -108,7 +108,6 @@ def make_served_model(
             read_facts(checkpoint, chat_template, compiler),
             fills_in=tokenizer.fill_in is not None,
             largest_image=None if images is None else images.largest,
-            seen_whole=images is not None and images.tower.seen_whole,
         ),
         None if head is None else Ranker(head, tokenizer),
         images,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from realizar.config import EngineConfig
 from realizar.engine.loading import load_core
 from realizar.engine.process.planning import plan_loads
 from realizar.models.generated.generate import generate_gguf
-from realizar.models.registry import build_tower
 from realizar.models.towers.find import find_tower
 from realizar.replicas.planning import ReplicaQuestion, divide
 from tiny_model import write_tiny_model
@@ -209,23 +207,6 @@ def test_an_encoder_of_images_is_counted_as_it_is_loaded(tmp_path: Path, capsys:
     assert "\nencoder      none: " in capsys.readouterr().out
     assert run_app(app, ["plan", str(path), *words, "--mmproj", str(tmp_path / "mmproj-tiny.gguf")]) == 1
     assert "mmproj-tiny.gguf" in capsys.readouterr().err
-
-
-def test_what_a_gpu_does_not_see_is_said_where_it_holds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_vision_files(tmp_path)
-    tower = build_tower(open_checkpoint(tmp_path / "mmproj-tiny.gguf"))
-    monkeypatch.setattr("realizar.models.towers.find.build_tower", lambda _: replace(tower, seen_whole=True))
-    reason = "images of this model are read on the CPU alone, as their tokens see each other"
-    assert plan(capsys, str(path), "--device", "cpu", "--memory", "1G")["encoder"]["name"] == "idefics3"
-    assert plan(capsys, str(path), "--device", "cuda", "--memory", "1G")["encoder"] is None
-    assert run_app(app, ["plan", str(path), "--device", "cuda", "--memory", "1G"]) == 0
-    assert f"encoder      none: {reason}\n" in capsys.readouterr().out
-    assert run_app(app, ["show", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["images"]["gpu_reason"] == reason
-    assert run_app(app, ["inspect", str(path)]) == 0
-    assert "images        on the CPU alone, encoded by idefics3 of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_model_is_described(realizar: Callable[..., Any], smollm2_path: Path) 
     assert "8,192 tokens" in text
     assert "apache-2.0" in text
     assert len(text.splitlines()) == 12
-    assert record["images"] == {"encoder": None, "file": None, "reason": None, "weight_bytes": 0, "gpu_reason": None}
+    assert record["images"] == {"encoder": None, "file": None, "reason": None, "weight_bytes": 0}
 
 
 def test_models_that_see_say_by_what(realizar: Callable[..., Any], tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_models_that_see_say_by_what(realizar: Callable[..., Any], tmp_path: Pat
     tower = tmp_path / "mmproj-tiny.gguf"
     size = sum(each.size_bytes for each in open_checkpoint(tower).tensors.values() if len(each.shape) > 1)
     size -= open_checkpoint(tower).tensors["v.position_embd.weight"].size_bytes
-    found = {"encoder": "idefics3", "file": str(tower), "reason": None, "weight_bytes": size, "gpu_reason": None}
+    found = {"encoder": "idefics3", "file": str(tower), "reason": None, "weight_bytes": size}
     assert shown(realizar, path)["images"] == found
     said = f"yes, encoded by idefics3 of {tower}, {format_bytes(size)} of weights"
     assert f"images        {said}\n" in realizar("inspect", path).stdout

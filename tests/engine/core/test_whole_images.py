@@ -171,14 +171,6 @@ def test_images_that_no_step_holds_are_refused(seeing: Seeing) -> None:
     core.close()
 
 
-def test_images_seen_whole_need_a_backend_that_does(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
-    core = make_core(seeing.path)
-    monkeypatch.setattr(core, "config", replace(core.config, chosen=replace(core.config.chosen, kind="cuda")))
-    with pytest.raises(InvalidRequestError, match="images of this model are read on the CPU alone"):
-        core.add(seeing.request)
-    core.close()
-
-
 def test_a_step_that_lacks_memory_for_an_image_ends_its_request(
     seeing: Seeing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,5 @@ SUPPORTED = Supported(
     frozenset({Attention, SharedAttention, ShortConvolution, GatedDeltaNet}),
     frozenset({FeedForward, Experts}),
     frozenset(Feature),  # all that there are
-    sees_images_whole=True,
     adds_up=True,
 )

@@ -104,10 +104,11 @@ def native_rows(attention: Attention | SharedAttention, kv_dtype: str, device: D
     """Queries of a tile of a chunk, at most, where CUDA C++ attends chunks: by wgmma on Hopper, or else by mma.sync.
 
     0 where Triton does: for other sizes and caches (`native.chunks.source`), and on 10.0, whose matrix instructions it
-    has. Where contexts are cut at `fixed` places the kernel attends single tokens, too: that of mma.sync does not, and
-    Hopper's has no registers for it with heads of 512.
+    has. Where contexts are cut at `fixed` places the kernel attends single tokens, too: that of mma.sync does not,
+    Hopper's has no registers for it with heads of 512, and neither has the bits of Triton's, which attends images that
+    are seen whole (`StepKind.whole`).
     """
-    if not device.runs("attention"):
+    if not device.runs("attention") or (fixed and attention.sees_images_whole):
         return 0
     rows = most = 0
     if device.has_wgmma:
@@ -128,10 +129,14 @@ def tile_tokens(spec: ModelSpec, kv_dtype: str, device: DeviceProfile, fixed: bo
         wide = padded_head(attention)
         # `attend_parts` turns a tile's float32 sums around in shared memory: 128 KiB for 64 queries of 512.
         few = in_float32 or (fixed and wide > _WIDE_HEAD and device.shared_bytes < _LARGE_SHARED_BYTES)
-        in_triton = 32 if few else 128 if wide <= 128 else 64
-        return native_rows(attention, kv_dtype, device, fixed) or in_triton
+        return native_rows(attention, kv_dtype, device, fixed) or triton_rows(attention, few=few)
 
     return max(1, min(map(rows, attentions)) // group)
+
+
+def triton_rows(attention: Attention | SharedAttention, *, few: bool) -> int:
+    """Queries of a tile of `attend_chunk`, at most; `few` where it has room for fewer."""
+    return 32 if few else 128 if padded_head(attention) <= 128 else 64
 
 
 def chunk_queries(attention: Attention | SharedAttention, tokens: int, compute: torch.dtype) -> tuple[int, int]:

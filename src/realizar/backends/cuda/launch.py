@@ -23,6 +23,7 @@ class StepKind:
         long: whether few decodes have long contexts, which other kernels suit than short ones.
         embeds: embeddings are given for some tokens: they are copied first, beside the graph of the kind that is else
             the same, whose kernels leave their places alone.
+        whole: whether tokens of images see each other, in the layers that have that: launched one by one.
     """
 
     tokens: int
@@ -30,6 +31,7 @@ class StepKind:
     tiles: int = 0
     long: bool = False
     embeds: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,7 +301,7 @@ class CUDABackend:
             return StepKind(decodes, decodes, 0, self.model.attention.is_long(decodes, longest), embeds)
         tokens = padded_tokens(len(step.columns.token_ids), sizes.tokens)
         kind = self.model.graphs.padded(StepKind(tokens, decodes, tiles))
-        return replace(kind, embeds=True) if embeds else kind
+        return replace(kind, embeds=True, whole=sizes.whole and bool(step.columns.images)) if embeds else kind
 
     def _send(self, step: ForwardInput, kind: StepKind, wanted: WantedTokens) -> None:
         """Send a step's arrays; a sampled token becomes its row's next one at once where no drafts must be verified."""

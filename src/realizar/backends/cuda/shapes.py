@@ -129,4 +129,5 @@ def step_sizes(spec: ModelSpec, config: ResolvedConfig, tile_tokens: int) -> Ste
         drafts=config.speculative_tokens if config.beside != NOTHING_BESIDE else 0,
         length=config.context_length if any(each.rope and each.rope.axes for _, each in spec.all_attentions()) else 0,
         width=spec.hidden_size if spec.deepstack else 0,
+        whole=any(each.sees_images_whole for each in (one for _, one in spec.all_attentions())),
     )

@@ -44,6 +44,7 @@ class StepSizes:
         drafts: that another model proposes for a row.
         length: of the context, where the rope has several axes; else 0.
         width: of the stream, where embeddings bring what is added to it after the first layers; else 0.
+        whole: layers see images whole.
     """
 
     tokens: int
@@ -58,6 +59,7 @@ class StepSizes:
     drafts: int = 0
     length: int = 0
     width: int = 0
+    whole: bool = False
 
 
 FillRecurrences: TypeAlias = Callable[[dict[str, NDArray[np.int32]], ForwardInput, StepKind], None]
@@ -83,7 +85,8 @@ class StepArrays:
             "header": _HEADER, "ids": sizes.tokens, "token_rows": sizes.tokens, "positions": sizes.tokens,
             "slots": sizes.groups * sizes.tokens, "starts": sizes.rows, "counts": sizes.rows, "contexts": sizes.rows,
             "decodes": 4 * sizes.rows, "tile_rows": sizes.tiles, "tile_firsts": sizes.tiles, "selected": sizes.selected,
-            "selected_rows": sizes.selected, "angles": sizes.tokens if sizes.length else 0, **recurrence_counts(sizes),
+            "selected_rows": sizes.selected, "angles": sizes.tokens if sizes.length else 0,
+            "seen": sizes.tokens if sizes.whole else 0, **recurrence_counts(sizes),
             "tables": sizes.groups * sizes.rows * sizes.blocks,
         }  # fmt: skip
         self._places: dict[str, slice] = {}
@@ -284,6 +287,10 @@ class StepArrays:
             for first, values in columns.embeddings:
                 views["ids"][first : first + len(values)] = -2 - columns.token_ids[first : first + len(values)]
         views["positions"][:tokens] = step.positions
+        if kind.whole:  # the last position that each token sees
+            views["seen"][:tokens] = step.positions
+            for first, count in columns.images:
+                views["seen"][first : first + count] = step.positions[first + count - 1]
         if self.sizes.length:
             views["angles"][:tokens] = angles
         for group, slots in enumerate(step.slot_mapping):

@@ -163,26 +163,23 @@ def drafter_text(checkpoint: Checkpoint) -> str | None:
 class Sight:
     """Whether a model reads images: `encoder` is llama.cpp's name of what encodes them, and `file` has it.
 
-    Both are None where it reads none; `reason` says why an encoder that is there does not run, else it is None, and
-    `gpu_reason` why a model on a GPU reads none. `weight_bytes` are those of its matrices, as they are stored.
+    Both are None where it reads none; `reason` says why an encoder that is there does not run, else it is None.
+    `weight_bytes` are those of its matrices, as they are stored.
     """
 
     encoder: str | None = None
     file: str | None = None
     reason: str | None = None
     weight_bytes: int = 0
-    gpu_reason: str | None = None
 
     def text(self) -> str:
         if self.encoder is not None:
             size = format_bytes(self.weight_bytes)
-            where = "yes" if self.gpu_reason is None else "on the CPU alone"
-            return f"{where}, encoded by {self.encoder} of {printable(self.file)}, {size} of weights"
+            return f"yes, encoded by {self.encoder} of {printable(self.file)}, {size} of weights"
         return "no" if self.reason is None else f"no: {printable(self.reason)}"
 
 
 def sight_of(checkpoint: Checkpoint) -> Sight:
-    from realizar.backends.select import image_refusal
     from realizar.backends.weight_tensors import WeightTensors
     from realizar.models.towers.find import usable_tower
 
@@ -192,8 +189,7 @@ def sight_of(checkpoint: Checkpoint) -> Sight:
     holder, tower = found
     tensors = WeightTensors(tower, holder)
     size = sum(tensors.size_bytes(matrix.weight) for matrix in tower.matrices())
-    refused = image_refusal("cuda", seen_whole=tower.seen_whole)
-    return Sight(tower.architecture, str(holder.path), weight_bytes=size, gpu_reason=refused)
+    return Sight(tower.architecture, str(holder.path), weight_bytes=size)
 
 
 def cache_text(scheme: str, kv_dtype: str = "auto") -> str:

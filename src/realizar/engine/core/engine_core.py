@@ -23,9 +23,7 @@ from realizar.backends.base import (
     Transfer,
 )
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import image_refusal
 from realizar.batch import NO_STEP, ScheduledBatch
-from realizar.config import Device
 from realizar.engine.core.disk_cache import Arrived, Batch, DiskCache, DiskCounts, Fetch
 from realizar.engine.core.pictures import PictureEncoder
 from realizar.engine.core.row_grammars import RowGrammars
@@ -171,7 +169,7 @@ class EngineCore:
         self._check_alive()
         if request.shows_pictures:
             raise InvalidRequestError("pictures are encoded before a request is queued", "prompt")
-        _check_embeddings(request, self.spec, self.config.least_kind)
+        _check_embeddings(request, self.spec)
         while not self.acquire_grammar(request):
             self.grammars.prepare(request)
         if self._disk is None:
@@ -182,7 +180,7 @@ class EngineCore:
     def embed_later(self, request: Request, on_done: Callable[[Request | RealizarError], None]) -> Callable[[], None]:
         """As `PictureEncoder.embed_later`, of a request that is not queued yet; raises as `add` where it can't run."""
         self._check_alive()
-        _check_embeddings(request, self.spec, self.config.least_kind)
+        _check_embeddings(request, self.spec)
         if self._pictures is None:
             raise InvalidRequestError("the engine has no encoder of images", "prompt")
         num_fetching = 0 if self._disk is None else self._disk.num_fetching
@@ -197,7 +195,7 @@ class EngineCore:
         self._check_alive()
         if self._disk is None:
             return None
-        _check_embeddings(request, self.spec, self.config.least_kind)
+        _check_embeddings(request, self.spec)
         self.scheduler.check(request, self._disk.num_fetching)
         return self._disk.fetch(request, arrived)
 
@@ -449,10 +447,8 @@ class EngineCore:
         self._in_flight.clear()
 
 
-def _check_embeddings(request: Request, spec: ModelSpec, kind: Device) -> None:
+def _check_embeddings(request: Request, spec: ModelSpec) -> None:
     end, hidden_size = 0, spec.hidden_size
-    if (reason := image_refusal(kind, seen_whole=request.longest_whole_run > 0)) is not None:
-        raise InvalidRequestError(reason, "prompt")
     if request.rope_positions and len(request.rope_positions) != 4 * 3 * request.num_prompt_tokens:
         raise InvalidRequestError("positions of the rope's axes do not fit the prompt", "prompt")
     widths, is_made = {hidden_size, hidden_size * (1 + spec.deepstack)}, not request.shows_pictures

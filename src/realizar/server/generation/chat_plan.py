@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from realizar.backends.select import image_refusal
 from realizar.engine.images import ImageReader, PlacedImage, check_bounds, check_room, take_images
 from realizar.errors import ContextLengthError
 from realizar.images.given import EncodedImage, GivenImage, open_all, opening_once
@@ -218,13 +217,7 @@ def render_prompt(
 
 
 def _check_images(rendered: RenderedPrompt, api: Api, kept: int | None) -> None:
-    """Refuse before they are decoded images that the model's device does not read, or that would be cut, and a prompt
-    that is too long.
-    """
-    where, reader = rendered.images[0][0].where, rendered.reader
-    seen_whole = reader is not None and reader.tower.seen_whole
-    if (reason := image_refusal(api.engine.info.device, seen_whole=seen_whole)) is not None:
-        raise refused(f"{where}: {reason}", where, "unsupported_content")
+    """Refuse before they are decoded images that would be cut, and a prompt that is too long."""
     if kept is not None:
         raise unsupported("truncate_prompt_tokens", "can't be combined with images")
     check_room(len(rendered.token_ids), api.max_tokens)

@@ -362,7 +362,7 @@ def _status_of(model: ShelvedModel) -> ModelStatus:
         known.created_s,
         known.load.context_length if running is None or running.engine.state == "dead" else running.api.max_model_len,
         known.default_sampling,
-        (known.facts if running is None else running.api.model.facts).on(device or known.load.kind),
+        known.facts if running is None else running.api.model.facts,
         model.state,
         None if model.fault is None else cleaned(str(model.fault)),
         model.load.num_bytes,

@@ -306,9 +306,15 @@ def of_halves(values: torch.Tensor, tokens: int, cols: int) -> np.ndarray:
     return values.view(-1).numpy()[at].astype(np.float32)
 
 
-@pytest.mark.parametrize(("part", "halves"), [(0, False), (32, False), (64, False), (32, True)])
-def test_a_chunk_sees_its_window(part: int, halves: bool) -> None:
-    """Attention of a chunk after a prefix over shuffled blocks, with a window, a cap and sinks; also by parts."""
+@pytest.mark.parametrize(
+    ("part", "halves", "image"),
+    [(0, False, 0), (32, False, 0), (64, False, 0), (32, True, 0), (0, False, 7), (32, True, 7)],
+)
+def test_a_chunk_sees_its_window(part: int, halves: bool, image: int) -> None:
+    """Attention of a chunk after a prefix over shuffled blocks, with a window, a cap and sinks; also by parts.
+
+    An image of so many tokens from the third on is seen whole, by tiles in two shares.
+    """
     rng = np.random.default_rng(8)
     heads, size, length, chunk, window, cap = 2, 32, 75, 11, 9, 4.0
     keys, values = (rng.standard_normal((6, 1, 16, size)).astype(np.float32) for _ in range(2))
@@ -321,13 +327,15 @@ def test_a_chunk_sees_its_window(part: int, halves: bool) -> None:
     def ints(*numbers: int) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int32)
 
-    attend_chunk[(3, 1)](
+    sees = np.arange(length - chunk, length, dtype=np.int32)
+    sees[2 : 2 + image] = sees[2 + image - 1] if image else sees[2:2]
+    attend_chunk[(3, 1, 2 if image else 1)](
         torch.from_numpy(query), torch.from_numpy(keys), torch.from_numpy(values), none, none, torch.from_numpy(sinks),
-        out, ints(0, 0, -1), ints(8, 0, 0), ints(0), ints(chunk), ints(length), torch.from_numpy(table), ints(5), 0.3,
-        cap, heads * size, heads * size, values_out, value_scale, 8, 1, TABLE_ROWS=1, CACHE_GROUP=0, HEADS=heads,
-        KV_HEADS=1, HEAD=size, PADDED_HEAD=size, BLOCK_SIZE=16, WINDOW=window, SOFT_CAP=True, SINKS=True, INT8=False,
-        COMPUTE=__import__("triton").language.float32, KEYS=16, QUERIES=16, TOKENS=8, PART=part, HALVES=halves,
-        DEPENDENT=False,
+        out, ints(0, 0, -1), ints(8, 0, 0), ints(0), ints(chunk), ints(length), torch.from_numpy(table), ints(5),
+        torch.from_numpy(sees), 0.3, cap, heads * size, heads * size, values_out, value_scale, 8, 1, TABLE_ROWS=1,
+        CACHE_GROUP=0, HEADS=heads, KV_HEADS=1, HEAD=size, PADDED_HEAD=size, BLOCK_SIZE=16, WINDOW=window,
+        SOFT_CAP=True, SINKS=True, INT8=False, COMPUTE=__import__("triton").language.float32, KEYS=16, QUERIES=16,
+        TOKENS=4 if image else 8, PART=part, HALVES=halves, WHOLE=image > 0, DEPENDENT=False,
     )  # fmt: skip
     found = out.numpy()
     if halves:
@@ -337,7 +345,7 @@ def test_a_chunk_sees_its_window(part: int, halves: bool) -> None:
     flat = [part[table, 0].reshape(-1, size)[:length].astype(np.float64) for part in (keys, values)]
     for token in range(chunk):
         position = length - chunk + token
-        seen = slice(max(0, position - window + 1), position + 1)
+        seen = slice(max(0, position - window + 1), int(sees[token]) + 1)
         for head in range(heads):
             q = query[token, head * size : (head + 1) * size].astype(np.float64)
             scores = cap * np.tanh(flat[0][seen] @ q * 0.3 / cap)

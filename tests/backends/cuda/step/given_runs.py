@@ -36,20 +36,27 @@ def given_model(recipe: Recipe, scale: float) -> tuple[ModelSpec, Checkpoint]:
     return replace(spec, embedding_scale=scale), checkpoint
 
 
-def seeing_model(recipe: Recipe, deepstack: int) -> tuple[ModelSpec, Checkpoint]:
-    """A model whose rope has three axes in turn, and features of images added after so many layers."""
+def seeing_model(recipe: Recipe, deepstack: int, *, whole: bool = False) -> tuple[ModelSpec, Checkpoint]:
+    """A model whose rope has three axes in turn, and features of images added after so many layers; or whose first
+    layers see images `whole`.
+    """
     spec, checkpoint = random_model(recipe)
     layers = []
     for layer in spec.layers:
         assert isinstance(layer.mixer, Attention)
         assert layer.mixer.rope is not None
         axes = tuple(place % 3 for place in range(layer.mixer.rope.size // 2))
-        layers.append(replace(layer, mixer=replace(layer.mixer, rope=replace(layer.mixer.rope, axes=axes))))
+        mixer = replace(layer.mixer, rope=replace(layer.mixer.rope, axes=axes))
+        layers.append(replace(layer, mixer=replace(mixer, sees_images_whole=whole and len(layers) < 2)))
     return replace(spec, layers=tuple(layers), deepstack=deepstack), checkpoint
 
 
 def seeing_requests(spec: ModelSpec, times: int, count: int) -> list[Request]:
-    """A prompt of text, and two with images of 3 and of 2 * `times` rows of `times` features, and text around them."""
+    """A prompt of text, and two with images of 3 and of 2 * `times` rows of `times` features, and text around them.
+
+    They are seen whole where the model sees them so.
+    """
+    whole = any(one.sees_images_whole for _, one in spec.all_attentions())
     rng, size, made = np.random.default_rng(3), spec.hidden_size, []
     for index, images in enumerate(((), ((4, 3),), ((1, 3), (2 + 3 * times, 2 * times)))):
         length = 9 + sum(rows * times for _, rows in images)
@@ -62,7 +69,8 @@ def seeing_requests(spec: ModelSpec, times: int, count: int) -> list[Request]:
             places[:, first:end] += first - shift
             shift += end - first - max(rows, times)
             places[:, end:] = np.arange(end, length) - shift
-            runs.append(prompt_embeddings(rng.standard_normal((end - first, size * (1 + spec.deepstack))), first))
+            run = prompt_embeddings(rng.standard_normal((end - first, size * (1 + spec.deepstack))), first)
+            runs.append(replace(run, is_seen_whole=whole))
         given = {"embeddings": tuple(runs), "rope_positions": places.tobytes()} if images else {}
         made.append(Request(f"r{index}", ids, SamplingParams(temperature=0.0, logprobs=2), count, **given))
     return made

@@ -23,8 +23,8 @@ CONFIG = EngineConfig(
 )  # fmt: skip
 
 
-def texts_in_chunks(deepstack: int, tokens: int) -> dict[str, Text]:
-    spec, checkpoint = seeing_model(SMALL, deepstack)
+def texts_in_chunks(recipe: Recipe, deepstack: int, tokens: int, *, whole: bool) -> dict[str, Text]:
+    spec, checkpoint = seeing_model(recipe, deepstack, whole=whole)
     runner = GPURunner(spec, checkpoint, replace(CONFIG, max_step_tokens=tokens, batch_invariant=True))
     core = given_core(runner)
     found = texts_of(core, seeing_requests(spec, 3, 3))
@@ -32,16 +32,20 @@ def texts_in_chunks(deepstack: int, tokens: int) -> dict[str, Text]:
     return found
 
 
-@pytest.mark.parametrize("deepstack", [0, 2])
-def test_images_are_seen_as_on_the_cpu(deepstack: int) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "deepstack", "whole"),
+    [(SMALL, 0, False), (SMALL, 2, False), (replace(SMALL, windows=(None, 8, None)), 0, True)],
+)
+def test_images_are_seen_as_on_the_cpu(recipe: Recipe, deepstack: int, whole: bool) -> None:
     """Beside text, and from the blocks that the first time left; and in chunks with the same bits."""
-    spec, checkpoint = seeing_model(SMALL, deepstack)
+    spec, checkpoint = seeing_model(recipe, deepstack, whole=whole)
     core = given_core(Runner(spec, checkpoint, CONFIG), "cpu")
-    expected, found = texts_of(core, seeing_requests(spec, 3, 3)), texts_in_chunks(deepstack, 32)
+    expected = texts_of(core, seeing_requests(spec, 3, 3))
+    found = texts_in_chunks(recipe, deepstack, 32, whole=whole)
     core.close()
     assert found.keys() == expected.keys()
     for name, (tokens, logprobs, _) in expected.items():
         assert found[name][0] == tokens
         ours, theirs = ([each.logprob for each in one] for one in (found[name][1], logprobs))
         np.testing.assert_allclose(ours, theirs, atol=2e-3)
-    assert texts_in_chunks(deepstack, 7) == found
+    assert texts_in_chunks(recipe, deepstack, 20 if whole else 7, whole=whole) == found

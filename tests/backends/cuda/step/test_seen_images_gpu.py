@@ -29,14 +29,16 @@ CONFIG = EngineConfig(
 
 
 @pytest.mark.parametrize("recipe", [WIDE, replace(WIDE, experts=4)], ids=["dense", "experts"])
-@pytest.mark.parametrize("deepstack", [0, 2])
-def test_images_are_seen_as_on_the_cpu(recipe: Recipe, deepstack: int) -> None:
+@pytest.mark.parametrize(("deepstack", "whole"), [(0, False), (2, False), (0, True)])
+def test_images_are_seen_as_on_the_cpu(recipe: Recipe, deepstack: int, whole: bool) -> None:
     """In any chunks with the same bits, where the model is batch-invariant, and from the blocks of the first time."""
-    spec, checkpoint = seeing_model(recipe, deepstack)
+    recipe = replace(recipe, windows=(None, 40, None)) if whole else recipe
+    spec, checkpoint = seeing_model(recipe, deepstack, whole=whole)
     core = given_core(Runner(spec, checkpoint, CONFIG), "cpu")
     expected, found = texts_of(core, seeing_requests(spec, 10, 12)), []
     core.close()
-    for changes in ({}, {"batch_invariant": True}, {"batch_invariant": True, "max_step_tokens": 48}):
+    few = 208 if whole else 48
+    for changes in ({}, {"batch_invariant": True}, {"batch_invariant": True, "max_step_tokens": few}):
         core = given_core(GPURunner(spec, checkpoint, replace(CONFIG, **changes)))
         found.append(texts_of(core, seeing_requests(spec, 10, 12)))
         core.close()

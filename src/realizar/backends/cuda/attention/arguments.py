@@ -119,7 +119,7 @@ class AttentionArguments:
         own = formats[0].kind in ("int8", "half")
         whole = attention.head_size == padded_head(attention) and group % CHUNK == 0
         if self._batch_invariant or (kind.tiles and native_rows(attention, self._kv.dtype, self._device, fixed=False)):
-            is_fp8 = formats[0].kind == "fp8" and not kind.decodes and attention.head_size % 128 == 0
+            is_fp8 = formats[0].kind == "fp8" and not kind.decodes and attention.head_size % 128 == 0 and not kind.whole
             writes = is_fp8 or (whole and formats[0].kind == "half")
         else:
             writes = not kind.tiles and (whole if own else formats[0].kind == "f32")

@@ -9,7 +9,7 @@ import torch
 from realizar.backends.cuda.attention.arguments import AttentionArguments
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import CHUNK_PARTS, chunk_queries, native_rows, padded_head
+from realizar.backends.cuda.kernel_sizes import CHUNK_PARTS, chunk_queries, native_rows, padded_head, triton_rows
 from realizar.backends.cuda.kernels.attend import attend_chunk
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -42,7 +42,15 @@ class ChunkBinder:
             return lambda kind: self._start_triton(block, consumer, kind)
         kernel, start = self._bind_native(block, consumer, alone=False)
         kv_heads, processors = block.attention.num_kv_heads, min(self._device.processors, CHUNK_PARTS)
-        return lambda kind: start(kind, kernel.grid(kind.tiles, kv_heads, processors))
+        whole = block.attention.sees_images_whole
+
+        def run(kind: StepKind) -> None:
+            if kind.whole and whole:
+                self._start_triton(block, consumer, kind)
+            else:
+                start(kind, kernel.grid(kind.tiles, kv_heads, processors))
+
+        return run
 
     def bind_alone(
         self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear
@@ -112,16 +120,22 @@ class ChunkBinder:
         self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, kind: StepKind
     ) -> None:
         attention, space = block.attention, self._space
-        arrays, tokens = space.arrays, space.arrays.sizes.tile_tokens
+        arrays, tokens, shares = space.arrays, space.arrays.sizes.tile_tokens, 1
+        whole = kind.whole and attention.sees_images_whole
+        if whole:  # tiles may be those of the other kernel
+            most = triton_rows(attention, few=space.query.dtype == torch.float32)
+            most //= attention.num_heads // attention.num_kv_heads
+            tokens, shares = min(tokens, max(most, 1)), -(-tokens // max(most, 1))
         queries, warps = chunk_queries(attention, tokens, space.query.dtype)
-        attend_chunk[(kind.tiles, attention.num_kv_heads)](
+        attend_chunk[(kind.tiles, attention.num_kv_heads, shares)](
             space.query, *self._arguments.cache(block.cache_layer), self._arguments.sinks(attention), space.attended,
             arrays["tile_rows"], arrays["tile_firsts"], arrays["starts"], arrays["counts"], arrays["contexts"],
-            arrays["tables"], arrays["header"], float(attention.scale), float(attention.soft_cap or 1.0),
-            space.query.stride(0), space.attended.stride(0), HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads,
-            HEAD=attention.head_size, PADDED_HEAD=padded_head(attention), BLOCK_SIZE=self._kv.block_size,
-            INT8=self._kv.dtype == "int8", QUERIES=queries, TOKENS=tokens, PART=self._part, num_warps=warps,
-            **self._arguments.shared(block), **self._arguments.halves(attention, consumer, kind),
+            arrays["tables"], arrays["header"], arrays["seen"] if whole else self._arguments.none,
+            float(attention.scale), float(attention.soft_cap or 1.0), space.query.stride(0), space.attended.stride(0),
+            HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads, HEAD=attention.head_size,
+            PADDED_HEAD=padded_head(attention), BLOCK_SIZE=self._kv.block_size,
+            INT8=self._kv.dtype == "int8", QUERIES=queries, TOKENS=tokens, PART=self._part, WHOLE=whole,
+            num_warps=warps, **self._arguments.shared(block), **self._arguments.halves(attention, consumer, kind),
             **space.launching(kind),
         )  # fmt: skip
 

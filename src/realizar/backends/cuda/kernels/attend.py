@@ -64,13 +64,14 @@ def cut_context(length, WINDOW: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.con
 
 @triton.jit
 def absorb_blocks(
-    q, keys, values, key_scales, value_scales, table, kv_head, position, start, first, last, top, total, sums, scale,
-    soft_cap, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    q, keys, values, key_scales, value_scales, table, kv_head, position, sees, start, first, last, top, total, sums,
+    scale, soft_cap, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Take the keys from `start` to `last`, of which those from `first` on are visible, into the running softmax.
 
-    q [queries, padded head size] at int `position` [queries]; `start` is a multiple of KEYS, `table` the row's blocks.
+    q [queries, padded head size] at int `position` [queries], and each `sees` keys up to a position, most its own;
+    `start` is a multiple of KEYS, `table` the row's blocks.
     """
     dims = tl.arange(0, PADDED_HEAD)
     for i in tl.range(0, (last - start + KEYS - 1) // KEYS):
@@ -80,7 +81,7 @@ def absorb_blocks(
         at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
         k = load_tile(keys, key_scales, at, live, dims, HEAD, INT8, COMPUTE)
         v = load_tile(values, value_scales, at, live, dims, HEAD, INT8, COMPUTE)
-        seen = places[None, :] <= position[:, None]
+        seen = places[None, :] <= sees[:, None]
         if WINDOW > 0:
             seen = seen & (places[None, :] > position[:, None] - WINDOW)
         top, total, sums = absorb(q, k, v, seen, top, total, sums, scale, soft_cap, SOFT_CAP, COMPUTE)
@@ -140,15 +141,18 @@ def write_result(
 @triton.jit
 def attend_chunk(
     query, keys, values, key_scales, value_scales, sinks, out, tile_rows, tile_firsts, starts, counts, contexts,
-    tables, table_stride, scale, soft_cap, query_stride, out_stride, values_out, value_scale, block_tokens, chunks,
-    TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    tables, table_stride, seen, scale, soft_cap, query_stride, out_stride, values_out, value_scale, block_tokens,
+    chunks, TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
-    QUERIES: tl.constexpr, TOKENS: tl.constexpr, PART: tl.constexpr, HALVES: tl.constexpr, DEPENDENT: tl.constexpr,
+    QUERIES: tl.constexpr, TOKENS: tl.constexpr, PART: tl.constexpr, HALVES: tl.constexpr, WHOLE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a row's tokens, each with all heads of one KV head. Grid: tiles, KV heads.
+    """A tile of a row's tokens, each with all heads of one KV head. Grid: tiles, KV heads, shares of a tile.
 
-    A tile holds TOKENS tokens, TOKENS * group queries padded to QUERIES; `tile_rows` is -1 for a dead tile.
+    A share holds TOKENS tokens, TOKENS * group queries padded to QUERIES; `tile_rows` is -1 for a dead tile. The last
+    share may hold some of the next tile's tokens, whose results are the same there. A token sees keys up to its own;
+    WHOLE: up to `seen`, int32 [tokens of the step], those after it in its image, which the cache has by then.
     Writes the result as `write_result`. PART: keys of a part of the context, as in `attend_parts`; 0: the context is
     one.
     """
@@ -157,7 +161,7 @@ def attend_chunk(
     group: tl.constexpr = HEADS // KV_HEADS
     row = tl.load(tile_rows + tile)
     if row >= 0:
-        offset = tl.load(tile_firsts + tile)
+        offset = tl.load(tile_firsts + tile) + tl.program_id(2) * TOKENS
         length, count = tl.load(contexts + row), tl.load(counts + row)
         token = tl.load(starts + row) + offset
         stride = tl.load(table_stride)
@@ -173,6 +177,10 @@ def attend_chunk(
             first = tl.maximum(earliest - WINDOW + 1, 0)
         low = first // KEYS * KEYS
         tokens = (token + step).to(tl.int64)
+        sees = position
+        if WHOLE:
+            sees = tl.load(seen + tokens, mask=own, other=0)
+            last = tl.minimum(tl.maximum(last, tl.max(sees, axis=0) + 1), length)
         q = tl.load(query + tokens[:, None] * query_stride + head[:, None] * HEAD + dims[None, :], mask=inside, other=0)
         q = q.to(COMPUTE)
         table = tables + (CACHE_GROUP * TABLE_ROWS + row) * stride
@@ -181,7 +189,8 @@ def attend_chunk(
             for i in tl.range(0, (last + PART - 1) // PART - first // PART):
                 begins = (first // PART + i) * PART
                 part_top, part_total, part_sums = absorb_blocks(
-                    q, keys, values, key_scales, value_scales, table, kv_head, position, tl.maximum(begins, low),
+                    q, keys, values, key_scales, value_scales, table, kv_head, position, sees,
+                    tl.maximum(begins, low),
                     first, tl.minimum(begins + PART, last), tl.full([QUERIES], float("-inf"), tl.float32),
                     tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES, PADDED_HEAD], tl.float32), scale, soft_cap,
                     KV_HEADS, HEAD, PADDED_HEAD, BLOCK_SIZE, WINDOW, SOFT_CAP, INT8, COMPUTE, KEYS,
@@ -190,8 +199,9 @@ def attend_chunk(
         else:
             top, total, sums = before_parts(sinks, head, own, False, QUERIES, PADDED_HEAD)
             top, total, sums = absorb_blocks(
-                q, keys, values, key_scales, value_scales, table, kv_head, position, low, first, last, top, total,
-                sums, scale, soft_cap, KV_HEADS, HEAD, PADDED_HEAD, BLOCK_SIZE, WINDOW, SOFT_CAP, INT8, COMPUTE, KEYS,
+                q, keys, values, key_scales, value_scales, table, kv_head, position, sees, low, first, last,
+                top, total, sums, scale, soft_cap, KV_HEADS, HEAD, PADDED_HEAD, BLOCK_SIZE, WINDOW, SOFT_CAP, INT8,
+                COMPUTE, KEYS,
             )  # fmt: skip
             if SINKS:
                 sink = tl.load(sinks + head, mask=own, other=0.0)

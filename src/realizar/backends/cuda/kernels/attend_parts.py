@@ -78,7 +78,7 @@ def attend_parts(
             part = own_part + i * programs
             begins = (before + part) * PART
             part_top, part_total, part_sums = absorb_blocks(
-                q, keys, values, key_scales, value_scales, table, kv_head, position,
+                q, keys, values, key_scales, value_scales, table, kv_head, position, position,
                 tl.maximum(begins, first // KEYS * KEYS), first, tl.minimum(begins + PART, length),
                 tl.full([QUERIES], float("-inf"), tl.float32), tl.zeros([QUERIES], tl.float32),
                 tl.zeros([QUERIES, PADDED_HEAD], tl.float32), scale, soft_cap, KV_HEADS, HEAD, PADDED_HEAD, BLOCK_SIZE,
