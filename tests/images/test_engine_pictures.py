@@ -214,6 +214,16 @@ def test_an_encoder_on_the_steps_device_encodes_between_them(path: Path, monkeyp
     asyncio.run(run())
 
 
+def test_a_picture_wakes_an_engine_in_the_callers_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing else runs, an encoder on the steps' device is what there is to do."""
+    with LLM(path, **OPTIONS) as model:
+        wanted = model.chat(showing((28, 28)), GREEDY)[0].outputs
+    monkeypatch.setattr("realizar.engine.loading.tower_on_gpu", lambda checkpoint, config, _: find_tower(checkpoint))
+    monkeypatch.setattr("realizar.engine.loading.make_tower_on_gpu", InSlices)
+    with LLM(path, **OPTIONS) as model:
+        assert model.chat(showing((28, 28)), GREEDY)[0].outputs == wanted
+
+
 def test_other_weights_of_an_encoder_find_none_of_the_files_of_a_prefix_cache(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,14 @@ class InlineLink(EngineLoop):
         self._step_is_due = False
 
     async def start(self, listener: LinkListener) -> None:
-        self._listener, self._loop = listener, asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
+        self._listener = listener
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._do, lambda: None)  # after which there are steps
+
+        self._core.watch_pictures(wake)
         self._deliver(Ready(describe(self._core)))
 
     def send(self, command: Command) -> None:
