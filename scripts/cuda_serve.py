@@ -136,7 +136,8 @@ def served(
     `options` are those of `realizar serve`.
     """
     command = [*_REALIZAR, "serve", str(path), "--port", str(port), "--log-level", "warning", *options]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache_folder), "TRITON_CACHE_DIR": str(cache_folder / "triton")}
+    caches = {"XDG_CACHE_HOME": ".", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
+    environment = os.environ | {name: str(cache_folder / of) for name, of in caches.items()}
     if checkout is not None:
         environment["PYTHONPATH"] = str(checkout / "src")
     started = time.monotonic()
