@@ -107,7 +107,7 @@ def main() -> int:
         replace(inputs.kernel(), warps=warps, resident=resident, stages=stages, bulk=bulk)
         for warps, resident, stages, bulk in sizes
     ]
-    attention = DecodeAttention(torch.device("cuda", torch.cuda.current_device()))
+    attention = DecodeAttention(torch.device("cuda", torch.cuda.current_device()), torch.cuda.get_device_capability())
     attention.prepare(kernels)
     for kernel in kernels:
         for dependent in (False, True):

@@ -280,6 +280,22 @@ class FetchesSnapshots(Protocol):
 
 
 @runtime_checkable
+class PreparesLater(Protocol):
+    """A backend that is ready before all that makes it fast is there."""
+
+    @property
+    def asks_for_graphs(self) -> bool:
+        """True if steps have run that would be faster once `prepare_next` has been called."""
+
+    def prepare_next(self, *, asked: bool) -> bool:
+        """Prepare a kind of step more, while no step is in flight: one that is asked for, or if not `asked` any.
+
+        Where kernels are still being compiled it does nothing for now. False where none is left. Results are the same
+        before and after. CaptureLostError: the device's context is lost.
+        """
+
+
+@runtime_checkable
 class SavesCache(Protocol):
     """A backend whose KV blocks and snapshots of states are copied to the host and back, between two steps.
 

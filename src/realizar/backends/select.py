@@ -112,7 +112,7 @@ def _multiplies_in_fp8(spec: ModelSpec, checkpoint: Checkpoint, config: Resolved
 
 def make_backend(
     device: ChosenDevice, progress: LoadProgress | None = None, *, may_sleep: bool = False,
-    compared_for: tuple[ModelSpec, Checkpoint] | None = None, ranks: int = 1,
+    compared_for: tuple[ModelSpec, Checkpoint] | None = None, ranks: int = 1, defers: bool = False,
 ) -> Backend:  # fmt: skip
     """A backend, not loaded yet; compilers are imported here and not before.
 
@@ -122,6 +122,7 @@ def make_backend(
         compared_for: a model with whose kinds of layers a GPU must compute what the CPU does: it is compared where no
             verdict is kept, and goes without the kernels that it gets wrong. None trusts the GPU.
         ranks: processes that compute the model together.
+        defers: what is not needed for the first requests is left to a `PreparesLater`, where the backend is one.
 
     Raises:
         CapacityError: the GPU can't be opened.
@@ -133,7 +134,7 @@ def make_backend(
     if may_sleep and device.kind != "cuda":
         raise UnsupportedModelError("a model on the CPU can't sleep: its weights are in the host's memory already")
     if ranks == 1:
-        return _make_alone(device, progress, compared_for, may_sleep=may_sleep)
+        return _make_alone(device, progress, compared_for, may_sleep=may_sleep, defers=defers)
     from realizar.backends.ranks.backend import RankedBackend
 
     if device.kind == "cuda":
@@ -148,13 +149,13 @@ def make_backend(
 
 def _make_alone(
     device: ChosenDevice, progress: LoadProgress | None, compared_for: tuple[ModelSpec, Checkpoint] | None, *,
-    may_sleep: bool = False,
+    may_sleep: bool = False, defers: bool = False,
 ) -> CPUBackend | CUDABackend:  # fmt: skip
     """Of a model, or of some of its layers, that one device computes in this process."""
     if device.kind == "cuda":
         from realizar.backends.cuda.runner import CUDABackend
 
-        return CUDABackend(progress, _open_gpu(device, progress, compared_for), may_sleep=may_sleep)
+        return CUDABackend(progress, _open_gpu(device, progress, compared_for), may_sleep=may_sleep, defers=defers)
     from realizar.backends.cpu.runner import CPUBackend
 
     return CPUBackend(progress)

@@ -86,7 +86,7 @@ def load_core(
         progress: callback with the name of the running stage and the share that is done, 0 to 1.
         may_sleep: True to load it so that `EngineCore.sleep` can give a GPU's memory back.
         may_restart: True where another process, without graphs, follows one whose device is lost while they are
-            captured: the CPU then does not take its place.
+            captured: the CPU then does not take its place. Most graphs are left to `EngineCore.prepare` there.
         drafter: as of `EngineCore`.
 
     Raises:
@@ -136,7 +136,7 @@ def _load_backend(
         else:
             backend = make_backend(
                 resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for,
-                ranks=resolved.tensor_parallel,
+                ranks=resolved.tensor_parallel, defers=may_restart,
             )  # fmt: skip
         refusing = partial(_LOG.warning, "images are encoded on the CPU: %s")
         tower = None if may_sleep else tower_on_gpu(checkpoint, resolved, refusing)

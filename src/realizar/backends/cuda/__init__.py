@@ -10,7 +10,8 @@ A model is loaded once and stepped many times. Read in this order:
    `ranks.py` the sums of a model that several devices share.
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
    `recurrences/`: layers with a state, and its memory.
-5. `graphs.py`, `capture.py`: the list of launches is run, or replayed from CUDA graphs captured at load.
+5. `graphs.py`, `capture.py`: the list of launches is run, or replayed from CUDA graphs captured at load, and by a
+   server also after it.
 6. `step.py`, `finish.py`, `sampling/`: a submitted step, its tokens, and its drafts. `inputs/draft_chain.py`: from one
    draft to the next.
 7. `weights/`, `layouts/`: how weights are packed at load, and how they and activations lie in memory.

@@ -6,13 +6,14 @@ Kernels of CUDA C++ belong to families, each of which something slower can repla
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
 
 from realizar.errors import CapacityError
+from realizar.sizes import format_bytes
 
 Family: TypeAlias = Literal["epilogues", "wgmma", "mat-vec", "matmuls", "repack", "attention", "scans", "sampling"]
 
@@ -36,7 +37,7 @@ _NAMES: tuple[tuple[Family, re.Pattern[str]], ...] = (
     ("repack", re.compile(r"repack_")),
     ("attention", re.compile(r"attend_")),
     ("scans", re.compile(r"scan_")),
-    ("sampling", re.compile(r"sampling$")),
+    ("sampling", re.compile(r"sampling")),
 )
 
 
@@ -110,6 +111,28 @@ def has_memory_of_host(index: int) -> bool:
 def interpreter_device() -> DeviceProfile:
     """The CPU in a GPU's place: kernels run under Triton's interpreter. For tests."""
     return DeviceProfile(torch.device("cpu"), "interpreter", (0, 0), 4, 1 << 30)
+
+
+def describe_card(device: DeviceProfile, compute: str, kv_dtype: str) -> str:
+    """A line about the GPU, the types of attention and cache, and early starts of kernels."""
+    major, minor = device.capability
+    return (
+        f"{device.name}, compute capability {major}.{minor}, {device.processors} multiprocessors,"
+        f" {format_bytes(device.memory_bytes)}; attention multiplies in {compute}, the KV cache holds {kv_dtype};"
+        f" kernels may start early: {'yes' if device.has_dependent_launch else 'no'}"
+    )
+
+
+def describe_refused(device: DeviceProfile) -> Iterator[str]:
+    if not device.runs("matmuls"):
+        yield "no CUDA C++ matmuls on this device: Triton multiplies"
+    for family in sorted(device.without):
+        yield f"without the kernels of {family}: {SLOWER[family]}"
+
+
+def stream_of(device: torch.device) -> int:
+    """The handle of torch's current stream; 0 on one that is planned for (`meta`)."""
+    return 0 if device.type == "meta" else int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def free_bytes(device: DeviceProfile) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -10,7 +10,7 @@ from realizar.backends.cuda.device_errors import row_error
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
-from realizar.backends.cuda.shapes import padded_rows, row_counts
+from realizar.backends.cuda.shapes import padded_rows
 from realizar.backends.cuda.step import CUDAStep, Finished
 from realizar.backends.cuda.workspace import Workspace
 from realizar.batch import StepRows
@@ -48,9 +48,9 @@ class StepFinisher:
                 self.logits(tokens[first : part.stop])
             yield part
 
-    def warm(self) -> None:
-        """Compile what final hidden states start, for every number of them."""
-        for rows in row_counts(self._space.arrays.sizes.selected):
+    def warm(self, counts: Iterable[int]) -> None:
+        """Compile what final hidden states start, for padded numbers of them."""
+        for rows in counts:
             for launch in self._final_norm:
                 launch.run(StepKind(rows))
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 
 import torch
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.capture import GraphRecorder, failure_of
 from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.kernels.ahead import PlannedCompiles
 from realizar.backends.cuda.launch import Launch, StepKind
-from realizar.backends.cuda.shapes import least_holding, padded_rows
+from realizar.backends.cuda.shapes import FIRST_ROWS, least_holding, padded_rows
 from realizar.backends.cuda.workspace import Workspace
 
 _LOG = logging.getLogger(__name__)
@@ -34,15 +36,23 @@ class GraphRunner:
 
     def __init__(
         self, body: Sequence[Launch], tail: Sequence[Launch], workspace: Workspace, device: DeviceProfile,
-        stream: torch.cuda.Stream | None = None,
+        stream: torch.cuda.Stream | None = None, compiles: PlannedCompiles | None = None,
     ) -> None:  # fmt: skip
+        self._compiles = compiles
         self._body, self._tail, self._space, self._device = body, tail, workspace, device
         self._stream = stream
         self._graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
+        self._later: dict[StepKind, None] = {}  # in order
+        self._asked: dict[StepKind, None] = {}  # of these, what steps have run as meanwhile
+        self._warmed_later: Iterator[StepKind] = iter(())
+        self._to_warm: StepKind | None = None
 
     def padded(self, chunks: StepKind) -> StepKind:
-        """The kind that a step with chunks, padded, runs as: that of the smallest graph with room, or its own."""
-        return least_holding(chunks, self._graphs) or chunks
+        """The kind that a step with chunks, padded, runs as: that of the smallest graph with room, or its own.
+
+        One that is to be captured counts as if it were, so that a step computes the same before and after.
+        """
+        return least_holding(chunks, [*self._graphs, *self._later]) or chunks
 
     def run(self, kind: StepKind, selected: int) -> None:
         """Run a step and the logits of `selected` tokens, by the kind's graph if it has one, else launch by launch."""
@@ -63,6 +73,16 @@ class GraphRunner:
         for launch, kind in self.launches(body, selected):
             launch.run(kind)
 
+    def warm(self, kind: StepKind) -> None:
+        """Start all launches of a kind one by one, once what is compiled of it beside the load is there."""
+        if self._compiles is not None:
+            self._compiles.await_kind(kind)
+        self._run_whole(kind)
+
+    def _run_whole(self, kind: StepKind) -> None:
+        is_tail = not (kind.tiles or kind.decodes)
+        self.run_eagerly(_NOTHING if is_tail else kind, 0 if kind.tiles else kind.tokens)
+
     def launches(self, body: StepKind, selected: int) -> list[tuple[Launch, StepKind]]:
         """The launches of `run_eagerly`, in order, each with its kind."""
         given = [(Launch("given embeddings", lambda _kind: self._space.place_given()), body)] if body.embeds else []
@@ -75,6 +95,8 @@ class GraphRunner:
         """Start the graph of a kind; False where there is none."""
         graph = self._graphs.get(kind)
         if graph is None:
+            if kind in self._later:
+                self._asked[kind] = None
             return False
         graph.replay()
         return True
@@ -88,24 +110,16 @@ class GraphRunner:
         if not self._device.is_gpu:
             return
         self._space.arrays.clear()
-        ordered = sorted(kinds, key=lambda kind: (kind.tiles > 0, -kind.tokens, -kind.decodes))
-        recorder, failed = GraphRecorder(self._device.torch_device, self._stream), dict[StepKind, str]()
+        ordered, failed = _in_order(kinds), dict[StepKind, str]()
         for done, kind in enumerate(ordered):
-            body = kind if kind.tiles or kind.decodes else _NOTHING
-            run = partial(self.run_eagerly, body, 0 if kind.tiles else kind.tokens)
-            run()
-            torch.cuda.synchronize(self._device.torch_device)
-            if self._stream is not None:
-                self._stream.synchronize()  # the device does not wait for what has a context of its own
-            if capture:
-                try:
-                    self._graphs[kind] = recorder.record(run)
-                except Exception as error:  # noqa: BLE001 - raised again where the device failed
-                    failed[kind] = failure_of(error)
+            if self._compiles is not None:
+                self._compiles.await_kind(kind)
+            if (reason := self._prepare(kind, capture=capture)) is not None:
+                failed[kind] = reason
             progress((done + 1) / len(ordered))
         if capture and not failed:
             try:
-                self._space.arrays.capture(recorder)
+                self._space.arrays.capture(self._recorder)
             except Exception as error:  # noqa: BLE001 - raised again where the device failed
                 _LOG.warning("a step's arrays are sent without a graph: %s", failure_of(error))
         for kind, reason in failed.items():
@@ -114,8 +128,85 @@ class GraphRunner:
             _LOG.warning("%s run without a graph: %s", "; ".join(map(_described, failed)), next(iter(failed.values())))
         _LOG.info("%d of %d kinds of steps have a graph", len(self._graphs), len(ordered))
 
+    def leave(self, kinds: Sequence[StepKind], chunks: Iterable[StepKind], *, capture: bool) -> list[StepKind]:
+        """Leave kinds to `prepare_next`, and then `chunks`, which are only warmed; returns those of the first requests.
+
+        Without `capture` all are only warmed.
+        """
+        later = _in_order(kind for kind in kinds if kind.tokens > FIRST_ROWS or kind.tiles)
+        self._later = dict.fromkeys(later if capture else ())
+        self._warmed_later = chain(() if capture else later, chunks)
+        return [kind for kind in kinds if kind.tokens <= FIRST_ROWS and not kind.tiles]
+
+    @property
+    def asks(self) -> bool:
+        """True if steps have run launch by launch as a kind that is to be captured."""
+        return bool(self._asked)
+
+    def prepare_next(self, *, asked: bool) -> bool:
+        """Prepare a kind more, while no step runs: one that was asked for, or if not `asked` any that is compiled.
+
+        False where no more are left. Raises DeviceLostError as `prepare`.
+        """
+        kind = next(iter(self._asked), None)
+        if kind is not None:  # it has run
+            self._capture_later(kind)
+        elif not asked and self._later:
+            kind = next(filter(self._is_compiled, self._later), None)
+            if kind is not None:
+                self._capture_later(kind)
+        elif asked or not self._warm_next():
+            return False
+        return True
+
+    def _capture_later(self, kind: StepKind) -> None:
+        self._later.pop(kind)  # before it can fail, so that it is tried once
+        self._asked.pop(kind, None)
+        self._space.arrays.clear()
+        reason = self._prepare(kind)
+        if reason is not None:
+            _LOG.warning("%s run without a graph: %s", _described(kind), reason)
+        if not self._later:
+            _LOG.info("%d kinds of steps have a graph", len(self._graphs))
+
+    def _warm_next(self) -> bool:
+        """Warm one of the last kinds, once it is compiled; False where none is left."""
+        if self._to_warm is None:
+            self._to_warm = next(self._warmed_later, None)
+        kind = self._to_warm
+        if kind is not None and self._is_compiled(kind):
+            self._to_warm = None
+            self._space.arrays.clear()
+            self.warm(kind)
+        return kind is not None
+
+    def _is_compiled(self, kind: StepKind) -> bool:
+        return self._compiles is None or self._compiles.is_compiled(kind)
+
+    def _prepare(self, kind: StepKind, *, capture: bool = True) -> str | None:
+        """Warm a kind, and capture it if asked, while arrays are clear; why that failed, or None."""
+        run = partial(self._run_whole, kind)
+        run()
+        torch.cuda.synchronize(self._device.torch_device)
+        if self._stream is not None:
+            self._stream.synchronize()  # the device does not wait for what has a context of its own
+        if not capture:
+            return None
+        try:
+            self._graphs[kind] = self._recorder.record(run)
+        except Exception as error:  # noqa: BLE001 - raised again where the device failed
+            return failure_of(error)
+        return None
+
+    @cached_property
+    def _recorder(self) -> GraphRecorder:
+        return GraphRecorder(self._device.torch_device, self._stream)
+
     def close(self) -> None:
         self._graphs.clear()
+        self._later.clear()
+        if self._compiles is not None:
+            self._compiles.close()
         self._space.arrays.release()
 
 
@@ -156,6 +247,10 @@ class SmallGraphs:
     def _launch(self, tokens: int) -> None:
         for launch in self._launches:
             launch.run(StepKind(tokens))
+
+
+def _in_order(kinds: Iterable[StepKind]) -> list[StepKind]:
+    return sorted(kinds, key=lambda kind: (kind.tiles > 0, -kind.tokens, -kind.decodes))
 
 
 def tail_kind(selected: int) -> StepKind:

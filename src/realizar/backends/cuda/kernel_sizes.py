@@ -206,7 +206,7 @@ def compute_type(kv_dtype: str, *, is_gpu: bool) -> torch.dtype:
 
 def matmul_type(device: DeviceProfile) -> tl.dtype:
     """Element type that the plain matmul multiplies in."""
-    return tl.float16 if device.is_gpu else tl.float32
+    return tl.float16 if device.torch_device.type != "cpu" else tl.float32
 
 
 TRITON_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

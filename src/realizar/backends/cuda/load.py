@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from threading import Thread
 
 import torch
 
@@ -18,19 +18,21 @@ from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_dense import DenseBinder
 from realizar.backends.cuda.bind_mixture import MixtureBinder, shared_floats
 from realizar.backends.cuda.capture import failure_of, stream_of_most
-from realizar.backends.cuda.device import SLOWER, DeviceProfile, free_bytes
+from realizar.backends.cuda.device import DeviceProfile, describe_card, describe_refused, free_bytes
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import AsideReader, GraphRunner, SmallGraphs, tail_kind
 from realizar.backends.cuda.inputs.draft_chain import DraftChain
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
+from realizar.backends.cuda.kernels.ahead import PlannedCompiles
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
 from realizar.backends.cuda.matmul.fp8 import least_pairs, runs_fp8
 from realizar.backends.cuda.matmul.grouped import GroupedExperts
-from realizar.backends.cuda.matmul.linears import MergedLinear, Merger, partial_floats
+from realizar.backends.cuda.matmul.linears import MergedLinear, Merger, describe_routes, distinct, partial_floats
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.routing import ExpertsRead, RouterKernels, score_tile
+from realizar.backends.cuda.native.compiler import is_compiling
 from realizar.backends.cuda.norms import NormBinder
 from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.ranks import RankGroup, RankSums
@@ -44,8 +46,10 @@ from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSampler
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import (
+    FIRST_ROWS,
     aside_sizes,
     chunk_kinds,
+    first_chunks,
     fused_tokens,
     mixed_kinds,
     row_counts,
@@ -58,16 +62,15 @@ from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.load import Weights, stacks_shared
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.host_sampler import HostSampler
-from realizar.backends.load_progress import LoadProgress, report_weights
+from realizar.backends.load_progress import LoadProgress, no_progress, report_weights
 from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CaptureLostError, DeviceLostError, KernelError
-from realizar.models.parts import BlockInputs
+from realizar.models.parts import BlockInputs, Linear
 from realizar.models.spec import ModelSpec
-from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
 _LEFT_PROCESSORS = 16  # multiprocessors that a chunk which is read aside leaves to steps
@@ -133,7 +136,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Matmuls:
-    """Matmuls of the layers and of the logits, and the padded numbers of tokens that either may have."""
+    """Matmuls of layers and of the logits, one of each kind, and the padded numbers of tokens that either may have."""
 
     kernels: MatmulKernels | None
     layers: list[MergedLinear]
@@ -167,7 +170,7 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """All that is loaded before the KV cache; the sampler takes `reserved_bytes` only when a row needs them.
+    """What is loaded before the KV cache, and what threads compile meanwhile.
 
     `scales` are those of keys and values, as `KVMemory` takes them.
     """
@@ -176,12 +179,11 @@ class _Parts:
     weights: Weights
     space: Workspace
     ropes: RopeTables
-    sampler: StepSampler
-    reserved_bytes: int
     merger: Merger
     matmuls: _Matmuls
     experts: ExpertMatmuls
     scales: Mapping[int, Sequence[torch.Tensor]]
+    compiles: PlannedCompiles
 
     def mixture_kernels(self, lane: _Lane, tokens: int) -> tuple[object, ...]:
         """What Triton's kernels of mixtures are compiled for in a step of so many tokens."""
@@ -194,16 +196,17 @@ class _Parts:
 
 def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
-    memory: LoadMemory, *, gives_states: bool = False, beside: LoadedModel | None = None, ranks: RankGroup | None = None
+    memory: LoadMemory, *, gives_states: bool = False, beside: LoadedModel | None = None,
+    ranks: RankGroup | None = None, defers: bool = False,
 ) -> LoadedModel:  # fmt: skip
     """Load a model whose parts run on a GPU, with all kernels compiled and graphs captured that steps can need.
 
     Args:
-        progress: called with what is being done, and the share done, 0 to 1.
-        memory: where the tensors lie; graphs take theirs beside it.
+        progress: gets what is being done, and the share done, 0 to 1. memory: of tensors; graphs take theirs beside it.
         gives_states: each step leaves the final states of its selected tokens in `Workspace.final_states`.
         beside: a model that outlives this one, whose embedding is taken where it is the same, and whose keys and values
             are where a drafter reads these. ranks: of a rank's part.
+        defers: most graphs, and what Triton compiles for their kinds, are left to `GraphRunner.prepare_next`.
 
     Raises:
         UnsupportedModelError: the GPU can't do what is configured.
@@ -218,49 +221,48 @@ def load_model(
         plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
     with memory.kept():
         parts = _load_parts(spec, checkpoint, config, device, progress, beside)
+        sampler, reserved = _make_sampler(spec, config, device, parts.space, progress)
         lane = _make_lane(spec, config, parts, device, parts.space, parts.merger, parts.matmuls)
         of_aside = _make_aside_lane(spec, config, parts, device, progress)
     with memory.emptied():
         scratch = _make_scratch(spec, config, parts, device)
-        kv, states = _make_caches(spec, config, parts, device, beside, ranks)
-    weights, space, matmuls = parts.weights, parts.space, parts.matmuls
+        kv, states = _make_caches(spec, config, parts, reserved, device, beside, ranks)
+    weights, space = parts.weights, parts.space
     with memory.kept():
         recurrences = RecurrenceBinder(weights, space, states, device, scratch)
         attention, binder = _binders(spec, config, parts, lane, kv, recurrences, ranks)
-        sizes, scans = space.arrays.sizes, not config.batch_invariant
-        recurring = RecurringRows(sizes, states.ring, 1 + config.speculative_tokens, scans=scans)
-        if states.rings:
-            space.arrays.fill_recurrences = recurring.fill
+        sizes, recurring = space.arrays.sizes, _recurring_rows(config, space, states)
         tail = binder.bind_tail(parts.program.tail, gives_states=gives_states)
-        graphs = GraphRunner(binder.bind_body(parts.program), tail, space, device)
+        graphs = GraphRunner(binder.bind_body(parts.program), tail, space, device, compiles=parts.compiles)
         fusion, injection = _bind_states(spec, parts.program, binder)
         decodes = _decode_kinds(space, attention, config.context_length)
         recurrences.prepare()
         attention.prepare([*decodes, *mixed_kinds(sizes)])
-        finisher = StepFinisher(space, graphs, binder.bind_final_norm(parts.program.tail), parts.sampler)
-        _log_decisions(device, space, kv, matmuls)
+        finisher = StepFinisher(space, graphs, binder.bind_final_norm(parts.program.tail), sampler)
+        _log_decisions(device, space, kv, parts.matmuls)
         if device.is_gpu:
-            _warm_up(lane, attention, graphs, finisher, parts, config, progress)
-            _prepare_states(fusion, injection, space.arrays.sizes, device, capture=config.graphs)
+            chunks = _distinct_chunks(lane, attention, parts, no_progress if defers else progress)
+            left = _warm_up(space, graphs, finisher, config, chunks, defers=defers)
+            _prepare_states(fusion, injection, sizes, device, capture=config.graphs)
         aside = None if of_aside is None else _bind_aside(spec, config, parts, of_aside, kv, recurrences)
     if device.is_gpu:
-        _capture(space, graphs, parts.sampler, decodes, config.graphs, progress)
+        kinds = [*decodes, *map(tail_kind, row_counts(sizes.selected)), *chunk_kinds(sizes)]
+        _capture(graphs, sampler, kinds, left, config.graphs, progress)
         aside = None if aside is None else _prepared(aside)
     chain = None if beside is None else _make_chain(spec, config, space, device, beside)
     return LoadedModel(
-        spec, config, weights, space, kv, states, recurring, parts.sampler, attention, graphs, aside,
-        finisher, parts.experts.experts_read, parts.ropes, fusion, injection, chain,
-        load_s=time.perf_counter() - start_s,
+        spec, config, weights, space, kv, states, recurring, sampler, attention, graphs, aside,
+        finisher, parts.experts.experts_read, parts.ropes, fusion, injection, chain, time.perf_counter() - start_s,
     )  # fmt: skip
 
 
 def _make_caches(
-    spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device: DeviceProfile, beside: LoadedModel | None,
-    ranks: RankGroup | None,
+    spec: ModelSpec, config: ResolvedConfig, parts: _Parts, reserved_bytes: int, device: DeviceProfile,
+    beside: LoadedModel | None, ranks: RankGroup | None,
 ) -> tuple[KVMemory, StateMemory]:  # fmt: skip
     free = None if ranks is None else ranks.least(free_bytes(device))  # all have the same blocks
     lent, of_states = None if beside is None else beside.kv, slot_bytes(spec, config)
-    kv = KVMemory(spec, config, device, parts.reserved_bytes, of_states, parts.scales, free, lent)
+    kv = KVMemory(spec, config, device, reserved_bytes, of_states, parts.scales, free, lent)
     states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
     kv.num_host_snapshots = states.num_host_snapshots
     return kv, states
@@ -282,6 +284,14 @@ def _make_chain(
     chain = DraftChain(spec, space, device, config.block_size, beside.space.arrays.drafts, beside.spec.vocab_size)
     chain.prepare(capture=config.graphs)
     return chain
+
+
+def _recurring_rows(config: ResolvedConfig, space: Workspace, states: StateMemory) -> RecurringRows:
+    scans = not config.batch_invariant
+    recurring = RecurringRows(space.arrays.sizes, states.ring, 1 + config.speculative_tokens, scans=scans)
+    if states.rings:
+        space.arrays.fill_recurrences = recurring.fill
+    return recurring
 
 
 def _binders(
@@ -339,25 +349,95 @@ def _load_parts(
     kernels = None
     if device.runs("matmuls"):
         kernels = MatmulKernels(device.torch_device, config.batch_invariant, device.without)
+    weights = _make_weights(spec, checkpoint, config, device, program, kernels, lent)
+    compiles = PlannedCompiles()
+    if kernels is not None and device.is_gpu:
+        Thread(target=_compile_ahead, args=(spec, checkpoint, config, device, kernels, compiles)).start()
+    else:
+        compiles.end()
+    try:
+        weights.load(_all_matmuls(weights, program), report_weights(checkpoint.size_bytes, progress))
+    except BaseException:
+        compiles.close()
+        raise
+    compiles.may_begin.set()
+    parts = _make_parts(spec, config, device, program, weights, kernels, scales, progress, compiles)
+    if kernels is not None:
+        kernels.expect_decoded(max(linear.decoded_bytes for linear in parts.matmuls.all))
+    return parts
+
+
+def _all_matmuls(weights: Weights, program: Program) -> list[tuple[Linear, ...]]:
+    return weights.apart(program.block_matmuls()) + program.tail.matmuls()
+
+
+def _make_weights(
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, program: Program,
+    kernels: MatmulKernels | None, lent: Weights | None = None,
+) -> Weights:  # fmt: skip
     packs_floats = kernels is not None and kernels.packs_floats
-    weights = Weights(spec, program, checkpoint, device, packs_floats, stacks_shared(config), lent)
-    body, tail = weights.apart(program.block_matmuls()), program.tail.matmuls()
-    weights.load(body + tail, report_weights(checkpoint.size_bytes, progress))
+    return Weights(spec, program, checkpoint, device, packs_floats, stacks_shared(config), lent)
+
+
+def _make_parts(
+    spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, program: Program, weights: Weights,
+    kernels: MatmulKernels | None, scales: Mapping[int, Sequence[torch.Tensor]], progress: LoadProgress,
+    compiles: PlannedCompiles,
+) -> _Parts:  # fmt: skip
+    """What follows from weights, with matmuls compiled."""
     sizes = step_sizes(spec, config, tile_tokens(spec, config.kv_dtype, device, config.batch_invariant))
     space = _make_workspace(spec, config, sizes, device)
     ropes = RopeTables(spec, config.context_length, device.torch_device, sizes.tokens)
     merger = Merger(program, weights, device, kernels, config.batch_invariant, config.prompt_dtype == "fp8")
-    layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
+    body, tail = weights.apart(program.block_matmuls()), program.tail.matmuls()
+    layers, head = (distinct(map(merger.merge, part)) for part in (body, tail))
     rows = row_counts(sizes.rows)
     counts, head_counts = {*rows, *token_counts(sizes.tokens)}, {*rows, *row_counts(sizes.selected)}
     matmuls = _Matmuls(kernels, layers, head, counts, head_counts)
     _compile(matmuls, progress)
-    sampler, reserved = _make_sampler(spec, config, device, space, progress)
-    if kernels is not None:
-        kernels.expect_decoded(max(linear.decoded_bytes for linear in matmuls.all))
     expert_matmuls = ExpertMatmuls(kernels)
     expert_matmuls.prepare(list(weights.experts.values()))
-    return _Parts(program, weights, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls, scales)
+    return _Parts(program, weights, space, ropes, merger, matmuls, expert_matmuls, scales, compiles)
+
+
+def _compile_ahead(
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, kernels: MatmulKernels,
+    compiles: PlannedCompiles,
+) -> None:  # fmt: skip
+    """Have others compile what a load will ask for, while it reads weights: the header says what.
+
+    Triton's kernels follow once weights are read, as both would wait for each other, and where CUDA C++ was missing:
+    else an earlier start has compiled them. What fails here fails in the load, too, which says so.
+    """
+    try:
+        device, kernels = replace(device, torch_device=torch.device("meta")), kernels.planned()
+        program = build_program(spec, config.hidden_layers)
+        weights = _make_weights(spec, checkpoint, config, device, program, kernels)
+        weights.load(_all_matmuls(weights, program), lambda _size: None)
+        weights.embedding = torch.empty(0, device=device.torch_device)
+        alone = replace(config, max_running=1, prefix_cache=False, kv_cache_bytes=1 << 60)
+        kv = KVMemory(spec, alone, device)
+        states = StateMemory(spec, alone, device.torch_device)
+        parts = _make_parts(spec, config, device, program, weights, kernels, {}, no_progress, compiles)
+        lane = _make_lane(spec, config, parts, device, parts.space, parts.merger, parts.matmuls)
+        recurrences = RecurrenceBinder(weights, parts.space, states, device, _make_scratch(spec, config, parts, device))
+        attention, binder = _binders(spec, config, parts, lane, kv, recurrences)
+        body, sizes = binder.bind_body(program), parts.space.arrays.sizes
+        recurrences.prepare()
+        decodes = _decode_kinds(parts.space, attention, config.context_length)
+        attention.prepare([*decodes, *mixed_kinds(sizes)])
+        if not (is_compiling() and compiles.await_begin()):
+            return
+        tail = binder.bind_tail(program.tail, gives_states=False)
+        tails = [tail_kind(rows) for rows in row_counts(sizes.selected)]
+        few = [kind for kind in decodes if kind.tokens <= FIRST_ROWS]
+        first = [*((kind, body) for kind in [*first_chunks(sizes), *few]), *((kind, tail) for kind in tails)]
+        others = [*decodes, *_distinct_chunks(lane, attention, parts, no_progress)]
+        compiles.plan([*first, *((kind, body) for kind in others)], whole=len(first))
+    except Exception as error:  # noqa: BLE001 - see above
+        _LOG.debug("kernels are not compiled ahead: %s", error)
+    finally:
+        compiles.end()
 
 
 def _make_scratch(spec: ModelSpec, config: ResolvedConfig, parts: _Parts, device: DeviceProfile) -> ScanScratch | None:
@@ -399,7 +479,7 @@ def _make_aside_lane(
     device = replace(device, processors=processors)
     kernels = MatmulKernels(device.torch_device, without=device.without, processors=processors)
     merger = Merger(parts.program, parts.weights, device, kernels)
-    layers = [merger.merge(group) for group in parts.weights.apart(parts.program.block_matmuls())]
+    layers = distinct(map(merger.merge, parts.weights.apart(parts.program.block_matmuls())))
     matmuls = _Matmuls(kernels, layers, [], {sizes.tokens}, set())
     _compile(matmuls, progress)
     space = _make_workspace(spec, config, sizes, device)
@@ -407,7 +487,7 @@ def _make_aside_lane(
 
 
 def _make_workspace(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes, device: DeviceProfile) -> Workspace:
-    compute = compute_type(config.kv_dtype, is_gpu=device.is_gpu)
+    compute = compute_type(config.kv_dtype, is_gpu=device.torch_device.type != "cpu")
     rows = row_counts(sizes.rows)
     parts = attention_parts(spec, rows, config.context_length, device, config.kv_dtype, config.batch_invariant)
     return Workspace(spec, sizes, device, compute, parts)
@@ -450,17 +530,20 @@ def _log_decisions(device: DeviceProfile, space: Workspace, kv: KVMemory, matmul
 
 
 def _warm_up(
-    lane: _Lane, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher, parts: _Parts,
-    config: ResolvedConfig, progress: LoadProgress,
-) -> None:  # fmt: skip
-    space = lane.space
+    space: Workspace, graphs: GraphRunner, finisher: StepFinisher, config: ResolvedConfig,
+    chunks: Iterable[StepKind], *, defers: bool,
+) -> Iterable[StepKind] | None:  # fmt: skip
+    """Run what steps launch beside their graphs. Returns the chunks that are left; None without `defers`."""
     if config.kv_blocks is not None:  # it drafts
         space.arrays.warm_drafts(config.block_size)
     space.arrays.clear()
-    _warm_chunks(lane, attention, graphs, parts, progress)
-    for rows in row_counts(space.arrays.sizes.selected):
-        graphs.run_eagerly(StepKind(0), rows)
-    finisher.warm()
+    for kind in first_chunks(space.arrays.sizes) if defers else chunks:
+        graphs.warm(kind)
+    counts = [rows for rows in row_counts(space.arrays.sizes.selected) if rows <= FIRST_ROWS or not defers]
+    for rows in counts:
+        graphs.warm(tail_kind(rows))
+    finisher.warm(counts)
+    return chunks if defers else None
 
 
 def _prepare_states(
@@ -473,16 +556,16 @@ def _prepare_states(
 
 
 def _capture(
-    space: Workspace, graphs: GraphRunner, sampler: StepSampler, decodes: Sequence[StepKind], capture: bool,
-    progress: LoadProgress,
+    graphs: GraphRunner, sampler: StepSampler, kinds: Sequence[StepKind], left: Iterable[StepKind] | None,
+    capture: bool, progress: LoadProgress,
 ) -> None:  # fmt: skip
     """Capture the graphs, which are freed again where that fails; without `capture` their steps are compiled alone.
 
     Raises CaptureLostError where the context is lost meanwhile.
     """
     stage = "capturing graphs" if capture else "compiling steps"
-    tails = map(tail_kind, row_counts(space.arrays.sizes.selected))
-    kinds = [*decodes, *tails, *chunk_kinds(space.arrays.sizes)]
+    if left is not None:
+        kinds = graphs.leave(kinds, left, capture=capture)
     try:
         graphs.prepare(kinds, lambda share: progress(stage, share), capture=capture)
         if capture:
@@ -495,14 +578,12 @@ def _capture(
         raise
 
 
-def _warm_chunks(
-    lane: _Lane, attention: AttentionBinder, graphs: GraphRunner, parts: _Parts, progress: LoadProgress
-) -> None:
-    """Run one step of those kinds that start the same kernels, compiled for the same constants."""
-    space = lane.space
-    sizes = space.arrays.sizes
-    for tokens in {4, sizes.tokens} if sizes.whole else ():  # their launches may start early, and not
-        graphs.run_eagerly(StepKind(tokens, 0, 1, whole=True), 0)
+def _distinct_chunks(
+    lane: _Lane, attention: AttentionBinder, parts: _Parts, progress: LoadProgress
+) -> Iterator[StepKind]:
+    """A kind of step each that starts other kernels than those before, or compiled for other constants."""
+    space, sizes = lane.space, lane.space.arrays.sizes
+    yield from (StepKind(tokens, 0, 1, whole=True) for tokens in ({4, sizes.tokens} if sizes.whole else ()))
     seen: set[object] = set()
     of_tokens: dict[int, object] = {}
     kinds = mixed_kinds(sizes)
@@ -515,49 +596,5 @@ def _warm_chunks(
         kernels = of_tokens[tokens], attention.kernels_of(kind)
         if kernels not in seen:
             seen.add(kernels)
-            graphs.run_eagerly(kind, 0)
+            yield kind
         progress("compiling chunks", (done + 1) / len(kinds))
-
-
-def describe_card(device: DeviceProfile, compute: str, kv_dtype: str) -> str:
-    """A line about the GPU, the types of attention and cache, and early starts of kernels."""
-    major, minor = device.capability
-    return (
-        f"{device.name}, compute capability {major}.{minor}, {device.processors} multiprocessors,"
-        f" {format_bytes(device.memory_bytes)}; attention multiplies in {compute}, the KV cache holds {kv_dtype};"
-        f" kernels may start early: {'yes' if device.has_dependent_launch else 'no'}"
-    )
-
-
-def describe_refused(device: DeviceProfile) -> Iterator[str]:
-    if not device.runs("matmuls"):
-        yield "no CUDA C++ matmuls on this device: Triton multiplies"
-    for family in sorted(device.without):
-        yield f"without the kernels of {family}: {SLOWER[family]}"
-
-
-def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> Iterator[str]:
-    """A line for each kind of matmul: by numbers of tokens, the format of its input, its kernel and its splits."""
-    numbers, seen = sorted(counts), set()
-    for linear in linears:
-        ways = [(count, _way(linear, StepKind(count))) for count in numbers]
-        parts = []
-        for way, same in groupby(ways, key=lambda pair: pair[1]):
-            of = [count for count, _ in same]
-            parts.append(f"{of[0]} to {of[-1]}: {way}" if len(of) > 1 else f"{of[0]}: {way}")
-        line = f"matmul of {linear.cols} columns to {linear.width}, by tokens: {'; '.join(parts)}"
-        if line not in seen:
-            seen.add(line)
-            yield line
-
-
-def _way(linear: MergedLinear, kind: StepKind) -> str:
-    input_kinds = "+".join(input_format.kind for input_format in linear.input_formats(kind))
-    config = linear.route(kind)
-    kernels = "Triton or cuBLAS" if config is None else config.tiles
-    epilogue = ""
-    if linear.is_gated(kind):
-        epilogue = " with the activation epilogue"
-    elif linear.adds_residual(kind):
-        epilogue = " with the residual-add epilogue"
-    return f"{input_kinds} by {kernels}, {linear.splits(kind)} splits{epilogue}"

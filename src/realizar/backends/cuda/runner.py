@@ -26,7 +26,7 @@ from realizar.backends.base import (
 )
 from realizar.backends.cuda.cache_copies import bytes_of_one, read_places, write_places
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, Family, open_device, refused_family
-from realizar.backends.cuda.device_errors import device_errors, step_errors
+from realizar.backends.cuda.device_errors import device_errors, step_errors, translate
 from realizar.backends.cuda.launch import Launch, StepKind, StepLaunch
 from realizar.backends.cuda.load import LoadedModel, load_model
 from realizar.backends.cuda.plan import beside_drafter
@@ -43,7 +43,7 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.supported import find_drafter
 from realizar.batch import OpenedRow, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import DeviceLostError, KernelError, UnsupportedModelError
+from realizar.errors import CaptureLostError, DeviceLostError, KernelError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.parts import AssistantInputs, NextTokenInputs
 from realizar.models.spec import ModelSpec
@@ -56,7 +56,8 @@ class CUDABackend:
     where no row's grammar gives it a mask.
 
     A device of None takes the first GPU; `may_sleep` loads the model so that it can `sleep`. `beside` is a model of a
-    backend that outlives this one, and `ranks` the others of a rank's part, as `load_model` takes them.
+    backend that outlives this one, and `ranks` the others of a rank's part, as `load_model` takes them. It `defers`, of
+    a model alone, only on cards that have shown it.
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class CUDABackend:
         may_sleep: bool = False,
         beside: LoadedModel | None = None,
         ranks: RankGroup | None = None,
+        defers: bool = False,
     ) -> None:
         self._progress, self._ranks = progress or no_progress, ranks
         self._device = device
-        self._may_sleep, self._beside = may_sleep, beside
+        self._may_sleep, self._beside, self._defers = may_sleep, beside, defers
         self._memory = LoadMemory()
         self._model: LoadedModel | None = None
         self._drafter: DraftModel | None = None
@@ -91,6 +93,8 @@ class CUDABackend:
                 raise UnsupportedModelError("a model that is loaded with a drafter can't sleep")
             config = shared_with(config, drafter.spec, beside_drafter(drafter, spec, checkpoint, config))
         self._device = self._device or open_device()
+        plain = drafter is None and not self._may_sleep and self._ranks is None
+        self._defers = self._defers and plain and self._device.capability == (9, 0)  # on which it was shown
         inputs = (spec if drafter is None else drafter.spec).next_token
         self._gives_states = isinstance(inputs, NextTokenInputs | AssistantInputs)
         while (refused := self._try_load(spec, checkpoint, config, self._device)) is not None:
@@ -110,7 +114,7 @@ class CUDABackend:
                     self._memory = SleepingMemory(device.torch_device)
                 self._model = load_model(
                     spec, checkpoint, config, device, self._progress, self._memory, gives_states=self._gives_states,
-                    beside=self._beside, ranks=self._ranks,
+                    beside=self._beside, ranks=self._ranks, defers=self._defers,
                 )  # fmt: skip
             return None
         except BaseException as error:
@@ -151,6 +155,20 @@ class CUDABackend:
     def wake(self) -> Transfer:
         with device_errors(self.device.torch_device):
             return self._memory.wake()
+
+    @property
+    def asks_for_graphs(self) -> bool:
+        return self.model.graphs.asks
+
+    def prepare_next(self, *, asked: bool) -> bool:
+        with device_errors(self.device.torch_device):
+            try:
+                return self.model.graphs.prepare_next(asked=asked)
+            except Exception as error:
+                ours = translate(error) or error
+                if isinstance(ours, DeviceLostError):
+                    raise CaptureLostError(f"{ours} (while graphs were captured: --no-graphs does without)") from error
+                raise
 
     def forget_experts_read(self) -> None:
         with device_errors(self.device.torch_device):

@@ -18,6 +18,9 @@ _TOKEN_STEP = 64
 _COARSE_STEPS = ((1024, 128), (1536, 256), (2048, 128))
 """Of more tokens than 512, up to each: so few graphs more, and where a step takes the longest, little padding."""
 _GRAPH_TOKENS = 2048  # with many more in a step the device is busy for longer than a slow host takes to launch it
+FIRST_ROWS = 8
+"""Rows of a server's first requests, whose kinds no load leaves for later."""
+_FIRST_TOKENS = 64
 _ASIDE_TOKENS = 2048  # of a chunk that is read aside: more of them are no faster a token
 _GRAPH_CHUNKS = 16  # rows with chunks that a graph has room for, at least: a tile that is dead still costs a little
 
@@ -70,6 +73,12 @@ def chunk_kinds(sizes: StepSizes) -> list[StepKind]:
         tiles = min(sizes.tiles, tokens // sizes.tile_tokens + _GRAPH_CHUNKS)
         kinds += [StepKind(tokens, decodes, tiles) for decodes in (0, *(n for n in marks if n < most), most)]
     return kinds
+
+
+def first_chunks(sizes: StepSizes) -> list[StepKind]:
+    """A short step and the longest: what most prompts run through is compiled with them."""
+    counts = sorted({padded_tokens(_FIRST_TOKENS, sizes.tokens), token_counts(sizes.tokens)[-1]})
+    return [StepKind(tokens, 0, 1) for tokens in counts]
 
 
 def mixed_kinds(sizes: StepSizes) -> list[StepKind]:

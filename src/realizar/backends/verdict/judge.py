@@ -77,7 +77,7 @@ def _agrees(differs: Callable[[frozenset[Family]], str | None], without: frozens
 
 def _difference(model: SmallModel, spec: ModelSpec, checkpoint: Checkpoint, device: DeviceProfile) -> str | None:
     chosen = ChosenDevice("cuda", device.torch_device.index or 0, device.name, device.capability)
-    backend = CUDABackend(device=device)
+    backend = CUDABackend(device=device, defers=True)
     try:
         backend.load(spec, checkpoint, resolve_config(spec, CONFIG, chosen, float32_weights=False))
         return difference(model, checkpoint, run_small_steps(backend, spec.vocab_size))

@@ -16,6 +16,7 @@ from realizar.backends.base import (
     CountsExperts,
     DeviceMemory,
     ForwardInput,
+    PreparesLater,
     ReadsAside,
     SavesCache,
     Sleeps,
@@ -49,6 +50,7 @@ from realizar.step_deltas import StepDeltas
 from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
+_STEPS_BETWEEN = 5  # times as long as a graph's capture took, before another one is captured between steps
 
 
 class EngineCore:
@@ -78,6 +80,8 @@ class EngineCore:
         capacity = backend.capacity()
         self._backend, self.spec, self.config, self.capacity = backend, spec, config, capacity
         self._pictures = pictures
+        self._later = backend if isinstance(backend, PreparesLater) else None
+        self._prepared_s = 0.0  # when the next graph may be captured between steps
         self._aside = backend if capacity.aside_tokens and isinstance(backend, ReadsAside) else None
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self.grammars = RowGrammars(new_grammars, config.max_running)
@@ -208,6 +212,21 @@ class EngineCore:
         """As `DiskCache.save`; False where nothing is saved."""
         return self._disk is not None and self._disk.save(is_idle=is_idle)
 
+    def prepare(self, *, asked: bool = False) -> bool:
+        """As `PreparesLater.prepare_next`, while no step is in flight; given up where what fails is not the device."""
+        if self._later is None or self._is_asleep:
+            return False
+        try:
+            if self._later.prepare_next(asked=asked):
+                return True
+        except DeviceLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - steps run without
+            _LOG.warning("steps run without further graphs: %s", error)
+        if not asked:
+            self._later = None
+        return False
+
     def acquire_grammar(self, request: Request) -> bool:
         """As `RowGrammars.acquire`. EngineDeadError: the engine stopped."""
         self._check_alive()
@@ -301,7 +320,7 @@ class EngineCore:
         A step waits for the masks of its grammars until the next is submitted, or its results are read.
         """
         self._close_rows()
-        batch = NO_STEP if self._pauses() else self._open_rows(self.scheduler.schedule())
+        batch = NO_STEP if self._pauses() or self._prepares() else self._open_rows(self.scheduler.schedule())
         try:
             if batch.num_rows:
                 self._submit(batch)
@@ -336,6 +355,19 @@ class EngineCore:
         if pause_s and not self._in_flight:
             time.sleep(pause_s)
         return bool(pause_s and self._in_flight)
+
+    def _prepares(self) -> bool:
+        """True if steps in flight are to be awaited first, as they ask for a graph; without any it is captured here.
+
+        A sixth of the time at most goes into that, so that streams go on meanwhile.
+        """
+        if self._later is None or not self._later.asks_for_graphs or time.monotonic() < self._prepared_s:
+            return False
+        if not self._in_flight:
+            start_s = time.monotonic()
+            self.prepare(asked=True)
+            self._prepared_s = time.monotonic() + _STEPS_BETWEEN * (time.monotonic() - start_s)
+        return bool(self._in_flight)
 
     def _open_rows(self, batch: ScheduledBatch) -> ScheduledBatch:
         """Open the step's new rows. Returns the step, which wants no results of rows that can't be opened: the cache

@@ -37,6 +37,7 @@ from realizar.engine.process.messages import (
 from realizar.engine.stats import EngineStats
 from realizar.errors import (
     CapacityError,
+    CaptureLostError,
     DeviceLostError,
     EngineDeadError,
     EngineUnavailableError,
@@ -51,7 +52,7 @@ from realizar.step_deltas import StepDeltas
 _LOG = logging.getLogger(__name__)
 _KEYS_S = 0.05  # between reports of the prefix cache, while there is work
 SAVE_S = 0.01
-"""Seconds without work between copies of blocks that are to be saved."""
+"""Seconds without work between copies of blocks that are to be saved, or graphs that are to be captured."""
 _IDLE_S = 1.0  # after so long without work, the block audit is run
 
 
@@ -151,14 +152,15 @@ class EngineLoop:
         """Take the commands from the inbox, waiting if there is no work. Each idle time runs the block audit once."""
         while True:
             audited = self._num_audited_steps == self._num_steps
-            saves = False
+            saves = prepares = False
             if not core.has_work:
                 self._report_keys(core)
                 saves = core.save()
+                prepares = not self._inbox and core.prepare()
             with self._news:
                 if not self._inbox and not core.has_work:
-                    self._news.wait(SAVE_S if saves else None if audited else _IDLE_S)
-                if saves and not self._inbox:
+                    self._news.wait(SAVE_S if saves or prepares else None if audited else _IDLE_S)
+                if (saves or prepares) and not self._inbox:
                     continue
                 if self._inbox or core.has_work or audited:
                     commands = list(self._inbox)
@@ -355,9 +357,9 @@ def _ends_the_engine(error: Exception) -> bool:
     return isinstance(error, EngineDeadError | DeviceLostError) and not isinstance(error, EngineUnavailableError)
 
 
-def death_of(error: Exception) -> EngineDeadError:
-    """What the clients of an engine get that an error has ended."""
-    if isinstance(error, EngineDeadError):
+def death_of(error: Exception) -> RealizarError:
+    """What an engine's clients get that an error has ended: an EngineDeadError, or what another engine goes without."""
+    if isinstance(error, EngineDeadError | CaptureLostError):
         return error
     _LOG.error("the engine's loop failed", exc_info=error)
     return EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}")

@@ -30,7 +30,7 @@ class DecodeTwin:
 
     launched: list[AttendKernel]
 
-    def __init__(self, _device: torch.device) -> None:
+    def __init__(self, _device: torch.device, _capability: tuple[int, int]) -> None:
         self._prepared: set[AttendKernel] = set()
 
     def prepare(self, wanted: Iterable[AttendKernel]) -> None:

@@ -244,7 +244,7 @@ def test_attention_of_tokens(name: str) -> None:
     case = CASES[name]
     kernel, twin = case.kernel, Twin(case, 3)
     made = Device.of(twin)  # and the context that kernels are loaded into
-    attention = DecodeAttention(torch.device("cuda", torch.cuda.current_device()))
+    attention = DecodeAttention(torch.device("cuda", torch.cuda.current_device()), torch.cuda.get_device_capability())
     attention.prepare([kernel])
     assert attention.ready(kernel)
     for _ in range(2):  # counters are left as they were
@@ -273,7 +273,7 @@ def test_what_is_no_number_is_seen_by_its_row_alone(kernel: AttendKernel, newest
     if not newest:
         held = made.scales[1] if kernel.element == "int8" else made.cache[1]
         held[twin.table[0, 2], 0, 5, 0] = NAN_BYTE if kernel.element == "fp8" else torch.nan
-    attention = DecodeAttention(torch.device("cuda", torch.cuda.current_device()))
+    attention = DecodeAttention(torch.device("cuda", torch.cuda.current_device()), torch.cuda.get_device_capability())
     attention.prepare([kernel])
     made.launch(twin, attention)
     found = made.out.view(2, twin.case.kv_heads, kernel.group, kernel.head)

@@ -277,7 +277,7 @@ def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> La
     device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.memory_bytes, without=torch_samples)
     monkeypatch.setattr(cuda_runs, "interpreter_device", lambda: device)
     monkeypatch.setattr(weights, "Packer", HostPacker)
-    monkeypatch.setattr(attention_decode, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
+    monkeypatch.setattr(attention_decode, "DecodeAttention", lambda *_: None)  # Triton's kernels take its place
     record_launches(monkeypatch, HostKernel)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: SimpleNamespace(cuda_stream=0))

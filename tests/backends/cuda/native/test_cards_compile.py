@@ -38,7 +38,7 @@ from realizar.backends.cuda.native.experts.source import (  # noqa: E402
 )
 from realizar.backends.cuda.native.grouped.source import grouped_source, route_many_sources, route_source  # noqa: E402
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS  # noqa: E402
-from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, sampling_source  # noqa: E402
+from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, sampling_sources  # noqa: E402
 from realizar.backends.cuda.native.scans.source import THREADS, ScanKernels  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, activations_source, matmul_source, repack_source  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
@@ -92,7 +92,7 @@ def kernels(capability: tuple[int, int], part: str, *, all_of_them: bool) -> Ite
         for sort in (route_source(128), *route_many_sources(128)):
             yield Needed(sort, 1024, sort.shared_bytes)
     elif part == "sampling":
-        yield Needed(sampling_source(), 1024, SELECT_BYTES)
+        yield from (Needed(source, 1024, SELECT_BYTES) for source in sampling_sources())
     else:
         for weight_format in formats:
             yield from matmuls(part, tuning, weight_format)

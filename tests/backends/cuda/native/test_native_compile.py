@@ -32,7 +32,7 @@ from realizar.backends.cuda.native.experts.source import (
     many_choices_source,
 )
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
-from realizar.backends.cuda.native.sampling.source import sampling_source
+from realizar.backends.cuda.native.sampling.source import sampling_sources
 from realizar.backends.cuda.native.scans.source import ScanKernels
 from realizar.backends.cuda.native.sources import (
     FP8Tiles,
@@ -271,8 +271,9 @@ SAMPLING_KERNELS = (
 
 @pytest.mark.parametrize("arch", wider(["sm_80", "sm_90a", "sm_100a"], "sm_90a"))
 def test_the_sampler_compiles(arch: str) -> None:
-    cubin = compile_source(sampling_source(), arch)
-    assert all(name.encode() in cubin for name in SAMPLING_KERNELS)
+    others, cuts = compile_sources(sampling_sources(), arch)
+    assert [name for name in SAMPLING_KERNELS if name.encode() in cuts] == ["cut_ids"]
+    assert [name for name in SAMPLING_KERNELS if name.encode() not in others] == ["cut_ids"]
 
 
 def test_the_second_time_comes_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,11 +294,11 @@ def test_what_was_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(nvrtc, "compile_text", lambda *_: pytest.fail("compiled here"))
         for _ in range(2):
-            begin_compiling(activations_source(), "sm_80")
+            begin_compiling([activations_source()], "sm_80")
         cubin = compile_source(activations_source(), "sm_80")
-        begin_compiling(activations_source(), "sm_80")
+        begin_compiling([activations_source()], "sm_80")
         assert compile_source(activations_source(), "sm_80") == cubin, "from disk"
-        begin_compiling(Source("broken", "nothing"), "sm_80")
+        begin_compiling([Source("broken", "nothing")], "sm_80")
         with pytest.raises(KernelError, match=r"kernel broken does not compile for sm_80: .*error"):
             compile_source(Source("broken", "nothing"), "sm_80")
     with pytest.raises(KernelError, match="broken"):  # anew

@@ -24,7 +24,7 @@ from realizar.backends.cuda.native.grouped.source import (  # noqa: E402
     route_many_sources,
     route_source,
 )
-from realizar.backends.cuda.native.sampling.source import sampling_source  # noqa: E402
+from realizar.backends.cuda.native.sampling.source import sampling_sources  # noqa: E402
 from realizar.backends.cuda.native.scans.source import ScanKernels  # noqa: E402
 from realizar.backends.cuda.native.sources import (  # noqa: E402
     Epilogue,
@@ -83,7 +83,7 @@ def test_every_kernel_has_a_family() -> None:
         repack_source(GGML_LAYOUTS[GGMLType.Q4_K], Q4_K).name: "repack",
         AttendKernel(64, 4, 1, False, 0, False, 64, False, "bf16", 32, "int8", 1).source().name: "attention",
         ScanKernels(2, 4, 4, 8, tiled=False).sources()["states"].name: "scans",
-        sampling_source().name: "sampling",
+        **{source.name: "sampling" for source in sampling_sources()},
     }
     assert {name: refused_family(name, frozenset()) for name in kernels} == kernels
     assert set(kernels.values()) == set(SLOWER)

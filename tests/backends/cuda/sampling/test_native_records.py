@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from backends.cuda.sampling.sampled_steps import Arrays  # noqa: E402
-from realizar.backends.cuda.native.sampling.source import sampling_source  # noqa: E402
+from realizar.backends.cuda.native.sampling.source import sampling_sources  # noqa: E402
 from realizar.backends.cuda.sampling import native_rows  # noqa: E402
 from realizar.backends.cuda.sampling.native_buffers import NativeBuffers, fixed_bytes, reserved_bytes  # noqa: E402
 from realizar.backends.cuda.sampling.native_graphs import VARIANTS, SamplerGraphs  # noqa: E402
@@ -22,7 +22,7 @@ from realizar.errors import InvalidRequestError  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from step_inputs import opened_row  # noqa: E402
 
-SOURCE = sampling_source().text
+SOURCE = sampling_sources()[0].text
 (SAMPLERS,) = re.findall(r"#define SAMPLERS (.*)", SOURCE)
 CPU = torch.device("cpu")
 SIZES = {"int": 4, "float": 4, "double": 8, "u64": 8}

@@ -30,7 +30,7 @@ from realizar.models.spec import Attention  # noqa: E402
 class Native:
     """A stand-in for `DecodeAttention` that compiles nothing."""
 
-    def __init__(self, _device: object) -> None:
+    def __init__(self, _device: object, _capability: object) -> None:
         self.prepared: set[object] = set()
 
     def prepare(self, wanted: Iterable[object]) -> None:
@@ -79,7 +79,9 @@ def test_decodes_beside_chunks(
     attention = Attention(heads, kv_heads, 64, 0.125, linear, linear, linear, linear)
     kv = SimpleNamespace(dtype="bf16", block_size=32)
     binder = DecodeBinder(Arguments(), SimpleNamespace(), kv, device, 1024)  # type: ignore[arg-type]
-    binder.bind(BoundDecode(SimpleNamespace(attention=attention), None, None))  # type: ignore[arg-type]
+    merged: Any = SimpleNamespace(chosen_by=())
+    bound = BoundDecode(SimpleNamespace(attention=attention), merged, merged)  # type: ignore[arg-type]
+    binder.bind(bound)
     mixed = mixed_kinds(sizes)
     binder.prepare(mixed)
     native: Any = binder._native
@@ -87,7 +89,7 @@ def test_decodes_beside_chunks(
     for kind in kinds_of_steps(sizes):
         assert StepKind(kind.tokens, kind.decodes, 1) in mixed
         if kind.decodes:
-            assert native.ready(binder._kernel(binder._bound[0], kind)), kind
+            assert native.ready(binder._kernel(bound, kind)), kind
         assert binder.kernels_of(kind) in kernels
     native.prepared.clear()  # Triton's in their place
     kernels = {binder.kernels_of(kind) for kind in mixed}

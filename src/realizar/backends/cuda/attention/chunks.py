@@ -8,7 +8,7 @@ import torch
 
 from realizar.backends.cuda.attention.arguments import AttentionArguments
 from realizar.backends.cuda.attention.kv_memory import KVMemory
-from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.device import DeviceProfile, stream_of
 from realizar.backends.cuda.kernel_sizes import CHUNK_PARTS, chunk_queries, native_rows, padded_head, triton_rows
 from realizar.backends.cuda.kernels.attend import attend_chunk
 from realizar.backends.cuda.launch import StepKind
@@ -33,7 +33,8 @@ class ChunkBinder:
     ) -> None:  # fmt: skip
         self._arguments, self._space, self._kv, self._device = arguments, workspace, kv, device
         self._part, self._parts = part, parts
-        self._kernels = LoadedKernels(architecture(device.capability))
+        self._is_planned = device.torch_device.type == "meta"
+        self._kernels = LoadedKernels(architecture(device.capability), planned=self._is_planned)
         self._wanted: list[Source] = []
 
     def bind(self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear) -> Callable[[StepKind], None]:
@@ -93,7 +94,9 @@ class ChunkBinder:
         kernel = self._kernel(block, consumer, alone=alone)
         source = kernel.source()
         self._wanted.append(source)
-        read = chunk_inputs(kernel, space.query, self._arguments.cache(block.cache_layer), attention.num_heads)
+        cache, read = self._arguments.cache(block.cache_layer), list[TensorMap | int]()
+        if not self._is_planned:
+            read = chunk_inputs(kernel, space.query, cache, attention.num_heads)
         names = "decodes" if alone else "tile_rows", "tile_firsts", "starts", "counts", "contexts", "tables", "header"
         tensors = [*(arrays[name] for name in names), self._arguments.sinks(attention), space.attended]
         handed = space.next_tile, space.attention_parts, space.attention_state, space.arrivals
@@ -110,7 +113,7 @@ class ChunkBinder:
                 attention.num_kv_heads, self._kv.group_of(block.cache_layer) * arrays.sizes.rows,
                 space.attended.stride(0), *order, parts, int(target is not None and target.format.kind == "fp8"),
             ]  # fmt: skip
-            stream = int(torch.cuda.current_stream(self._device.torch_device).cuda_stream)
+            stream = stream_of(self._device.torch_device)
             dependent = space.launching(kind)["DEPENDENT"]
             self._kernels[source].launch(grid, kernel.threads, arguments, kernel.sizes, stream, dependent)
 

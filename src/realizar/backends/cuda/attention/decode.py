@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,15 +11,15 @@ import triton
 
 from realizar.backends.cuda.attention.arguments import AttentionArguments
 from realizar.backends.cuda.attention.kv_memory import KVMemory
-from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.device import DeviceProfile, stream_of
 from realizar.backends.cuda.kernel_sizes import decode_parts, padded_head, shared_heads
 from realizar.backends.cuda.kernels.attend_decode import attend_decode
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.inputs import InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.native.attend_source import AttendKernel
-from realizar.backends.cuda.native.compiler import architecture, compile_sources
-from realizar.backends.cuda.native.launcher import Kernel
+from realizar.backends.cuda.native.compiler import architecture, begin_compiling, compile_sources
+from realizar.backends.cuda.native.launcher import Kernel, PlannedKernel
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import AttentionBlock, SharedAttentionBlock
 from realizar.models.mixers import SharedAttention
@@ -50,12 +50,15 @@ class DecodeBinder:
     ) -> None:  # fmt: skip
         self._arguments, self._space, self._kv = arguments, workspace, kv
         self._device, self._context = device, context_length
-        self._native = DecodeAttention(device.torch_device) if device.runs("attention") else None
-        self._bound: list[BoundDecode] = []
+        self._native = DecodeAttention(device.torch_device, device.capability) if device.runs("attention") else None
+        self._bound: dict[Hashable, BoundDecode] = {}  # one of each kind for which the same kernels are chosen
 
     def bind(self, decode: BoundDecode) -> Callable[[StepKind], None]:
         """Return a function that starts a layer's kernel, for steps with decodes."""
-        self._bound.append(decode)
+        attention, linear, consumer = decode.block.attention, decode.linear, decode.consumer
+        constants = self._arguments.rotated_constants(attention, linear, StepKind(1, 1))
+        others = attention.soft_cap is not None, attention.gate is not None, attention.window
+        self._bound[tuple(constants.items()), others, linear.chosen_by, consumer.chosen_by] = decode
 
         def run(kind: StepKind) -> None:
             if self._native is not None and self._native.ready(kernel := self._kernel(decode, kind)):
@@ -68,11 +71,11 @@ class DecodeBinder:
     def prepare(self, kinds: Iterable[StepKind]) -> None:
         if self._native is not None:
             steps = [kind for kind in kinds if kind.decodes]
-            self._native.prepare(self._kernel(decode, kind) for decode in self._bound for kind in steps)
+            self._native.prepare(self._kernel(decode, kind) for decode in self._bound.values() for kind in steps)
 
     def kernels_of(self, kind: StepKind) -> object:
         """A key that is equal for steps whose decodes start the same kernels, with the same compile-time constants."""
-        return tuple(self._kernels_of(decode, kind) for decode in self._bound) if kind.decodes else None
+        return tuple(self._kernels_of(decode, kind) for decode in self._bound.values()) if kind.decodes else None
 
     def _kernels_of(self, decode: BoundDecode, kind: StepKind) -> object:
         if self._native is not None and self._native.ready(kernel := self._kernel(decode, kind)):
@@ -86,7 +89,9 @@ class DecodeBinder:
     def is_long(self, decodes: int, context: int) -> bool:
         if self._native is None or context <= _SHORT:
             return False
-        return any(_are_few(decodes, decode.block.attention.num_kv_heads, self._device) for decode in self._bound)
+        return any(
+            _are_few(decodes, decode.block.attention.num_kv_heads, self._device) for decode in self._bound.values()
+        )
 
     def _parts(self, attention: Attention | SharedAttention, kind: StepKind) -> int:
         return decode_parts(attention, kind.decodes, self._context, self._device)
@@ -189,15 +194,15 @@ _SIZES = "p" * 24 + "ffff" + "i" * 8
 
 
 class DecodeAttention:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._arch = architecture(torch.cuda.get_device_capability(device))
-        self._kernels: dict[AttendKernel, Kernel] = {}
+    def __init__(self, device: torch.device, capability: tuple[int, int]) -> None:
+        self._device, self._arch = device, architecture(capability)
+        self._kernels: dict[AttendKernel, Kernel | PlannedKernel] = {}
 
     def prepare(self, wanted: Iterable[AttendKernel]) -> None:
         """Compile and load kernels, in parallel where they are not on disk yet; Triton's kernel runs for other shapes.
 
-        Raises KernelError where one does not compile, or the device refuses it.
+        For a device that is planned for (`meta`) they are only compiled, by others. Raises KernelError where one does
+        not compile, or the device refuses it.
         """
         wanted = list(dict.fromkeys(wanted))
         for kernel in wanted:
@@ -205,6 +210,10 @@ class DecodeAttention:
                 _LOG.debug("decode attention runs in Triton for %s", kernel)
         missing = [kernel for kernel in wanted if kernel not in self._kernels and kernel.supported]
         sources = [kernel.source() for kernel in missing]
+        if self._device.type == "meta":
+            begin_compiling(sources, self._arch)
+            self._kernels |= dict.fromkeys(missing, PlannedKernel())
+            return
         for kernel, source, cubin in zip(missing, sources, compile_sources(sources, self._arch), strict=True):
             self._kernels[kernel] = Kernel(cubin, source.name, kernel.shared_bytes)
 
@@ -219,7 +228,7 @@ class DecodeAttention:
         refused.
         """
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        stream = int(torch.cuda.current_stream(self._device).cuda_stream)
+        stream = stream_of(self._device)
         self._kernels[kernel].launch(
             grid, kernel.warps * 32, [*addresses, *numbers, *integers], _SIZES, stream, dependent
         )

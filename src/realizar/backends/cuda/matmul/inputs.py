@@ -175,4 +175,4 @@ def make_buffer(input_format: InputFormat, cols: int, tokens: int, device: torch
     if input_format.kind == "half":
         shape = tokens // block, padded // CHUNK, 8, block // run, run, 8
     values = zeros(*shape, dtype=_DTYPES[input_format.kind])
-    return ActivationBuffer(input_format, cols, values, zeros(tokens) + 1.0, none, none)
+    return ActivationBuffer(input_format, cols, values, torch.ones(tokens, device=device), none, none)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import TypeAlias
 
 import torch
@@ -69,6 +69,7 @@ class MergedLinear:
 
     Attributes:
         matrices: in the order of their columns. packed: the packed ones among them.
+        chosen_by: equal for linears of one `MatmulKernels` for which it chooses the same kernels.
     """
 
     def __init__(
@@ -79,13 +80,15 @@ class MergedLinear:
         self._reads_halves = reads_halves
         self._device, self._matmuls, self.bias, self._fp8_tokens = device, matmuls, bias, fp8_tokens
         self._activation, self._adds_residual, self._fixed = activation, adds_residual, batch_invariant
-        self._routes: dict[int, MatmulConfig] = {}
         self.matrices = tuple(matrices)
         rows = (int(each.shape[0]) if isinstance(each, torch.Tensor) else each.out_features for each in matrices)
         *self._columns, self.width = accumulate(rows, initial=0)
         self.packed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
         first = matrices[0]
         self.cols = int(first.shape[1]) if isinstance(first, torch.Tensor) else first.in_features
+        options = activation, adds_residual, fp8_tokens, reads_halves, bias is not None
+        self.chosen_by: Hashable = (*map(_shape_of, matrices), *options)
+        self._routes = {} if matmuls is None else matmuls.routes.setdefault(self.chosen_by, {})
 
     @property
     def weight_bytes(self) -> int:
@@ -234,6 +237,45 @@ class MergedLinear:
             halves = any(kind.tokens > each.format.matvec_tokens for each in self.packed)  # then all do
             return self._matmuls.activation_format(kind.tokens, halves)
         return _FLOAT_FORMATS[matrix.dtype] if isinstance(matrix, torch.Tensor) else InputFormat("f16")
+
+
+def _shape_of(matrix: Matrix) -> Hashable:
+    if isinstance(matrix, torch.Tensor):
+        return matrix.dtype, *matrix.shape
+    shape = type(matrix), matrix.out_features, matrix.in_features
+    return (*shape, matrix.format, matrix.interleaved) if isinstance(matrix, PackedMatrix) else shape
+
+
+def distinct(linears: Iterable[MergedLinear]) -> list[MergedLinear]:
+    """One of each kind for which the same kernels are chosen."""
+    return list({linear.chosen_by: linear for linear in linears}.values())
+
+
+def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> Iterator[str]:
+    """A line for each kind of matmul: by numbers of tokens, the format of its input, its kernel and its splits."""
+    numbers, seen = sorted(counts), set()
+    for linear in linears:
+        ways = [(count, _way(linear, StepKind(count))) for count in numbers]
+        parts = []
+        for way, same in groupby(ways, key=lambda pair: pair[1]):
+            of = [count for count, _ in same]
+            parts.append(f"{of[0]} to {of[-1]}: {way}" if len(of) > 1 else f"{of[0]}: {way}")
+        line = f"matmul of {linear.cols} columns to {linear.width}, by tokens: {'; '.join(parts)}"
+        if line not in seen:
+            seen.add(line)
+            yield line
+
+
+def _way(linear: MergedLinear, kind: StepKind) -> str:
+    input_kinds = "+".join(input_format.kind for input_format in linear.input_formats(kind))
+    config = linear.route(kind)
+    kernels = "Triton or cuBLAS" if config is None else config.tiles
+    epilogue = ""
+    if linear.is_gated(kind):
+        epilogue = " with the activation epilogue"
+    elif linear.adds_residual(kind):
+        epilogue = " with the residual-add epilogue"
+    return f"{input_kinds} by {kernels}, {linear.splits(kind)} splits{epilogue}"
 
 
 def partial_floats(linears: Iterable[MergedLinear], token_counts: Iterable[int]) -> int:

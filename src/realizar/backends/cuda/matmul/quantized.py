@@ -27,13 +27,14 @@ apply the scale of the RMSNorm that its input comes from, one factor per token: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 
-from realizar.backends.cuda.device import Family
+from realizar.backends.cuda.device import Family, stream_of
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.fixed_order import fixed_tiling
@@ -88,7 +89,11 @@ class MatmulConfig:
 
 
 class MatmulKernels:
-    """The matmul kernels of one device: chooses, compiles, launches. Used by one thread, in one context."""
+    """The matmul kernels of one device: chooses, compiles, launches. Used by one thread, in one context.
+
+    Attributes:
+        routes: chosen so far, by what `MergedLinear` chooses by, and by tokens.
+    """
 
     def __init__(
         self, device: torch.device | str = "cuda", batch_invariant: bool = False,
@@ -115,8 +120,15 @@ class MatmulKernels:
         )
         self.has_epilogues = "epilogues" not in without
         self.kernels = LoadedKernels(self.arch)
+        self.routes: dict[Hashable, dict[int, MatmulConfig]] = {}
         self.decoded_weights, self._decoded_size = torch.empty(0, dtype=torch.uint8, device=self.device), 0
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
+
+    def planned(self) -> MatmulKernels:
+        """The same choices, whose kernels are only compiled, by others: of a device that is planned for (`meta`)."""
+        made = copy(self)
+        made.device, made.kernels = torch.device("meta"), LoadedKernels(self.arch, planned=True)
+        return made
 
     @property
     def packs_floats(self) -> bool:
@@ -257,7 +269,7 @@ class MatmulKernels:
         dependent: bool,
     ) -> None:  # fmt: skip
         """Start a kernel on torch's current stream; arguments as of `Kernel.launch`, KernelError as of `launch`."""
-        stream = int(torch.cuda.current_stream(self.device).cuda_stream)
+        stream = stream_of(self.device)
         self.kernels[source].launch(grid, threads, arguments, sizes, stream, dependent)
 
     def written(self, x: torch.Tensor, input_format: InputFormat) -> ActivationBuffer:

@@ -10,12 +10,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 
 from realizar.backends.cuda.native import nvrtc
 from realizar.errors import KernelError
@@ -68,45 +69,77 @@ def compile_sources(
     missing = {path: source for path, source in zip(paths, sources, strict=True) if not path.exists()}
     done = count()
 
-    def build(path: Path, source: Source) -> bytes:
-        if (begun := _begun.pop(path, None)) is not None:
-            cubin = begun.result()
-        else:
-            cubin = _compile_aside(source, arch) if len(missing) > 1 else _compile_here(source, arch)
+    def built(path: Path, source: Source) -> bytes:
+        with _lock:
+            begun = _begun.get(path)
+        if begun is None and len(missing) == 1:
+            cubin = _compile_here(source, arch)
             _keep(path, cubin)
+        else:
+            cubin = (begun or _begin(path, source, arch)).result()
         if compiled is not None:
             compiled(next(done) + 1, len(missing))
         return cubin
 
-    with ThreadPoolExecutor(max(1, min(len(missing), os.cpu_count() or 1))) as pool:
-        built = dict(zip(missing, pool.map(build, missing, missing.values()), strict=True))
-    for path in paths:
-        _begun.pop(path, None)
-    return [built[path] if path in built else path.read_bytes() for path in paths]
+    begin_compiling(list(missing.values()) if len(missing) > 1 else [], arch)
+    try:
+        cubins = {path: built(path, source) for path, source in missing.items()}
+    finally:
+        with _lock:
+            for path in paths:
+                _begun.pop(path, None)
+    return [cubins[path] if path in cubins else path.read_bytes() for path in paths]
 
 
 _begun: dict[Path, Future[bytes]] = {}
+_lock = threading.Lock()
 
 
-def begin_compiling(source: Source, arch: str) -> None:
-    """Have a process compile a kernel that is not in the cache, while others do something else.
+def begin_compiling(sources: Sequence[Source], arch: str) -> None:
+    """Have kernels that are not in the cache compiled, as many at once as there are processors, the longest first.
 
-    `compile_source` waits for it, and raises what it fails with. Raises KernelError where NVRTC is missing.
+    `compile_sources` waits for them, and raises what they fail with. Raises KernelError where NVRTC is missing.
     """
-    path, made = _path(source, arch), Future[bytes]()
-    if path.exists() or (path in _begun and not _begun[path].done()):
-        return
-    _begun[path] = made
+    missing = {path: source for source in sources if not (path := _path(source, arch)).exists()}
+    for path, source in sorted(missing.items(), key=lambda pair: -len(pair[1].text)):
+        _begin(path, source, arch)
 
-    def build() -> None:
-        try:
-            cubin = _compile_aside(source, arch)
-            _keep(path, cubin)
-            made.set_result(cubin)
-        except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
-            made.set_exception(error)
 
-    threading.Thread(target=build, name="realizar-nvrtc", daemon=True).start()
+def is_compiling() -> bool:
+    """True if kernels that were begun are not all compiled."""
+    with _lock:
+        return any(not made.done() for made in _begun.values())
+
+
+def _begin(path: Path, source: Source, arch: str) -> Future[bytes]:
+    def build() -> bytes:
+        cubin = _compile_aside(source, arch)
+        _keep(path, cubin)
+        return cubin
+
+    with _lock:
+        if path not in _begun:
+            _begun[path] = Future()
+            _jobs().put((_begun[path], build))
+        return _begun[path]
+
+
+@cache
+def _jobs() -> SimpleQueue[tuple[Future[bytes], Callable[[], bytes]]]:
+    """What threads do in turn, each with a process; they are no reason for this process to stay."""
+    jobs = SimpleQueue[tuple[Future[bytes], Callable[[], bytes]]]()
+
+    def work() -> None:
+        while True:
+            made, build = jobs.get()
+            try:
+                made.set_result(build())
+            except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
+                made.set_exception(error)
+
+    for number in range(os.cpu_count() or 1):
+        threading.Thread(target=work, name=f"realizar-nvrtc-{number}", daemon=True).start()
+    return jobs
 
 
 def _path(source: Source, arch: str) -> Path:

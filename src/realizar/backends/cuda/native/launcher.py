@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from realizar.backends.cuda.native.compiler import Source, compile_sources
+from realizar.backends.cuda.native.compiler import Source, begin_compiling, compile_sources
 from realizar.errors import KernelError
 from realizar.extras import how_to_install
 
@@ -104,12 +104,22 @@ class Kernel:
         checked(status, f"launching {self.name}", self._source)
 
 
-class LoadedKernels:
-    """Kernels of one device by their sources: compiled by `prepare`, or else when they are first asked for."""
+class PlannedKernel:
+    """Stands for a kernel of a device that is planned for: its launches start nothing."""
 
-    def __init__(self, arch: str) -> None:
-        self._arch = arch
-        self._loaded: dict[Source, Kernel] = {}
+    def launch(self, *_arguments: object, **_options: object) -> None:
+        pass
+
+
+class LoadedKernels:
+    """Kernels of one device by their sources: compiled by `prepare`, or else when they are first asked for.
+
+    `planned`: of a device that is planned for (`meta`), on which `prepare` only has kernels compiled, by others.
+    """
+
+    def __init__(self, arch: str, *, planned: bool = False) -> None:
+        self._arch, self._planned = arch, planned
+        self._loaded: dict[Source, Kernel | PlannedKernel] = {}
 
     def prepare(self, sources: Iterable[Source], compiled: Callable[[int, int], None] | None = None) -> None:
         """Load kernels; those that are not on disk are compiled side by side, and never while a graph is captured.
@@ -117,11 +127,16 @@ class LoadedKernels:
         Raises KernelError where one does not compile or does not fit the device; `compiled` as of `compile_sources`.
         """
         missing = [source for source in dict.fromkeys(sources) if source not in self._loaded]
+        if self._planned:
+            begin_compiling(missing, self._arch)
+            return
         for source, cubin in zip(missing, compile_sources(missing, self._arch, compiled), strict=True):
             self._loaded[source] = Kernel(cubin, source.name, source.shared_bytes)
 
-    def __getitem__(self, source: Source) -> Kernel:
+    def __getitem__(self, source: Source) -> Kernel | PlannedKernel:
         """Raises KernelError as `prepare` does."""
+        if self._planned:
+            return PlannedKernel()
         if source not in self._loaded:
             self.prepare([source])
         return self._loaded[source]

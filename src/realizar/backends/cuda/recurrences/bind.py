@@ -73,6 +73,8 @@ class RecurrenceBinder:
     def _net(self, block: GatedDeltaNetBlock, linear: MergedLinear, consumer: MergedLinear) -> Net:
         part, memory = block.recurrence, self._memory
         rate = self._weights.vector(part.rate)
+        if part.rate_is_log and not rate.is_meta:  # there torch would import its compiler for it, which takes seconds
+            rate = -torch.exp(rate)
         sizes = {
             "KEY_HEADS": part.num_key_heads, "VALUE_HEADS": part.num_value_heads, "KEY": part.key_size,
             "VALUE": part.value_size, "LENGTH": part.length, "RING": memory.ring, "WIDTH": ring_width(part),
@@ -80,8 +82,7 @@ class RecurrenceBinder:
         }  # fmt: skip
         return Net(
             part, linear, consumer, self._weights.matrix(part.kernel), self._weights.vector(part.decay_bias),
-            -torch.exp(rate) if part.rate_is_log else rate, self._weights.norm_weight(part.norm),
-            memory.rings[block.layer], memory.states[block.layer], sizes,
+            rate, self._weights.norm_weight(part.norm), memory.rings[block.layer], memory.states[block.layer], sizes,
         )  # fmt: skip
 
     def _is_once(self, kind: StepKind) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 
-from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.device import DeviceProfile, stream_of
 from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
 from realizar.backends.cuda.kernels.recurrences.delta_scan import scan_inputs, scan_prepare, scan_states
 from realizar.backends.cuda.launch import StepKind
@@ -152,7 +152,8 @@ class ScanBinder:
 
     def __init__(self, workspace: Workspace, device: DeviceProfile, scratch: ScanScratch) -> None:
         self._space, self._device, self._scratch = workspace, device, scratch
-        self._loaded = LoadedKernels(architecture(device.capability))
+        planned = device.torch_device.type == "meta"
+        self._loaded = LoadedKernels(architecture(device.capability), planned=planned)
         self._wanted: list[Source] = []
         # tf32 is as exact as a cache of two bytes a number asks for: 1e-3 of a layer's output.
         precision = "tf32x3" if is_exact(workspace) else "tf32"
@@ -225,9 +226,14 @@ class RowsBinder:
 
     def __init__(self, net: Net, rows: HopperRows, space: Workspace) -> None:
         self._net, self._rows, self._space = net, rows, space
+
+    @cached_property
+    def _factor(self) -> float:
+        if self._net.norm.is_meta:
+            return 1.0
         # Heads over their root mean square have no number above the root of their size.
-        largest = float(net.norm.abs().max()) * SCAN_HEAD**0.5
-        self._factor = 2.0 ** math.ceil(math.log2(largest / _LARGEST)) if largest > 0.0 else 1.0
+        largest = float(self._net.norm.abs().max()) * SCAN_HEAD**0.5
+        return 2.0 ** math.ceil(math.log2(largest / _LARGEST)) if largest > 0.0 else 1.0
 
     def runs(self, kind: StepKind) -> bool:
         return not kind.tiles and kind.tokens > _FEW_ROWS
@@ -251,7 +257,7 @@ class RowsBinder:
 
 
 def _stream(space: Workspace) -> int:
-    return int(torch.cuda.current_stream(space.hidden.device).cuda_stream)
+    return stream_of(space.hidden.device)
 
 
 def _shape(net: Net) -> ScanKernels:

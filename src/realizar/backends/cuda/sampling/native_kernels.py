@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from realizar.backends.cuda.native.compiler import architecture, begin_compiling, compile_source
+from realizar.backends.cuda.native.compiler import architecture, begin_compiling, compile_sources
 from realizar.backends.cuda.native.launcher import Kernel
-from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, TILE, sampling_source
+from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, TILE, sampling_sources
 from realizar.backends.cuda.sampling.native_buffers import NativeBuffers
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY
 
@@ -21,20 +21,21 @@ class SamplingKernels:
 
     def __init__(self, device: torch.device, vocab_size: int, *, dependent: bool) -> None:
         self._device, self._dependent = device, dependent
-        source = sampling_source()
-        cubin = compile_source(source, _architecture(device))
+        (source, of_cuts), arch = sampling_sources(), _architecture(device)
+        cubin, cuts = compile_sources([source, of_cuts], arch)
         names = (
             "list_sampled", "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids",
             "weigh_left", "gather_ids", "survey_ids", "settle_rows", "extend_repetitions",
         )  # fmt: skip
-        shared = dict.fromkeys(names, 0) | dict.fromkeys(("cut_ids", "report_logprobs"), SELECT_BYTES)
+        shared = dict.fromkeys(names, 0) | {"report_logprobs": SELECT_BYTES}
         shared["pick_ids"] = 8 * -(-vocab_size // TILE)  # the sums of all tiles
         self._kernels = {name: Kernel(cubin, name, size, source.name) for name, size in shared.items()}
+        self._kernels["cut_ids"] = Kernel(cuts, "cut_ids", SELECT_BYTES, of_cuts.name)
 
     @staticmethod
     def begin(device: torch.device) -> None:
-        """Have them compiled in a process: of all kernels of a load these take longest, 11 s."""
-        begin_compiling(sampling_source(), _architecture(device))
+        """Have them compiled in processes: of all kernels of a load these take longest."""
+        begin_compiling(sampling_sources(), _architecture(device))
 
     def list_sampled(self, buffers: NativeBuffers, count: int) -> None:
         """Write the records of a step all of whose rows sample, one for each of so many tokens with logits."""

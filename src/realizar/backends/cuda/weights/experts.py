@@ -304,6 +304,13 @@ _CHECKED_BYTES = 4 << 20  # of a matrix, by one thread at a time
 def reading(sources: Sequence[MatrixSource], progress: Callable[[int], None]) -> Iterator[None]:
     """A context before which matrices are checked as of `check_finite`, and after which they are released."""
     check_finite(sources)
+    with released(sources, progress):
+        yield
+
+
+@contextmanager
+def released(sources: Sequence[MatrixSource], progress: Callable[[int], None]) -> Iterator[None]:
+    """A context after which matrices are released; `progress` gets the bytes of each."""
     yield
     for source in sources:
         source.release(0, source.out_features)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,7 @@ from realizar.backends.cuda.weights.experts import (
     check_finite,
     matrix_bytes,
     reading,
+    released,
 )
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import FLOAT_TYPES, Packer, Reserver, memory_bytes
@@ -109,13 +111,10 @@ class Weights:
         if self._device.runs("matmuls"):
             on, repacks = self._device.torch_device, "repack" not in self._device.without
             self._packer = Packer(on, repacks=repacks) if self._reads else Reserver(on)
-        for linears in groups:
-            key = tuple(linear.weight for linear in linears)
-            if key not in self.groups:
-                sources = [self._tensors.matrix(name) for name in key] if self._reads else []
-                with reading(sources, progress), naming(*key):
-                    self._make_store(key[0])
-                    self.groups[key] = tuple(self._pack_group(linears, self._stores.get(key[0])))
+        for key, linears, sources in self._checked(groups):
+            with released(sources, progress), naming(*key):
+                self._make_store(key[0])
+                self.groups[key] = tuple(self._pack_group(linears, self._stores.get(key[0])))
         if self._reads:
             self._load_tables(progress)
         loader = ExpertLoader(self._tensors, self._device.torch_device, self._packer, progress)
@@ -123,6 +122,24 @@ class Weights:
             with naming(*(linear.weight for linear in experts.expert_linears())):
                 self.experts[experts.up.weight] = loader.load(experts, plan)
         self._packer = None
+
+    def _checked(
+        self, groups: Iterable[Sequence[Linear]]
+    ) -> Iterator[tuple[Group, Sequence[Linear], list[MatrixSource]]]:
+        """Each group once, when its weights are known to be finite: the next one's are looked at meanwhile."""
+        wanted = {tuple(linear.weight for linear in linears): linears for linears in groups}
+        before: tuple[Group, list[MatrixSource], Future[None]] | None = None
+        with ThreadPoolExecutor(1, "realizar-check") as others:
+            for key in wanted:
+                sources = [self._tensors.matrix(name) for name in key] if self._reads else []
+                following = key, sources, others.submit(check_finite, sources)
+                if before is not None:
+                    before[2].result()
+                    yield before[0], wanted[before[0]], before[1]
+                before = following
+            if before is not None:
+                before[2].result()
+                yield before[0], wanted[before[0]], before[1]
 
     def _load_tables(self, progress: Callable[[int], None]) -> None:
         if self._lent is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,6 +38,7 @@ from realizar.quantization.layout import FloatType, WeightLayout
 from realizar.quantization.source import MatrixSource
 
 _PIECE_BYTES = 32 << 20
+_COPIED_BYTES = 2 << 20  # by a thread at a time
 _RUN_OUT_FEATURES = 4 * BLOCK  # packed by one thread at a time
 
 
@@ -111,6 +113,18 @@ def table_of(layout: WeightLayout, device: torch.device | str) -> torch.Tensor |
     """The codebook of a layout that is packed, where kernels read it."""
     book = codebook_table(layout) if fragment_format(layout).reads_table else None
     return None if book is None else torch.from_numpy(book).to(device)
+
+
+def _copy_by_threads(run: NDArray[Any], to: NDArray[np.uint8]) -> None:
+    """Copy rows from a file's pages, at which one thread waits several times as long as the bus takes for them."""
+    step = max(1, _COPIED_BYTES // max(1, run.shape[1]))
+    parts = [slice(first, first + step) for first in range(0, len(run), step)]
+    list(_copying().map(lambda part: np.copyto(to[part], run[part], casting="unsafe"), parts))
+
+
+@cache
+def _copying() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), "realizar-copy")
 
 
 class Reserver:
@@ -238,7 +252,7 @@ class Packer:
         event.synchronize()
         if run.size > host.numel():
             return torch.from_numpy(np.ascontiguousarray(run)).to(self.device), event
-        host.numpy()[: run.size].reshape(run.shape)[:] = run
+        _copy_by_threads(run, host.numpy()[: run.size].reshape(run.shape))
         copy[: run.size].copy_(host[: run.size], non_blocking=True)
         return copy, event
 

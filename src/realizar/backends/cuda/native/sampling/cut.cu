@@ -217,6 +217,7 @@ INLINE Cut truncate(const Tables& t, const Sampled& c, const View& v, const Row&
   return cut;
 }
 
+#if CUTS
 // Grid: sampled tokens.
 extern "C" __global__ void __launch_bounds__(THREADS) cut_ids(const Tables* tables, const Sampled* tokens, int place) {
   begin();
@@ -242,6 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_ids(const Tables* tabl
   const Cut cut = row.mirostat ? mirostat_cut(t, c, v, row) : truncate(t, c, v, row, near, s);
   if (threadIdx.x == 0) t.cuts[c.index] = cut;
 }
+#endif
 
 // List the `count` most probable ids and those of their bin, from one block: where survey_ids could not bound them.
 INLINE void list_most_probable(const View& v, int count, Room& s) {
@@ -262,6 +264,7 @@ INLINE void list_most_probable(const View& v, int count, Room& s) {
   __syncthreads();
 }
 
+#if !CUTS
 // Log-probability, rank and most probable ids: a line of `most` + 3 + `most` numbers: id, rank, value, ids, values.
 // Grid: queries.
 extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(
@@ -303,3 +306,4 @@ extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(
     line[3 + most + i] = (double)logit_of(s.list[i] >> 32) - normaliser;
   }
 }
+#endif

@@ -1,6 +1,6 @@
 // Rows, sampled tokens and tables of the sampler, and what its kernels share: integer weights, the order of ids, sums
 // of a block.
-// Defined by the loader: SAMPLERS, the fields of `Row` that are samplers' parameters.
+// Defined by the loader: SAMPLERS, the fields of `Row` that are samplers' parameters; CUTS, true for cut_ids alone.
 // Mirrored by ../../sampling: native_rows.py (Row), native_step_sampler.py (Tables, Sampled).
 //
 // A weight is exp((logit - top) / temperature) * 2^40 as an integer of 64 bits, so that sums do not depend on their

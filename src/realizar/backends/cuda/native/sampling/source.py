@@ -1,4 +1,4 @@
-"""The sampler's kernels as one source. Standard library only."""
+"""The sampler's kernels as two sources. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ MOST_LISTED = 4096  # most probable ids that `report_logprobs` can list
 SELECT_BYTES = 8 * ROOM + 12 * BINS + 8 * 33 + 64  # `Room` of select.cu, with some to spare
 
 _FILES = ("rows", "sampled", "adjust", "weigh", "gather", "select", "cut", "pick")
+_FILES_OF_CUTS = ("rows", "weigh", "select", "cut")
 
 
 def sampler_numbers() -> list[Sampler]:
@@ -22,8 +23,14 @@ def sampler_integers() -> list[Sampler]:
     return [each for each in SAMPLERS if each.kind is int]
 
 
-def sampling_source() -> Source:
+def sampling_sources() -> tuple[Source, Source]:
+    """All kernels but `cut_ids`, and that one alone: it takes longer to compile than all others together."""
     fields = [f"double {', '.join(each.name for each in sampler_numbers())};"]
     fields.append(f"int {', '.join(each.name for each in sampler_integers())};")
     defined = f"#define SAMPLERS {' '.join(fields)}\n"
-    return Source("sampling", defined + "".join(read(f"sampling/{name}.cu") for name in _FILES))
+    parts = ("sampling", _FILES, 0), ("sampling_cuts", _FILES_OF_CUTS, 1)
+    others, cuts = (
+        Source(name, f"{defined}#define CUTS {number}\n" + "".join(read(f"sampling/{file}.cu") for file in files))
+        for name, files, number in parts
+    )
+    return others, cuts

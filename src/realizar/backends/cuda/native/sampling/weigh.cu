@@ -168,6 +168,7 @@ INLINE void find_near(const Tables& t, const Sampled& c, const Row& row, u64* su
   find_ring(row, h, mean_of(moment, h.total), near, sums, room);
 }
 
+#if !CUTS
 // Grid: spans, sampled tokens. Block: 512 threads. Writes `sums` of tiles; adds to `weights` and `counts` of bins,
 // which cut_ids clears; finds the bins that gather_ids reads.
 extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables, const Sampled* tokens, int place) {
@@ -274,6 +275,7 @@ extern "C" __global__ void __launch_bounds__(512) weigh_left(const Tables* table
   }
   store_sums(t, c, high, low, broken);
 }
+#endif
 
 // The place of the `count`-th best of all tiles' largest logits: no id behind it is among the `count` best of all.
 // 0 for a count of 0, and where there are fewer tiles. By all threads of a block.
@@ -293,6 +295,7 @@ INLINE u64 bound_of(const float* tops, const int* ids, int tiles, int count) {
   return bound;
 }
 
+#if !CUTS
 // Log-probabilities: weights at temperature 1, larger logits than the target's, and the ids that may be among the most
 // probable ones, which report_logprobs takes. Grid: spans, queries.
 extern "C" __global__ void __launch_bounds__(512) survey_ids(const Tables* tables, const Query* queries) {
@@ -345,3 +348,4 @@ extern "C" __global__ void __launch_bounds__(512) survey_ids(const Tables* table
   const long at = (long)blockIdx.y * t.spans + blockIdx.x;
   if (lane == 0) t.query_sums[at] = any_broken ? UNUSABLE : sum, t.query_ranks[at] = before;
 }
+#endif
