@@ -251,9 +251,9 @@ def test_memory_for_files_of_the_cache_is_planned(
 ) -> None:
     words = (str(smollm2_path), "--device", "cpu", "--memory", "4G")
     assert plan(capsys, *words)["cache_files_bytes"] == 0
-    assert plan(capsys, *words, "--cache-dir", str(tmp_path))["cache_files_bytes"] == 384 << 20
+    assert plan(capsys, *words, "--cache-dir", str(tmp_path))["cache_files_bytes"] == 704 << 20
     assert run_app(app, ["plan", *words, "--cache-dir", str(tmp_path)]) == 0
-    assert "\ncache files  up to 402.7 MB of the host's memory" in capsys.readouterr().out
+    assert "\ncache files  up to 738.2 MB of the host's memory" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
