@@ -167,6 +167,7 @@ class EngineConfig:
         beside = {
             "tensor_parallel": self.tensor_parallel > 1, "cache_dir": self.cache_dir is not None,
             "drafter": self.drafter not in ("off", "lookup"), "device": self.device != "auto",
+            "host_snapshot_bytes": bool(self.host_snapshot_bytes),
         }  # fmt: skip
         for name, is_given in beside.items():
             if is_given:

@@ -328,6 +328,9 @@ def test_free_strings_of_lark() -> None:
     [
         "/.*/",
         "%json {}",
+        '%json {"const":"name"}',
+        '%json {"type":"string"}',
+        '"name"i',
         "%ignore /x/",
         '"a".."c"',
         '"{\\"name"',

@@ -12,6 +12,7 @@ import pytest
 
 from realizar.errors import QueueFullError, RealizarError
 from realizar.sampling_params import StructuredOutput
+from realizar.structured.workers.service import KnownGrammar, KnownGrammars
 from realizar.structured.workers.worker import Worker, WorkerLimits
 from structured.grammar_followers import (
     DIGITS,
@@ -143,3 +144,17 @@ def test_open_requests_bound_the_memory() -> None:
     service.prepare(DIGITS)
     assert not service.known.has(LETTERS)
     service.close()
+
+
+def test_a_grammar_that_was_compiled_twice_is_dropped_once() -> None:
+    """A request is cancelled as its grammar is done, and the next one asks for it again."""
+    dropped: list[KnownGrammar] = []
+    known, twice = KnownGrammars(WorkerLimits(grammars=4), dropped.append), StructuredOutput("regex", "a")
+    first, second = KnownGrammar(twice), KnownGrammar(twice)
+    for each in (first, second):
+        known.add(each)
+    assert known.usage()[0] == 2
+    known.drop_surplus()
+    assert dropped == [first]
+    known.drop_surplus(num_coming=3)
+    assert dropped == [first, second]

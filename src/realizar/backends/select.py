@@ -29,7 +29,7 @@ from realizar.models.registry import build_next_token_block, build_spec
 from realizar.models.spec import ModelSpec
 from realizar.models.tower import Tower
 from realizar.models.towers.find import usable_tower
-from realizar.quantization.tensors import asks_for_fp8
+from realizar.quantization.tensors import asks_for_fp8, stored_names
 
 if TYPE_CHECKING:
     from realizar.backends.cpu.runner import CPUBackend
@@ -62,7 +62,11 @@ def resolve_model(
     spec = build_spec(checkpoint, config.context_length, config.expert_used_count)
     if config.layers_on is not None:
         check_tensors(spec, checkpoint)
-        return spec, resolve_spans(spec, config, partial(_resolved, checkpoint))
+
+        def resolve(span: ModelSpec, own: EngineConfig, chosen: ChosenDevice) -> ResolvedConfig:
+            return _resolved(checkpoint, span, own, chosen, stored_bytes=_stored_bytes(span, checkpoint))
+
+        return spec, resolve_spans(spec, config, resolve)
     chosen = choose_device(config.device) if device is None else device
     if config.device == "auto":
         chosen = _device_for(spec, chosen)
@@ -74,16 +78,17 @@ def resolve_model(
 
 def _resolved(
     checkpoint: Checkpoint, spec: ModelSpec, config: EngineConfig, chosen: ChosenDevice,
-    memory_bytes: int | None = None,
+    memory_bytes: int | None = None, stored_bytes: int | None = None,
 ) -> ResolvedConfig:  # fmt: skip
-    """The configuration of a model, or of some of its layers, on a device."""
+    """The configuration of a model, or of some of its layers with `stored_bytes`, on a device."""
     if chosen.kind == "cuda" and spec.state_layers() and config.tensor_parallel == 1:
         from realizar.backends.cuda.device import has_memory_of_host
         from realizar.backends.cuda.recurrences.memory import rows_within
 
         if config.max_running is None:
             memory = _free_on_gpu(chosen) if memory_bytes is None else memory_bytes
-            config = replace(config, max_running=rows_within(spec, config, memory - checkpoint.size_bytes))
+            stored = checkpoint.size_bytes if stored_bytes is None else stored_bytes
+            config = replace(config, max_running=rows_within(spec, config, memory - stored))
         if config.host_snapshot_bytes is None and has_memory_of_host(chosen.index):
             config = replace(config, host_snapshot_bytes=0)  # nothing is gained by moving them, and the cache takes it
     float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.matrices())
@@ -92,6 +97,13 @@ def _resolved(
     if resolved.prompt_dtype == "fp8" and chosen.name and not _multiplies_in_fp8(spec, checkpoint, resolved):
         resolved = replace(resolved, prompt_dtype="f16")
     return resolved
+
+
+def _stored_bytes(spec: ModelSpec, checkpoint: Checkpoint) -> int:
+    """Of the tensors that some layers of a model read."""
+    read = {name for source in spec.tensors.values() for name in source.names}
+    stored = {each for name in read for each in stored_names(checkpoint, name)}
+    return sum(checkpoint.tensors[name].size_bytes for name in stored)
 
 
 def _multiplies_in_fp8(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> bool:
@@ -366,7 +378,8 @@ def plan_memory(
 ) -> MemoryPlan:  # fmt: skip
     """Memory that a load will take, from headers alone; `free_bytes` None plans for what is free now.
 
-    An encoder of images that runs on the GPU is part of it: none of a model that may sleep does.
+    An encoder of images that runs on the GPU is part of it: none of a model that may sleep, or whose layers several
+    devices have, does.
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
@@ -375,7 +388,9 @@ def plan_memory(
         InvalidRequestError: the configuration has no room for drafts.
     """
     if config.spans:
-        return plan_of_spans([plan_memory(*_cut(spec, checkpoint, span), free_bytes) for span in config.spans])
+        return plan_of_spans(
+            [plan_memory(*_cut(spec, checkpoint, span), free_bytes, may_sleep=True) for span in config.spans]
+        )
     drafter = find_drafter(others, spec, config)
     if config.chosen.kind == "cuda":
         from realizar.backends.cuda.plan import beside_drafter as beside_on_gpu
@@ -426,12 +441,13 @@ def free_room() -> int:
 
 
 def plan_load(
-    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
-) -> MemoryPlan:
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS, *,
+    may_sleep: bool = False,
+) -> MemoryPlan:  # fmt: skip
     """Like `plan_memory` for the memory that is free now, with the KV cache cut from what the weights leave of it."""
     if config.spans:
-        return plan_of_spans([plan_load(*_cut(spec, checkpoint, span)) for span in config.spans])
-    plan = plan_memory(spec, checkpoint, config, others=others)
+        return plan_of_spans([plan_load(*_cut(spec, checkpoint, span), may_sleep=True) for span in config.spans])
+    plan = plan_memory(spec, checkpoint, config, others=others, may_sleep=may_sleep)
     if config.chosen.kind == "cuda":
         return plan  # its cache is cut so in any case
     left = plan_memory(spec, checkpoint, config, max(plan.free_bytes - plan.needed_bytes, 0), others)

@@ -174,6 +174,8 @@ def _with_model_first(arguments: Sequence[str]) -> list[str]:
         if word == "--":
             break
         name, equals, value = word.partition("=")
+        if name == "-m" and place > 1 and (not words[1].startswith("-") or words[place - 1].startswith("-")):
+            continue  # there is a model before it, or it is another option's value
         if name in _MODEL_OPTIONS and place and (equals or place + 1 < len(words)):
             model = value if equals else words[place + 1]
             before, after = words[1:place], words[place + (1 if equals else 2) :]

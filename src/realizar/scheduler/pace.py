@@ -258,6 +258,7 @@ class Pace:
 
     def lost(self) -> None:
         self._submitted.clear()
+        self._behind_s, self._is_behind = 0.0, False
 
     def observe(self, num_decode_tokens: int, num_prompt_tokens: int, seconds: float, position: int = 0) -> None:
         """Take in the time of a step. `position`: tokens before those of prompts, in the mean."""

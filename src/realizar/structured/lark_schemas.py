@@ -67,8 +67,12 @@ def free_strings_of_lark(text: str) -> dict[bytes, FreeString]:
             schema, done = _decoded(text, done)
             if not isinstance(schema, dict) or not _separates_as_usual(schema.get("x-guidance", {})):
                 return {}
+            if schema.get("type") not in ("object", "array"):
+                return {}  # it may be a name, or a value, of what the grammar spells out around it
             schemas.append({key: value for key, value in schema.items() if key != "x-guidance"})
         elif found[0].startswith('"'):
+            if text[done : done + 1].isalpha():
+                return {}  # a flag, by which other letters are meant too
             literals.append(found[0])
         elif found[0].startswith("/") and not found[0].startswith("//"):
             return {}

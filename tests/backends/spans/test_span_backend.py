@@ -121,7 +121,14 @@ def test_what_does_not_read_as_layers(layers_on: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "beside", [{"device": "cpu"}, {"tensor_parallel": 2}, {"cache_dir": "/tmp"}, {"drafter": "other.gguf"}]
+    "beside",
+    [
+        {"device": "cpu"},
+        {"tensor_parallel": 2},
+        {"cache_dir": "/tmp"},
+        {"drafter": "other.gguf"},
+        {"host_snapshot_bytes": 1 << 20},
+    ],
 )
 def test_options_that_are_for_one_device(beside: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError, match=f"layers_on and {next(iter(beside))} can't be combined"):

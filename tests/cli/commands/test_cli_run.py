@@ -14,6 +14,7 @@ import pytest
 
 from images.vision_kinds import IMAGE
 from images.vision_models import image_of, write_vision_files
+from realizar.cli.main import _with_model_first
 
 RAW = ("--raw", "--temperature", "0", "--max-tokens", "6")
 
@@ -37,6 +38,11 @@ def test_json_holds_the_same_answer(realizar: Callable[..., Any], smollm2_path: 
     assert record["finish_reason"] == "length"
     ids = json.loads(realizar("tokenize", smollm2_path, "The capital of France is", "--json").stdout)["tokens"]
     assert record["prompt_tokens"] == ids
+
+
+@pytest.mark.parametrize("words", [("m.gguf", "hi", "-m", "other.gguf"), ("m.gguf", "--system", "-m", "hi")])
+def test_a_model_after_others_is_no_first_argument(words: tuple[str, ...]) -> None:
+    assert _with_model_first(["run", *words]) == ["run", *words]
 
 
 def test_a_chat_answer_goes_through_the_template(realizar: Callable[..., Any], smollm2_path: Path) -> None:

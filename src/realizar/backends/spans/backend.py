@@ -82,9 +82,7 @@ class SpanBackend:
             backend = self._make(span, own, checkpoint)
             groups = tuple(windows.index(group.window) for group in own.cache_groups())
             self._spans.append(_Loaded(backend, own, groups))
-            is_last = span is config.spans[-1]
-            layers = () if is_last else (len(own.layers) - 1,)
-            backend.load(own, checkpoint, replace(span.config, hidden_layers=layers))
+            backend.load(own, checkpoint, span.config)
         self._sampled = np.zeros(config.max_running, np.int32)
         _LOG.info("%s: %s", spec.architecture, config.device_label)
 

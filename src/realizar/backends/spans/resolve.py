@@ -41,11 +41,15 @@ def resolve_spans(
     rows, tokens = min(one.max_running for one in each), min(one.max_step_tokens for one in each)
     own = replace(own, max_running=rows, max_step_tokens=max(tokens, rows))
     each = [resolve(span, _with_part(own, span, spec), device) for span, device in cuts]
-    spans = tuple(LayerSpan(*end, one) for end, one in zip(ends, each, strict=True))
+    spans = tuple(
+        # Each keeps the stream after its last layer, the last one too: so none takes memory to read prompts aside.
+        LayerSpan(first, stop, replace(one, hidden_layers=(stop - first - 1,)))
+        for (first, stop), one in zip(ends, each, strict=True)
+    )
+    length, stretch = min(one.context_length for one in each), min(one.stretch for one in each)
     return replace(
-        each[-1], layers_on=config.layers_on, spans=spans, steps_in_flight=1, stretch=min(one.stretch for one in each),
-        context_length=min(one.context_length for one in each),
-    )  # fmt: skip
+        each[-1], layers_on=config.layers_on, spans=spans, steps_in_flight=1, stretch=stretch, context_length=length
+    )
 
 
 def _with_part(config: EngineConfig, span: ModelSpec, spec: ModelSpec) -> EngineConfig:

@@ -107,6 +107,8 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     from realizar.models.parameters import count_parameters
     from realizar.quantization.tensors import cache_scheme
 
+    if memory is not None and config.layers_on is not None:
+        raise InvalidRequestError("--memory is of one device, and --layers-on names several", "memory")
     chosen = choose_planned_device(config.device, memory_given=memory is not None) if replicas == 1 else None
     checkpoint = model.checkpoint
     beside: list[str] = []

@@ -305,7 +305,7 @@ def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_que
         f"KV cache: {format_bytes(capacity.kv_cache_bytes)} of {capacity.kv_cache_dtype} for {tokens} tokens",
         f"weights: {format_bytes(capacity.weight_bytes)} in memory, loaded in {capacity.load_s:.1f} s",
         *drafts_lines(config.drafter, info.drafter, capacity.num_drafts),
-        f"threads: {info.threads}" if info.device == "cpu" else f"device: {info.device_label}",
+        f"threads: {info.threads}" if info.device_label == "cpu" else f"device: {info.device_label}",
     ]
 
 

@@ -14,7 +14,7 @@ from realizar.cli.options.chat_template import check_checkpoint_for_chat, check_
 from realizar.cli.options.engine import DraftOptions, EngineOptions
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.progress import download_progress
-from realizar.errors import InvalidRequestError, RealizarError
+from realizar.errors import InvalidRequestError
 from realizar.gguf_names import kind_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class _Compiling:
     def _begin(self) -> None:
         from realizar.backends.select import begin_compiling
 
-        with suppress(RealizarError):  # the load says so too
+        with suppress(Exception):  # the load says so too
             begin_compiling(self._config)
 
 

@@ -112,8 +112,9 @@ class CompileQueue:
             jobs = list(self._jobs.values())
             self._changed.notify_all()
         for job in jobs:
-            if job.stop is not None:
-                job.stop()
+            stop = job.stop  # which ends with the compilation
+            if stop is not None:
+                stop()
             self.finish(job, EngineDeadError("the engine was closed"))
 
     def _remove(self, ticket: Ticket) -> None:

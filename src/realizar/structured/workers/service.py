@@ -39,7 +39,7 @@ _MOST_USED_BYTES = 16 << 20  # by a process that compiles others too: each is ta
 
 
 class GrammarService:
-    """Compiles grammars on a thread of its own, with a share for each client, and computes masks of rows.
+    """Compiles grammars on threads of their own, with a share for each client, and computes masks of rows.
 
     A new grammar is compiled in a process without rows first, of which there are a few; each compiles one grammar after
     the other. If one takes long, its process follows the grammar's rows too; else workers that grammars share do, and
@@ -174,7 +174,7 @@ class GrammarService:
         """
         if self.known.has(job.structured):
             return
-        self.known.drop_surplus()
+        self.known.drop_surplus(self._num_compiling)
         with self._compile_lock:
             self._admit(job)
             self._num_compiling += 1
@@ -347,6 +347,8 @@ class KnownGrammars:
 
     def add(self, grammar: KnownGrammar) -> None:
         with self._lock:
+            if (other := self._grammars.get(grammar.structured)) is not None:  # of a request that was cancelled
+                self._retired.append(other)
             self._grammars[grammar.structured] = grammar
 
     def refuse(self, structured: StructuredOutput, reason: str, cause: ErrorCause) -> None:
@@ -385,12 +387,14 @@ class KnownGrammars:
         with self._lock:
             grammar.num_rows -= 1
 
-    def drop_surplus(self) -> None:
+    def drop_surplus(self, num_coming: int = 0) -> None:
+        """Drop what nobody uses, as far as there is no room for it beside so many that are being compiled."""
         with self._lock:
             surplus = [grammar for grammar in self._retired if not grammar.num_rows]
             self._retired = [grammar for grammar in self._retired if grammar.num_rows]
             idle = [grammar for grammar in self._grammars.values() if grammar.idle]
             count, size_bytes = self.usage()
+            count += num_coming
             while idle and (
                 len(idle) > self._limits.idle
                 or count >= self._limits.grammars

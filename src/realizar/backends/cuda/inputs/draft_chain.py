@@ -88,8 +88,10 @@ class DraftChain:
         nobody = np.zeros(0, np.intp)
         self.begin(nobody, nobody.astype(np.int32), nobody, 0)
         if self._keeps:
-            state, places = self._space.states[:1], CarriedPlaces(np.zeros(1, np.int32), np.full((1, 2), -1, np.int32))
-            self.carry(state, state, places)
+            for tokens in (1, 4):  # Triton compiles for addresses that are multiples of 16, and for others
+                states = self._space.states[:tokens]
+                places = CarriedPlaces(np.zeros(tokens, np.int32), np.full((tokens, 2), -1, np.int32))
+                self.carry(states, states, places)
         self._launch()
         torch.cuda.synchronize(self._device.torch_device)
         if capture:

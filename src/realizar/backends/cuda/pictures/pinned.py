@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import os
 import weakref
 from bisect import insort
 from collections import deque
@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realizar.backends.machine import memory_bytes
+
+_LOG = logging.getLogger(__name__)
 _SHARE, _LEAST_BYTES, _MOST_BYTES = 1 / 64, 256 << 20, 2 << 30  # of the host's memory
 _PAGE = 4096
 Floats: TypeAlias = NDArray[np.float32]
@@ -21,15 +24,18 @@ Floats: TypeAlias = NDArray[np.float32]
 
 def pinned_bytes() -> int:
     """Of the host's memory, that an encoder on a GPU takes for features."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(max(int(total * _SHARE), _LEAST_BYTES), _MOST_BYTES)
+    return min(max(int(memory_bytes() * _SHARE), _LEAST_BYTES), _MOST_BYTES)
 
 
 class PinnedRoom:
     """Pinned memory of the host that is taken once: to take 64 MiB anew stops all launches for 0.1 s."""
 
     def __init__(self, num_bytes: int, *, is_gpu: bool) -> None:
-        self._memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_gpu)
+        try:
+            self._memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_gpu)
+        except RuntimeError as error:
+            _LOG.warning("features of images have no memory of their own, and take some each: %s", error)
+            self._memory = torch.empty(0, dtype=torch.uint8)
         self._taken: list[tuple[int, int]] = []  # ascending, from and to
         self._free = deque[tuple[int, int]]()  # of these, whose arrays have ended, on whatever thread
 
