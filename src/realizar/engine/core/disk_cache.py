@@ -33,7 +33,7 @@ from realizar.scheduler.row_table import most_cached_tokens
 
 _LOG = logging.getLogger(__name__)
 _BATCH_BYTES = 32 << 20  # of files that a thread reads and checks, or one block where that is more
-_BUFFERS = 20  # of so many bytes, into which files are read; fewer of larger blocks, which take no more together
+_BUFFERS = 20  # of so many bytes, into which files are read; fewer of larger blocks, but one for each fetch
 _FETCHES = 4  # prompts that are read at once, each with a buffer
 _MOST_WRITING = 2  # batches that wait for the disk; what does not fit waits in the cache, as long as it stays there
 _IDLE_BYTES = 32 << 20  # copied at once to be written
