@@ -149,6 +149,11 @@ class StepRows:
         decodes: NDArray[np.bool_] = self.samples & (self.num_tokens - self.num_drafts == 1)
         return decodes
 
+    def unknown(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Indices of the tokens whose ids are not known yet, and the numbers of their rows: intp [unknown] each."""
+        indices = (self.token_ids < 0).nonzero()[0]
+        return indices, self.numbers[np.searchsorted(self.starts, indices, side="right") - 1]
+
     def are_among(self, numbers: Collection[int]) -> NDArray[np.bool_]:
         """bool [rows], true for the rows of these numbers."""
         return np.array([number in numbers for number in self.numbers.tolist()], np.bool_)

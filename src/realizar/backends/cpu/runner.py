@@ -293,11 +293,11 @@ class CPUBackend:
 
     def _with_ids(self, columns: StepRows) -> StepRows:
         """A step's rows with what they sampled last, and the drafts that were proposed for them."""
-        unknown = (columns.token_ids < 0).nonzero()[0]
+        unknown, rows = columns.unknown()
         if not len(unknown):
             return columns
-        ids, owners = columns.token_ids.copy(), np.searchsorted(columns.starts, unknown, side="right") - 1
-        rows, places = columns.numbers[owners], PROPOSED - ids[unknown]
+        ids = columns.token_ids.copy()
+        places = PROPOSED - ids[unknown]
         ids[unknown] = self._last[rows]  # 0: the row failed and sampled nothing
         proposed = places >= 0
         drafts = self._drafts[rows[proposed], places[proposed]]

@@ -140,11 +140,11 @@ class SpanBackend:
 
     def _with_ids(self, columns: StepRows) -> StepRows:
         """A step's rows with what they sampled last: no drafts are this backend's own."""
-        unknown = (columns.token_ids < 0).nonzero()[0]
+        unknown, rows = columns.unknown()
         if not len(unknown):
             return columns
-        ids, owners = columns.token_ids.copy(), np.searchsorted(columns.starts, unknown, side="right") - 1
-        ids[unknown] = self._sampled[columns.numbers[owners]]
+        ids = columns.token_ids.copy()
+        ids[unknown] = self._sampled[rows]
         return replace(columns, token_ids=ids)
 
     def read(self, columns: StepRows, step: Step) -> StepOutput:
