@@ -45,7 +45,7 @@ def test_an_unknown_option_names_the_nearest(name: str, nearest: str) -> None:
 
 
 def test_an_option_like_none_lists_all() -> None:
-    with pytest.raises(TypeError, match="the options are tensor_parallel, threads, "):
+    with pytest.raises(TypeError, match="the options are tensor_parallel, layers_on, threads, "):
         LLM("nonesuch.gguf", zzz=2)
 
 

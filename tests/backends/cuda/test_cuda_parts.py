@@ -38,6 +38,7 @@ class ScriptedMatmuls:
     """Says two splits for everything, and notes what is launched."""
 
     launched: list[Any] = field(default_factory=list)
+    routes: dict[Any, Any] = field(default_factory=dict)
 
     def activation_format(self, tokens: int, floats: bool = False) -> InputFormat:
         return InputFormat("int8") if tokens < 8 else InputFormat("half", 8)

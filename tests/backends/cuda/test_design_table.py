@@ -158,7 +158,7 @@ def long_steps_are_in_fp8_where_asked_for(_runner: GPURunner) -> None:
     assert EngineConfig().prompt_dtype == "auto"
     none = torch.zeros(0)
     matrix = PackedMatrix(64, 64, fragment_format(GGML_LAYOUTS[GGMLType.Q8_0]), none, none, None)
-    matmuls = cast("MatmulKernels", SimpleNamespace(activation_format=lambda *_: InputFormat("half", 64)))
+    matmuls = cast("MatmulKernels", SimpleNamespace(activation_format=lambda *_: InputFormat("half", 64), routes={}))
     assert least_tokens([matrix]) == 1024
     for least, long in ((0, "half"), (1024, "fp8")):
         linear = MergedLinear([matrix], None, DEVICE, matmuls, fp8_tokens=least)
