@@ -66,6 +66,4 @@ def _with_short_head(span: ModelSpec) -> ModelSpec:
     rows = min(_HEAD_ROWS, span.head.out_features)
     head = replace(span.head, weight=_HEAD, out_features=rows, bias=None)
     tensors = {**span.tensors, _HEAD: span.tensors[span.head.weight].cut(rows=[(0, rows)])}
-    return replace(
-        span, vocab_size=rows, head=replace(head, weight=_HEAD, out_features=rows, bias=None), tensors=tensors
-    )
+    return replace(span, vocab_size=rows, head=head, tensors=tensors)
