@@ -378,8 +378,7 @@ def plan_memory(
 ) -> MemoryPlan:  # fmt: skip
     """Memory that a load will take, from headers alone; `free_bytes` None plans for what is free now.
 
-    An encoder of images that runs on the GPU is part of it: none of a model that may sleep, or whose layers several
-    devices have, does.
+    An encoder of images that runs on the GPU is part of it: none of a model that may sleep does.
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
@@ -388,9 +387,7 @@ def plan_memory(
         InvalidRequestError: the configuration has no room for drafts.
     """
     if config.spans:
-        return plan_of_spans(
-            [plan_memory(*_cut(spec, checkpoint, span), free_bytes, may_sleep=True) for span in config.spans]
-        )
+        return plan_of_spans([plan_memory(*_cut(spec, checkpoint, span), free_bytes) for span in config.spans])
     drafter = find_drafter(others, spec, config)
     if config.chosen.kind == "cuda":
         from realizar.backends.cuda.plan import beside_drafter as beside_on_gpu
@@ -441,13 +438,12 @@ def free_room() -> int:
 
 
 def plan_load(
-    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS, *,
-    may_sleep: bool = False,
-) -> MemoryPlan:  # fmt: skip
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
+) -> MemoryPlan:
     """Like `plan_memory` for the memory that is free now, with the KV cache cut from what the weights leave of it."""
     if config.spans:
-        return plan_of_spans([plan_load(*_cut(spec, checkpoint, span), may_sleep=True) for span in config.spans])
-    plan = plan_memory(spec, checkpoint, config, others=others, may_sleep=may_sleep)
+        return plan_of_spans([plan_load(*_cut(spec, checkpoint, span)) for span in config.spans])
+    plan = plan_memory(spec, checkpoint, config, others=others)
     if config.chosen.kind == "cuda":
         return plan  # its cache is cut so in any case
     left = plan_memory(spec, checkpoint, config, max(plan.free_bytes - plan.needed_bytes, 0), others)

@@ -16,16 +16,13 @@ from realizar.models.spec import ModelSpec
 Resolve = Callable[[ModelSpec, EngineConfig, ChosenDevice], ResolvedConfig]
 
 
-def resolve_spans(
-    spec: ModelSpec, config: EngineConfig, resolve: Resolve, devices: Sequence[ChosenDevice] | None = None
-) -> ResolvedConfig:
+def resolve_spans(spec: ModelSpec, config: EngineConfig, resolve: Resolve) -> ResolvedConfig:
     """The configuration of a model whose layers several devices compute.
 
     All steps go through every device, so that as many rows and tokens as the least of them has by default are in one,
     and the next begins when it has ended.
 
-    Args:
-        resolve: of a model on one device. devices: None takes those that `layers_on` names.
+    Images are encoded beside all of them. `resolve` gives the configuration of a model on one device.
 
     Raises:
         InvalidRequestError: the devices are to have more or fewer layers than there are.
@@ -33,9 +30,9 @@ def resolve_spans(
     """
     assert config.layers_on is not None
     named = read_layers_on(config.layers_on)
-    chosen = [choose_device(name) for name, _ in named] if devices is None else list(devices)
+    chosen = [choose_device(name) for name, _ in named]
     ends = _ends([count for _, count in named], len(spec.layers))
-    own = replace(config, layers_on=None, host_snapshot_bytes=0)
+    own = replace(config, layers_on=None, host_snapshot_bytes=0, mmproj="none")
     cuts = [(cut_layers(spec, first, stop), device) for (first, stop), device in zip(ends, chosen, strict=True)]
     each = [resolve(span, own, device) for span, device in cuts]
     rows, tokens = min(one.max_running for one in each), min(one.max_step_tokens for one in each)
@@ -48,8 +45,9 @@ def resolve_spans(
     )
     length, stretch = min(one.context_length for one in each), min(one.stretch for one in each)
     return replace(
-        each[-1], layers_on=config.layers_on, spans=spans, steps_in_flight=1, stretch=stretch, context_length=length
-    )
+        each[-1], layers_on=config.layers_on, mmproj=config.mmproj, spans=spans, steps_in_flight=1, stretch=stretch,
+        context_length=length,
+    )  # fmt: skip
 
 
 def _with_part(config: EngineConfig, span: ModelSpec, spec: ModelSpec) -> EngineConfig:

@@ -45,15 +45,17 @@ def _core(layers_on: str, spec: ModelSpec, checkpoint: Checkpoint) -> EngineCore
     def make(span: LayerSpan, _spec: ModelSpec, _checkpoint: Checkpoint) -> GivingBackend:
         return new_backend() if span.config.chosen.kind == "cuda" else CPUBackend()
 
-    devices = [_GPU if name.startswith("cuda") else THE_CPU for name in layers_on.split(",")]
-    settled, backend = resolve_spans(spec, config, resolve, devices), SpanBackend(make)
+    settled, backend = resolve_spans(spec, config, resolve), SpanBackend(make)
     backend.load(spec, checkpoint, settled)
     return EngineCore(backend, spec, settled)
 
 
 @pytest.mark.parametrize("layers_on", ["cuda=2,cpu=rest", "cpu=2,cuda=rest"])
-def test_log_probabilities_are_numpys(layers_on: str) -> None:
+def test_log_probabilities_are_numpys(layers_on: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in chunks, beside answers; drafts that are verified, and states that go on behind them."""
+    monkeypatch.setattr(
+        "realizar.backends.spans.resolve.choose_device", lambda name: THE_CPU if name == "cpu" else _GPU
+    )
     spec, checkpoint = random_model(_RECIPE)
     reference = ReferenceModel(spec, load_tensors(spec, checkpoint))
     sampling = SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=0, ignore_eos=True)
