@@ -131,9 +131,6 @@ class DiskCache:
         self._fetches = ThreadPoolExecutor(_FETCHES, "realizar-fetch")
         self._readers = ThreadPoolExecutor(readers, "realizar-read")
         self._writers = ThreadPoolExecutor(_WRITERS, "realizar-write")
-        self._returns = ThreadPoolExecutor(
-            1, "realizar-return"
-        )  # of buffers, which would wait behind what is to be read
         cache.watch = self
 
     @property
@@ -264,7 +261,7 @@ class DiskCache:
             _LOG.warning("the prefix cache is forgotten, as blocks could not be written to it: %s", error)
             fetch.is_cancelled = True
             self._cache.forget()
-        self._returns.submit(self._give_back, waits, batch.buffer)
+        self._readers.submit(self._give_back, waits, batch.buffer)
 
     def _write_cached(self, fetch: Fetch, batch: Batch) -> Callable[[], None] | None:
         """Write what the cache lacks of a batch; what waits until it was read. Without room no more is taken in."""
@@ -421,5 +418,5 @@ class DiskCache:
         if self._buffers is not None:
             for _ in range(_FETCHES):
                 self._buffers.put(np.zeros(0, np.uint8))  # for fetches that wait for one
-        for pool in (self._fetches, self._writers, self._readers, self._returns):
+        for pool in (self._fetches, self._writers, self._readers):
             pool.shutdown(cancel_futures=True)
