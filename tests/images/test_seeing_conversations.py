@@ -40,17 +40,20 @@ SIZES = ((28, 28), (60, 20), (8, 8), (90, 90), (20, 60))
 CONTEXT = 768
 
 
+def tightened(found: Capacity) -> Capacity:
+    most = CONTEXT // found.block_size + 1
+    return replace(
+        found,
+        num_blocks=tuple(min(count, most) for count in found.num_blocks),
+        num_snapshots=min(found.num_snapshots, 12),
+    )
+
+
 class TightBackend(CPUBackend):
     """Has blocks for one request of the whole context, and few snapshots."""
 
     def capacity(self) -> Capacity:
-        found = super().capacity()
-        most = CONTEXT // found.block_size + 1
-        return replace(
-            found,
-            num_blocks=tuple(min(count, most) for count in found.num_blocks),
-            num_snapshots=min(found.num_snapshots, 12),
-        )
+        return tightened(super().capacity())
 
 
 def make_core(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,7 +18,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from engine.core.test_hybrid_conversations import compare  # noqa: E402
-from images.test_seeing_conversations import CONTEXT, SIZES, SeeingChat, embedded  # noqa: E402
+from images.test_seeing_conversations import CONTEXT, SIZES, SeeingChat, embedded, tightened  # noqa: E402
 from images.vision_models import build_vision_model, encoded, image_of  # noqa: E402
 from realizar.backends.base import Capacity  # noqa: E402
 from realizar.backends.cuda.device import open_device  # noqa: E402
@@ -47,13 +46,7 @@ class TightBackend(CUDABackend):
     """Has blocks for one request of the whole context, and few snapshots."""
 
     def capacity(self) -> Capacity:
-        found = super().capacity()
-        most = CONTEXT // found.block_size + 1
-        return replace(
-            found,
-            num_blocks=tuple(min(count, most) for count in found.num_blocks),
-            num_snapshots=min(found.num_snapshots, 12),
-        )
+        return tightened(super().capacity())
 
 
 class SlicedChat(SeeingChat):
