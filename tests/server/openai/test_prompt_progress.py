@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from typing import Any
 
 import httpx
@@ -120,9 +121,12 @@ def test_responses_report_in_their_events_of_progress(client: openai.OpenAI, ser
     total = got[-1].response.usage.input_tokens
     assert [read["total"] for _, read in reported] == [total] * len(reported)
     assert reported[-1][1]["processed"] == total
-    kinds = [event.type for event in got if not event.model_extra]
     without = events()
-    assert kinds == [event.type for event in without]
+    # A delta may hold several tokens where the reader is slow, so runs of one kind count once.
+    kinds, kinds_without = (
+        [kind for kind, _ in groupby(e.type for e in each if not e.model_extra)] for each in (got, without)
+    )
+    assert kinds == kinds_without
     assert not any(event.model_extra for event in without)
 
 
