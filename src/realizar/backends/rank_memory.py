@@ -45,6 +45,11 @@ class RankMemory:
     def is_broken(self) -> bool:
         return bool(self._words[0])
 
+    def num_exchanges(self) -> list[int]:
+        """Those that each rank has written; 0 where devices exchange rows."""
+        line = LINE_BYTES // self._words.itemsize
+        return [int(count) for count in self._words[line : (1 + self.ranks) * line : line]]
+
     def break_off(self) -> None:
         """Let nobody wait for another rank any more: what steps compute from now on means nothing."""
         self._words[0] = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -16,9 +17,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from backends.ranks import stalled_rank
 from realizar.backends.base import ForwardInput
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.devices import ChosenDevice
+from realizar.backends.ranks import backend as ranked
 from realizar.backends.ranks.messages import Submit, pack_masks, pack_step, unpack_masks, unpack_step
 from realizar.backends.select import plan_memory, resolve_model
 from realizar.batch import LogprobQuery, StateMoves, StepRows
@@ -189,6 +192,22 @@ def check_lost_in_step(config: EngineConfig, path: Path, number: signal.Signals)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_gone_ends_the_engine(tiny: Path, number: signal.Signals) -> None:
     check_lost_in_step(_CONFIG, tiny, number)
+
+
+def check_stalled(config: EngineConfig, path: Path, monkeypatch: pytest.MonkeyPatch, expected: str) -> None:
+    """A rank that does nothing any more, though no signal has stopped it, ends the engine."""
+    monkeypatch.setattr(ranked, "_COMMAND", (sys.executable, stalled_rank.__file__))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    with loaded(config, path) as core:
+        core.add(Request("r", (1, 2, 3), SamplingParams(temperature=0.0, ignore_eos=True), 100))
+        with pytest.raises(EngineDeadError, match=expected):
+            step_on(core)
+    assert not any(b"stalled_rank" in command for command in child_commands(os.getpid()).values())
+
+
+def test_a_rank_that_stalls_ends_the_engine(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranked, "_LOOK_S", 0.1)
+    check_stalled(_CONFIG, tiny, monkeypatch, "rank 1 of 2 has stalled$")
 
 
 def test_loads_leave_nothing(tiny: Path) -> None:

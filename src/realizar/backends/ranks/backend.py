@@ -58,6 +58,7 @@ _LOG = logging.getLogger(__name__)
 _COMMAND = (sys.executable, "-m", "realizar.backends.ranks.process")
 _LOOK_S = 1.0  # between looks at whether a rank is stopped; that one has ended is seen at once
 _MOST_STOPPED = 5  # such looks in a row
+_MOST_SILENT = 10  # looks in a row at a rank for which others wait in the same exchange
 _END_S = 2.0
 _Found = TypeVar("_Found")
 
@@ -134,7 +135,8 @@ class RankedBackend:
         self._others: list[_Rank] = []
         self._capacity: Capacity | None = None
         self._lost = ""  # why no call can be made any more
-        self._num_steps = 0
+        self._num_steps = self._num_silent = 0
+        self._num_exchanges: list[int] = []  # at the last look
         self._last: RankedStep | None = None
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -286,10 +288,22 @@ class RankedBackend:
             self._look(others)
 
     def _look(self, others: Sequence[_Rank]) -> None:
+        self._look_for_silence()
         for other in others:
             other.num_stopped = other.num_stopped + 1 if other.is_stopped else 0
             if other.num_stopped >= _MOST_STOPPED:
                 self._lose(f"{self._name(other)} was stopped")
+
+    def _look_for_silence(self) -> None:
+        """Of ranks that have loaded: one that others wait for, and that no signal has stopped."""
+        memory = self._memory
+        if memory is None or self._capacity is None:
+            return
+        counts, before = memory.num_exchanges(), self._num_exchanges
+        waits = len(set(counts)) > 1 and counts == before
+        self._num_exchanges, self._num_silent = counts, self._num_silent + 1 if waits else 0
+        if self._num_silent >= _MOST_SILENT:
+            self._lose(f"rank {counts.index(min(counts))} of {self._count} has stalled")
 
     def shutdown(self) -> None:
         self._closing.set()
