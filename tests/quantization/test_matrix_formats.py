@@ -47,6 +47,12 @@ def test_empty_configurations_are_none() -> None:
     assert matrix_format(gguf_checkpoint()) is None
 
 
+def test_each_checkpoint_has_a_format_of_its_own() -> None:
+    mxfp4, fp8 = (config_checkpoint({"quantization_config": {"quant_method": method}}) for method in ("mxfp4", "fp8"))
+    assert matrix_format(mxfp4) is matrix_format(mxfp4)
+    assert type(matrix_format(mxfp4)) is not type(matrix_format(fp8))
+
+
 def _floats(inputs: Any, bits: int = 8) -> dict[str, Any]:
     weights = {"type": "float", "num_bits": bits, "strategy": "channel" if bits == 8 else "tensor_group"}
     group = {"weights": weights, "input_activations": inputs}

@@ -59,9 +59,9 @@ class StoredTensor:
             self.file.prefetch(self.offset, self.size_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Checkpoint:
-    """Metadata and tensors of one model.
+    """Metadata and tensors of one model; equal to itself alone.
 
     Attributes:
         path: the GGUF file (its first part) or the safetensors folder.

@@ -8,8 +8,10 @@ and older releases of it that alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +56,8 @@ def is_packed(checkpoint: Checkpoint, name: str) -> bool:
 
 def tensor_shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
     """However its numbers are stored; CheckpointError where it is made of tensors that do not fit together."""
-    packed = _packed(checkpoint, name)
-    if packed is None:
-        return checkpoint.tensors[name].shape
-    return packed.shape(checkpoint, name)
+    kind = _kind(checkpoint, name)
+    return checkpoint.tensors[name].shape if kind is None else kind[1]
 
 
 def tensor_layout(checkpoint: Checkpoint, name: str) -> WeightLayout:
@@ -67,8 +67,8 @@ def tensor_layout(checkpoint: Checkpoint, name: str) -> WeightLayout:
         UnsupportedModelError: weights can't have its type.
         CheckpointError: it is made of tensors that do not fit together.
     """
-    packed = _packed(checkpoint, name)
-    return _plain_layout(checkpoint.tensors[name]) if packed is None else packed.source(checkpoint, name).layout
+    kind = _kind(checkpoint, name)
+    return _plain_layout(checkpoint.tensors[name]) if kind is None else kind[0]
 
 
 def stack_layout(checkpoint: Checkpoint, names: Sequence[str]) -> WeightLayout:
@@ -151,6 +151,20 @@ def _packed(checkpoint: Checkpoint, name: str) -> MatrixFormat | None:
     return stored_format if stored_format is not None and stored_format.tensors(checkpoint, name) else None
 
 
+def _kind(checkpoint: Checkpoint, name: str) -> tuple[WeightLayout, tuple[int, ...]] | None:
+    """Layout and shape of a matrix that a format makes of several tensors, found once; None of a plain one.
+
+    A mixture has tens of thousands, which checks, plans and loads look up again and again.
+    """
+    found = _method(checkpoint).kinds
+    if name not in found:
+        packed = _packed(checkpoint, name)
+        found[name] = None if packed is None else (
+            packed.source(checkpoint, name).layout, packed.shape(checkpoint, name)
+        )  # fmt: skip
+    return found[name]
+
+
 def _plain_layout(stored: StoredTensor) -> WeightLayout:
     layout = None if stored.ggml_type is None else GGML_LAYOUTS.get(stored.ggml_type)
     if layout is None:
@@ -188,13 +202,35 @@ MATRIX_FORMATS: dict[str, type[MatrixFormat]] = {
 """The format of each `quant_method`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """What is known of a checkpoint's matrices. Attributes: format: as of `matrix_format`. kinds: as of `_kind`."""
+
+    format: MatrixFormat | None
+    kinds: dict[str, tuple[WeightLayout, tuple[int, ...]] | None]
+
+
+_methods: WeakKeyDictionary[Checkpoint, _Method] = WeakKeyDictionary()
+
+
 def matrix_format(checkpoint: Checkpoint) -> MatrixFormat | None:
-    """The format that a checkpoint's configuration names; None where its tensors are plain.
+    """The format that a checkpoint's configuration names, made once; None where its tensors are plain.
 
     Raises:
         UnsupportedModelError: no format reads the method, or it refuses a parameter.
         CheckpointError: the configuration is malformed, or two files name two.
     """
+    return _method(checkpoint).format
+
+
+def _method(checkpoint: Checkpoint) -> _Method:
+    found = _methods.get(checkpoint)
+    if found is None:
+        found = _methods[checkpoint] = _Method(_make_format(checkpoint), {})
+    return found
+
+
+def _make_format(checkpoint: Checkpoint) -> MatrixFormat | None:
     config, beside = _quantization_config(checkpoint), _model_opt_config(checkpoint)
     if not config:
         return ModelOptTensors(beside, _model_opt_path(checkpoint), "quantization") if beside else None

@@ -254,6 +254,11 @@ def test_only_two_alike_take_turns() -> None:
             strip_places(rows, interleaved=True)
 
 
+def test_pairs_that_take_turns_lie_one_behind_the_other() -> None:
+    places = [list(range(6))[place] for place in strip_places((128, 128, 64, 64), interleaved=True)]
+    assert places == [[0, 2], [1, 3], [4], [5]]
+
+
 def test_parts_that_do_not_fit_are_refused() -> None:
     four, six = random_source(GGMLType.Q4_K, 64, 256), random_source(GGMLType.Q6_K, 64, 256)
     for parts in (

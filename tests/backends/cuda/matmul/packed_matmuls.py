@@ -60,10 +60,10 @@ class HostPacker:
         for old in [each for each in _floats if at <= each < at + packed.weights.numel()]:
             del _floats[old]  # of memory that was freed
         if packed.interleaved:
-            strips = np.stack([each.reshape(-1, 64, packed.in_features) for each in floats], axis=1)
-            _floats[at] = strips.reshape(-1, packed.in_features)
-        else:
-            _floats[at] = np.concatenate(floats)
+            strips = [each.reshape(-1, 64, packed.in_features) for each in floats]
+            pairs = [np.stack(pair, axis=1) for pair in zip(strips[::2], strips[1::2], strict=True)]
+            floats = [pair.reshape(-1, packed.in_features) for pair in pairs]
+        _floats[at] = np.concatenate(floats)
         return packed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,8 +36,8 @@ class HostPacker(Packer):
     def __init__(self) -> None:
         self.device, self._repacks = DEVICE, True
 
-    def _upload(self, run: np.ndarray, stream: object) -> tuple[torch.Tensor, Any]:
-        return torch.from_numpy(run.copy()), SimpleNamespace(record=lambda _: None)
+    def _upload(self, runs: Sequence[np.ndarray], stream: object) -> tuple[torch.Tensor, Any]:
+        return torch.from_numpy(np.concatenate(runs)), SimpleNamespace(record=lambda _: None)
 
 
 class ThreadPacker:

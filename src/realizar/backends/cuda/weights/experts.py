@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -282,11 +283,11 @@ class ExpertLoader:
         expert.
         """
         assert self._packer is not None
-        of_run = stack.routed // len(runs)
-        for index, run in enumerate((*runs, last) if last else runs):
-            first = index * of_run  # all runs are as long but the last, which may be the one more
-            end = stack.count if index == len(runs) else first + of_run
-            self._packer.pack(run, stack.part(first, end))
+        if stack.out_features % BLOCK == 0:
+            self._packer.pack([*chain.from_iterable(runs), *last], stack.part(0, stack.count))
+            return
+        for expert, run in enumerate((*runs, last) if last else runs):  # each ends within a block
+            self._packer.pack(run, stack.part(expert, expert + 1))
 
     def _copy(self, stack: torch.Tensor, sources: Sequence[MatrixSource]) -> None:
         first = 0

@@ -55,16 +55,18 @@ class PackedMatrix:
 def strip_places(out_features: Sequence[int], interleaved: bool) -> list[slice]:
     """Places of the blocks of 64 out_features of matrices of these sizes, in the matrix that they are packed into.
 
-    Raises UnsupportedModelError for matrices to be interleaved that are not two of one whole number of blocks.
+    Raises UnsupportedModelError for matrices to be interleaved that are not pairs of one whole number of blocks each.
     """
     if interleaved:
-        if len(out_features) != 2 or out_features[0] != out_features[1] or out_features[0] % BLOCK:
+        firsts, seconds = out_features[::2], out_features[1::2]
+        if list(firsts) != list(seconds) or any(count % BLOCK for count in firsts):
             raise UnsupportedModelError(
                 f"two matrices interleave if their output features are the same multiple of {BLOCK}"
             )
-        return [slice(part, None, 2) for part in range(2)]
-    ends = list(itertools.accumulate(-(-count // BLOCK) for count in out_features))
-    return [slice(first, end, 1) for first, end in itertools.pairwise([0, *ends])]
+        ends = itertools.accumulate((2 * count // BLOCK for count in firsts), initial=0)
+        return [slice(first + part, end, 2) for first, end in itertools.pairwise(ends) for part in range(2)]
+    ends = itertools.accumulate((-(-count // BLOCK) for count in out_features), initial=0)
+    return [slice(first, end, 1) for first, end in itertools.pairwise(ends)]
 
 
 def codebook_table(layout: WeightLayout) -> NDArray[np.uint8] | None:

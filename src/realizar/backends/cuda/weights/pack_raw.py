@@ -8,7 +8,7 @@ are packed from, by threads, or as `fragment_floats`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeAlias
@@ -35,6 +35,7 @@ from realizar.backends.cuda.weights.pack import PackedMatrix, codebook_table, st
 from realizar.backends.cuda.weights.store import aligned
 from realizar.errors import UnsupportedModelError
 from realizar.quantization.layout import FloatType, WeightLayout
+from realizar.quantization.planes import Planes
 from realizar.quantization.source import MatrixSource
 
 _PIECE_BYTES = 32 << 20
@@ -115,11 +116,34 @@ def table_of(layout: WeightLayout, device: torch.device | str) -> torch.Tensor |
     return None if book is None else torch.from_numpy(book).to(device)
 
 
-def _copy_by_threads(run: NDArray[Any], to: NDArray[np.uint8]) -> None:
+def _copied_at_once(parts: Sequence[MatrixSource], most: int) -> Iterator[list[Planes]]:
+    """Planes of matrices one below the other, of up to `most` out_features together, a multiple of 64."""
+    planes: list[Planes] = []
+    room = most
+    for part in parts:
+        start = 0
+        while start < part.out_features:
+            stop = min(start + room, part.out_features)
+            planes.append(part.planes(start, stop))
+            room, start = room - (stop - start), stop
+            if not room:
+                yield planes
+                planes, room = [], most
+    if planes:
+        yield planes
+
+
+def _copy_by_threads(runs: Sequence[NDArray[Any]], to: NDArray[np.uint8]) -> None:
     """Copy rows from a file's pages, at which one thread waits several times as long as the bus takes for them."""
-    step = max(1, _COPIED_BYTES // max(1, run.shape[1]))
-    parts = [slice(first, first + step) for first in range(0, len(run), step)]
-    list(_copying().map(lambda part: np.copyto(to[part], run[part], casting="unsafe"), parts))
+    copies: list[tuple[NDArray[np.uint8], NDArray[Any]]] = []
+    end = 0
+    for run in runs:
+        step = max(1, _COPIED_BYTES // max(1, run.shape[1]))
+        for first in range(0, len(run), step):
+            part = run[first : first + step]
+            copies.append((to[end : end + part.size].reshape(part.shape), part))
+            end += part.size
+    list(_copying().map(lambda copy: np.copyto(copy[0], copy[1], casting="unsafe"), copies))
 
 
 @cache
@@ -163,7 +187,7 @@ class Packer:
             parts: matrices of one layout and width; all but the last have a multiple of 64 out_features.
             into: memory for weights and block scales, 256-byte aligned: uint8 [memory_bytes(parts)], or a matrix that
                 has it; allocated if None.
-            interleaved: blocks of 64 out_features of two matrices alternate.
+            interleaved: blocks of 64 out_features of two matrices alternate, then of the next two.
 
         Raises:
             UnsupportedModelError: the parts can't lie in one matrix, or no format expresses their layout.
@@ -193,17 +217,19 @@ class Packer:
     ) -> PackedMatrix:
         matrix = into if isinstance(into, PackedMatrix) else reserve(parts, self.device, into, interleaved)
         strips, scales = matrix.weights.view(len(matrix.block_scales), -1), matrix.block_scales
-        step = max(1, _PIECE_BYTES // (matrix.in_features * BLOCK)) * BLOCK
-        stream = torch.cuda.current_stream(self.device)
-        places = strip_places([each.out_features for each in parts], matrix.interleaved)
-        for part, place in zip(parts, places, strict=True):
-            for start in range(0, part.out_features, step):
-                planes = part.planes(start, min(start + step, part.out_features))
-                codes, event = self._upload(planes.codes, stream)
-                of_groups = torch.from_numpy(planes.scales).to(self.device)
-                first, end = start // BLOCK, -(-(start + planes.out_features) // BLOCK)
-                rows = codes.reshape(-1)[: planes.codes.size].view(planes.out_features, -1)
-                reorder_e4m3(rows, of_groups, matrix.format, strips[place][first:end], scales[place][first:end])
+        strip_places([each.out_features for each in parts], matrix.interleaved)  # refuses what can't alternate
+        most = max(1, _PIECE_BYTES // (matrix.in_features * BLOCK)) * BLOCK
+        step, stream = 2 if matrix.interleaved else 1, torch.cuda.current_stream(self.device)
+        for number in range(step):
+            own, own_scales, first = strips[number::step], scales[number::step], 0
+            for planes in _copied_at_once(parts[number::step], most):
+                codes, event = self._upload([each.codes for each in planes], stream)
+                of_groups = torch.from_numpy(np.concatenate([each.scales for each in planes])).to(self.device)
+                out_features = len(of_groups)
+                rows = codes.reshape(-1)[: sum(each.codes.size for each in planes)].view(out_features, -1)
+                end = first + -(-out_features // BLOCK)
+                reorder_e4m3(rows, of_groups, matrix.format, own[first:end], own_scales[first:end])
+                first = end
                 event.record(stream)
         return matrix
 
@@ -214,7 +240,7 @@ class Packer:
         stream = torch.cuda.current_stream(self.device)
         for start in range(0, len(raw), step):
             run = raw[start : start + step]
-            copy, event = self._upload(run, stream)
+            copy, event = self._upload([run], stream)
             place = slice(start // BLOCK, -(-(start + len(run)) // BLOCK))
             reorder_floats(copy.reshape(-1)[: run.size].view(dtype).view(len(run), -1), weights[place], scales[place])
             event.record(stream)
@@ -231,7 +257,7 @@ class Packer:
         for start in range(0, len(raw), step):
             out_features = min(step, len(raw) - start)
             run = raw[start : start + out_features]
-            blocks, event = self._upload(run, stream)
+            blocks, event = self._upload([run], stream)
             strips = -(-out_features // BLOCK)
             tops = torch.zeros((strips, 2), dtype=torch.int32, device=self.device)
             shape = [out_features, cols]
@@ -245,15 +271,18 @@ class Packer:
             pack_kernel.launch((chunks, strips, 1), 128, arguments, "ppppiiii", stream.cuda_stream, False)
             event.record(stream)
 
-    def _upload(self, run: NDArray[Any], stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
-        """Start a copy of out_features to the device; the event must be recorded after the last use of the copy."""
+    def _upload(self, runs: Sequence[NDArray[Any]], stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Start a copy of out_features, of a run behind those before it, to the device; the event must be recorded
+        after the last use of the copy.
+        """
         self._staging ^= 1
         host, copy, event = self._staged[self._staging]
         event.synchronize()
-        if run.size > host.numel():
-            return torch.from_numpy(np.ascontiguousarray(run)).to(self.device), event
-        _copy_by_threads(run, host.numpy()[: run.size].reshape(run.shape))
-        copy[: run.size].copy_(host[: run.size], non_blocking=True)
+        size = sum(run.size for run in runs)
+        if size > host.numel():
+            return torch.from_numpy(np.concatenate(runs)).to(self.device), event
+        _copy_by_threads(runs, host.numpy())
+        copy[:size].copy_(host[:size], non_blocking=True)
         return copy, event
 
     def _load(self, layout: WeightLayout, weight_format: FragmentFormat) -> tuple[Kernel, Kernel]:
