@@ -240,14 +240,16 @@ def picture(tmp_path: Path) -> Path:
 
 def test_images_are_shown_by_the_next_message(session: ChatSession, model: Model, picture: Path) -> None:
     assert say(session, f"/image {picture}") == "(the next message shows it)"
-    assert say(session, f"/image {picture}") == "(the next message shows 2 images)"
+    dropped = str(picture).replace(" ", "\\ ")
+    assert say(session, f"/image {dropped}") == "(the next message shows 2 images)"
+    assert say(session, f"/image '{picture}'") == "(the next message shows 3 images)"
     assert say(session, "What?\nWhere?") == "What?. Where?. "
     *images, text = model.asked[-1][-1]["content"]
     assert text == {"type": "text", "text": "What?\nWhere?"}
     for part in images:
         kind, _, data = part["image_url"]["url"].partition(";base64,")
         assert (part["type"], kind, base64.b64decode(data)) == ("image_url", "data:image/webp", picture.read_bytes())
-    assert len(images) == 2
+    assert len(images) == 3
     say(session, "And now?")
     assert model.asked[-1][-1]["content"] == "And now?"
     assert say(session, "/undo") == "(taken back: And now?)"

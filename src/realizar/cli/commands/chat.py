@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import get_terminal_size
@@ -320,7 +321,7 @@ class ChatSession:
             self._images.clear()
             yield "(the next message shows no image)"
             return
-        part = _image_part(rest)
+        part = _image_part(_dropped(rest))
         try:
             self.window.count([user_message("", [part])])  # raises where the model reads text only
         except RealizarError as error:
@@ -372,6 +373,15 @@ def _command_of(line: str) -> tuple[str, str] | None:
 def _text_of(message: Message) -> str:
     content = message["content"]
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
+
+
+def _dropped(name: str) -> str:
+    """The name of a file that a terminal wrote in quotes or with backslashes, as of one that is dropped on it."""
+    with suppress(OSError, ValueError):
+        words = [] if Path(name).exists() else shlex.split(name)
+        if len(words) == 1:
+            return words[0]
+    return name
 
 
 def _image_part(name: str) -> dict[str, Any]:
