@@ -6,6 +6,7 @@
 The model has the shapes and types of a real one, and random weights; layers' matrices of one shape and type have the
 same bytes. The exit status is 1 where the texts of two runs differ, or log-probabilities by more than numbers round.
 `--kill` ends the last rank of each engine with SIGKILL amid a step, and tells in how many seconds its request failed.
+`--profile` prints the first rank's device time by kernel; one that reads sums over ranks waits for the others in it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from cuda_bench import decode_rate, random_checkpoint
+from cuda_bench import decode_rate, profile, random_checkpoint
 
 _NEAR = 0.05  # mean difference of log-probabilities in nats, of activations in 8 bits
 _SHAPES = SHAPES | {"llama-70b": Shape("llama", 80, 8192, 28672, 64, 8, 128, 128256, False, 5e5, 1e-5, 131072)}
@@ -124,6 +125,11 @@ def compare(path: Path, ranks: int, arguments: argparse.Namespace, first: list[f
             runs = [measure(core, batch=1, prompt_tokens=prompt, gen_tokens=1, seed=seed) for seed in range(3)]
             rate = sorted(run.prefill_tokens_per_s for run in runs)[1]
             print(f"{ranks} GPUs: prefill {prompt}: {rate:.0f} tokens/s", flush=True)
+        if arguments.profile:
+            for batch in arguments.batches:
+                profile(core, batch, 1 if batch == 1 else 128, 32, next_tokens(core.spec, batch))
+            for prompt in arguments.prefill:
+                profile(core, 1, prompt, 1, next_tokens(core.spec, 1))
         if arguments.kill and ranks > 1:
             print(f"{ranks} GPUs: {kill_amid(core):.2f} s from SIGKILL to the end", flush=True)
     finally:
@@ -147,6 +153,7 @@ def main() -> int:
     parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     all_near, first = True, list[float]()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:

@@ -225,10 +225,10 @@ def _make_cpu_rank(place: RankPlace, progress: LoadProgress | None = None) -> Ba
 
 def _make_gpu_rank(place: RankPlace, opened: DeviceProfile, progress: LoadProgress | None = None) -> Backend:
     """All ranks go without the kernels that one of them goes without."""
-    from realizar.backends.cuda.ranks import NCCLGroup
+    from realizar.backends.cuda.ranks.group import GPUGroup
     from realizar.backends.cuda.runner import CUDABackend
 
-    group = NCCLGroup(place, opened.torch_device)
+    group = GPUGroup(place, opened.torch_device)
     return CUDABackend(progress, group.like_others(opened), ranks=group)
 
 

@@ -22,12 +22,19 @@ _REFUSED = ("experts-of-two-matrices",)  # experts without a gate
 _BY_TWO = [name for name, (_, counts) in RECIPES.items() if 2 in counts and name not in _REFUSED]
 
 
-@pytest.mark.parametrize(("names", "count"), [(_BY_TWO, 2), (["experts-with-norms", "copied-norms-of-tokens"], 3)])
-def test_the_sums_of_ranks_are_the_whole(names: list[str], count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "count", "way"),
+    [
+        (_BY_TWO, 2, "memory"),
+        (["experts-with-norms", "copied-norms-of-tokens"], 3, "memory"),
+        (["experts-with-norms", "copied-norms-of-tokens"], 3, "calls"),
+    ],
+)
+def test_the_sums_of_ranks_are_the_whole(names: list[str], count: int, way: str, tmp_path: Path) -> None:
     from backends.ranks import cuda_ranks
 
     command = [sys.executable, cuda_ranks.__file__, ",".join(names)]
-    ranks = [subprocess.Popen([*command, str(rank), str(count), str(tmp_path)]) for rank in range(count)]
+    ranks = [subprocess.Popen([*command, str(rank), str(count), str(tmp_path), way]) for rank in range(count)]
     try:
         assert [rank.wait(HANG_S) for rank in ranks] == [0] * count
     finally:

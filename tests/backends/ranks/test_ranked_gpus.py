@@ -20,6 +20,7 @@ from backends.ranks.test_ranked_backend import (  # noqa: E402
     check_lost_in_load,
     check_lost_in_step,
     check_same_bits,
+    check_stalled,
     loaded,
     mixed_requests,
     rank_processes,
@@ -86,6 +87,11 @@ def test_a_rank_that_is_gone_ends_the_engine_and_another_follows(tiny: Path, num
     check_lost_in_step(_CONFIG, tiny, number)
     with _loaded(tiny) as core:
         assert run_all(core, [Request("r", (1, 2, 3), _GREEDY, 8)])
+
+
+def test_a_rank_that_stalls_ends_the_engine(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the other's kernels, which wait for its sums."""
+    check_stalled(_CONFIG, tiny, monkeypatch, "a rank of 2 sent no sums for which the others waited$")
 
 
 def test_loads_leave_nothing(tiny: Path) -> None:

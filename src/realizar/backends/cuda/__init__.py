@@ -7,7 +7,7 @@ A model is loaded once and stepped many times. Read in this order:
    by which kernels, epilogues and graphs are chosen. `shapes.py` pads steps to few kinds.
 3. `bind.py`, `bind_dense.py`, `bind_mixture.py`, `norms.py`: the program's blocks become a list of launches over the
    buffers of `workspace.py`, with the tiles of `kernel_sizes.py`. `inputs/` has what comes before the blocks, and
-   `ranks.py` the sums of a model that several devices share.
+   `ranks/` the sums of a model that several devices share.
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
    `recurrences/`: layers with a state, and its memory.
 5. `graphs.py`, `capture.py`: the list of launches is run, or replayed from CUDA graphs captured at load, and by a

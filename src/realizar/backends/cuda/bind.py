@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,7 +16,8 @@ from realizar.backends.cuda.kernels.choose import choose, finish_logits
 from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.linears import MergedLinear, Merger
 from realizar.backends.cuda.norms import Branch, Consumer, NormBinder
-from realizar.backends.cuda.ranks import RankSums
+from realizar.backends.cuda.ranks.peers import Sums
+from realizar.backends.cuda.ranks.sums import RankSums
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
@@ -44,7 +46,7 @@ class Binder:
         experts: MixtureBinder, recurrences: RecurrenceBinder, norms: NormBinder, dense: DenseBinder,
         ranks: RankSums | None = None,
     ) -> None:  # fmt: skip
-        self._ranks = ranks
+        self._ranks, self._turns = ranks, dict[Block, int]()
         self._spec, self._space, self._experts, self._norms, self._dense = spec, workspace, experts, norms, dense
         self._attention, self._merger, self._recurrences = attention, merger, recurrences
         self._inputs = InputsBinder(weights, workspace, norms)
@@ -54,6 +56,8 @@ class Binder:
 
     def bind_body(self, program: Program) -> list[Launch]:
         """The launches of the embedding and the layers, over all tokens."""
+        summed = [block for block in program.blocks if block.join.reduce]
+        self._turns = {block: turn for turn, block in enumerate(summed)}
         launches, branch = list(self._begin(program)), self._of_state(program)
         for index, block in enumerate(program.blocks):
             first, *others, last = self._block(block, branch)
@@ -110,7 +114,7 @@ class Binder:
 
     def _add_up_stream(self, kind: StepKind) -> None:
         assert self._ranks is not None
-        self._ranks.add_up_stream(self._space.hidden[: kind.tokens])
+        self._ranks.of_stream(self._space.hidden[: kind.tokens], self._space.launching(kind))
 
     def bind_fusion(self, fusion: Fusion) -> list[Launch]:
         """Launches that make states of `Workspace.streams`, which are not a step's, and leave them in `hidden`."""
@@ -182,7 +186,6 @@ class Binder:
         """A block's launches; the branch of the block before it is added to the stream by the first of them."""
         if isinstance(block, ExpertsBlock):
             yield from self._experts.bind(block, before, self._next_consumer(block.join))
-            yield from self._sums(block)
             return
         assert block.join.linear is not None
         inputs, output = self._merger.merge(block.inputs.linears), self._merger.merge((block.join.linear,))
@@ -206,11 +209,6 @@ class Binder:
             yield Launch("activation", self._dense.activate(block.feed_forward, inputs, output, buffers.get))
         residual = self._norms.bind_residual_add(branch, self._next_consumer(block.join))
         yield Launch(join_part(block), self._dense.project(output, buffers.get, residual=residual), output.weight_bytes)
-        yield from self._sums(block)
-
-    def _sums(self, block: Block) -> Iterator[Launch]:
-        if block.join.reduce:
-            yield Launch(RANK_SUMS, partial(self._norms.add_up, self._branch(block)))
 
     def _next_consumer(self, join: Join) -> Consumer | None:
         if join.next is None:
@@ -219,10 +217,11 @@ class Binder:
         return self._merger.merge(join.next.linears) if experts is None else self._experts.input(join.next, experts)
 
     def _branch(self, block: Block) -> Branch:
+        turn = self._turns.get(block, 0)
         if isinstance(block, ExpertsBlock):
-            return self._experts.branch(block)
+            return replace(self._experts.branch(block), turn=turn)
         assert block.join.linear is not None
-        return Branch(self._merger.merge((block.join.linear,)), block.join)
+        return Branch(self._merger.merge((block.join.linear,)), block.join, turn)
 
     def _choose(self, head: MergedLinear) -> Callable[[StepKind], None]:
         space, spec = self._space, self._spec
@@ -231,14 +230,15 @@ class Binder:
 
         def run(kind: StepKind) -> None:
             splits = head.splits(kind)
-            partials, bias = space.partials(splits, kind.tokens, head.width), head.bias
+            sums = Sums(space.partials(splits, kind.tokens, head.width), splits, head.bias)
             if self._ranks is not None:
-                partials, bias, splits = self._ranks.side_by_side(partials, bias), None, 1
+                sums = self._ranks.of_logits(sums, space.launching(kind))
             finish_logits[(kind.tokens, blocks)](
-                partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
+                sums.partials, *sums.partials.stride()[:2], self._none if sums.bias is None else sums.bias,
                 space.logits, spec.vocab_size, float(spec.logit_scale), float(spec.logit_soft_cap or 1.0),
-                space.block_tops, space.block_ids, blocks, spec.vocab_size, SPLITS=splits, BIAS=bias is not None,
-                SOFT_CAP=spec.logit_soft_cap is not None, BLOCK=LOGIT_BLOCK, **space.launching(kind),
+                space.block_tops, space.block_ids, blocks, spec.vocab_size, SPLITS=sums.splits,
+                BIAS=sums.bias is not None, SOFT_CAP=spec.logit_soft_cap is not None, BLOCK=LOGIT_BLOCK, **sums.shared,
+                **space.launching(kind),
             )  # fmt: skip
             choose[(kind.tokens,)](
                 space.block_tops, space.block_ids, blocks, space.sampled, space.arrays["selected_rows"], space.last,

@@ -27,7 +27,7 @@ from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, t
 from realizar.backends.cuda.kernels.ahead import PlannedCompiles
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
-from realizar.backends.cuda.matmul.fp8 import least_pairs, runs_fp8
+from realizar.backends.cuda.matmul.fp8 import as_device_multiplies, least_pairs
 from realizar.backends.cuda.matmul.grouped import GroupedExperts
 from realizar.backends.cuda.matmul.linears import MergedLinear, Merger, describe_routes, distinct, partial_floats
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
@@ -35,7 +35,7 @@ from realizar.backends.cuda.matmul.routing import ExpertsRead, RouterKernels, sc
 from realizar.backends.cuda.native.compiler import is_compiling
 from realizar.backends.cuda.norms import NormBinder
 from realizar.backends.cuda.plan import plan_memory
-from realizar.backends.cuda.ranks import RankGroup, RankSums
+from realizar.backends.cuda.ranks.sums import RankGroup, RankSums, make_sums
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.recurrences.memory import StateMemory, slot_bytes
 from realizar.backends.cuda.recurrences.rows import RecurringRows
@@ -215,8 +215,7 @@ def load_model(
         CapacityError: it does not fit.
     """
     start_s = time.perf_counter()
-    if config.prompt_dtype == "fp8" and not runs_fp8(device):
-        config = replace(config, prompt_dtype="f16")
+    config = as_device_multiplies(config, device)
     if device.is_gpu:
         plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
     with memory.kept():
@@ -224,13 +223,14 @@ def load_model(
         sampler, reserved = _make_sampler(spec, config, device, parts.space, progress)
         lane = _make_lane(spec, config, parts, device, parts.space, parts.merger, parts.matmuls)
         of_aside = _make_aside_lane(spec, config, parts, device, progress)
+        sums = make_sums(ranks, spec, config, lane.space.arrays.sizes, device.torch_device)
     with memory.emptied():
         scratch = _make_scratch(spec, config, parts, device)
         kv, states = _make_caches(spec, config, parts, reserved, device, beside, ranks)
     weights, space = parts.weights, parts.space
     with memory.kept():
         recurrences = RecurrenceBinder(weights, space, states, device, scratch)
-        attention, binder = _binders(spec, config, parts, lane, kv, recurrences, ranks)
+        attention, binder = _binders(spec, config, parts, lane, kv, recurrences, sums)
         sizes, recurring = space.arrays.sizes, _recurring_rows(config, space, states)
         tail = binder.bind_tail(parts.program.tail, gives_states=gives_states)
         graphs = GraphRunner(binder.bind_body(parts.program), tail, space, device, compiles=parts.compiles)
@@ -296,16 +296,13 @@ def _recurring_rows(config: ResolvedConfig, space: Workspace, states: StateMemor
 
 def _binders(
     spec: ModelSpec, config: ResolvedConfig, parts: _Parts, lane: _Lane, kv: KVMemory, recurrences: RecurrenceBinder,
-    ranks: RankGroup | None = None,
+    sums: RankSums | None = None,
 ) -> tuple[AttentionBinder, Binder]:  # fmt: skip
     """What binds the launches of a lane's steps."""
     weights, space, device, kernels = parts.weights, lane.space, lane.device, lane.matmuls.kernels
-    sizes, sums = space.arrays.sizes, None
-    if ranks is not None:
-        sums = RankSums(ranks, spec, sizes.tokens, sizes.selected, device.torch_device)
     attention = AttentionBinder(
         weights, space, kv, parts.ropes, device, config.context_length, config.batch_invariant, sums
-    )
+    )  # fmt: skip
     routers = None if kernels is None else RouterKernels(kernels)
     norms, dense = NormBinder(spec, weights, space, sums), DenseBinder(space)
     experts = MixtureBinder(weights, space, lane.merger, parts.experts, routers, lane.grouped, norms, dense)

@@ -18,7 +18,8 @@ from realizar.backends.cuda.matmul.experts import ExpertsInput, ExpertsOutput
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer, FoldedNorm, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.residual import Residual
-from realizar.backends.cuda.ranks import RankSums
+from realizar.backends.cuda.ranks.peers import Sums
+from realizar.backends.cuda.ranks.sums import RankSums
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import Join
@@ -56,10 +57,14 @@ class ParallelOutput:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A matmul, or experts, whose output is added to the residual stream, with the norm and scale of `join`."""
+    """A matmul, or experts, whose output is added to the residual stream, with the norm and scale of `join`.
+
+    `turn` counts a program's branches that ranks add up.
+    """
 
     linear: MergedLinear | ExpertsOutput | ParallelOutput
     join: Join
+    turn: int = 0
 
 
 def _is_folded(branch: Branch, consumer: Consumer) -> bool:
@@ -144,15 +149,6 @@ class NormBinder:
 
         return run, folded
 
-    def add_up(self, branch: Branch, kind: StepKind) -> None:
-        """Add up what all ranks have of a branch's sums, for the norm that adds it to the stream."""
-        assert self._ranks is not None
-        linear = branch.linear
-        if isinstance(linear, ParallelOutput):
-            self._ranks.add_up(1, linear.sums(kind), linear.shared.bias)
-            linear = linear.experts
-        self._ranks.add_up(0, self._partials(linear, kind), linear.bias)
-
     def bind_last(self, branch: Branch) -> Run:
         join = branch.join
         if join.norm is not None or join.output_scale is not None or isinstance(branch.linear, ParallelOutput):
@@ -206,10 +202,10 @@ class NormBinder:
                 "num_warps": cut.warps, **space.launching(kind),
             }  # fmt: skip
             if added is not None and isinstance(added.linear, ParallelOutput):
-                sums, sum_constants = self._both_sums(added.linear, added.join, kind)
+                sums, sum_constants = self._both_sums(added, added.linear, kind)
                 normalize_parallel[(tokens,)](*sums, *ends, **sum_constants, **constants)
             else:
-                sums, sum_constants = self._sums(added, kind)
+                sums, sum_constants = self._sums(added, kind, by_blocks=False)
                 normalize[(tokens,)](*sums, selected, *ends, GATHER=gather, **sum_constants, **constants)
 
         def inputs(input_format: InputFormat) -> ActivationBuffer:
@@ -243,7 +239,7 @@ class NormBinder:
             added = None if before is None or before.linear.adds_residual(kind) else before
             both = first[1].input_formats(kind), second[1].input_formats(kind)
             for one, other in itertools.zip_longest(*both):
-                sums, sum_constants = self._sums(added, kind)
+                sums, sum_constants = self._sums(added, kind, by_blocks=False)
                 pointers, stored = self._target(buffers.normed(one, cols) if one else None)
                 second_pointers, stored_second = self._target(buffers.parallel(other, cols) if other else None)
                 normalize_twice[(tokens,)](
@@ -269,7 +265,7 @@ class NormBinder:
             if branch.linear.adds_residual(kind):
                 return
             tokens = kind.tokens
-            sums, sum_constants = self._sums(branch, kind)
+            sums, sum_constants = self._sums(branch, kind, by_blocks=True)
             target = space.activations.normed(consumer.input_formats(kind)[0], cols) if consumer else None
             pointers, stored = self._target(target)
             normalize_block[(tokens, cut.blocks)](
@@ -287,31 +283,48 @@ class NormBinder:
         factor = 1.0 if join.output_scale is None else float(self._weights.vector_values(join.output_scale)[0])
         return *self.arguments(join.norm), float(join.scale), factor
 
-    def _sums(self, branch: Branch | None, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _sums(
+        self, branch: Branch | None, kind: StepKind, *, by_blocks: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
         if branch is None:
             return (self._none, 0, 0, self._none), {"SPLITS": 0, "MATMUL_BIAS": False}
-        assert not isinstance(branch.linear, ParallelOutput)
-        bias, partials, splits = branch.linear.bias, self._partials(branch.linear, kind), branch.linear.splits(kind)
-        if branch.join.reduce and self._ranks is not None:
-            bias, partials, splits = None, self._ranks.totals(0, kind.tokens), 1
-        pointers = partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias
-        return pointers, {"SPLITS": splits, "MATMUL_BIAS": bias is not None}
+        linear = branch.linear
+        assert not isinstance(linear, ParallelOutput)
+        own = Sums(self._partials(linear, kind), linear.splits(kind), linear.bias)
+        sums = self._of_ranks(branch, 0, own, kind, by_blocks=by_blocks)
+        pointers = *self._pointers(sums), self._none if sums.bias is None else sums.bias
+        return pointers, {"SPLITS": sums.splits, "MATMUL_BIAS": sums.bias is not None, **sums.shared}
 
-    def _both_sums(self, output: ParallelOutput, join: Join, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        own, dense, bias = self._partials(output.experts, kind), output.sums(kind), output.shared.bias
-        splits = output.experts.splits(kind)
-        if join.reduce and self._ranks is not None:
-            own, dense, bias, splits = *(self._ranks.totals(place, kind.tokens) for place in (0, 1)), None, 1
+    def _both_sums(
+        self, branch: Branch, output: ParallelOutput, kind: StepKind
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+        own, dense = (
+            self._of_ranks(branch, place, sums, kind, by_blocks=False)
+            for place, sums in enumerate((
+                Sums(self._partials(output.experts, kind), output.experts.splits(kind)),
+                Sums(output.sums(kind), len(output.sums(kind)), output.shared.bias),
+            ))
+        )  # fmt: skip
         norm, dense_norm = output.norms.experts_output, output.norms.shared_output
         pointers = (
-            own, own.stride(0), own.stride(1), self._none, *self.arguments(norm), dense, dense.stride(0),
-            dense.stride(1), self._none if bias is None else bias, *self.arguments(dense_norm),
+            *self._pointers(own), self._none, *self.arguments(norm), *self._pointers(dense),
+            self._none if dense.bias is None else dense.bias, *self.arguments(dense_norm),
         )  # fmt: skip
+        shared = own.shared | {f"dense_{name}": dense.shared[name] for name in dense.shared if name == "exchange"}
         return pointers, {
-            "SPLITS": splits, "MATMUL_BIAS": False, **norm_constants("OWN_", norm),
-            "DENSE_SPLITS": dense.shape[0], "DENSE_MATMUL_BIAS": bias is not None,
-            **norm_constants("DENSE_", dense_norm),
+            "SPLITS": own.splits, "MATMUL_BIAS": False, **norm_constants("OWN_", norm),
+            "DENSE_SPLITS": dense.splits, "DENSE_MATMUL_BIAS": dense.bias is not None,
+            **norm_constants("DENSE_", dense_norm), **shared,
         }  # fmt: skip
+
+    def _of_ranks(self, branch: Branch, place: int, own: Sums, kind: StepKind, *, by_blocks: bool) -> Sums:
+        if self._ranks is None or not branch.join.reduce:
+            return own
+        return self._ranks.of_branch(place, branch.turn, own, self._space.launching(kind), by_blocks=by_blocks)
+
+    @staticmethod
+    def _pointers(sums: Sums) -> tuple[torch.Tensor, int, int]:
+        return sums.partials, sums.partials.stride(0), sums.partials.stride(1)
 
     def _partials(self, linear: MergedLinear | ExpertsOutput, kind: StepKind) -> torch.Tensor:
         """A branch's sums: float32 [splits, tokens, hidden_size], or float16, divided by `HALF_FACTOR`."""

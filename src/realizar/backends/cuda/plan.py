@@ -21,7 +21,7 @@ from realizar.backends.cuda.matmul.experts import expert_floats
 from realizar.backends.cuda.matmul.fp8 import decoded_bytes, least_pairs
 from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
 from realizar.backends.cuda.matmul.tuning_table import ExpertShape
-from realizar.backends.cuda.ranks import sums_bytes
+from realizar.backends.cuda.ranks.sums import sums_bytes
 from realizar.backends.cuda.recurrences.memory import slot_bytes
 from realizar.backends.cuda.recurrences.scans import scan_scratch
 from realizar.backends.cuda.sampling import native_buffers

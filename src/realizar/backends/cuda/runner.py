@@ -30,7 +30,7 @@ from realizar.backends.cuda.device_errors import device_errors, step_errors, tra
 from realizar.backends.cuda.launch import Launch, StepKind, StepLaunch
 from realizar.backends.cuda.load import LoadedModel, load_model
 from realizar.backends.cuda.plan import beside_drafter
-from realizar.backends.cuda.ranks import RankGroup
+from realizar.backends.cuda.ranks.sums import RankGroup
 from realizar.backends.cuda.shapes import fused_tokens, padded_rows, padded_tokens
 from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
@@ -99,6 +99,8 @@ class CUDABackend:
         self._gives_states = isinstance(inputs, NextTokenInputs | AssistantInputs)
         while (refused := self._try_load(spec, checkpoint, config, self._device)) is not None:
             self._device = replace(self._device, without=self._device.without | {refused})
+        if self._ranks is not None:
+            self._ranks.end_load()
         if drafter is not None:
             model, backend = self.model, CUDABackend(self._progress, self.device, beside=self.model)
             self._drafter = load_drafter(self, backend, drafter, model.spec, model.config, model.kv.num_blocks)

@@ -244,6 +244,8 @@ class RankedBackend:
 
     def check(self) -> None:
         """DeviceLostError: a rank is gone, and what was computed since then means nothing."""
+        if not self._lost and self._memory is not None and self._memory.is_broken:
+            self._lose(f"a rank of {self._count} sent no sums for which the others waited")  # which their kernels saw
         if self._lost:
             raise DeviceLostError(self._lost)
 

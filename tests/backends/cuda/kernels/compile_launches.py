@@ -32,7 +32,9 @@ from realizar.backends.cuda.kernel_sizes import compute_type
 from realizar.backends.cuda.kernels.fetch import fetch
 from realizar.backends.cuda.matmul import linears
 from realizar.backends.cuda.matmul.inputs import InputFormat
+from realizar.backends.cuda.ranks.peers import PeerMemory
 from realizar.config import EngineConfig
+from realizar.models.shard import shard
 
 _EARLY = {"attend_parts": 4}  # row, token and length of a decode, and the tables' stride
 # What no kernel of a step writes before it: states, rings and vectors.
@@ -113,12 +115,21 @@ RECIPES = {  # by element type of the cache, and size of heads, but for those th
     for kv in ("f16", "bf16", "int8", "fp8", "f32")
     for head in (64, 80, 128, 256, 512)
 }
+RANKED = ("f16", "bf16", "parallel")  # of the recipes
 FORMATS = (None, InputFormat("int8"), InputFormat("half", 8), InputFormat("half", 64), InputFormat("fp8", 128))
 
 _POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int8: "*i8", torch.uint8: "*u8",
     torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
+
+
+def _type_of(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return _POINTERS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
 launches: dict[Any, tuple[ASTSource, dict[str, Any]]] = {}
 
 
@@ -129,21 +140,23 @@ def record(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> No
     compile_options = {key: options.pop(key) for key in ("num_warps", "num_stages") if key in options}
     options.pop("launch_pdl", None)
     values.update(options)
-    signature: dict[str, str] = {}
+    signature: dict[str, Any] = {}
     constants: dict[str, Any] = {}
     for name, parameter in zip(names, self.params, strict=True):
-        value = values[name]
-        if parameter.is_constexpr:
+        value = values.get(name, parameter.default)
+        if parameter.is_constexpr or value is None:
             signature[name], constants[name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[name] = _POINTERS[value.dtype]
+        elif isinstance(value, tuple):
+            signature[name] = tuple(map(_type_of, value))
         else:
-            signature[name] = "fp32" if isinstance(value, float) else "i32"
+            signature[name] = _type_of(value)
     shown = {key: str(value) for key, value in constants.items()}
     key = (self.fn.__name__, tuple(signature.items()), tuple(shown.items()), tuple(compile_options.items()))
     if key not in launches:
         attributes = {
-            (index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if signature[name].startswith("*")
+            (index,): [["tt.divisibility", 16]]
+            for index, name in enumerate(names)
+            if signature[name][0].startswith("*")
         }
         launches[key] = (ASTSource(self, signature, constants, attributes), compile_options)
 
@@ -203,10 +216,41 @@ def run_backend(recipes: Sequence[str], formats: int, shared_bytes: int) -> None
             if activation_format is None or activation_format.kind == "half":
                 fixed = cuda_runs.GPURunner(*random_model(recipe), dataclasses.replace(config, batch_invariant=True))
                 fixed.step([(fixed.request(0, ids), 1), (fixed.request(1, ids, first=8), 20)])
+        if name in RANKED:
+            run_rank(recipe)
     integers = torch.zeros(4, dtype=torch.int32)
     fetch[(2,)](integers, integers, COUNT=2, WHOLE=1, BLOCK=1024)  # of real GPUs alone
     planes = [torch.zeros(3, 40, dtype=torch.float16), torch.zeros(3, 12, dtype=torch.uint8)]
     write_places(planes, [2], read_places(planes, [1], interpreter_device())(), interpreter_device())()
+
+
+def run_rank(recipe: Recipe) -> None:
+    """Record the launches of one of four ranks, of few tokens and of more than are added up at once."""
+    spec, checkpoint = random_model(dataclasses.replace(recipe, num_kv_heads=4, num_heads=8, feed_forward_size=1024))
+    config = EngineConfig(max_running=4, max_step_tokens=640, context_length=1024)
+    made = cuda_runs.GPURunner(shard(spec, 1, 4), checkpoint, config, ranks=_Others())
+    request = made.request(0, random_tokens(recipe, 700))
+    made.step([(request, 600)])
+    made.step([(request, 1)])
+
+
+class _Others:
+    """A `RankGroup` of ranks that nobody writes to."""
+
+    def share(self, num_bytes: int) -> PeerMemory:
+        return PeerMemory(1, [0] * 4, 0, torch.zeros(2, dtype=torch.int32), 0, 0)
+
+    def least(self, own: int) -> int:
+        return own
+
+    def add_up(self, values: torch.Tensor, total: torch.Tensor) -> None:
+        raise AssertionError
+
+    def gather(self, own: torch.Tensor, all_values: torch.Tensor) -> None:
+        raise AssertionError
+
+    def close(self) -> None:
+        """There is nothing."""
 
 
 def report(line: str) -> None:

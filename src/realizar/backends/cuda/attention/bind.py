@@ -31,7 +31,7 @@ from realizar.backends.cuda.kernels.rotate import rotate
 from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.norms import NORM_KINDS
-from realizar.backends.cuda.ranks import RankSums
+from realizar.backends.cuda.ranks.sums import RankSums
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.parts import RANK_SUMS

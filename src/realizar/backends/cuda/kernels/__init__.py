@@ -13,7 +13,7 @@ A step meets them in this order:
 row.
 
 `plain_matmul.py`, for GPUs without the CUDA C++ kernels, and `embed.py` read weights by `plain_weights.py`; the former
-multiplies float weights too, in one order. `reduce.py` sums a matmul's splits; `dependent.py` has programmatic
-dependent launch. `places.py` moves blocks and snapshots out of the cache, and back, between steps.
-`ahead.py` has kernels compiled before they are launched.
+multiplies float weights too, in one order. `reduce.py` sums a matmul's splits, `exchange.py` those of several GPUs;
+`dependent.py` has programmatic dependent launch. `places.py` moves blocks and snapshots out of the cache, and back,
+between steps. `ahead.py` has kernels compiled before they are launched.
 """

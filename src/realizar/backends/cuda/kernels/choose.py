@@ -5,7 +5,7 @@ import triton.language as tl
 
 from realizar.backends.cuda.kernels.attend import cap_scores
 from realizar.backends.cuda.kernels.dependent import begin
-from realizar.backends.cuda.kernels.reduce import load_sum
+from realizar.backends.cuda.kernels.exchange import load_rank_sum
 
 
 @triton.jit
@@ -13,16 +13,20 @@ def finish_logits(
     partials, splits_stride, token_stride, bias, logits, logits_stride, scale, soft_cap, block_tops, block_ids, blocks,
     width,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, SOFT_CAP: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+    exchange=None, RANKS: tl.constexpr = 0,
 ):  # fmt: skip
     """Sum, bias, scale and cap; largest value of each block and its first id. Grid: selected tokens, blocks of columns.
 
-    A block with a NaN reports +inf.
+    A block with a NaN reports +inf. `exchange`, RANKS: see `exchange.load_rank_sum`.
     """
     begin(DEPENDENT)
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    x = load_sum(partials, bias, token * token_stride, columns, inside, splits_stride, SPLITS, BIAS) * scale
+    x = scale * load_rank_sum(
+        partials, bias, token * token_stride, columns, inside, splits_stride, token * width + columns, exchange,
+        SPLITS, BIAS, RANKS, False,
+    )  # fmt: skip
     if SOFT_CAP:
         x = cap_scores(x, soft_cap)
     tl.store(logits + token * logits_stride + columns, x, mask=inside)

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.exchange import load_rank_sum
 from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import HALF, NOTHING, store_token, store_values
 
@@ -56,12 +57,12 @@ def normalize(
     SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr,
     BRANCH_BIAS: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr, GATHER: tl.constexpr,
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, exchange=None, RANKS: tl.constexpr = 0, HALVES: tl.constexpr = False,
 ):  # fmt: skip
     """hidden = (hidden + add_scale * branch_norm(sum of partials)) * output_scale; out = norm(hidden). Grid: tokens.
 
     hidden: [tokens, width]. SPLITS of 0: there is no branch. GATHER: program i reads token selected[i] of hidden.
-    FORMAT: see `activation.store_token`.
+    FORMAT: see `activation.store_token`. `exchange`, RANKS, HALVES: see `exchange.load_rank_sum`.
     PARTS: of `square_sums`, for a `normalize_block` that comes next; 0 where none does.
     """
     columns = tl.arange(0, BLOCK)
@@ -76,9 +77,9 @@ def normalize(
     stream = hidden + at * width + columns
     x = tl.load(stream, mask=inside, other=0.0)
     if SPLITS > 0:
-        branch = load_sum(
-            partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS,
-            MATMUL_BIAS,
+        branch = load_rank_sum(
+            partials, matmul_bias, token * token_stride, columns, inside, splits_stride, token * width + columns,
+            exchange, SPLITS, MATMUL_BIAS, RANKS, HALVES,
         )  # fmt: skip
         branch = norm_by(branch, inside, width, added_weight, added_bias, branch_eps, BRANCH_NORM, BRANCH_BIAS)
         x = (x + add_scale * branch) * output_scale
@@ -114,10 +115,12 @@ def normalize_block(
     value_scale, codes, terms, width, square_sums, square_sums_before,
     SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    exchange=None, RANKS: tl.constexpr = 0, HALVES: tl.constexpr = False,
 ):  # fmt: skip
     """hidden += add_scale * sum of partials; out = hidden * weight, an unscaled RMSNorm. Grid: tokens, blocks.
 
     The matmul that reads `out` applies the scale, from `square_sums`: see `matmul.quantized`. NOTHING only adds.
+    `exchange`, RANKS, HALVES: see `exchange.load_rank_sum`.
     """
     begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
@@ -130,9 +133,10 @@ def normalize_block(
         norm_weight = tl.load(weight + columns, mask=inside, other=0.0)
     if FORMAT == HALF:
         before = tl.load(square_sums_before + token * PARTS + tl.arange(0, PARTS))
-    x += add_scale * load_sum(
-        partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS, MATMUL_BIAS
-    )
+    x += add_scale * load_rank_sum(
+        partials, matmul_bias, token * token_stride, columns, inside, splits_stride, token * width + columns, exchange,
+        SPLITS, MATMUL_BIAS, RANKS, HALVES,
+    )  # fmt: skip
     tl.store(stream, x, mask=inside)
     if FORMAT != NOTHING:
         tl.store(square_sums + token * PARTS + tl.program_id(1), tl.sum(x * x, axis=0))

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.exchange import load_rank_sum
 from realizar.backends.cuda.kernels.normalize import norm_by, norm_vectors
-from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import NOTHING, store_token
 
 
@@ -19,6 +19,7 @@ def normalize_twice(
     NORM: tl.constexpr, NORM_BIAS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     SECOND_NORM: tl.constexpr, SECOND_BIAS: tl.constexpr, SECOND_FORMAT: tl.constexpr,
     SECOND_BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+    exchange=None, RANKS: tl.constexpr = 0, HALVES: tl.constexpr = False,
 ):  # fmt: skip
     """hidden = (hidden + add_scale * branch_norm(sum of partials)) * output_scale; two norms of it. Grid: tokens.
 
@@ -34,8 +35,9 @@ def normalize_twice(
     stream = hidden + token * width + columns
     x = tl.load(stream, mask=inside, other=0.0)
     if SPLITS > 0:
-        branch = load_sum(
-            partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS, MATMUL_BIAS
+        branch = load_rank_sum(
+            partials, matmul_bias, token * token_stride, columns, inside, splits_stride, token * width + columns,
+            exchange, SPLITS, MATMUL_BIAS, RANKS, HALVES,
         )  # fmt: skip
         branch = norm_by(branch, inside, width, added_by, added_bias, branch_eps, BRANCH_NORM, BRANCH_BIAS)
         x = (x + add_scale * branch) * output_scale
@@ -63,7 +65,8 @@ def normalize_parallel(
     DENSE_SPLITS: tl.constexpr, DENSE_MATMUL_BIAS: tl.constexpr, DENSE_NORM: tl.constexpr,
     DENSE_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr, BRANCH_BIAS: tl.constexpr, NORM: tl.constexpr,
     NORM_BIAS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
-    DEPENDENT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, exchange=None, dense_exchange=None,
+    RANKS: tl.constexpr = 0, HALVES: tl.constexpr = False,
 ):  # fmt: skip
     """As `normalize`, where the branch is own_norm(sum of partials) + dense_norm(sum of dense). Grid: tokens."""
     columns = tl.arange(0, BLOCK)
@@ -76,10 +79,14 @@ def normalize_parallel(
     token = tl.program_id(0).to(tl.int64)
     stream = hidden + token * width + columns
     x = tl.load(stream, mask=inside, other=0.0)
-    own = load_sum(partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS, MATMUL_BIAS)
-    dense_output = load_sum(
-        dense, dense_matmul_bias, token * dense_token_stride, columns, inside, dense_splits_stride, DENSE_SPLITS,
-        DENSE_MATMUL_BIAS,
+    at = token * width + columns
+    own = load_rank_sum(
+        partials, matmul_bias, token * token_stride, columns, inside, splits_stride, at, exchange, SPLITS, MATMUL_BIAS,
+        RANKS, HALVES,
+    )  # fmt: skip
+    dense_output = load_rank_sum(
+        dense, dense_matmul_bias, token * dense_token_stride, columns, inside, dense_splits_stride, at, dense_exchange,
+        DENSE_SPLITS, DENSE_MATMUL_BIAS, RANKS, HALVES,
     )  # fmt: skip
     branch = norm_by(own, inside, width, own_by, own_norm_bias, own_eps, OWN_NORM, OWN_BIAS)
     branch += norm_by(dense_output, inside, width, dense_by, dense_norm_bias, dense_eps, DENSE_NORM, DENSE_BIAS)

@@ -38,6 +38,7 @@ from realizar.backends.cuda.native.sources import (
 )
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.resolved_config import ResolvedConfig
 
 _LOG = logging.getLogger(__name__)
 LEAST_TOKENS, STORED_TOKENS = 1024, 128
@@ -294,6 +295,11 @@ def runs_fp8(device: DeviceProfile) -> bool:
         return True
     _warn_of_halves(device.name)
     return False
+
+
+def as_device_multiplies(config: ResolvedConfig, device: DeviceProfile) -> ResolvedConfig:
+    """The configuration, with prompts in halves where the device does not multiply them in 8-bit floats."""
+    return replace(config, prompt_dtype="f16") if config.prompt_dtype == "fp8" and not runs_fp8(device) else config
 
 
 @cache

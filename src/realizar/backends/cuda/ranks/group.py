@@ -1,4 +1,4 @@
-"""`RankSums`: sums of the ranks of a model, each with a GPU of its own; `NCCLGroup` adds them up. torch."""
+"""`GPUGroup`: the ranks of a model, each with a GPU of its own, as a `RankGroup`. torch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import os
 import threading
 from dataclasses import replace
 from functools import cache
-from typing import Protocol
 
 import torch
 
 from realizar.backends.cuda.device import SLOWER, DeviceProfile
-from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
+from realizar.backends.cuda.ranks.peers import PeerMemory, release_memory, share_memory
 from realizar.backends.rank_memory import RankPlace
 from realizar.errors import DeviceLostError, UnsupportedModelError
-from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
 _LIBRARY = "libnccl.so.2"  # which torch has loaded
@@ -32,120 +30,49 @@ _ON_ONE_HOST = {
 }
 
 
-class RankGroup(Protocol):
-    """All ranks of a model; each makes the same calls, those about tensors on the stream of its steps."""
-
-    def add_up(self, values: torch.Tensor, total: torch.Tensor) -> None:
-        """total = the sum of all ranks' values, float32, the same bits on all. Both are contiguous, and may be one."""
-
-    def gather(self, own: torch.Tensor, all_values: torch.Tensor) -> None:
-        """all_values [ranks, ...] = each rank's own, float32; both are contiguous."""
-
-    def least(self, own: int) -> int:
-        """The least of all ranks' numbers, in loads."""
-
-    def close(self) -> None:
-        """Free what the group has, once no graph has its sums any more."""
-
-
-class RankSums:
-    """What a step's matmuls leave as parts of sums, added up over their splits and then over ranks.
-
-    `tokens` and `selected` are those of the largest step.
-    """
-
-    def __init__(self, group: RankGroup, spec: ModelSpec, tokens: int, selected: int, device: torch.device) -> None:
-        self._group, self._spec = group, spec
-        self._totals, self._own, self._parts, self._logits = _buffers(spec, tokens, selected, device)
-
-    def totals(self, place: int, tokens: int) -> torch.Tensor:
-        """float32 [1, tokens, hidden_size]: what `add_up` made, at one of two places."""
-        return self._totals[place, None, :tokens]
-
-    def add_up(self, place: int, partials: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Of float32 [splits, tokens, hidden_size], or float16 of `HALF_FACTOR`; one rank alone has the bias."""
-        total = self._totals[place, : partials.shape[1]]
-        only = partials[0]
-        if len(partials) > 1 or bias is not None or only.dtype != total.dtype or not only.is_contiguous():
-            _finish(partials, bias, total)
-            only = total
-        self._group.add_up(only, total)
-
-    def add_up_stream(self, hidden: torch.Tensor) -> None:
-        """Of embeddings, float32 [tokens, hidden_size], of which each is zeros on all ranks but one."""
-        self._group.add_up(hidden, hidden)
-
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Of all ranks' values, float32 and contiguous, which are overwritten."""
-        self._group.add_up(values, values)
-        return values.div_(self._spec.share.ranks)
-
-    def side_by_side(self, partials: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """From the sums of this rank's ids, float32 [splits, tokens, ids], those of all: [1, tokens, vocab_size]."""
-        _, tokens, ids = partials.shape
-        own = self._own[:tokens]
-        _finish(partials, bias, own[:, :ids])
-        parts = self._parts[: len(self._parts) // self._own.shape[0] * tokens].view(-1, *own.shape)
-        self._group.gather(own, parts)
-        logits = self._logits[:tokens]
-        logits.view(tokens, len(parts), -1).copy_(parts.transpose(0, 1))
-        return logits[None, :, : self._spec.vocab_size]
-
-
-def sums_bytes(spec: ModelSpec, tokens: int, selected: int) -> int:
-    """Bytes of the `RankSums` of a model, or of a rank's part of it."""
-    if spec.share.ranks == 1:
-        return 0
-    return sum(each.nbytes for each in _buffers(spec, tokens, selected, torch.device("meta")))
-
-
-def _buffers(spec: ModelSpec, tokens: int, selected: int, device: torch.device) -> list[torch.Tensor]:
-    """Sums of the stream at one or two places, and logits: of this rank, of all by rank, and of all by id."""
-    ranks = spec.share.ranks
-    ids = -(-spec.vocab_size // ranks)
-    places = 2 if any(one.norms is not None for _, one in spec.mixtures()) else 1
-    shapes = (places, tokens, spec.hidden_size), (selected, ids), (ranks * selected * ids,), (selected, ranks * ids)
-    return [torch.zeros(shape, device=device) for shape in shapes]
-
-
-def _finish(partials: torch.Tensor, bias: torch.Tensor | None, total: torch.Tensor) -> None:
-    if partials.dtype == torch.float16:
-        total.copy_(partials.float().sum(0).mul_(HALF_FACTOR.value))
-    else:
-        torch.sum(partials, 0, out=total) if total.is_contiguous() else total.copy_(partials.sum(0))
-    if bias is not None:
-        total.add_(bias)
-
-
 class _Id(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_char * _ID_BYTES),)
 
 
-class NCCLGroup:
-    """A `RankGroup` of GPUs of one host, each of another process, through the NCCL that torch has loaded.
+class GPUGroup:
+    """A `RankGroup` of GPUs of one host, each of another process.
 
-    Its calls are kernels on the current stream, which a graph may hold. Where another rank is gone they would wait for
-    ever: what breaks the ranks off aborts them, and what they leave then means nothing. The process's NCCL goes over
-    loopback (NCCL_SOCKET_IFNAME), unless its environment says otherwise.
-
-    Raises:
-        UnsupportedModelError: there is no NCCL, or it can't connect the ranks.
-        DeviceLostError, and what another rank's load raises: as `RankPlace.exchange`.
+    Where one can't write another's memory their sums go through the NCCL that torch has loaded. Its calls are kernels
+    on the current stream, which a graph may hold. Where another rank is gone they would wait for ever: what breaks the
+    ranks off aborts them, and what they leave then means nothing. The process's NCCL goes over loopback
+    (NCCL_SOCKET_IFNAME), unless its environment says otherwise.
     """
 
     def __init__(self, place: RankPlace, device: torch.device) -> None:
         self._place, self._device = place, device
+        self._memory: PeerMemory | None = None
         self._lock = threading.Lock()  # held while a call starts
         self._lock_of_abort = threading.Lock()
         self._aborting: threading.Thread | None = None
-        self._library = _library()
         self._communicator: ctypes.c_void_p | None = None
-        own = _Id()
-        if place.rank == 0:
+
+    def share(self, num_bytes: int) -> PeerMemory | None:
+        """Memory of ranks, or None.
+
+        Raises:
+            UnsupportedModelError: there is neither a way to memory nor NCCL, or NCCL can't connect the ranks.
+            DeviceLostError, and what another rank's load raises: as `RankPlace.exchange`.
+        """
+        place = self._place
+        with torch.cuda.device(self._device):
+            self._memory = share_memory(num_bytes, place.rank, self._device, place.memory.at, place.exchange)
+        if self._memory is None:
+            _LOG.info("GPUs that can't write each other's memory add up through NCCL")
+            self._join()
+        return self._memory
+
+    def _join(self) -> None:
+        self._library, own = _library(), _Id()
+        if self._place.rank == 0:
             self._check(self._library.ncclGetUniqueId(ctypes.byref(own)), "making an id")
-        first, *_ = place.exchange(bytes(own))
+        first, *_ = self._place.exchange(bytes(own))
         self._connect(_Id.from_buffer_copy(first))
-        place.memory.on_break(self._abort)
+        self._place.memory.on_break(self._abort)
 
     def _connect(self, group: _Id) -> None:
         """In a thread, which would wait for ever for a rank that is gone."""
@@ -183,10 +110,19 @@ class NCCLGroup:
     def least(self, own: int) -> int:
         return min(int(word) for word in self._place.exchange(str(own).encode()))
 
+    def end_load(self) -> None:
+        if self._memory is not None:
+            self._memory.end_load()
+
     def close(self) -> None:
-        self._abort()
-        assert self._aborting is not None
-        self._aborting.join(_ABORT_S)
+        if self._memory is not None:
+            with torch.cuda.device(self._device):
+                release_memory(self._memory)
+            self._memory = None
+        if self._communicator is not None:
+            self._abort()
+        if self._aborting is not None:
+            self._aborting.join(_ABORT_S)
 
     def _start(self, name: str, source: torch.Tensor, target: torch.Tensor, *kind: int) -> None:
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
