@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import njit, types
+from numba.core.errors import TypingError
+from numba.core.registry import cpu_target
 from release.wheel_kernels import kernels_of_kind
 
 import realizar
@@ -194,6 +197,29 @@ def test_a_broken_archive_is_left_for_the_cache(
     keep_kernel("one", code)
     assert read_kernel("one") == code
     assert len(warnings()) == 1
+
+
+def test_what_others_compile_is_as_ever(own_folder: Path) -> None:
+    """A function that a kernel calls has no machine code of its own; one that calls it, and is called here, does."""
+
+    @njit
+    def doubled(value: int) -> int:
+        return value + value
+
+    @njit
+    def after(value: int) -> int:
+        return doubled(value) + 1
+
+    made = Kernel(lambda value: doubled(value), (), types.int64(types.int64))
+    made.name = "doubled"
+    broken = Kernel(lambda value: doubled(value).nothing, (), types.int64(types.int64))
+    broken.name = "broken"
+    codegen = vars(cpu_target.target_context.codegen()).copy()
+    assert made.call(4) == 8
+    with pytest.raises(TypingError):
+        broken.keep()
+    assert vars(cpu_target.target_context.codegen()) == codegen
+    assert after(4) == 9
 
 
 def test_processes_compile_what_is_missing(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ each kernel into the cache, and answers with a line.
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from realizar.backends.cpu.kernel_cache import target, use_cache_folder
 from realizar.backends.cpu.weights.pack import REPACKED
 
 _COMMAND = (sys.executable, "-m", "realizar.backends.cpu.compile_ahead")
+_FEW_COLLECTIONS = 100_000  # 700 by default, whose collections take a twentieth of compiling, and find little
 _MOST_PROCESSES = 8  # each takes some 200 MB, and the kernel that takes longest bounds what more of them gain
 
 
@@ -107,6 +109,8 @@ def main() -> None:
         return  # who asked uses Numba for more than kernels, and compiles for its own processor's model
     for layout in REPACKED:
         format_number(packed_format(layout))
+    gc.freeze()
+    gc.set_threshold(_FEW_COLLECTIONS)
     for line in sys.stdin:
         make_kernel(line).keep()
         sys.stdout.write("\n")

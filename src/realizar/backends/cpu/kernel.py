@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 from llvmlite import binding
 from numba import cfunc, types
 from numba.core.base import _load_global_helpers
+from numba.core.codegen import CPUCodeLibrary, JITCodeLibrary
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
 from numba.core.runtime import _nrt_python
 
 from realizar.backends.cpu.kernel_cache import CompiledKernel, compiles_for_target, has_kernel, keep_kernel, read_kernel
@@ -60,11 +64,39 @@ class Kernel:
 
     def keep(self) -> CompiledKernel:
         """Compile it, and write it into the cache."""
-        compiled = cfunc(self._signature)(self._function)
-        code = CompiledKernel(compiled.native_name, compiled._library._get_compiled_object())
+        with _parts_unoptimised() as codegen:
+            compiled = cfunc(self._signature)(self._function)
+            CPUCodeLibrary._optimize_final_module(compiled._library)
+            code = CompiledKernel(compiled.native_name, codegen._tm.emit_object(compiled._library._final_module))
         if compiles_for_target():
             keep_kernel(self.name, code)
         return code
+
+
+class _Part(JITCodeLibrary):  # type: ignore[misc]
+    """Code of a function with that of all functions that it calls: neither optimised as a whole nor made machine code.
+
+    Numba does both for each function on the way to a kernel, and again for the kernel, which has all of them in it.
+    """
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+
+@contextmanager
+def _parts_unoptimised() -> Iterator[Any]:
+    """Have Numba make a `_Part` of each function that it compiles meanwhile; yields what makes the machine code."""
+    codegen = cpu_target.target_context.codegen()
+    with global_compiler_lock:  # others' functions wait
+        codegen._library_class = _Part
+        codegen.set_env = lambda _name, _env: None  # a function without machine code has no place for it
+        try:
+            yield codegen
+        finally:
+            del codegen._library_class, codegen.set_env
 
 
 def kernel(*constants: int, signature: Any = _OF_A_WALK) -> Callable[[Callable[..., Any]], Kernel]:
