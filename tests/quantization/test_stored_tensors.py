@@ -98,18 +98,26 @@ def test_a_stack_of_matrices(rows: int, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.read(5, 70), expected[5:70].astype(np.float32))
 
 
+@pytest.mark.parametrize(("value", "reason"), [(np.nan, "is not finite"), (0, "is 0, and its numbers are not")])
 @pytest.mark.parametrize("method", ["awq", "gptq", "packed", "unpacked", "float"])
-def test_scales_that_are_not_finite_are_refused(method: str, tmp_path: Path) -> None:
+def test_scales_that_are_not_finite_or_zero_are_refused(method: str, value: float, reason: str, tmp_path: Path) -> None:
     stored = Stored(method, bits=8, symmetric=True) if method == "unpacked" else Stored(method)
     if stored.is_float:
         stored = Stored(method, group=0, rows=1)
     tensors, _ = random_matrix(stored, 16, 256, np.random.default_rng(1))
     scales = tensors[".weight_scale" if ".weight_scale" in tensors else ".scales"]
-    (scales if scales.shape[0] == 16 else scales.T)[9, 0] = np.nan
+    (scales if scales.shape[0] == 16 else scales.T)[9, 0] = value
     source = tensor_source(opened(tmp_path, stored, tensors), f"{NAME}.weight")
     source.check_finite(0, 9)
-    with pytest.raises(CheckpointError, match=rf"tensor '{NAME}\.weight': a scale of out_feature 9 is not finite"):
+    with pytest.raises(CheckpointError, match=rf"tensor '{NAME}\.weight': a scale of out_feature 9 {reason}$"):
         source.check_finite(8, 16)
+
+
+def test_a_scale_of_zero_goes_with_numbers_that_are_zero(tmp_path: Path) -> None:
+    stored = Stored("unpacked", bits=8, symmetric=True)
+    tensors, _ = random_matrix(stored, 16, 256, np.random.default_rng(1))
+    tensors[".weight_scale"][9, 0], tensors[".weight"][9, :128] = 0, 0
+    tensor_source(opened(tmp_path, stored, tensors), f"{NAME}.weight").check_finite(0, 16)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +141,8 @@ def test_scales_that_are_not_finite_are_refused(method: str, tmp_path: Path) -> 
         (Stored("packed"), ".weight_zero_point", np.zeros((64, 2), np.int32), r"\(64, 2\), and not \(8, 2\)"),
         (Stored("unpacked", bits=8), ".weight", np.zeros((64, 256), np.uint8), "is of type U8, and not I8"),
         (Stored("unpacked", bits=8), ".weight_zero_point", np.zeros((64, 2), np.int32), "of type I32, and not I8"),
+        (Stored("float"), ".weight", np.zeros((64, 256), np.int8), "is of type I8, and no group .* is of int"),
+        (Stored("unpacked", bits=8), ".weight", np.zeros((64, 256), _E4M3), "F8_E4M3, and no group .* is of float"),
         (Stored("fp8"), ".weight", np.zeros((64, 256), np.uint8), "is of type U8, and not F8_E4M3"),
         (Stored("fp8"), ".weight_scale_inv", np.zeros((1, 3), np.float32), r"\(1, 3\), and the weights \(64, 256\)"),
         (Stored("fp8"), ".weight_scale_inv", np.zeros((1, 2), np.uint8), "is of type U8, and not of floats"),

@@ -108,6 +108,17 @@ class _IntegerSource(PartsSource):
         values *= scales[..., None]
         return values.reshape(stop - start, self.in_features)
 
+    def find_not_finite(self, start: int, stop: int) -> str | None:
+        """Also a scale of 0 whose codes are other than their zero, as of floats."""
+        scales = self.scales(start, stop)
+        if not scales.all():
+            zeros = self.layout.offset if self._symmetric else self.zeros(start, stop)[..., None]
+            others = (self.codes(start, stop).reshape(*scales.shape, -1) != zeros).any(axis=2)
+            silenced = np.flatnonzero((others & (scales == 0)).any(axis=1))
+            if len(silenced):
+                return f"a scale of out_feature {start + silenced[0]} is 0, and its numbers are not"
+        return super().find_not_finite(start, stop)
+
     @abstractmethod
     def codes(self, start: int, stop: int) -> NDArray[np.uint8]:
         """uint8 [out_features, in_features]."""
@@ -297,6 +308,7 @@ class CompressedTensors(PartsFormat):
                 raise self.unsupported("format", reason)
         for number, group in groups.items():
             self._check_group(str(number), group)
+        self._kinds = {group["weights"]["type"] for group in groups.values()}
         integers = [group["weights"] for group in groups.values() if group["weights"]["type"] == "int"]
         self._bits = {each["num_bits"] for each in integers}
         ordered = [each.get("actorder") not in (None, False, "weight", "static") for each in integers]
@@ -355,6 +367,10 @@ class CompressedTensors(PartsFormat):
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
         parts = self.parts(checkpoint, name)
         codes, scales, zeros = parts["codes"], parts["scales"], parts.get("zeros")
+        if not codes.name.endswith("_packed"):
+            kind = "float" if codes.dtype == "F8_E4M3" else "int"
+            if kind not in self._kinds:
+                raise wrong(codes, f"is of type {codes.type_name}, and no group of the configuration is of {kind}")
         if codes.dtype == "F8_E4M3":
             return float_source(name, parts)
         if codes.name.endswith("_packed") and "shape" not in parts:
