@@ -113,6 +113,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [_GROUP, _GROUP],
     },
     "awq": {"quant_method": "awq", "bits": 4, "group_size": _GROUP, "zero_point": True, "version": "gemm"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": _GROUP, "desc_act": False, "sym": False},
     "w4a16": {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": {
             "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": _GROUP,
@@ -241,15 +242,19 @@ class _Maker:
         return {"weight": codes, "weight_scale_inv": scales}
 
     def four_bits(self, out_features: int, in_features: int) -> dict[str, NDArray[Any]]:
-        """Codes around 8, whose zeros of AWQ are all 8."""
-        by_column = self.method == "awq"
-        shape = (in_features, out_features // 8) if by_column else (out_features, in_features // 8)
+        """Codes around 8, where AWQ's and GPTQ's zeros are all 8."""
+        shapes = {
+            "awq": (in_features, out_features // 8), "gptq": (in_features // 8, out_features),
+            "w4a16": (out_features, in_features // 8),
+        }  # fmt: skip
+        shape = shapes[self.method]
         words = self.rng.integers(-(1 << 31), 1 << 31, shape, np.int64).astype(np.int32)
         scales = self.scales(out_features, in_features // _GROUP, 5 * in_features**0.5).astype(np.float16)
-        if not by_column:
+        if self.method == "w4a16":
             sizes = np.array([out_features, in_features])
             return {"weight_packed": words, "weight_scale": scales, "weight_shape": sizes}
-        zeros = np.full((in_features // _GROUP, out_features // 8), 0x88888888, np.uint32).view(np.int32)
+        zero = 0x88888888 if self.method == "awq" else 0x77777777  # which GPTQ stores less one
+        zeros = np.full((in_features // _GROUP, out_features // 8), zero, np.uint32).view(np.int32)
         return {"qweight": words, "qzeros": zeros, "scales": np.ascontiguousarray(scales.T)}
 
     def scales(self, rows: int, columns: int, divisor: float) -> NDArray[np.float32]:
@@ -396,7 +401,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))
     parser.add_argument(
-        "--type", help="fp8, awq, w4a16, or by default that of the files that people run: q4_k_m or mxfp4"
+        "--type", help="fp8, awq, gptq, w4a16, or by default that of the files that people run: q4_k_m or mxfp4"
     )
     parser.add_argument("--batches", default="1,8,16,64,256")
     parser.add_argument("--prefill", default="2048", help="lengths of prompts with commas between; 0 for none")
