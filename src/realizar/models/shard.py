@@ -1,12 +1,13 @@
-"""`shard` cuts the description of a model into those of ranks, which compute it together. Standard library only.
+"""`shard` cuts the description of a model into those of ranks, which compute it together.
 
 Each rank has some heads, some features between the up and the down projections, and some ids of the vocabulary, with
 the rows and columns of the matrices that belong to them. Its outputs of a layer's branch are a part of each sum: those
 of all ranks added up are the branch's. `backends.program` says where they are added up.
 
 Experts are cut like a dense feed-forward, so that each rank has a part of every expert: whatever a token chooses, all
-ranks have the same work, and the router, which all have whole, needs no word about where an expert lives. Parts of
-small experts may be narrower than the blocks of their weights, which loading then refuses by name.
+ranks have the same work, and the router, which all have whole, needs no word about where an expert lives. Where equal
+parts are not whole blocks of the down projection's weights, some ranks have a block more than others, in every second
+layer the other ones. Parts of small experts may be narrower than a block, which loading then refuses by name.
 
 All ranks have norms, routers, the shared expert's gate, and further inputs of layers with their gates whole.
 """
@@ -17,18 +18,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import UnsupportedModelError
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.parts import Linear, Norm, Share
 from realizar.models.spec import AnyFeedForward, Attention, ExpertLinear, Experts, FeedForward, Layer, Mixer, ModelSpec
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization.source import Run
+from realizar.quantization.tensors import stack_layout
 
 _Matrix = TypeVar("_Matrix", Linear, ExpertLinear)
 
 
-def shard(spec: ModelSpec, rank: int, ranks: int) -> ModelSpec:
-    """The part of a whole model that one of several ranks computes.
+def shard(spec: ModelSpec, rank: int, ranks: int, checkpoint: Checkpoint | None = None) -> ModelSpec:
+    """The part of a whole model that one of several ranks computes, of the checkpoint's blocks of weights.
+
+    Without a checkpoint blocks are of one weight.
 
     Heads of keys and values are copied where there are more ranks than heads, and so are the key heads of gated delta
     nets. The last rank may have fewer ids of the vocabulary. Biases after sums of all ranks are the first rank's.
@@ -39,13 +44,13 @@ def shard(spec: ModelSpec, rank: int, ranks: int) -> ModelSpec:
     """
     if not 0 <= rank < ranks or spec.share.ranks != 1:
         raise ValueError(f"rank {rank} of {ranks} of a model that {spec.share.ranks} share")
-    return spec if ranks == 1 else _Cutter(spec, rank, ranks).cut()
+    return spec if ranks == 1 else _Cutter(spec, rank, ranks, checkpoint).cut()
 
 
 class _Cutter:
-    def __init__(self, spec: ModelSpec, rank: int, ranks: int) -> None:
-        self._spec, self._rank, self._ranks = spec, rank, ranks
-        self._where = ""
+    def __init__(self, spec: ModelSpec, rank: int, ranks: int, checkpoint: Checkpoint | None) -> None:
+        self._spec, self._rank, self._ranks, self._checkpoint = spec, rank, ranks, checkpoint
+        self._where, self._index = "", 0
         self._tensors: dict[TensorName, TensorSource] = dict(spec.tensors)
         self._ignored: set[str] = set(spec.ignored_tensors)
 
@@ -67,7 +72,7 @@ class _Cutter:
         return replace(self._spec, share=Share(rank, self._ranks)).first_id
 
     def _layer(self, index: int, layer: Layer) -> Layer:
-        self._where = f"layer {index} has "
+        self._where, self._index = f"layer {index} has ", index
         mixer = None if layer.mixer is None else self._mixer(layer.mixer)
         return replace(layer, mixer=mixer, feed_forward=self._feed_forward(layer.feed_forward))
 
@@ -140,7 +145,7 @@ class _Cutter:
 
     def _feed_forward(self, part: AnyFeedForward | None) -> AnyFeedForward | None:
         if isinstance(part, Experts):
-            width = [self._even(part.up.out_features, "features of an expert")]
+            width = [self._features(part.up.out_features, part.down.weight, "features of an expert")]
             gate = None if part.gate is None else self._rows(part.gate, width)
             shared = None if part.shared is None else self._dense(part.shared)
             up, down = self._rows(part.up, width), self._columns(part.down, width)
@@ -148,9 +153,18 @@ class _Cutter:
         return None if part is None else self._dense(part)
 
     def _dense(self, part: FeedForward) -> FeedForward:
-        width = [self._even(part.up.out_features, "features of a feed-forward")]
+        width = [self._features(part.up.out_features, part.down.weight, "features of a feed-forward")]
         gate = None if part.gate is None else self._rows(part.gate, width)
         return replace(part, gate=gate, up=self._rows(part.up, width), down=self._columns(part.down, width))
+
+    def _features(self, count: int, down: TensorName, what: str) -> Run:
+        """Whole blocks of the down projection's columns, as evenly as they go."""
+        block = 1 if self._checkpoint is None else _block_size(self._checkpoint, self._spec.tensors[down])
+        blocks, rest = divmod(count, block)
+        if block == 1 or rest or blocks < self._ranks or not count % (self._ranks * block):
+            return self._even(count, what)
+        place = self._ranks - 1 - self._rank if self._index % 2 else self._rank
+        return _times((place * blocks // self._ranks, (place + 1) * blocks // self._ranks), block)
 
     def _rows(self, matrix: _Matrix, runs: Sequence[Run]) -> _Matrix:
         self._keep(matrix.weight, rows=runs)
@@ -186,6 +200,10 @@ class _Cutter:
 
     def _refused(self, what: str, why: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{self._spec.architecture}: {self._where}{what}, which {self._ranks} ranks {why}")
+
+
+def _block_size(checkpoint: Checkpoint, source: TensorSource) -> int:
+    return stack_layout(checkpoint, source.names).block_size
 
 
 def _length(run: Run) -> int:

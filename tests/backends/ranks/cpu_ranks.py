@@ -35,7 +35,7 @@ class Ranks:
         self._pool = ThreadPoolExecutor(ranks)
 
         def load(rank: int) -> _Rank:
-            return _Rank(CPUBackend(ranks=self.memory), shard(spec, rank, ranks), checkpoint, config, "cpu")
+            return _Rank(CPUBackend(ranks=self.memory), shard(spec, rank, ranks, checkpoint), checkpoint, config, "cpu")
 
         self.ranks = [load(rank) for rank in range(ranks)]
 

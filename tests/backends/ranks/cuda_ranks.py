@@ -96,7 +96,9 @@ def main(names: str, rank: int, ranks: int, folder: Path, way: str) -> None:
         else:
             group = _Group(rank, ranks, folder / name if way == "memory" else None)
             (folder / name).mkdir(exist_ok=True)
-        runner = Runner(CUDABackend(device=device, ranks=group), shard(spec, rank, ranks), checkpoint, config, "cuda")
+        runner = Runner(
+            CUDABackend(device=device, ranks=group), shard(spec, rank, ranks, checkpoint), checkpoint, config, "cuda"
+        )
         np.save(folder / f"{name}-{rank}.npy", runner.logits(random_tokens(recipe, TOKENS), CHUNKS))
         runner.close()
 

@@ -27,7 +27,7 @@ def sharded_logits(
     Raises:
         UnsupportedModelError: so many ranks do not divide the model.
     """
-    shards = [shard(spec, rank, ranks) for rank in range(ranks)]
+    shards = [shard(spec, rank, ranks, checkpoint) for rank in range(ranks)]
     barrier, parts = Barrier(ranks), [np.zeros(0)] * ranks
 
     def logits(rank: int) -> NDArray[Any]:

@@ -180,19 +180,27 @@ def test_what_ranks_do_not_divide_is_refused_by_name(change: dict[str, object], 
 
 def test_quantised_columns_are_cut_at_borders_of_blocks_alone() -> None:
     recipe = replace(_PLAIN, head_size=32, num_heads=8, num_kv_heads=8, hidden_size=256, weights="Q8_0")
-    spec, checkpoint = random_model(replace(recipe, feed_forward_size=96))
-    check_tensors(shard(spec, 0, 1), checkpoint)
-    ids = random_tokens(recipe, 4)
+    spec, checkpoint = random_model(replace(recipe, feed_forward_size=32))
+    check_tensors(shard(spec, 0, 1, checkpoint), checkpoint)
     with pytest.raises(
         UnsupportedModelError,
-        match=r"^random.gguf: tensor 'layers.0.down.weight' can't be shared so by ranks: columns 48 to 96 are not at"
+        match=r"^random.gguf: tensor 'layers.0.down.weight' can't be shared so by ranks: columns 16 to 32 are not at"
         r" borders of Q8_0 blocks, which hold 32 columns$",
     ):
-        check_tensors(shard(spec, 1, 2), checkpoint)
-    spec, checkpoint = random_model(replace(recipe, feed_forward_size=128))
-    check_tensors(shard(spec, 1, 2), checkpoint)
+        check_tensors(shard(spec, 1, 2, checkpoint), checkpoint)
+
+
+@pytest.mark.parametrize(("size", "ranks", "widths"), [(128, 2, (64, 64)), (96, 2, (32, 64)), (160, 4, (32, 64))])
+def test_parts_are_whole_blocks_and_not_always_of_one_size(size: int, ranks: int, widths: tuple[int, int]) -> None:
+    """Of two layers the first rank has the fewest in the first one, and the most in the second."""
+    recipe = replace(_PLAIN, head_size=32, num_heads=8, num_kv_heads=8, hidden_size=256, weights="Q8_0")
+    spec, checkpoint = random_model(replace(recipe, feed_forward_size=size))
+    part = shard(spec, 0, ranks, checkpoint)
+    check_tensors(part, checkpoint)
+    assert [layer.feed_forward.up.out_features for layer in part.layers][:2] == list(widths)  # type: ignore[union-attr]
+    ids = random_tokens(recipe, 4)
     whole = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64).logits(ids)
-    found = sharded_logits(spec, checkpoint, 2, ids, np.float64)
+    found = sharded_logits(spec, checkpoint, ranks, ids, np.float64)
     np.testing.assert_allclose(found, whole, rtol=0, atol=1e-12 * np.abs(whole).max())
 
 

@@ -87,7 +87,7 @@ def plan_ranks(
     free, ranks = free_memory_bytes() if free_bytes is None else free_bytes, config.tensor_parallel
     own = _divided(config)
     plan = plan_of_ranks(
-        [plan_memory(shard(spec, rank, ranks), checkpoint, own, free // ranks) for rank in range(ranks)]
+        [plan_memory(shard(spec, rank, ranks, checkpoint), checkpoint, own, free // ranks) for rank in range(ranks)]
     )
     exchanged = slot_bytes(_exchanged_floats(spec, config), ranks)
     return replace(plan, workspace_bytes=plan.workspace_bytes + exchanged, free_bytes=free)
@@ -101,7 +101,7 @@ def rank_config(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig)
     check_kv_bytes(config.kv_cache_bytes, memory_bytes())
     own = _divided(config)
     if own.kv_cache_bytes is None:
-        part = shard(spec, 0, config.tensor_parallel)
+        part = shard(spec, 0, config.tensor_parallel, checkpoint)
         plan = plan_memory(part, checkpoint, own, free_memory_bytes() // config.tensor_parallel)
         own = replace(own, kv_cache_bytes=plan.kv_limit_bytes)
     return _exchanged_floats(spec, config), own

@@ -120,7 +120,8 @@ def plan_ranks(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     `shard`.
     """
     ranks, (_, own) = config.tensor_parallel, rank_config(spec, checkpoint, config)
-    return plan_of_ranks([plan_memory(shard(spec, rank, ranks), checkpoint, own, free) for rank in range(ranks)])
+    parts = [shard(spec, rank, ranks, checkpoint) for rank in range(ranks)]
+    return plan_of_ranks([plan_memory(part, checkpoint, own, free) for part in parts])
 
 
 def _contexts(caches: Mapping[int, KVMemory], blocks: int) -> tuple[ContextPlan, ...]:

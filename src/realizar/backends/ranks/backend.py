@@ -164,7 +164,7 @@ class RankedBackend:
             self._ask(other, partial(_Rank.send, call=join))
         try:
             self._own = self._make(RankPlace(0, self._count, memory, self._exchange))
-            self._own.load(shard(spec, 0, self._count), checkpoint, config)
+            self._own.load(shard(spec, 0, self._count, checkpoint), checkpoint, config)
             self.check()
         except Exception as error:
             if not self._lost:

@@ -87,7 +87,7 @@ def _load(join: Join, place: RankPlace) -> Backend:
     checkpoint = open_checkpoint(Path(join.model))
     spec = build_spec(checkpoint, join.config.context_length, join.config.expert_used_count)
     backend = make_rank(place, join.config.chosen)
-    backend.load(shard(spec, join.rank, join.ranks), checkpoint, join.config)
+    backend.load(shard(spec, join.rank, join.ranks, checkpoint), checkpoint, join.config)
     return backend
 
 
