@@ -11,7 +11,8 @@ _NAME = re.compile(r"([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?(?::([\w./ -]+))?")
 _HOSTS = ("hf.co", "huggingface.co", "www.huggingface.co")
 _PAGE = re.compile(
     r"(?P<repo>[^/:@]+/[^/:@]+)(?P<revision>@[^:/]+)?/?"
-    r"(?:/?(?:tree|blob|resolve|raw)/(?P<branch>[^/:]+)/?(?P<path>[^:]*))?(?::(?P<wanted>.*))?"
+    r"(?:/?(?:tree|blob|resolve|raw|commits)/(?P<branch>[^/:]+)/?(?P<path>[^:]*)|discussions(?:/[^:]*)?)?"
+    r"(?::(?P<wanted>.*))?"
 )
 _NO_GGUF = (".safetensors", ".json", ".md")
 _ELSEWHERE = re.compile(r"(^|[/@:])\.{0,2}($|[/@:])")
@@ -46,12 +47,16 @@ def parse_name(name: str) -> RepositoryName | None:
 
 
 def is_address(name: str) -> bool:
-    """True if a name begins with a hub's host, as in `hf.co/user/repo:Q4_K_M` and `https://huggingface.co/user/repo`."""
+    """True if a name begins with a hub's host or scheme.
+
+    As in `hf.co/user/repo:Q4_K_M`, `https://huggingface.co/user/repo` and `hf://user/repo`.
+    """
     return _after_host(name) is not None
 
 
 def _after_host(name: str) -> str | None:
-    host, slash, rest = re.sub(r"^https?://", "", name, flags=re.IGNORECASE).partition("/")
+    given = re.sub(r"^hf://", "hf.co/", name.strip(), flags=re.IGNORECASE)
+    host, slash, rest = re.sub(r"^https?://", "", given, flags=re.IGNORECASE).partition("/")
     own = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc
     return rest if slash and host and host.lower() in (*_HOSTS, own) else None
 
@@ -61,10 +66,11 @@ def _name_of_page(address: str) -> str:
     match = _PAGE.fullmatch(re.split(r"[?#]", _after_host(address) or "")[0])
     if match is None:
         return ""
-    branch, path = match["branch"], unquote(match["path"] or "").rstrip("/")
+    branch, path = unquote(match["branch"] or ""), unquote(match["path"] or "").rstrip("/")
     revision = match["revision"] or (f"@{branch}" if branch and branch != "main" else "")
     wanted = match["wanted"] if match["wanted"] is not None else "" if path.endswith(_NO_GGUF) else path
-    return f"{match['repo']}{revision}{f':{wanted}' if wanted and wanted != 'latest' else ''}"
+    repo = match["repo"].removesuffix(".git")  # as `git clone` takes it
+    return f"{repo}{revision}{f':{wanted}' if wanted and wanted != 'latest' else ''}"
 
 
 def leads_elsewhere(path: str) -> bool:
