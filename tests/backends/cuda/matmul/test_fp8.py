@@ -32,7 +32,6 @@ from backends.cuda.matmul.packed_experts import run_packed_experts  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from quantization.stored_checkpoints import Stored, write_model  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cuda import load  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
 from realizar.backends.cuda.kernels.activate import activate  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
@@ -185,7 +184,7 @@ def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long steps in FP8, decodes beside chunks among them, and short steps after and between as without."""
     monkeypatch.setattr(fp8, "LEAST_TOKENS", 32)
     monkeypatch.setattr(fp8, "DECODED_PAIRS", 32)
-    monkeypatch.setattr(load, "runs_fp8", lambda _: True)
+    monkeypatch.setattr(fp8, "runs_fp8", lambda _: True)
     monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
     launched, experts = run_packed(monkeypatch), run_packed_experts(monkeypatch)
     spec, checkpoint = random_model(MODELS[name])
@@ -223,7 +222,7 @@ def test_checkpoints_in_fp8(stored: Stored, mixture: bool, tmp_path: Path, monke
     """Their numbers are multiplied as they are: nothing is decoded, and so experts need fewer pairs."""
     monkeypatch.setattr(fp8, "STORED_TOKENS", 32)
     monkeypatch.setattr(fp8, "STORED_PAIRS", 16)
-    monkeypatch.setattr(load, "runs_fp8", lambda _: True)
+    monkeypatch.setattr(fp8, "runs_fp8", lambda _: True)
     monkeypatch.setattr(fp8, "TensorMap", Boxes)
     launched, experts = run_packed(monkeypatch), run_packed_experts(monkeypatch)
     write_model(tmp_path, stored, mixture=mixture)
