@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from images.vision_models import write_vision_files
+from realizar.backends.base import ModelSource
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.select import plan_memory, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -131,5 +132,11 @@ def test_a_load_on_a_gpu_says_what_it_takes_asleep(checkpoint: Checkpoint) -> No
     assert load.num_bytes == plan.needed_bytes + load.asleep_bytes + (1 << 26)
     assert plan.needed_bytes < load.host_bytes < plan.needed_bytes + load.asleep_bytes
     assert plan.reserved_bytes < load.asleep_bytes
+    drafted, others = replace(resolved, speculative_tokens=3), {"drafter": ModelSource(spec, checkpoint)}
+    both = plan_memory(spec, checkpoint, drafted, 8 << 30, others)
+    assert load_of(both, config, drafted, spec.vocab_size).asleep_bytes >= (
+        load.asleep_bytes + both.beside_reserved_bytes
+    )
+    assert 0 < both.beside_reserved_bytes < both.beside_bytes
     on_cpu, _ = plan_within(checkpoint, CPU, MEMORY)
     assert (on_cpu.host_bytes, on_cpu.asleep_bytes) == (0, 0)

@@ -170,8 +170,11 @@ class GivesHiddenStates(Protocol):
         There are at most `FUSED_AT_ONCE` tokens. The states may be overwritten by whatever is asked for next.
         """
 
-    def new_states(self, count: int) -> States:
-        """Zeros, where the backend computes: float32 [count, hidden_size]."""
+    def new_states(self, count: int, *, lasting: bool = False) -> States:
+        """Zeros, where the backend computes: float32 [count, hidden_size].
+
+        Those that are `lasting` are of the load: the first ones after it, and zeros again after a sleep.
+        """
 
     def carry(self, kept: States, own: States, places: CarriedPlaces) -> States | None:
         """Make the states that the drafter's next step reads beside its tokens, and keep some.

@@ -113,7 +113,7 @@ def drafter_bytes(
     if _keeps_states(drafter):
         added[groups[0]] += 4 * drafter.hidden_size
         fixed += 4 * drafter.hidden_size * config.max_running * _recent_tokens(config)
-    return Beside(fixed, tuple(added))
+    return Beside(fixed, tuple(added), plan.reserved_bytes)
 
 
 def _recent_tokens(config: ResolvedConfig) -> int:
@@ -217,7 +217,7 @@ class PreviousStates:
         self._recent, self._block_size = _recent_tokens(config), config.block_size
         self._first_end = config.max_running * self._recent
         self._zeros = self._first_end + num_blocks
-        self.states = backend.new_states(self._zeros + 1)
+        self.states = backend.new_states(self._zeros + 1, lasting=True)
 
     @property
     def of_blocks(self) -> States:

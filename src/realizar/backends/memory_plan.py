@@ -30,8 +30,8 @@ class MemoryPlan:
         token_weight_bytes: of those matrices that a token reads; None if it reads all.
         embedding_bytes: of the embedding, as stored.
         workspace_bytes: of a step, and of the states of all rows.
-        beside_bytes: of weights and workspace of another model, with which this one is loaded. tower_bytes: of those
-            of an encoder of images on a GPU.
+        beside_bytes: of weights and workspace of another model, with which this one is loaded. beside_reserved_bytes:
+            of these, as of `Beside`. tower_bytes: of weights and workspace of an encoder of images on a GPU.
         reserved_bytes: kept free for sampling, partial sums and graphs. graph_bytes: of that, for graphs.
         kv_bytes_per_token: of a request's first tokens, in all layers.
         kv_limit_bytes: what the KV cache takes, snapshots included; 0 where weights and workspace leave none.
@@ -57,6 +57,7 @@ class MemoryPlan:
     token_weight_bytes: int | None = None
     kv_most_bytes: int | None = None
     beside_bytes: int = 0
+    beside_reserved_bytes: int = 0
     tower_bytes: int = 0
     reserved_bytes: int = 0
     graph_bytes: int = 0

@@ -19,10 +19,14 @@ _FP8_CAPABILITY = (9, 0)  # of GPUs that multiply in FP8 here
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What another model takes of the device: for weights and workspace, and in a block of each cache group."""
+    """What another model takes of the device: for weights and workspace, and in a block of each cache group.
+
+    `reserved_bytes`, of the fixed ones, are for sampling, partial sums and graphs, which stay while it sleeps.
+    """
 
     fixed_bytes: int = 0
     block_bytes: tuple[int, ...] = ()
+    reserved_bytes: int = 0
 
     def added_to(self, block_bytes: list[int]) -> list[int]:
         return [own + other for own, other in zip_longest(block_bytes, self.block_bytes, fillvalue=0)]

@@ -180,7 +180,7 @@ def load_of(
         resolved.context_length,
         resolved.max_running + resolved.queue_length,
         host_bytes=plan.needed_bytes + plan.reserved_bytes if on_gpu else 0,
-        asleep_bytes=plan.reserved_bytes + process if on_gpu else 0,
+        asleep_bytes=plan.reserved_bytes + plan.beside_reserved_bytes + process if on_gpu else 0,
     )
 
 

@@ -195,7 +195,7 @@ class CPUBackend:
         self.begin(states)
         self.walk(self.model.injection)
 
-    def new_states(self, count: int) -> States:
+    def new_states(self, count: int, *, lasting: bool = False) -> States:
         return np.zeros((count, self.model.spec.hidden_size), np.float32)
 
     def carry(self, kept: States, own: States, places: CarriedPlaces) -> States:

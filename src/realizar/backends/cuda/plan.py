@@ -99,6 +99,7 @@ def plan_memory(
         free_bytes=free,
         contexts=_contexts(caches, blocks),
         beside_bytes=config.beside.fixed_bytes,
+        beside_reserved_bytes=config.beside.reserved_bytes,
         token_weight_bytes=weights.token_bytes,
         reserved_bytes=reserved,
         graph_bytes=graphs,

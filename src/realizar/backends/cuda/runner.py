@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -43,7 +44,7 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.supported import find_drafter
 from realizar.batch import OpenedRow, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import CaptureLostError, DeviceLostError, KernelError, UnsupportedModelError
+from realizar.errors import CaptureLostError, DeviceLostError, KernelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.parts import AssistantInputs, NextTokenInputs
 from realizar.models.spec import ModelSpec
@@ -56,8 +57,8 @@ class CUDABackend:
     where no row's grammar gives it a mask.
 
     A device of None takes the first GPU; `may_sleep` loads the model so that it can `sleep`. `beside` is a model of a
-    backend that outlives this one, and `ranks` the others of a rank's part, as `load_model` takes them. It `defers`, of
-    a model alone, only on cards that have shown it.
+    backend that outlives this one, and `memory` that backend's, in which both sleep; `ranks` are the others of a rank's
+    part, as `load_model` takes them. It `defers`, of a model alone, only on cards that have shown it.
     """
 
     def __init__(
@@ -67,13 +68,14 @@ class CUDABackend:
         *,
         may_sleep: bool = False,
         beside: LoadedModel | None = None,
+        memory: LoadMemory | None = None,
         ranks: RankGroup | None = None,
         defers: bool = False,
     ) -> None:
         self._progress, self._ranks = progress or no_progress, ranks
         self._device = device
         self._may_sleep, self._beside, self._defers = may_sleep, beside, defers
-        self._memory = LoadMemory()
+        self._memory, self._owns_memory = memory or LoadMemory(), memory is None
         self._model: LoadedModel | None = None
         self._drafter: DraftModel | None = None
         self._pending: CUDAStep | None = None
@@ -89,8 +91,6 @@ class CUDABackend:
         check_tensors(spec, checkpoint)
         drafter = find_drafter(others, spec, config)
         if drafter is not None:
-            if self._may_sleep:
-                raise UnsupportedModelError("a model that is loaded with a drafter can't sleep")
             config = shared_with(config, drafter.spec, beside_drafter(drafter, spec, checkpoint, config))
         self._device = self._device or open_device()
         plain = drafter is None and not self._may_sleep and self._ranks is None
@@ -102,7 +102,8 @@ class CUDABackend:
         if self._ranks is not None:
             self._ranks.end_load()
         if drafter is not None:
-            model, backend = self.model, CUDABackend(self._progress, self.device, beside=self.model)
+            model = self.model
+            backend = CUDABackend(self._progress, self.device, beside=model, memory=self._memory)
             self._drafter = load_drafter(self, backend, drafter, model.spec, model.config, model.kv.num_blocks)
         _LOG.info("loaded %s on %s", spec.architecture, self._device.name)
 
@@ -126,7 +127,7 @@ class CUDABackend:
             if refused is None or self._ranks is not None:  # the other ranks would not begin again
                 raise
             _LOG.warning("%s; %s", error, SLOWER[refused])
-        self._memory.close()  # the rest is free with the error
+        self._close_memory()  # the rest is free with the error
         return refused
 
     @property
@@ -398,8 +399,9 @@ class CUDABackend:
             self.model.space.place_states(states.hidden_states)
             self.model.injection.run(kind.tokens)
 
-    def new_states(self, count: int) -> States:
-        return torch.zeros((count, self.model.spec.hidden_size), device=self.device.torch_device)
+    def new_states(self, count: int, *, lasting: bool = False) -> States:
+        with self._memory.emptied() if lasting else nullcontext():
+            return torch.zeros((count, self.model.spec.hidden_size), device=self.device.torch_device)
 
     def carry(self, kept: States, own: States, places: CarriedPlaces) -> None:
         assert self.model.chain is not None
@@ -419,6 +421,7 @@ class CUDABackend:
         drafter, self._drafter = self._drafter, None
         if drafter is not None:
             drafter.shutdown()
+            del drafter  # and with it what it holds of the device
         gpu = self._device.torch_device if self._device is not None and self._device.is_gpu else None
         try:
             with device_errors(gpu):
@@ -433,11 +436,15 @@ class CUDABackend:
             self._ranks.close()
 
     def _free(self) -> None:
-        model, self._model, self._pending = self._model, None, None
+        model, self._model, self._pending, self._beside = self._model, None, None, None
         if model is not None:
             model.close()
             del model
-        self._memory.close()
+        self._close_memory()
+
+    def _close_memory(self) -> None:
+        if self._owns_memory:
+            self._memory.close()
 
 
 def _clear_frames(error: BaseException) -> None:

@@ -14,8 +14,10 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from backends.cuda.sleep.fake_driver import device_bytes, host_bytes  # noqa: E402
+from backends.draft_models import assistant_head, dflash_head, eagle3_head, itself, next_token_block  # noqa: E402
 from engine.core.core_runs import run, tokens  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
+from realizar.backends.base import NO_OTHERS, ModelSource  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.sleep.driver import CUDADriver  # noqa: E402
 from realizar.backends.cuda.sleep.load_memory import (  # noqa: E402
@@ -55,11 +57,21 @@ def all_memory() -> Iterator[None]:
     torch.cuda.empty_cache()
 
 
-def load(recipe: Recipe, *, may_sleep: bool = True, **fields: object) -> tuple[EngineCore, CUDABackend]:
+DRAFTED = replace(DENSE, hidden_size=512, windows=(40, None, None))
+DRAFTERS = {
+    "model": itself(DRAFTED), "block": next_token_block(DRAFTED), "eagle3": eagle3_head(DRAFTED, of_state=None),
+    "dflash": dflash_head(DRAFTED), "assistant": assistant_head(DRAFTED, of_state=None),
+}  # fmt: skip
+
+
+def load(
+    recipe: Recipe, *, may_sleep: bool = True, drafter: ModelSource | None = None, **fields: object
+) -> tuple[EngineCore, CUDABackend]:
     config = replace(CONFIG, **fields)  # type: ignore[arg-type]
     spec, checkpoint = random_model(recipe)
     backend = CUDABackend(may_sleep=may_sleep)
-    backend.load(spec, checkpoint, resolved(spec, checkpoint, config, "cuda"))
+    others = NO_OTHERS if drafter is None else {"drafter": drafter}
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, config, "cuda"), others)
     return new_core(backend, spec, config, steps_in_flight=2), backend
 
 
@@ -97,6 +109,32 @@ def test_answers_are_the_same_after_each_sleep(kind: str, options: dict[str, obj
         assert core.wake().num_bytes == done.num_bytes
         assert device_bytes(segments) == taken
         assert answers(core) == wanted
+    core.close()
+    assert device_bytes(segments) == host_bytes(segments) == 0
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_drafter_sleeps_with_its_model(kind: str) -> None:
+    """Both have one memory, and answers are those without drafts before and after."""
+    options: dict[str, object] = {"batch_invariant": True, "prefix_cache": True}
+    plain, backend = load(DRAFTED, **options)
+    wanted, alone = answers(plain), device_bytes(segments_of(backend))
+    plain.close()
+    core, backend = load(DRAFTED, drafter=DRAFTERS[kind], speculative_tokens=3, **options)
+    segments = segments_of(backend)
+    taken = device_bytes(segments)
+    assert taken > alone
+    for _ in range(2):
+        assert answers(core) == wanted
+        core.sleep()
+        assert device_bytes(segments) == 0
+        core.wake()
+        assert device_bytes(segments) == taken
+    assert answers(core) == wanted
+    counts = core.scheduler.counts
+    assert counts.draft_tokens > 0
+    assert kind != "model" or counts.accepted_tokens > 10
+    core.audit()
     core.close()
     assert device_bytes(segments) == host_bytes(segments) == 0
 

@@ -77,8 +77,6 @@ def test_what_does_not_run_is_named_and_leaves_nothing() -> None:
     config, drafter = resolved(spec, checkpoint, CONFIG, "cuda"), itself(RECIPE)
     with pytest.raises(UnsupportedModelError, match="no backend runs a model as 'tower'"):
         new_backend().load(spec, checkpoint, config, {"tower": drafter})
-    with pytest.raises(UnsupportedModelError, match="a model that is loaded with a drafter can't sleep"):
-        new_backend(may_sleep=True).load(spec, checkpoint, config, {"drafter": drafter})
     backend = new_backend()
     with pytest.raises(CheckpointError, match="not finite"):
         backend.load(spec, checkpoint, config, {"drafter": spoiled(RECIPE)})
