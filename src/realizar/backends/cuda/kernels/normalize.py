@@ -122,15 +122,15 @@ def normalize_block(
     The matmul that reads `out` applies the scale, from `square_sums`: see `matmul.quantized`. NOTHING only adds.
     `exchange`, RANKS, HALVES: see `exchange.load_rank_sum`.
     """
-    begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     columns = first + tl.arange(0, BLOCK)
     inside = columns < width
-    stream = hidden + token * hidden_stride + columns
-    x = tl.load(stream, mask=inside, other=0.0)
     if FORMAT != NOTHING:
         norm_weight = tl.load(weight + columns, mask=inside, other=0.0)
+    begin(DEPENDENT)
+    stream = hidden + token * hidden_stride + columns
+    x = tl.load(stream, mask=inside, other=0.0)
     if FORMAT == HALF:
         before = tl.load(square_sums_before + token * PARTS + tl.arange(0, PARTS))
     x += add_scale * load_rank_sum(
