@@ -309,7 +309,6 @@ NAME(const __grid_constant__ TensorMap queries, CACHE_PARAMETERS, const int* til
   }
   __syncthreads();
   let_next_start();
-  wait_for_previous();
 #if CODED
   const Cache of_keys{keys, key_scales}, of_values{values, value_scales};
   if (E4M3) scale *= __ldg((const float*)key_scales);
@@ -319,7 +318,8 @@ NAME(const __grid_constant__ TensorMap queries, CACHE_PARAMETERS, const int* til
   const Arguments in{&queries, of_keys, of_values, tile_rows, tile_firsts, starts, counts, contexts, tables,
                      table_stride, sinks, out, inputs, input_scales, next_tile, parts, states, arrivals, scale, soft_cap, window, tiles,
                      kv_heads, first_table, out_stride, block_tokens, chunks, most_parts, in_fp8};
-  if (threadIdx.x < 128) {
+  if (threadIdx.x >= 128) wait_for_previous();
+  if (threadIdx.x < 128) {  // they find a first tile before they wait
     if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
     if (threadIdx.x < 32) copy_tiles(in, at, threadIdx.x);
     else if (threadIdx.x < 64) hand_out_tiles(in, at, threadIdx.x - 32);

@@ -55,6 +55,7 @@ struct Handing {
       barrier_arrive(at.tiles_full + turn * 8);
     }
     barrier_wait(at.queries_empty, turn ^ 1);
+    wait_for_previous();
     if (lane == 0) {
       barrier_expect(at.queries_full, COLUMNS * GROUP * TOKENS * 128);
       for (int c = 0; c < COLUMNS; c++)
@@ -95,23 +96,20 @@ INLINE void hand_out_tiles(const Arguments& in, const Shared& at, int lane) {
   handing.end();
 }
 #else
-// The warp that hands out tiles. `next_tile` is 0, and left so.
+// The warp that hands out tiles. A block's first one follows from its number, so that it is found before the kernel
+// before has ended, from the step's own arrays; `next_tile` counts further ones. It is 0, and left so.
 INLINE void hand_out_tiles(const Arguments& in, const Shared& at, int lane) {
   int live = 0;
   for (int i = lane; i - lane < in.tiles; i += 32)
     live += __popc(__ballot_sync(~0u, i < in.tiles && load_int(in.tile_rows + i) >= 0));
   const Cut cut = FIXED ? Cut{1 << 30, live} : cut_contexts(in, live, lane);
   const float inverse = 1.f / cut.length;
+  const int total = cut.total * in.kv_heads;
   auto take = [&] { return lane == 0 ? atomicAdd(in.next_tile, 1) : 0; };
-  int next = take();
   Handing handing{in, at, lane};
-  for (;;) {
-    const int work = __shfl_sync(~0u, next, 0), total = cut.total * in.kv_heads;
-    if (work >= total) {
-      if (lane == 0 && work == total + (int)gridDim.x - 1) *in.next_tile = 0;  // the last of all
-      break;
-    }
-    next = take();
+  for (int work = blockIdx.x, next = 0; work < total; work = gridDim.x + __shfl_sync(~0u, next, 0)) {
+    const bool first_tile = work == blockIdx.x;
+    if (!first_tile) next = take();
     const int place = work / in.kv_heads, kv_head = work % in.kv_heads;
     int index = place, part = 0, parts = 1;
     if (cut.total > live) {
@@ -146,6 +144,8 @@ INLINE void hand_out_tiles(const Arguments& in, const Shared& at, int lane) {
                     min(low + length, seen.high), seen.length, seen.row, work, part, parts};
     if constexpr (FIXED > 0) handing.hand_parts(tile, 0, 1);
     else handing.hand(tile);
+    if (first_tile) next = take();
+    if (lane == 0 && next == total - 1) *in.next_tile = 0;  // each tile takes another number: this is the last
   }
   handing.end();
 }
@@ -195,6 +195,7 @@ INLINE void copy_tiles(const Arguments& in, const Shared& at, int lane) {
       place.advance();
     };
     int y = cache_row(tile.high - 1), ahead = cache_row(tile.high - 2);
+    wait_for_previous();
     fill(in.keys, y, tile.high - 1);
 #pragma unroll 1
     for (int index = tile.high - 2; index >= tile.low; index--) {
