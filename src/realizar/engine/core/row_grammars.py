@@ -173,6 +173,8 @@ class RowGrammars:
         if self._is_given or asking is None:
             return None
         masks = self._made_service().rows
+        if not (waits or masks.are_answered(asking.slots)):
+            return None
         late = self._late(asking, masks, waits=waits)
         failed = masks.are_failed(asking.slots)
         ready = ~(late | failed)

@@ -22,7 +22,7 @@ from realizar.structured.workers.worker_pool import WorkerPool
 
 _LOG = logging.getLogger(__name__)
 _NAP_S, _LONGEST_NAP_S = 2e-5, 1e-3
-_EVENTS_S = 5e-3  # between looks at what workers tell, while each wait finds masks
+_EVENTS_S = 5e-3  # between looks at what workers tell, where nothing is waited for
 _MOST_LATE = 2  # workers of its own that a grammar may hold up, before all its rows are given up
 _MOST_WAITS = 8  # workers that may end one after the other before a row has its masks, whatever ends them
 
@@ -122,6 +122,10 @@ class MaskRequests:
             done[at] = row.line != NO_LINE or row.error is not None
         return done
 
+    def are_answered(self, slots: Slots) -> bool:
+        """True if the last requests of rows are all answered; a look that costs little."""
+        return bool((self.memory.asked[slots] == self.memory.answered[slots]).all())
+
     def are_failed(self, slots: Slots) -> NDArray[np.bool_]:
         failed = self._failed
         return np.array([slot in failed for slot in slots.tolist()]) if failed else np.zeros(len(slots), np.bool_)
@@ -147,12 +151,16 @@ class MaskRequests:
                 row.is_stale = True
 
     def wait(self, timeout_s: float) -> None:
-        """Take in what there is; where nothing has come, wait for the first masks or events, `timeout_s` at most."""
-        end_s, nap_s = time.monotonic() + timeout_s, _NAP_S
+        """Take in what there is; where nothing has come, wait for the first masks or events, `timeout_s` at most.
+
+        Events are looked for each 5 ms, and before a nap.
+        """
+        now_s, nap_s = time.monotonic(), _NAP_S
+        end_s = now_s + timeout_s
         while True:
-            answered, now_s = self.memory.answered.tobytes(), time.monotonic()
+            answered = self.memory.answered.tobytes()
             has_news, self._seen = answered != self._seen, answered
-            if not has_news or now_s >= self._next_events_s:
+            if now_s >= self._next_events_s or not (has_news or now_s >= end_s):
                 has_news |= self._take_events()
                 self._next_events_s = now_s + _EVENTS_S
             self._go_on()
@@ -160,6 +168,7 @@ class MaskRequests:
                 return
             time.sleep(min(nap_s, end_s - now_s))
             nap_s = min(1.5 * nap_s, _LONGEST_NAP_S)
+            now_s = time.monotonic()
 
     def _is_answered(self, row: GrammarRow) -> bool:
         return self._asked[row.slot] == self._answered[row.slot] and row.slot not in self._due
