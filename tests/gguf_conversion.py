@@ -6,6 +6,7 @@ Names of tensors and keys come from the PyPI package `gguf`, not from what they 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ Array = NDArray[np.float32]
 _ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2"} | {
     "ministral3": "mistral3",
     "glm4v": "glm4",
+    "internvl": "qwen2",
+    "lfm2_vl": "lfm2",
+    "smolvlm": "llama",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
@@ -95,9 +99,11 @@ def converted_tensors(model: Any, tensors: Mapping[str, Any]) -> dict[str, Array
 def _text_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of a model, or of its text part, under the names of a text model."""
     others = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
+    others += ("model.vision_model.", "model.connector.", "model.embed_vision.")
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(others)}
     return {
-        name.replace("model.language_model.", "model.") + (".weight" if name.endswith("layer_scalar") else ""): tensor
+        re.sub(r"^model\.(language|text)_model\.", "model.", name)
+        + (".weight" if name.endswith("layer_scalar") else ""): tensor
         for name, tensor in own.items()
     }
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from engine.core.core_runs import run
+from gguf_conversion import convert_to_gguf
 from images.tower_files import write_tower_file
 from images.vision_kinds import IMAGE, KINDS, LFM2_PREPARED, MERGE, PATCH, SOFT_TOKENS, TILE
 from images.vision_models import (
@@ -28,8 +30,10 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
+from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.images import open_images
 from realizar.engine.llm import LLM
+from realizar.engine.loading import load_core
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.images.prepare import (
     PixelBounds,
@@ -45,6 +49,7 @@ from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec, build_tower
 from realizar.models.tower import Budgeted, Fitted, Stretched, Tiles, Tower, Whole
 from realizar.models.towers.find import find_tower
+from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.load import load_tokenizer
 
@@ -344,6 +349,31 @@ def test_prompts_with_images_agree_with_transformers(vision: VisionModel, name: 
     assert first.outputs == again.outputs == scored.outputs
     with LLM(vision.path, threads=1, max_step_tokens=vision.least_step, speculative_tokens=2) as llm:
         assert llm.chat(messages, plain)[0].outputs == first.outputs
+
+
+def test_text_models_from_gguf_files_see_the_same(
+    vision: VisionModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a request as it comes to the engine, with embeddings and positions, and what layers add."""
+    if vision.kind == "gemma3":
+        pytest.skip("a GGUF file has no place for its scale of attention, and for which of two layers has a window")
+    requests, add = list[Request](), EngineCore.add
+
+    def noted(core: EngineCore, request: Request) -> None:
+        requests.append(request)
+        add(core, request)
+
+    monkeypatch.setattr(EngineCore, "add", noted)
+    messages = CONVERSATIONS["three images"]
+    with LLM(vision.path, threads=1) as llm:
+        llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0))
+    convert_to_gguf(vision.model, tmp_path / "text.gguf")
+    core = load_core(open_checkpoint(tmp_path / "text.gguf"), EngineConfig(threads=1))
+    core.add(requests[0])
+    (outputs,) = run(core).values()
+    core.close()
+    found = [each.logprob for output in outputs for each in output.prompt_logprobs or () if each is not None]
+    np.testing.assert_allclose(found, expected(vision, messages)[1], atol=1e-4)
 
 
 def test_other_images_are_not_found_in_the_cache(vision: VisionModel) -> None:
