@@ -23,9 +23,14 @@ def as_image(size: tuple[int, int]) -> Any:
     return Image.fromarray(image_of(size))
 
 
+def pictures(tower: Tower, size: tuple[int, int]) -> list[NDArray[np.uint8]]:
+    """The pixels of each picture of an image, as a tower's preparation cuts it up."""
+    return [np.asarray(each) for each in cut_up(as_image(size), cut_of(tower, *size))]
+
+
 def patches(tower: Tower, size: tuple[int, int]) -> list[NDArray[np.float32]]:
     """The patches of each picture of an image."""
-    return [patches_of(tower, np.asarray(each)) for each in cut_up(as_image(size), cut_of(tower, *size))]
+    return [patches_of(tower, each) for each in pictures(tower, size)]
 
 
 def conversation(texts: Sequence[str], sizes: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

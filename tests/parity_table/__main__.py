@@ -44,10 +44,10 @@ def main() -> int:
         failed += _note(figures["rows"], name, device, found)
         _stamp(figures["measured"], device, some)
         save(figures)
-    if "cpu" in devices and (options.images or not is_part):
-        failed += _note_images(figures)
+    for device in devices if options.images or not is_part else ():
+        failed += _note_images(figures, device, options.processes)
         if options.images:
-            _stamp(figures["measured"], "cpu", ["images"])
+            _stamp(figures["measured"], device, ["images"])
     if "cpu" in devices:
         figures["vocabularies"] = measure_vocabularies()
     save(figures)
@@ -84,19 +84,22 @@ def _note(rows: dict[str, Any], name: str, device: DeviceKind, found: Found) -> 
     return failed
 
 
-def _note_images(figures: dict[str, Any]) -> list[str]:
-    """Measure the models that see, and note their figures; returns what failed."""
+def _note_images(figures: dict[str, Any], device: DeviceKind, processes: int) -> list[str]:
+    """Measure the models that see on a device, and note their figures; returns what failed."""
     failed = []
-    for kind in KINDS:
-        try:
-            errors = measure_images(kind)
-        except AssertionError as error:
-            failed.append(f"{kind} with images: {error}")
-            continue
-        figures["images"][kind] = {"digest": image_digest(kind), "errors": errors}
-        save(figures)
-        sys.stdout.write(f"{kind} with images {errors}\n")
-        sys.stdout.flush()
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        started = {pool.submit(measure_images, kind, device): kind for kind in KINDS}
+        for done in as_completed(started):
+            kind = started[done]
+            if (error := done.exception()) is not None:
+                failed.append(f"{device}: {kind} with images: {error}")
+                continue
+            if figures["images"].get(kind, {}).get("digest") != image_digest(kind):
+                figures["images"][kind] = {"digest": image_digest(kind)}
+            figures["images"][kind][device] = done.result()
+            save(figures)
+            sys.stdout.write(f"{device} {kind} with images {done.result()}\n")
+            sys.stdout.flush()
     return failed
 
 

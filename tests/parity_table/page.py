@@ -104,17 +104,16 @@ def _cells(found: dict[str, Any] | None, runs: bool) -> list[str]:
 
 def _images(found: dict[str, dict[str, Any]]) -> list[str]:
     lines = [
-        "Models that see, on the CPU: features of images of 1 x 1, 28 x 28, 333 x 777, 2,000 x 300 and 3,000 x 2,000",
-        "pixels, from safetensors and from a GGUF file, and log-probabilities of the tokens of prompts with images. An",
-        "error is the norm of the difference over the norm. No feature and no token is beyond 1e-4, or `make parity`",
-        "fails.",
+        "Models that see: features of images of 1 x 1, 28 x 28, 333 x 777, 2,000 x 300 and 3,000 x 2,000 pixels, from",
+        "safetensors and from a GGUF file, and log-probabilities of the tokens of prompts with images. An error is the",
+        "norm of the difference over the norm. No feature and no token is beyond 1e-4, or `make parity` fails.",
         "",
-        f"| model | {' | '.join(IMAGE_PARTS)} |",
-        f"|{'---|' * (1 + len(IMAGE_PARTS))}",
+        f"| model | {' | '.join(f'{device.upper()}, {part}' for device in DEVICES for part in IMAGE_PARTS)} |",
+        f"|{'---|' * (1 + len(DEVICES) * len(IMAGE_PARTS))}",
     ]
     for kind in KINDS:
-        errors = found.get(kind, {}).get("errors", {})
-        cells = [f"{errors[part]:.1e}" if part in errors else "not measured" for part in IMAGE_PARTS]
+        measured = [(found.get(kind, {}).get(device, {}), part) for device in DEVICES for part in IMAGE_PARTS]
+        cells = [f"{errors[part]:.1e}" if part in errors else "not measured" for errors, part in measured]
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     return lines
 

@@ -1,4 +1,6 @@
-"""Whole models that see, on a GPU: with `batch_invariant` answers have the same bits whatever is reused."""
+"""Whole models that see, on a GPU: they agree with transformers, and with `batch_invariant` answers have the same bits
+whatever is reused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ if not torch.cuda.is_available():
 
 from engine.core.test_hybrid_conversations import compare  # noqa: E402
 from images.test_seeing_conversations import CONTEXT, SIZES, SeeingChat, embedded, tightened  # noqa: E402
+from images.vision_kinds import KINDS  # noqa: E402
 from images.vision_models import build_vision_model, encoded, image_of  # noqa: E402
+from parity_table.images import measure_images  # noqa: E402
+from parity_table.page import IMAGE_PARTS  # noqa: E402
 from realizar.backends.base import Capacity  # noqa: E402
 from realizar.backends.cuda.device import open_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
@@ -95,11 +100,15 @@ def test_random_conversations(kind: str, drafts: int, tmp_path: Path) -> None:
     core = make_core(path, TightBackend, encoder, max_running=8, max_step_tokens=48, speculative_tokens=drafts)
     chat = SlicedChat(11 + drafts, core, reader, mark, images)
     try:
-        chat.run(60)
+        arrivals = 60
+        chat.run(arrivals)
+        while not core.scheduler.counts.num_preemptions and arrivals < 300:  # as a picture is soon encoded here
+            arrivals += 60
+            chat.run(arrivals)
         counts = core.scheduler.counts
     finally:
         core.close()
-    assert len(chat.ended) + chat.lost == 60
+    assert len(chat.ended) + chat.lost == arrivals
     assert sum(request.shows_pictures for request, _ in chat.ended) > 20
     assert counts.num_preemptions > 0
     assert counts.prefix_cache_hits > counts.prefix_cache_queries / 4
@@ -110,3 +119,9 @@ def test_random_conversations(kind: str, drafts: int, tmp_path: Path) -> None:
         compare(chat, fresh)
     finally:
         fresh.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_and_prompts_agree_with_transformers(kind: str) -> None:
+    """As the table of parity has them: a feature, or a token's log-probability, that is too far is an error there."""
+    assert measure_images(kind, "cuda").keys() == set(IMAGE_PARTS)
