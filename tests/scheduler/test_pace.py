@@ -271,24 +271,27 @@ def test_other_work_behind_a_step_takes_half_as_long_and_is_not_measured() -> No
 
 
 @pytest.mark.parametrize(("alone_s", "least_s"), [(3.2e-3, 12e-3), (8e-3, 0.0)])
-@pytest.mark.parametrize("is_much", [False, True])
-def test_prompts_and_other_work_share_the_time_of_a_step(alone_s: float, least_s: float, is_much: bool) -> None:
+@pytest.mark.parametrize(("is_much", "is_shared"), [(False, False), (True, False), (True, True)])
+def test_prompts_and_other_work_share_the_time_of_a_step(
+    alone_s: float, least_s: float, is_much: bool, is_shared: bool
+) -> None:
     """Both come without end, and a prompt's steps are no longer with such work behind them than without; neither has
-    less than a third of the time beside decodes.
+    less than a third of the time beside decodes. Beside streams of others both have half a step.
     """
-    pace, token_s, most_s = Pace(3.25, 64, least_s), 28e-6, max(3.25 * alone_s, least_s)
+    pace, token_s = Pace(3.25, 64, least_s), 28e-6
+    most_s = 1.5 * alone_s if is_shared else max(3.25 * alone_s, least_s)
     pace.observe(0, 1000, 1000 * token_s)
     pace.observe(32, 0, alone_s)
     now_s, slice_s = 1.0, 0.0
     gaps, read_s, other_s = list[float](), 0.0, 0.0
     for _ in range(2000):
-        tokens = pace.prompt_tokens(32)
+        tokens = pace.prompt_tokens(32, is_much=is_shared)
         assert tokens is not None
         pace.submitted(now_s, 0 if tokens else 32)
         gaps.append(slice_s + alone_s + tokens * token_s)
         now_s += gaps[-1]
         pace.ended(32, tokens, now_s)
-        slice_s = pace.beside_s(32, is_much=is_much, reads=tokens > 0)
+        slice_s = pace.beside_s(32, is_much=is_much, reads=tokens > 0, is_shared=is_shared)
         read_s, other_s = read_s + tokens * token_s, other_s + slice_s
     assert max(gaps[500:]) < 1.05 * most_s
     assert min(read_s, other_s) > 0.3 * (most_s - alone_s) * len(gaps)

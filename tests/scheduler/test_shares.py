@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
 from realizar.batch import ScheduledBatch
+from realizar.engine.given_embeddings import prompt_embeddings
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.request import Client
 from realizar.scheduler.open_sequences import OpenSequences
@@ -27,7 +29,11 @@ WARM_S, SECONDS = 3.0, 4.0  # of the machine that is made up
 
 def processor_s(batch: ScheduledBatch) -> float:
     """Steps whose time goes with their tokens."""
-    return 2.8e-3 + 5.5e-4 * batch.num_tokens
+    return processor_s_of(batch.num_tokens)
+
+
+def processor_s_of(num_tokens: int) -> float:
+    return 2.8e-3 + 5.5e-4 * num_tokens
 
 
 def gpu_s(batch: ScheduledBatch) -> float:
@@ -111,6 +117,23 @@ def test_a_lone_client_has_every_row() -> None:
         load.add_other()
         load.num_rows.append(len(load.run.step()))
     assert load.num_rows[-1] == 64
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_images_hold_streams_of_others_to_half_as_long_again_from_the_first_on(shows: bool) -> None:
+    run = Run(Pace(2.5, 12), processor_s, rows=64)
+    for number in range(8):
+        run.add(f"stream {number}", ids(5, number), client=HONEST[0])
+    while len(run.tokens_s["stream 7"]) < 80:
+        run.step()
+    alone_s, lengths = processor_s_of(8), list[float]()
+    image = (prompt_embeddings(np.ones((600, 4)), 20),) if shows else ()
+    run.add("shown", ids(1000, 1000), 1, client=OTHER, embeddings=image)
+    while not run.tokens_s["shown"]:
+        before_s = run.now_s
+        run.step()
+        lengths.append(run.now_s - before_s)
+    assert (max(lengths) > 1.7 * alone_s) is not shows
 
 
 def test_rows_that_take_turns_all_go_on() -> None:

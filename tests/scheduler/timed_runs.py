@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from realizar.batch import ScheduledBatch
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.request import NO_CLIENT, Client, Request
+from realizar.request import NO_CLIENT, Client, PromptEmbeddings, Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.scheduler import Scheduler
@@ -47,12 +47,14 @@ class Run:
         self.tokens_s: dict[str, list[float]] = {}
 
     def add(
-        self, name: str, prompt: tuple[int, ...], max_tokens: int = 5000, *, client: Client = NO_CLIENT, n: int = 1
-    ) -> None:
+        self, name: str, prompt: tuple[int, ...], max_tokens: int = 5000, *, client: Client = NO_CLIENT, n: int = 1,
+        embeddings: tuple[PromptEmbeddings, ...] = (),
+    ) -> None:  # fmt: skip
         self.tokens_s[name] = []
         most = min(max_tokens, 6144 - len(prompt))
         sampling = SamplingParams(temperature=0.0, n=n)
-        self.scheduler.add(Request(name, prompt, sampling, most, arrival_s=0.0, client=client))
+        request = Request(name, prompt, sampling, most, arrival_s=0.0, client=client, embeddings=embeddings)
+        self.scheduler.add(request)
 
     def step(self) -> tuple[ScheduledRow, ...]:
         batch = self.scheduler.schedule()

@@ -7,7 +7,7 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,7 +98,8 @@ class ReadSteps:
     """How much longer each client has read prompts beside decodes of others than is its share, in steps.
 
     A step counts by the client's share of its prompt tokens. Every step takes back a third: a client whose prompts make
-    steps two and a half times as long for ever is held to half as long again, and nobody is who reads now and then.
+    steps two and a half times as long for ever is held to half as long again, and nobody is who reads now and then. Who
+    shows images is held to it from the first on.
     """
 
     def __init__(self) -> None:
@@ -115,9 +116,9 @@ class ReadSteps:
         if len(self._read) > _FEW:
             self._read = {name: read for name, read in self._read.items() if self._now(name)}
 
-    def is_much(self, clients: Collection[str]) -> bool:
-        """True if all of these clients, if there are any, have read for long."""
-        return len(clients) > 0 and all(self._now(name) >= _MOST_READ for name in clients)
+    def is_much(self, clients: Collection[str], showing: Container[str]) -> bool:
+        """True if all of these clients, if there are any, have read for long, or are `showing` images."""
+        return len(clients) > 0 and all(name in showing or self._now(name) >= _MOST_READ for name in clients)
 
     def _now(self, name: str) -> float:
         steps, then = self._read.get(name, (0.0, 0))
@@ -174,6 +175,11 @@ class OpenSequences:
         """The sequences of those of the rows, intp [rows], that have one."""
         numbers = self._table.sequence_ids[rows].tolist()
         return [sequence for number in numbers if (sequence := self._sequences.get(number)) is not None]
+
+    def showing(self, prompts: Iterable[Sequence]) -> set[str]:
+        """Clients of whose images some are read by these prompts, or by the next one of those that wait."""
+        next_ones = (queue[0] for queue in self.waiting.values())
+        return {each.request.client.name for each in (*prompts, *next_ones) if each.request.embeddings}
 
     @property
     def num_queued_requests(self) -> int:

@@ -211,12 +211,13 @@ class Pace:
             return 0.0
         return max(self._last_s + _SPACING * self._stretch * alone.seconds - now_s, 0.0)
 
-    def beside_s(self, num_decode_tokens: int, *, is_much: bool, reads: bool = False) -> float:
+    def beside_s(self, num_decode_tokens: int, *, is_much: bool, reads: bool = False, is_shared: bool = False) -> float:
         """Seconds of other work that may come between this step and the next, whose time then counts for nothing.
 
         It is half the time of a step of so many decodes alone, or with `is_much` what prompts may take beside these, or
-        half of that if this step `reads` any: the next one reads as much less. 0 where the time of steps is to be
-        measured, and no limit without decodes.
+        half of that if this step `reads` any: the next one reads as much less. Beside other clients' streams, if it
+        `is_shared`, both have no more than half a step. 0 where the time of steps is to be measured, and no limit
+        without decodes.
         """
         if math.isinf(self._stretch) or not num_decode_tokens:
             self._is_behind = True
@@ -225,7 +226,8 @@ class Pace:
         self._num_beside += 1
         if alone_s is None or self._num_beside % _BESIDE_STEPS == 0:
             return 0.0
-        most_s = max(self._stretch * alone_s, self._least_s) - alone_s
+        stretch, least_s = (_SHARED_STRETCH, 0.0) if is_shared else (self._stretch, self._least_s)
+        most_s = max(min(stretch, self._stretch) * alone_s, least_s) - alone_s
         self._is_behind, self._behind_s = True, (_BESIDE_STRETCH - 1.0) * alone_s
         if reads or is_much:
             self._behind_s = most_s * (_BESIDE_SHARE if reads else 1.0)

@@ -240,7 +240,7 @@ class Scheduler:
         if self._is_shared:
             equal = self._open.num_equal_rows
             readers = self._open.waiting.keys() | {each.request.client.name for each in prompts}
-            is_much = self._read_steps.is_much(readers)
+            is_much = self._read_steps.is_much(readers, self._open.showing(prompts))
         if self._policy.first == "prefill":
             self._schedule_prompts(prompts, readers, plan)
             if not plan.num_rows:
@@ -293,10 +293,13 @@ class Scheduler:
             return 0.0
         return self._pace.pause_s(self._clock())
 
-    def beside_s(self, batch: ScheduledBatch, num_waiting: int) -> float:
-        """As `Pace.beside_s`, after a step that was submitted last, for so many requests that wait for that work."""
+    def beside_s(self, batch: ScheduledBatch, num_waiting: int, client: str) -> float:
+        """As `Pace.beside_s`, after a step that was submitted last, for a client's request and so many that wait."""
         decodes = batch.num_decode_tokens
-        return self._pace.beside_s(decodes, is_much=num_waiting > decodes, reads=batch.num_tokens > decodes)
+        return self._pace.beside_s(
+            decodes, is_much=num_waiting > decodes, reads=batch.num_tokens > decodes,
+            is_shared=not self._open.clients.keys() <= {client},
+        )  # fmt: skip
 
     def take_deltas(self) -> StepDeltas:
         """What choices gained since the last call."""

@@ -340,7 +340,7 @@ class EngineCore:
         assert self._pictures.slices is not None
         if not batch.num_rows and self.scheduler.has_work:
             return  # steps in flight are awaited
-        seconds = self.scheduler.beside_s(batch, 1 + self._pictures.num_waiting)
+        seconds = self.scheduler.beside_s(batch, 1 + self._pictures.num_waiting, self._pictures.client)
         if seconds > 0.0:
             self._pictures.slices.go_on(seconds)
 

@@ -105,10 +105,13 @@ class PictureEncoder:
 
     Embeddings that were used last stay, up to a bound, so that a picture that comes again is not encoded again.
     `load` makes what encodes, for the first picture; it may raise RealizarError. With `slices` it is `slices.encode`.
+
+    Attributes:
+        client: the name of the one whose request it is, or was last.
     """
 
     def __init__(self, load: Callable[[], Encode], slices: Slices | None = None) -> None:
-        self._load, self.slices = load, slices
+        self._load, self.slices, self.client = load, slices, ""
         self._encode: Encode | None = None
         self._kept: OrderedDict[bytes, tuple[Values, ...]] = OrderedDict()
         self._kept_bytes = 0
@@ -166,6 +169,7 @@ class PictureEncoder:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
+            self.client = job.request.client.name
             found = self._outcome(job)
             if found is not None and not job.is_cancelled:
                 job.on_done(found)
