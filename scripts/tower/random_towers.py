@@ -117,6 +117,8 @@ def _random(
     for name, size in all_vectors.items():
         values = rng.standard_normal(size, np.float32) * np.float32(0.1)
         values += np.float32(name.removesuffix(".weight") in all_norms and name.endswith("weight"))
+        if name.endswith("attn_q_norm.weight"):  # of Gemma 4's, where it is the scale of attention, too
+            values *= np.float32(0.15)
         if name.endswith(("_min", "_max")):  # a bound: of what some matrices read together
             values = np.full(size, 4.0 if name.endswith("_max") else -4.0, np.float32)
         tensors[name] = StoredTensor(name, GGMLType.F32, (size,), values.view(np.uint8), path, 0)

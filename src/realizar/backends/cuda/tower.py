@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,12 +21,14 @@ from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, 
 from realizar.backends.cuda.kernels import store_inputs as formats
 from realizar.backends.cuda.kernels.activate import NO_ACTIVATION, activate
 from realizar.backends.cuda.kernels.normalize import normalize
-from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
+from realizar.backends.cuda.kernels.reduce import BOUNDS, HALF_FACTOR
 from realizar.backends.cuda.kernels.rotate import rotate
 from realizar.backends.cuda.norms import NORM_KINDS, norm_constants
+from realizar.backends.cuda.pictures.grids import Grid, new_grid
 from realizar.backends.cuda.pictures.pinned import PinnedRoom, pinned_bytes
 from realizar.backends.cuda.pictures.slices import PartsLeft, Slicer, attention_s, matmuls_s, recorded, wait_for
 from realizar.backends.cuda.tower_plan import (
+    ANY,
     buffer_sizes,
     check_blocks,
     compute_type,
@@ -34,13 +36,13 @@ from realizar.backends.cuda.tower_plan import (
     passing_bytes,
     read_together,
 )
-from realizar.backends.parts import places_between, squares_of, windows_of
+from realizar.backends.parts import squares_of
 from realizar.backends.program import AttentionBlock, FeedForwardBlock, Join, ends_layer, layer_blocks
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import StepError
 from realizar.models.check_tensors import check_tensors
-from realizar.models.parts import Activation, Linear, Norm, Rope
+from realizar.models.parts import Activation, Linear, Norm
 from realizar.models.spec import Attention, FeedForward
 from realizar.models.tower import Standard, Tower
 
@@ -53,32 +55,6 @@ _WARMED = 8  # squares of the edge of a small picture
 
 
 @dataclass(slots=True)
-class _Grid:
-    """Pictures of so many rows and columns of patches.
-
-    `angles`: cosines and sines of each rope, float32 [patches, half of its size]. `shares`: of the rows and the columns
-    of the table of positions in those of the picture; None where it has the table's own. `order`: its patches, window
-    by window, those of as many patches one after another, and `back`, where each is among them; None without windows.
-    `windows`: how many of them have how many patches. `graphs`: of its parts, and the seconds of each, once it came
-    again.
-    """
-
-    rows: int
-    columns: int
-    angles: dict[Rope, tuple[torch.Tensor, torch.Tensor]]
-    shares: tuple[torch.Tensor, torch.Tensor] | None
-    order: torch.Tensor | None = None
-    back: torch.Tensor | None = None
-    windows: tuple[tuple[int, int], ...] = ()
-    graphs: list[tuple[float, torch.cuda.CUDAGraph]] = field(default_factory=list)
-    seen: bool = False
-
-    @property
-    def count(self) -> int:
-        return self.rows * self.columns
-
-
-@dataclass(slots=True)
 class _Encoding:
     """A picture that is being encoded.
 
@@ -86,33 +62,45 @@ class _Encoding:
     launched, None before the first. `launched`: recorded behind the last one.
     """
 
-    grid: _Grid
+    grid: Grid
     features: NDArray[np.float32]
     sent: torch.cuda.Event | None
     parts: PartsLeft | None = None
     launched: torch.cuda.Event | None = None
 
 
+_Bounds: TypeAlias = tuple[float, float]
+"""The least and the largest that a number may be; what is beyond becomes these."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Of a product, [rows, out_features] and a bias that they still lack; float16 are divided by `HALF_FACTOR`."""
+    """Of a product, [rows, out_features], and what they still lack: a bias, or the bounds of each matrix; float16 are
+    divided by `HALF_FACTOR`.
+    """
 
     values: torch.Tensor
     bias: torch.Tensor | None
+    bounds: tuple[_Bounds, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
     """Matrices that read one input, one below the other, [out_features, in_features], and their biases.
 
-    `reads`: of so many rows, one after another, the bounds of what they read, None for any. `given`: the least and the
-    largest of each sum, of its type, [out_features] each; None where there are no bounds.
+    `reads`: of so many rows, one after another, the bounds of what they read, None for any. `given`: those of each
+    matrix's sums; none where no matrix has any.
     """
 
     values: torch.Tensor
     bias: torch.Tensor | None
-    reads: tuple[tuple[int, tuple[float, float] | None], ...]
-    given: tuple[torch.Tensor, torch.Tensor] | None
+    reads: tuple[tuple[int, _Bounds | None], ...]
+    given: tuple[_Bounds, ...]
+
+    @property
+    def read(self) -> _Bounds | None:
+        """The bounds of what all of them read."""
+        return self.reads[0][1] if len(self.reads) == 1 else None
 
 
 class CUDATower:
@@ -136,7 +124,6 @@ class CUDATower:
         self.tower, self._device = tower, device
         self._blocks = layer_blocks(tower.layers)
         check_blocks(tower, self._blocks)
-        self._window = next((each.window for _, each in tower.attentions() if each.window is not None), None)
         self._others = tower.max_tokens - tower.max_patches
         with device_errors(device):
             self._load(WeightTensors(tower, checkpoint))
@@ -148,6 +135,7 @@ class CUDATower:
         self._compute = compute_type(tower, self._tensors)
         self._weights = {group: self._loaded(group) for group in groups(tower, self._blocks)}
         self._vectors: dict[tuple[str, float, float], torch.Tensor] = {}
+        self._tables: dict[tuple[_Bounds, ...], torch.Tensor] = {}
         self._none = torch.zeros(1, device=device)
         self._positions = (
             None if tower.positions is None else self._sent(self._tensors.matrix(tower.positions).dequantize())
@@ -167,7 +155,7 @@ class CUDATower:
         shades = (np.arange(256) * (1 / 255)).astype(np.float32)
         self._shades = self._sent((shades - mean) / deviation).to(self._compute).reshape(-1)
         self._room = PinnedRoom(pinned_bytes() if device.type == "cuda" else 0, is_gpu=device.type == "cuda")
-        self._grids: OrderedDict[tuple[int, int], _Grid] = OrderedDict()
+        self._grids: OrderedDict[tuple[int, int], Grid] = OrderedDict()
         self._lock = threading.Lock()
         self._encoding: _Encoding | None = None
         self._slicer = Slicer(is_gpu=device.type == "cuda")
@@ -191,12 +179,7 @@ class CUDATower:
     @property
     def size_bytes(self) -> int:
         """Of weights and buffers."""
-        weights = [
-            each
-            for one in self._weights.values()
-            for each in (one.values, one.bias, *(one.given or ()))
-            if each is not None
-        ]
+        weights = [each for one in self._weights.values() for each in (one.values, one.bias) if each is not None]
         buffers = [self._pixels, self._hidden, self._features, self._normed, self._sums, self._inner]
         buffers += [] if self._positions is None else [self._positions]
         return sum(each.numel() * each.element_size() for each in (*weights, *buffers))
@@ -209,7 +192,7 @@ class CUDATower:
         for source in sources:
             source.check_finite(0, source.out_features)
         weights = torch.cat([self._sent(source.dequantize()).to(self._compute) for source in sources])
-        bias, given = None, None
+        bias, given = None, tuple[_Bounds, ...]()
         if any(each.bias is not None for each in group):
             biases = [
                 np.zeros(each.out_features, np.float32) if each.bias is None else self._tensors.vector(each.bias)
@@ -217,13 +200,7 @@ class CUDATower:
             ]
             bias = self._sent(np.concatenate(biases))
         if any(each.clamps is not None for each in group):
-            bounds = np.empty((2, len(weights)), np.float32)
-            firsts = np.cumsum([0, *(each.out_features for each in group)])
-            for each, first in zip(group, firsts, strict=False):
-                ends = (-math.inf, math.inf) if each.clamps is None else each.clamps.given
-                bounds[:, first : first + each.out_features] = np.array(ends)[:, None]
-            low, high = self._sent(bounds * self._factor).to(self._compute)
-            given = low, high
+            given = tuple(ANY if each.clamps is None else each.clamps.given for each in group)
         return _Weights(weights, bias, read_together(group), given)
 
     @property
@@ -314,7 +291,7 @@ class CUDATower:
         for _ in self._parts(grid):
             pass
 
-    def _parts(self, grid: _Grid) -> Iterator[float]:
+    def _parts(self, grid: Grid) -> Iterator[float]:
         """As `_run`, by graphs where there are."""
         if not grid.graphs:
             yield from self._run(grid)
@@ -322,7 +299,7 @@ class CUDATower:
             yield seconds
             graph.replay()
 
-    def _graphs_of(self, grid: _Grid, recorder: GraphRecorder) -> list[tuple[float, torch.cuda.CUDAGraph]]:
+    def _graphs_of(self, grid: Grid, recorder: GraphRecorder) -> list[tuple[float, torch.cuda.CUDAGraph]]:
         """Of parts, or of as many together as are worth a launch, and the seconds of each."""
         parts, found = self._run(grid), list[tuple[float, torch.cuda.CUDAGraph]]()
         following = next(parts, None)
@@ -339,40 +316,21 @@ class CUDATower:
             found.append((sum(together), graph))
         return found
 
-    def _grid(self, rows: int, columns: int) -> _Grid:
+    def _grid(self, rows: int, columns: int) -> Grid:
         found = self._grids.get((rows, columns))
         if found is None:
-            found = self._grids[rows, columns] = self._new_grid(rows, columns)
+            found = self._grids[rows, columns] = new_grid(self.tower, rows, columns, self._device)
             if len(self._grids) > _GRAPHS:
                 self._grids.popitem(last=False)
         self._grids.move_to_end((rows, columns))
         return found
-
-    def _new_grid(self, rows: int, columns: int) -> _Grid:
-        places, side = np.indices((rows, columns), np.int32).reshape(2, -1), self.tower.side
-        windows = sorted(windows_of(rows, columns, self._window), key=len)
-        order, angles = np.concatenate(windows), {}
-        for rope in {block.attention.rope for block in self._blocks if isinstance(block, AttentionBlock)}:
-            if rope is not None:
-                turns = places[list(rope.axes)].T.astype(np.float32) * np.array(rope.inverse_frequencies, np.float32)
-                turns = turns[order]
-                angles[rope] = self._sent(np.cos(turns)), self._sent(np.sin(turns))
-        grid = _Grid(rows, columns, angles, None)
-        if self._window is not None:
-            grid.order, grid.back = self._sent(order), self._sent(np.argsort(order))
-            grid.windows = tuple((number, length) for length, number in Counter(map(len, windows)).items())
-        stretches = self.tower.stretches
-        if stretches is not None and (rows, columns) != (side, side):
-            down, across = (self._sent(places_between(stretches, count, side)) for count in (rows, columns))
-            grid.shares = down, across
-        return grid
 
     def _found(self, patches: int) -> torch.Tensor:
         """The features of a picture of so many patches, where `start` leaves them."""
         width, rows = self.tower.num_features, patches // self.tower.merge**2
         return self._features[: rows * width].view(rows, width)
 
-    def _run(self, grid: _Grid) -> Iterator[float]:
+    def _run(self, grid: Grid) -> Iterator[float]:
         """Start the kernels part by part: the seconds that an H200 takes for about the next one, before it."""
         tower, count, tokens = self.tower, grid.count, grid.count + self._others
         hidden = self._hidden[: tokens * tower.hidden_size].view(tokens, -1)
@@ -384,17 +342,22 @@ class CUDATower:
         for index, block in enumerate(self._blocks):
             assert block.join.linear is not None
             yield matmuls_s(tokens, *block.inputs.linears)
-            self._norm(hidden, block.inputs.norm, normed, added)
-            sums = self._multiplied(normed, *block.inputs.linears)
+            within = self._weights[block.inputs.linears].read
+            self._norm(hidden, block.inputs.norm, normed, added, within)
+            sums = self._multiplied(normed, *block.inputs.linears, within=within)
             if isinstance(block, AttentionBlock):
                 inner = yield from self._attended(sums, block.attention, grid)
+                within = None
                 yield matmuls_s(tokens, block.join.linear)
             else:
                 assert isinstance(block, FeedForwardBlock)
                 part = block.feed_forward
                 yield matmuls_s(tokens, block.join.linear)
-                inner = self._activated(sums, part.activation, part.down.in_features, gated=part.gate is not None)
-            added = self._multiplied(inner, block.join.linear), block.join
+                within = self._weights[block.join.linear,].read
+                inner = self._activated(
+                    sums, part.activation, part.down.in_features, gated=part.gate is not None, within=within
+                )
+            added = self._multiplied(inner, block.join.linear, within=within), block.join
             if block.layer in taken and ends_layer(self._blocks, index):
                 self._norm(hidden, None, None, added)
                 added = None
@@ -403,7 +366,7 @@ class CUDATower:
         self._norm(hidden, tower.final_norm, source, added)
         yield from self._project(0, source[:count], grid, features)
 
-    def _begin(self, grid: _Grid, hidden: torch.Tensor) -> None:
+    def _begin(self, grid: Grid, hidden: torch.Tensor) -> None:
         """Write the stream before the first layer."""
         tower, patches = self.tower, hidden[: grid.count]
         hidden.zero_()
@@ -420,7 +383,7 @@ class CUDATower:
             if self._positions is not None:
                 hidden[grid.count :] += self._positions[0]
 
-    def _colours(self, grid: _Grid) -> torch.Tensor:
+    def _colours(self, grid: Grid) -> torch.Tensor:
         """Of all patches in the grid's order, as `images.prepare.patches_of` makes them."""
         size, (rows, columns) = self.tower.patch_size, (grid.rows, grid.columns)
         pixels = self._pixels[: grid.count * 3 * size**2].view(rows, size, columns, size, 3).transpose(1, 2)
@@ -432,7 +395,7 @@ class CUDATower:
         colours = colours.expand(-1, -1, frames, -1).reshape(grid.count, -1)
         return colours if grid.order is None else colours[grid.order]
 
-    def _place(self, grid: _Grid, hidden: torch.Tensor) -> None:
+    def _place(self, grid: Grid, hidden: torch.Tensor) -> None:
         """Add what the tower adds to patches by their place."""
         if self._positions is None:
             return
@@ -448,30 +411,42 @@ class CUDATower:
         places = places.view_as(hidden)
         hidden += places if grid.order is None else places[grid.order]
 
-    def _multiplied(self, x: torch.Tensor, *group: Linear) -> _Sums:
+    def _multiplied(self, x: torch.Tensor, *group: Linear, within: _Bounds | None = None) -> _Sums:
+        """Of what was kept `within` bounds already."""
         weights, first = self._weights[group], 0
         out = self._sums[: len(x) * len(weights.values)].view(len(x), -1)
         for count, bounds in weights.reads:
             part, of = out[:, first : first + count], weights.values[first : first + count]
-            read = x if bounds is None else x.clamp(*bounds)
+            read = x if bounds is None or bounds == within else x.clamp(*bounds)
             torch.addmm(part, read, of.t(), beta=0.0, alpha=self._factor, out=part)
             first += count
-        if weights.given is not None:
-            torch.clamp(out, *weights.given, out=out)
-        return _Sums(out, weights.bias)
+        return _Sums(out, weights.bias, weights.given)
+
+    def _beside(self, sums: _Sums, places: int, within: _Bounds | None) -> tuple[torch.Tensor, Any]:
+        """What kernels add to sums of so many matrices, or their bounds and those of what becomes of them; the second
+        is how they take it.
+        """
+        if not sums.bounds and within is None:
+            return (self._none, False) if sums.bias is None else (sums.bias, True)
+        bounds = (*(sums.bounds or (ANY,) * places), within or ANY)
+        if bounds not in self._tables:
+            self._tables[bounds] = self._sent(np.array(bounds, np.float32))
+        return self._tables[bounds], BOUNDS.value
 
     def _norm(
-        self, source: torch.Tensor, norm: Norm | None, out: torch.Tensor | None, added: tuple[_Sums, Join] | None = None
-    ) -> None:
+        self, source: torch.Tensor, norm: Norm | None, out: torch.Tensor | None,
+        added: tuple[_Sums, Join] | None = None, within: _Bounds | None = None,
+    ) -> None:  # fmt: skip
         """out = norm(source), float32 [rows, width], to which a product is added first, as its join says."""
         cut, none, (rows, width) = whole_width(source.shape[1]), self._none, source.shape
         sums, join = (_Sums(none, None), _ADDED) if added is None else added
         factor = 1.0 if join.output_scale is None else float(self._tensors.vector(join.output_scale)[0])
         target, stride, stored = (none, 0, formats.NOTHING) if out is None else (out, out.stride(0), formats.PLAIN)
+        beside, how = self._beside(sums, 1, within)
         normalize[(rows,)](
-            sums.values, 0, width, none if sums.bias is None else sums.bias, none, *self._norm_arguments(join.norm),
+            sums.values, 0, width, beside, none, *self._norm_arguments(join.norm),
             float(join.scale), factor, source, *self._norm_arguments(norm), target, stride, none, none, none, width,
-            none, SPLITS=0 if added is None else 1, MATMUL_BIAS=sums.bias is not None, GATHER=False,
+            none, SPLITS=0 if added is None else 1, MATMUL_BIAS=how, GATHER=False,
             FORMAT=stored.value, BLOCK_TOKENS=1, CHUNKS=1, DEPENDENT=False, PARTS=0, BLOCK=cut.block,
             num_warps=cut.warps, **norm_constants("", norm), **norm_constants("BRANCH_", join.norm),
         )  # fmt: skip
@@ -488,7 +463,7 @@ class CUDATower:
             self._vectors[key] = self._sent((self._tensors.vector(name) + np.float32(offset)) * np.float32(scale))
         return self._vectors[key]
 
-    def _attended(self, sums: _Sums, attention: Attention, grid: _Grid) -> Generator[float, None, torch.Tensor]:
+    def _attended(self, sums: _Sums, attention: Attention, grid: Grid) -> Generator[float, None, torch.Tensor]:
         """Attention's results, [tokens, heads * head_size]; some heads after others where there are many tokens."""
         heads, kv_heads, size, rope = attention.num_heads, attention.num_kv_heads, attention.head_size, attention.rope
         count, most, none = grid.count + self._others, self.tower.max_tokens, self._none
@@ -504,11 +479,12 @@ class CUDATower:
         key_norm, key_bias, eps = self._norm_arguments(attention.k_norm)
         cosine, sine = (none, none) if rope is None else grid.angles[rope]
         parts, warps = rotate_sizes(attention, norms=norm is not None or attention.v_norm_eps is not None)
+        beside, how = self._beside(sums, 3, None)
         rotate[(count, -(-(heads + 2 * kv_heads) // parts))](
-            sums.values, 0, sums.values.stride(0), none if sums.bias is None else sums.bias, self._places, cosine, sine,
-            none, query_norm, key_norm, query_bias, key_bias, eps, float(attention.v_norm_eps or 0.0), heads * size,
-            (heads + kv_heads) * size, keys, values, none, none, self._places, query, heads * size, SPLITS=1,
-            BIAS=sums.bias is not None, HEADS=heads, KV_HEADS=kv_heads, HEAD=size, ROTARY=rope.size if rope else 0,
+            sums.values, 0, sums.values.stride(0), beside, self._places, cosine, sine, none, query_norm, key_norm,
+            query_bias, key_bias, eps, float(attention.v_norm_eps or 0.0), heads * size, (heads + kv_heads) * size,
+            keys, values, none, none, self._places, query, heads * size, SPLITS=1, BIAS=how, HEADS=heads,
+            KV_HEADS=kv_heads, HEAD=size, ROTARY=rope.size if rope else 0,
             INTERLEAVED=bool(rope and rope.pairing == "interleaved"), NORM=NORM_KINDS[norm.kind] if norm else 0,
             NORM_BIAS=bool(norm and norm.bias), VALUE_NORM=attention.v_norm_eps is not None, GROWTH=False, STORED=False,
             PADDED_HEAD=padded_head(attention), BLOCK_SIZE=most, INT8=False, DEPENDENT=False, PARTS=parts,
@@ -525,23 +501,27 @@ class CUDATower:
             for first in range(0, kv_heads, step):
                 own, with_keys = slice(first * group, (first + step) * group), slice(first, first + step)
                 yield attention_s(work * len(range(*own.indices(heads))))
-                out[:, own] = functional.scaled_dot_product_attention(
+                part = functional.scaled_dot_product_attention(
                     read[:, own], seen[:, with_keys], added[:, with_keys], scale=attention.scale, enable_gqa=group > 1
                 )
+                if part.numel() == found.numel():  # all of them, as torch has them
+                    return part.transpose(1, 2).reshape(count, -1)
+                out[:, own] = part
             begun += windows * tokens
         return found.view(count, -1)
 
     def _activated(
-        self, sums: _Sums, activation: Activation | None, width: int, out: torch.Tensor | None = None, *, gated: bool
-    ) -> torch.Tensor:
-        """activation(gate) * up, or activation(up), of `width` columns; None is no activation."""
+        self, sums: _Sums, activation: Activation | None, width: int, out: torch.Tensor | None = None, *, gated: bool,
+        within: _Bounds | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """activation(gate) * up, or activation(up), of `width` columns, within bounds; None is no activation."""
         rows, none = len(sums.values), self._none
         if out is None:
             out = self._inner[: rows * width].view(rows, width)
-        cut = activation_blocks(width, rows)
+        cut, (beside, how) = activation_blocks(width, rows), self._beside(sums, 1 + gated, within)
         activate[(rows, cut.blocks)](
-            sums.values, 0, sums.values.stride(0), none if sums.bias is None else sums.bias, width if gated else 0,
-            width, out, out.stride(0), none, none, none, none, none, SPLITS=1, BIAS=sums.bias is not None,
+            sums.values, 0, sums.values.stride(0), beside, width if gated else 0,
+            width, out, out.stride(0), none, none, none, none, none, SPLITS=1, BIAS=how,
             KIND=NO_ACTIVATION.value if activation is None else ACTIVATIONS[activation], GATED=gated, INTERLEAVED=False,
             FORMAT=formats.PLAIN.value, BLOCK_TOKENS=1, CHUNKS=1, DEPENDENT=False, BLOCK=cut.block,
             num_warps=cut.warps,
@@ -549,7 +529,7 @@ class CUDATower:
         return out
 
     def _project(
-        self, place: int, patches: torch.Tensor, grid: _Grid, features: torch.Tensor
+        self, place: int, patches: torch.Tensor, grid: Grid, features: torch.Tensor
     ) -> Generator[float, None, None]:
         """Write the features of the projector of a place; its patches are float32 where it has a norm or a standard."""
         projector, tower = self.tower.projectors[place], self.tower

@@ -18,7 +18,7 @@ from realizar.models.spec import FeedForward
 from realizar.models.tower import Tower
 
 _COMPUTE = {"f32": torch.float32, "bf16": torch.bfloat16}
-_ANY = (-math.inf, math.inf)
+ANY = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,10 @@ def compute_type(tower: Tower, tensors: WeightTensors) -> torch.dtype:
 
 def check_blocks(tower: Tower, blocks: Sequence[Block]) -> None:
     """UnsupportedModelError for parts that a tower does not have here."""
-    if any(each.clamps is not None and each.bias is not None for each in tower.matrices()):
+    matrices = tower.matrices()
+    if any(each.clamps is not None for each in matrices) and any(each.bias is not None for each in matrices):
         raise UnsupportedModelError(
-            f"{tower.architecture}: an encoder with bounds of a matrix and its bias does not run on a GPU"
+            f"{tower.architecture}: an encoder with bounds of matrices and biases does not run on a GPU"
         )
     for block in blocks:
         if isinstance(block, AttentionBlock):
@@ -118,7 +119,7 @@ def read_together(group: Sequence[Linear]) -> tuple[tuple[int, tuple[float, floa
     """How many rows of a group's matrices, one after another, read the same, within which bounds; None for any."""
     found: list[tuple[int, tuple[float, float] | None]] = []
     for each in group:
-        bounds = None if each.clamps is None or each.clamps.read == _ANY else each.clamps.read
+        bounds = None if each.clamps is None or each.clamps.read == ANY else each.clamps.read
         rows, before = found.pop() if found and found[-1][1] == bounds else (0, bounds)
         found.append((rows + each.out_features, before))
     return tuple(found)

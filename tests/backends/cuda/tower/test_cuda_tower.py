@@ -71,8 +71,27 @@ def test_features_agree_with_the_cpu(kind: str, form: str, tmp_path: Path) -> No
         CUDATower(capped, checkpoint, _DEVICE)
     linear = replace(mixer.o, clamps=Clamps((-1.0, 1.0), (-1.0, 1.0)), bias="model.layers.0.self_attn.o_proj.bias")
     bounded = replace(tower.layers[0], mixer=replace(mixer, o=linear))
-    with pytest.raises(UnsupportedModelError, match="an encoder with bounds of a matrix and its bias does not run"):
+    with pytest.raises(UnsupportedModelError, match="an encoder with bounds of matrices and biases does not run"):
         CUDATower(replace(tower, layers=(bounded, tower.layers[1])), checkpoint, _DEVICE)
+
+
+def test_bounds_of_what_several_matrices_read_are_kept_where_it_is_made(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs transformers")
+    stored = open_checkpoint(build_vision_model("gemma4_e", tmp_path).path)
+    ends, tensors = {"input_min": -0.8, "input_max": 0.8}, dict(stored.tensors)
+    for name, each in stored.tensors.items():
+        if (end := name.rpartition(".")[2]) in ends:
+            tensors[name] = replace(each, data=np.array([ends[end]], np.float32).view(np.uint8))
+    checkpoint = replace(stored, tensors=tensors)
+    tower = build_tower(checkpoint)
+    assert tower is not None
+    picture = image_of((3 * tower.patch_size * tower.merge, tower.patch_size * tower.merge))
+    encoder = CUDATower(tower, checkpoint, _DEVICE)
+    assert {each.read for group, each in encoder._weights.items() if len(group) > 1} == {
+        (-np.float32(0.8), np.float32(0.8))
+    }
+    wanted = CPUTower(tower, checkpoint, threads=1).encode(patches_of(tower, picture))
+    np.testing.assert_allclose(encoder.encode(picture), wanted, atol=3e-5)
 
 
 def test_an_encoder_on_a_gpu_is_planned_before_the_cache(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
-from realizar.backends.cuda.kernels.reduce import load_sum
+from realizar.backends.cuda.kernels.reduce import BOUNDS, bounded, load_bounds, load_sum
 from realizar.backends.cuda.kernels.store_inputs import store_block, store_values
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 
@@ -46,16 +46,23 @@ def activated(
     partials, splits_stride, token_at, bias, up_at, width, first, SPLITS: tl.constexpr, BIAS: tl.constexpr,
     KIND: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The columns from `first` on of gate and up together, or activation(up); 0 beyond `width`."""
+    """The columns from `first` on of gate and up together, or activation(up); 0 beyond `width`.
+
+    BOUNDS are those of gate, of up, and of what comes of them.
+    """
     columns = first + tl.arange(0, BLOCK)
     inside = columns < width
     if INTERLEAVED:
         columns = columns // 64 * 128 + columns % 64
-    x = load_sum(partials, bias, token_at, up_at + columns, inside, splits_stride, SPLITS, BIAS)
+    if BIAS == BOUNDS:
+        low, high = load_bounds(bias, 2 if GATED else 1)
+    x = load_sum(partials, bias, token_at, up_at + columns, inside, splits_stride, SPLITS, BIAS, 1 if GATED else 0)
     if GATED:
         x = apply_gate(load_sum(partials, bias, token_at, columns, inside, splits_stride, SPLITS, BIAS), x, KIND)
     else:
         x = apply_activation(x, KIND)
+    if BIAS == BOUNDS:
+        x = bounded(x, low, high, inside)
     return tl.where(inside, x, 0.0)
 
 

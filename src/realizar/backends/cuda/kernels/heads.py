@@ -30,14 +30,16 @@ def rotated_heads(
     Values are as they are, or with VALUE_NORM divided by their root mean square. With GROWTH queries are multiplied by
     the factor of their position in `query_scales`, float32 [context length].
     `part` int [parts, 1] counts queries, then keys, then values; of those that are not `own` all is 0. A row of
-    `partials` has query, key and value side by side, at columns 0, `key_at` and `value_at`. dims: int [1, dims].
+    `partials` has query, key and value side by side, at columns 0, `key_at` and `value_at`, and the places of bounds
+    are theirs. dims: int [1, dims].
     """
     is_query, is_value = part < HEADS, part >= HEADS + KV_HEADS
     head = part - tl.where(is_query, 0, tl.where(is_value, HEADS + KV_HEADS, HEADS))
     base = head * HEAD + tl.where(is_query, 0, tl.where(is_value, value_at, key_at))
     inside = own & (dims < HEAD)
     at = token * token_stride
-    x = load_sum(partials, bias, at, base + dims, inside, splits_stride, SPLITS, BIAS)
+    matrix = tl.where(is_query, 0, tl.where(is_value, 2, 1))
+    x = load_sum(partials, bias, at, base + dims, inside, splits_stride, SPLITS, BIAS, matrix)
     half: tl.constexpr = ROTARY // 2
     if INTERLEAVED:
         partner, angle = dims ^ 1, dims // 2
@@ -51,7 +53,7 @@ def rotated_heads(
         value_scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / HEAD + value_eps)[:, None]
     y = x
     if ROTARY > 0:
-        y = load_sum(partials, bias, at, base + partner, rotates, splits_stride, SPLITS, BIAS)
+        y = load_sum(partials, bias, at, base + partner, rotates, splits_stride, SPLITS, BIAS, matrix)
     if NORM > 0:
         mean = tl.sum(x, axis=1)[:, None] * (1.0 / HEAD if NORM == LAYER_NORM else 0.0)
         centred = tl.where(inside, x - mean, 0.0)

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.exchange import load_rank_sum
-from realizar.backends.cuda.kernels.reduce import load_sum
+from realizar.backends.cuda.kernels.reduce import BOUNDS, bounded, load_bounds, load_sum
 from realizar.backends.cuda.kernels.store_inputs import HALF, NOTHING, store_token, store_values
 
 RMS_NORM, LAYER_NORM, SCALE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
@@ -62,7 +62,8 @@ def normalize(
     """hidden = (hidden + add_scale * branch_norm(sum of partials)) * output_scale; out = norm(hidden). Grid: tokens.
 
     hidden: [tokens, width]. SPLITS of 0: there is no branch. GATHER: program i reads token selected[i] of hidden.
-    FORMAT: see `activation.store_token`. `exchange`, RANKS, HALVES: see `exchange.load_rank_sum`.
+    FORMAT: see `activation.store_token`. `exchange`, RANKS, HALVES: see `exchange.load_rank_sum`. BOUNDS are those of
+    the sums, and of what is stored.
     PARTS: of `square_sums`, for a `normalize_block` that comes next; 0 where none does.
     """
     columns = tl.arange(0, BLOCK)
@@ -76,6 +77,8 @@ def normalize(
         at = tl.load(selected + token).to(tl.int64)
     stream = hidden + at * width + columns
     x = tl.load(stream, mask=inside, other=0.0)
+    if MATMUL_BIAS == BOUNDS:
+        low, high = load_bounds(matmul_bias, 1)
     if SPLITS > 0:
         branch = load_rank_sum(
             partials, matmul_bias, token * token_stride, columns, inside, splits_stride, token * width + columns,
@@ -88,6 +91,8 @@ def normalize(
         part = tl.arange(0, PARTS)
         tl.store(square_sums + token * PARTS + part, tl.where(part == 0, tl.sum(x * x, axis=0), 0.0))
     x = norm_by(x, inside, width, own_weight, own_bias, eps, NORM, NORM_BIAS)
+    if MATMUL_BIAS == BOUNDS:
+        x = bounded(x, low, high, inside)
     store_token(x, token, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
 
 
