@@ -23,7 +23,7 @@ import uvicorn
 from realizar.cli.options.several_models import SeveralModelsOptions
 from realizar.cli.several_models import Wishes, make_shelf
 from realizar.config import EngineConfig
-from realizar.engine.process.supervisor import ENGINE_COMMAND
+from realizar.engine.process.begun import ENGINE_COMMAND
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app_of
 from realizar.server.http.listen import uvicorn_config

@@ -12,10 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def start_process(command: Sequence[str], *descriptors: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_process(
+    command: Sequence[str], *descriptors: int, output: int | None = subprocess.DEVNULL
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a program with one end of a pair of sockets, and return the other. Raises OSError.
 
-    The descriptors of its end and of further open files that it gets are appended to the command.
+    The descriptors of its end and of further open files that it gets are appended to the command. `output` is as
+    `stdout` of a subprocess; a pipe gets what it writes as errors, too.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -25,7 +28,8 @@ def start_process(command: Sequence[str], *descriptors: int) -> tuple[subprocess
                 [*command, *map(str, passed)],
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output == subprocess.PIPE else None,
                 start_new_session=True,  # keeps the terminal's signals away from it
             )
         except BaseException:

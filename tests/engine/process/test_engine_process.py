@@ -22,8 +22,9 @@ from engine.process import scripted_process
 from number_text import NumberText, spelled
 from realizar.config import EngineConfig
 from realizar.engine.frontend.async_engine import AsyncEngine
-from realizar.engine.process.child import LivenessPolicy
-from realizar.engine.process.messages import Load
+from realizar.engine.process.begun import BegunEngine
+from realizar.engine.process.child import EngineChild, LivenessPolicy
+from realizar.engine.process.messages import Command, Load, Ping
 from realizar.engine.process.supervisor import ProcessLink
 from realizar.errors import (
     CapacityError,
@@ -32,11 +33,13 @@ from realizar.errors import (
     EngineUnavailableError,
     InvalidRequestError,
 )
+from realizar.ipc.frames import FrameReader
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from scripted_backend import expected_tokens
 from waits import HANG_S, is_alive, wait_until
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+LOAD = Load("unread", EngineConfig())
 LONG = SamplingParams(temperature=0.0, max_tokens=200)
 
 
@@ -51,9 +54,13 @@ def patience(**changes: Any) -> Any:
     return SimpleNamespace(**{**asdict(LivenessPolicy(0.05, max_missed_pings=1200, first_delay_s=0.05)), **changes})
 
 
-def make_engine(liveness: Any = None, **options: Any) -> AsyncEngine:
-    command = (sys.executable, scripted_process.__file__, json.dumps(options))
-    return AsyncEngine(ProcessLink(Load("unread", EngineConfig()), liveness or patience(), command), NumberText)
+def make_engine(liveness: Any = None, begun: BegunEngine | None = None, **options: Any) -> AsyncEngine:
+    link = ProcessLink(LOAD, liveness or patience(), command(**options), begun=begun)
+    return AsyncEngine(link, NumberText)
+
+
+def command(**options: Any) -> tuple[str, ...]:
+    return sys.executable, scripted_process.__file__, json.dumps(options)
 
 
 @asynccontextmanager
@@ -107,6 +114,52 @@ async def wait_file(path: Path) -> None:
     while not path.exists():  # noqa: ASYNC240 - it does not block
         assert time.monotonic() < until_s, "waited in vain"
         await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("factory", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def test_an_engine_that_was_begun_is_the_first_one(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """It loads before anybody looks after it; when it dies another one follows, as after any."""
+    begun = BegunEngine(command())
+    begun.send(LOAD)
+
+    async def main() -> None:
+        async with running(begun=begun) as engine:
+            begun.end()
+            first = engine.info.pid
+            await answers(engine)
+            os.kill(first, signal.SIGKILL)
+            await asyncio.to_thread(wait_until, lambda: engine.num_restarts == 1)
+            await ready_again(engine)
+
+    run(main(), factory)
+
+
+def test_a_process_gets_its_first_record_before_all_others(tmp_path: Path) -> None:
+    """Also where somebody sends it one while it is being started."""
+    program = "import pathlib, socket, sys; came = socket.socket(fileno=int(sys.argv[2])).recv(1 << 16);"
+    command = sys.executable, "-c", f"{program} pathlib.Path(sys.argv[1]).write_bytes(came)", str(tmp_path / "came")
+
+    async def main() -> None:
+        child = EngineChild(lambda _event: None, patience())
+        starting = asyncio.create_task(child.start(command, LOAD))
+        while not starting.done():
+            child.send(Ping())
+            await asyncio.sleep(0)
+        await child.wait_end()
+        await child.reap()
+
+    run(main())
+    (first, *_) = FrameReader[Command](Command).feed((tmp_path / "came").read_bytes())
+    assert first == LOAD
+
+
+def test_an_engine_that_nobody_takes_is_ended() -> None:
+    begun = BegunEngine((sys.executable, "-c", "import time; time.sleep(600)"))
+    begun.send(LOAD)
+    begun.end()
+    begun.end()
+    process, _ = begun.take()
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("factory", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])

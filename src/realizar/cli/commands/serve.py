@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from realizar.checkpoint.model_files import ModelFiles
     from realizar.engine.frontend.async_engine import AsyncEngine
     from realizar.engine.frontend.async_link import EngineLink
+    from realizar.engine.process.begun import BegunEngine
     from realizar.engine.process.messages import EngineInfo, Load
     from realizar.ray.options import RayOptions
     from realizar.ray.running import Door
@@ -84,10 +85,38 @@ def serve_command(
         return 0
     if with_ray:
         return serving.with_ray(model[0], ray)
+    log_to_stderr(server.log_level, server.log_format)
+    if several or server.replicas > 1:
+        return _listen(serving, model, models, settings, several=several)
+    with begun_engine() as begun:
+        return _listen(serving, model, models, settings, several=several, begun=begun)
+
+
+@contextmanager
+def begun_engine() -> Iterator[BegunEngine | None]:
+    """The process of an engine, which imports what it needs beside this one; None where it can't be started now."""
+    from realizar.engine.process.begun import BegunEngine
+
+    try:
+        begun = BegunEngine()
+    except OSError:  # the server's link tries again, and says why
+        yield None
+        return
+    try:
+        yield begun
+    finally:
+        begun.end()
+
+
+def _listen(
+    serving: _Serving, model: Models, models: SeveralModelsOptions, settings: ServerSettings, *, several: bool,
+    begun: BegunEngine | None = None,
+) -> int:  # fmt: skip
+    """Open the port and serve; the exit status. `begun`: the process of the engine, where it is one."""
     from realizar.server.http.clients import is_loopback
     from realizar.server.run import open_port
 
-    log_to_stderr(server.log_level, server.log_format)
+    server = serving.server
     fitting = fit_connections(settings.max_connections)
     if fitting < settings.max_connections:
         report(f"warning: the server takes at most {fitting} connections, because ulimit -n allows few open files")
@@ -97,11 +126,11 @@ def serve_command(
         if not settings.api_keys and not is_loopback(server.host):
             report("warning: without --api-key-file, everyone who can reach this machine may use the API")
         if several:
-            wishes = Wishes(config, serving.sampling_of, batching.max_queued, server.log_level)
+            wishes = Wishes(serving.config, serving.sampling_of, serving.max_queued, server.log_level)
             return _serve_several(make_shelf(model, models, wishes, settings), settings, listener, url)
-        processes = server.num_api_processes(config.device)
+        processes = server.num_api_processes(serving.config.device)
         shares = [settings.share(place, processes) for place in range(processes)]
-        return serving.one(model[0], shares, listener, url)
+        return serving.one(model[0], shares, listener, url, begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +174,12 @@ class _Serving:
         url = _url("https" if door.tls else "http", self.server.host, self.server.port)
         return _run_application(model, options, door, ray.ray_address, url)
 
-    def one(self, model: str, shares: Sequence[ServerSettings], listener: socket.socket, url: str) -> int:
+    def one(
+        self, model: str, shares: Sequence[ServerSettings], listener: socket.socket, url: str,
+        begun: BegunEngine | None = None,
+    ) -> int:  # fmt: skip
         """Serve, with settings for each process that answers requests; more than one are processes of their own."""
-        served, running, front, replicas = self.prepare(model, shares)
+        served, running, front, replicas = self.prepare(model, shares, begun)
         report(f"{served.name} is being loaded; {url} answers already")
         if served.template is None:
             report(f"chat is refused: {NO_CHAT}")
@@ -167,11 +199,20 @@ class _Serving:
             return _run(front, running, listener, listed, url, ready, loading=progress, hang_up=hang_up)
 
     def prepare(
-        self, model: str, shares: Sequence[ServerSettings]
+        self, model: str, shares: Sequence[ServerSettings], begun: BegunEngine | None = None
     ) -> tuple[ServedModel, AsyncEngine, Front, ReplicaLink | None]:
-        """Make the served model, an engine that is not started yet, what answers requests, and its replicas."""
-        from realizar.checkpoint.model_files import ModelFiles
+        """Make the served model, an engine, what answers requests, and its replicas.
+
+        A `begun` engine is told what to load before the rest is imported; another one starts with the server.
+        """
         from realizar.engine.process.messages import Load
+
+        checkpoint = fetch_model(model, mmproj=self.config.mmproj)
+        level = self.server.log_level.upper()
+        load = Load(str(checkpoint.path), with_drafter(self.config), fit_context=True, log_level=level)
+        if begun is not None:
+            begun.send(load)
+        from realizar.checkpoint.model_files import ModelFiles
         from realizar.engine.process.supervisor import ProcessLink
         from realizar.models.pooling import default_pooling
         from realizar.models.registry import build_spec
@@ -181,20 +222,17 @@ class _Serving:
         from realizar.server.run import OwnFront
         from realizar.server.served_model import make_served_model
 
-        own_name, checkpoint = default_name(model), fetch_model(model, mmproj=self.config.mmproj)
         served = make_served_model(
             checkpoint,
-            self.server.served_model_name or (own_name,),
+            self.server.served_model_name or (default_name(model),),
             self.config.context_length or build_spec(checkpoint).context_length,
             self.sampling_of(checkpoint),
             self.template,
             config=self.config,
         )
-        level = self.server.log_level.upper()
-        load = Load(str(checkpoint.path), with_drafter(self.config), fit_context=True, log_level=level)
         files, pooling = ModelFiles(checkpoint), default_pooling(checkpoint)
         replicas = _replicas(load, files, self.server.replicas) if self.server.replicas > 1 else None
-        link: EngineLink = ProcessLink(load, files=files) if replicas is None else replicas
+        link: EngineLink = ProcessLink(load, files=files, begun=begun) if replicas is None else replicas
         more_samples = tuple if replicas is None else partial(_samples_of, replicas, served.name)
         if len(shares) == 1:
             running = served.engine(link, self.max_queued, pooling)

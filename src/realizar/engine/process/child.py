@@ -6,12 +6,14 @@ import asyncio
 import logging
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
+from realizar.engine.process.begun import BegunEngine
 from realizar.engine.process.messages import (
     Event,
     Failed,
@@ -24,7 +26,7 @@ from realizar.engine.process.messages import (
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.ipc.error_records import restore_error
 from realizar.ipc.frames import FrameError, FrameReader, encode_frame
-from realizar.ipc.process_limits import end_of, state_of
+from realizar.ipc.process_limits import end_of, start_process, state_of
 
 _LOG = logging.getLogger(__name__)
 _LEVELS = logging.getLevelNamesMapping()
@@ -83,7 +85,7 @@ class ChildEnd:
     ready_s: float | None
 
 
-def is_stopped(process: asyncio.subprocess.Process | None) -> bool:
+def is_stopped(process: subprocess.Popen[bytes] | None) -> bool:
     """True if a signal has stopped a process (a debugger's stop does not count). Only Linux reports it."""
     return process is not None and state_of(process.pid) == "T"
 
@@ -100,7 +102,8 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
         self._missed_pings = 0
         self._step_s = 0.0
         self._transport: asyncio.WriteTransport | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._status: asyncio.Future[int] | None = None  # of its exit
 
     @property
     def pid(self) -> int:
@@ -112,41 +115,38 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
     ) -> None:
         """Start the process, and send it a first record; its last arguments are the descriptors of its sockets.
 
-        A cancelled start is completed first, because half a process could be neither waited for nor closed. It raises
-        OSError if the process can't be started.
+        It raises OSError if the process can't be started.
 
         Args:
             handed: sockets of its own, beside that of the records.
-            output: as `stdout` of a subprocess.
+            output: as of `start_process`.
         """
-        starting = asyncio.create_task(self._start(command, first, handed, output))
+        process, ours = start_process(command, *(each.fileno() for each in handed), output=output)
+        await self._look_after(process, ours, first)
+
+    async def _look_after(self, process: subprocess.Popen[bytes], ours: socket.socket, first: Any = None) -> None:
+        """Wait for a process that runs, and for what it sends; send it a first record, if it has none yet.
+
+        A cancelled call is completed first, because half a process could be neither waited for nor closed.
+        """
+        loop = asyncio.get_running_loop()
+        self._process, self._status = process, loop.create_future()
+        waiting = (process, loop, self._status)
+        threading.Thread(target=_wait_for, args=waiting, name=f"wait-{process.pid}", daemon=True).start()
+        ours.setblocking(False)
+        connecting = asyncio.create_task(self._connect(ours, first))
         try:
-            await asyncio.shield(starting)
+            await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            await asyncio.wait((starting,))
-            starting.exception()  # retrieved, so that asyncio does not warn: nobody waits for this start any more
+            await asyncio.wait((connecting,))
+            connecting.exception()  # retrieved, so that asyncio does not warn: nobody waits for it any more
             raise
 
-    async def _start(
-        self, command: Sequence[str], first: Any, handed: Sequence[socket.socket], output: int | None
-    ) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setblocking(False)
-            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-            descriptors = [each.fileno() for each in (theirs, *handed)]
-            # In a session of its own: a signal to the terminal's group is for the parent, which drains.
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                *map(str, descriptors),
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=None if output is None else subprocess.STDOUT,
-                start_new_session=True,
-            )
+    async def _connect(self, ours: socket.socket, first: Any) -> None:
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         self._is_started = True
-        self.send(first)
+        if first is not None:
+            self.send(first)  # before anything that others send
 
     def send(self, record: Any) -> None:
         """Pass a record on without waiting; it is lost if the process is gone, or before `start` is done.
@@ -172,11 +172,10 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
     async def reap(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-        if self._process is not None:
-            if self._process.returncode is None:
-                with suppress(ProcessLookupError):
-                    self._process.kill()
-            await self._process.wait()
+        if self._process is not None and self._status is not None:
+            if not self._status.done():
+                self._process.kill()
+            await asyncio.shield(self._status)
 
     def take(self, record: _Received) -> None:
         """Called with each record but answers to pings."""
@@ -226,13 +225,25 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
             await asyncio.sleep(rules.ping_interval_s)
 
     async def _last_words(self) -> str:
-        if self._process is None:
+        if self._status is None:
             return "was not started"
         try:
-            status = await asyncio.wait_for(self._process.wait(), _LAST_WORDS_S)
+            status = await asyncio.wait_for(asyncio.shield(self._status), _LAST_WORDS_S)
         except TimeoutError:
             return "closed its connection"
         return end_of(status)
+
+
+def _wait_for(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, status: asyncio.Future[int]) -> None:
+    """Give a loop the status of a process that has ended: a loop's own processes can't have been started before it."""
+    found = process.wait()
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_give, status, found)
+
+
+def _give(status: asyncio.Future[int], found: int) -> None:
+    if not status.done():
+        status.set_result(found)
 
 
 class EngineChild(ChildProcess[Event]):
@@ -244,11 +255,22 @@ class EngineChild(ChildProcess[Event]):
         self._error: RealizarError | None = None
         self._ready_at_s: float | None = None
         self._output: asyncio.Task[None] | None = None
+        self._pipe: asyncio.ReadTransport | None = None
 
     async def start(self, command: Sequence[str], load: Load) -> None:
         await self._run(command, load, output=subprocess.PIPE)
-        if self._process is not None:
-            self._output = asyncio.create_task(self._log_output(self._process))
+
+    async def take_over(self, begun: BegunEngine) -> None:
+        """Go on with a process that was begun, and has its load."""
+        await self._look_after(*begun.take())
+
+    async def _connect(self, ours: socket.socket, first: Any) -> None:
+        assert self._process is not None
+        output = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(output)
+        self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, self._process.stdout)
+        self._output = asyncio.create_task(self._log_output(output))
+        await super()._connect(ours, first)
 
     async def watch(self) -> ChildEnd:
         how = await self.wait_end()
@@ -257,10 +279,10 @@ class EngineChild(ChildProcess[Event]):
         return ChildEnd(error, self._error is not None, ready_s)
 
     async def stop(self, timeout_s: float) -> None:
-        if self._process is not None:
+        if self._status is not None:
             self.send(Shutdown())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), timeout_s)
+                await asyncio.wait_for(asyncio.shield(self._status), timeout_s)
         await self.reap()
 
     async def reap(self) -> None:
@@ -268,6 +290,8 @@ class EngineChild(ChildProcess[Event]):
         if self._output is not None:
             await asyncio.wait((self._output,), timeout=1)
             self._output.cancel()
+        if self._pipe is not None:
+            self._pipe.close()
 
     def take(self, record: Event) -> None:
         if self._ended.is_set():
@@ -280,11 +304,9 @@ class EngineChild(ChildProcess[Event]):
             self._ready_at_s = time.monotonic()
         self._on_event(record)
 
-    async def _log_output(self, process: asyncio.subprocess.Process) -> None:
-        if process.stdout is None:
-            return
+    async def _log_output(self, output: asyncio.StreamReader) -> None:
         rest = b""
-        while data := await process.stdout.read(1 << 16):
+        while data := await output.read(1 << 16):
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > 1 << 16:
                 lines, rest = [*lines, rest], b""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ import msgspec
 
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.engine.frontend.async_link import LinkListener
+from realizar.engine.process.begun import ENGINE_COMMAND, BegunEngine
 from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy, growing_pause_s
 from realizar.engine.process.messages import (
     Ask,
@@ -29,7 +29,6 @@ from realizar.ipc.error_records import record_error
 from realizar.ipc.frames import FrameError
 
 _LOG = logging.getLogger(__name__)
-ENGINE_COMMAND = (sys.executable, "-m", "realizar.engine.process.main")
 
 
 class ProcessLink:
@@ -46,6 +45,7 @@ class ProcessLink:
         command: the command to start; the descriptor of its socket is appended.
         files: the model's files, if they are known.
         label: begins the engine's lines in the log; with the model's name where there are several.
+        begun: the first engine's process, which has its load.
     """
 
     def __init__(
@@ -55,7 +55,9 @@ class ProcessLink:
         command: Sequence[str] = ENGINE_COMMAND,
         files: ModelFiles | None = None,
         label: str = "engine",
+        begun: BegunEngine | None = None,
     ) -> None:
+        self._begun = begun
         self._load, self._files, self._label = load, files, label
         self._liveness = liveness or LivenessPolicy()
         self._command = tuple(command)
@@ -172,8 +174,9 @@ class ProcessLink:
             listener.handle(event)
 
         child = self._child = EngineChild(note, self._liveness, self._label)
+        begun, self._begun = self._begun, None
         try:
-            await child.start(self._command, self._load)
+            await (child.start(self._command, self._load) if begun is None else child.take_over(begun))
         except OSError as error:
             return ChildEnd(EngineDeadError(f"no engine process could be started: {error}"), False, None)
         return await child.watch()
