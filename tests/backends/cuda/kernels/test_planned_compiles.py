@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
+import triton.language as tl  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
@@ -19,6 +22,7 @@ from realizar.backends.cuda import load  # noqa: E402
 from realizar.backends.cuda.attention import decode  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
 from realizar.backends.cuda.kernels.ahead import PlannedCompiles  # noqa: E402
+from realizar.backends.cuda.kernels.launched import LaunchedKernel  # noqa: E402
 from realizar.backends.cuda.launch import Launch, StepKind  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.backends.cuda.native import launcher  # noqa: E402
@@ -54,12 +58,48 @@ class Compiler:
         self.compiled.append((*values[1:], options["BLOCK"]))
 
 
+def test_what_the_host_launches_can_be_planned() -> None:
+    folder = Path(load.__file__).parent
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")))
+    starts = set(re.findall(r"\b(\w+)\[[^\n]*\]\(", text))
+    assert len(starts & set(re.findall(r"@launched\S*\ndef (\w+)\(", text))) > 40
+    assert not starts & set(re.findall(r"@triton\.jit\S*\ndef (\w+)\(", text))
+
+
+def test_a_kernels_key_does_not_depend_on_what_was_hashed_before() -> None:
+    """By Triton alone it does: a start would compile again what another one has compiled in another order."""
+    keys = {LaunchedKernel: set[str](), JITFunction: set[str]()}
+    for kind, found in keys.items():
+        for is_hashed in (True, False):
+            leaf, middle = JITFunction(_leaf), JITFunction(_middle)
+            globals().update({"_leaf_of": leaf, "_middle_of": middle})
+            if is_hashed:
+                assert leaf.cache_key
+            found.add(kind(_outer).cache_key)
+    assert [len(found) for found in keys.values()] == [1, 2]
+
+
+_LEAF = tl.constexpr(3)
+
+
+def _leaf(x: Any) -> Any:
+    return x + _LEAF
+
+
+def _middle(x: Any) -> Any:
+    return _leaf_of(x)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _outer(x: Any) -> Any:
+    return _middle_of(x)  # type: ignore[name-defined]  # noqa: F821
+
+
 def launches_of(*starts: Callable[[StepKind], None]) -> list[Launch]:
     return [Launch("one", start) for start in starts]
 
 
 def test_each_sort_is_compiled_once_and_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler, jit, x = Compiler(monkeypatch), JITFunction(kernel), torch.zeros(4)
+    compiler, jit, x = Compiler(monkeypatch), LaunchedKernel(kernel), torch.zeros(4)
     body = launches_of(lambda kind: jit[(kind.tokens,)](x, kind.tokens, BLOCK=64)) * 3
     compiles, first, second = PlannedCompiles(), StepKind(1, 1), StepKind(8, 8)
     compiler.go.set()
@@ -71,7 +111,7 @@ def test_each_sort_is_compiled_once_and_nothing_is_started(monkeypatch: pytest.M
 
 
 def test_a_kind_is_waited_for_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler, jit, x = Compiler(monkeypatch), JITFunction(kernel), torch.zeros(4)
+    compiler, jit, x = Compiler(monkeypatch), LaunchedKernel(kernel), torch.zeros(4)
     body = launches_of(lambda kind: jit[(1,)](x, kind.tokens, BLOCK=64))
     compiles = PlannedCompiles()
     compiles.plan([(StepKind(1), body)], whole=1)
@@ -88,7 +128,7 @@ def test_a_kind_is_waited_for_and_others_are_not(monkeypatch: pytest.MonkeyPatch
 
 
 def test_other_threads_launch_while_one_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler, jit, x = Compiler(monkeypatch), JITFunction(kernel), torch.zeros(4)
+    compiler, jit, x = Compiler(monkeypatch), LaunchedKernel(kernel), torch.zeros(4)
     compiler.go.set()
 
     def start(_kind: StepKind) -> None:
@@ -102,7 +142,7 @@ def test_other_threads_launch_while_one_plans(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_nobody_waits_for_a_plan_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler, jit, x = Compiler(monkeypatch), JITFunction(kernel), torch.zeros(4)
+    compiler, jit, x = Compiler(monkeypatch), LaunchedKernel(kernel), torch.zeros(4)
     compiler.go.set()
     compiles = PlannedCompiles()
     good = launches_of(lambda _kind: jit[(1,)](x, 1, BLOCK=64))
@@ -117,7 +157,7 @@ def test_nobody_waits_for_a_plan_that_fails(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_has_not_begun_is_left_out_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realizar.backends.cuda.kernels.ahead._MOST_THREADS", 1)
-    compiler, jit, x = Compiler(monkeypatch), JITFunction(kernel), torch.zeros(4)
+    compiler, jit, x = Compiler(monkeypatch), LaunchedKernel(kernel), torch.zeros(4)
     body = launches_of(lambda kind: jit[(1,)](x, kind.tokens, BLOCK=64))
     compiles = PlannedCompiles()
     compiles.plan([(StepKind(tokens), body) for tokens in range(1, 9)], whole=8)

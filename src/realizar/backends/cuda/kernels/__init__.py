@@ -15,5 +15,5 @@ row.
 `plain_matmul.py`, for GPUs without the CUDA C++ kernels, and `embed.py` read weights by `plain_weights.py`; the former
 multiplies float weights too, in one order. `reduce.py` sums a matmul's splits, `exchange.py` those of several GPUs;
 `dependent.py` has programmatic dependent launch. `places.py` moves blocks and snapshots out of the cache, and back,
-between steps. `ahead.py` has kernels compiled before they are launched.
+between steps. `launched.py` makes those that the host launches, and `ahead.py` has them compiled before.
 """

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.reduce import BOUNDS, bounded, load_bounds, load_sum
 from realizar.backends.cuda.kernels.store_inputs import store_block, store_values
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
@@ -66,7 +67,7 @@ def activated(
     return tl.where(inside, x, 0.0)
 
 
-@triton.jit
+@launched
 def activate(
     partials, splits_stride, token_stride, bias, up_at, width, values, value_stride, value_scale, codes, terms,
     token_tops, token_arrivals,
@@ -100,7 +101,7 @@ def activate(
             )
 
 
-@triton.jit
+@launched
 def convert(
     source, source_stride, width, values, value_stride, value_scale, codes, terms, token_tops, token_arrivals,
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,

@@ -1,6 +1,6 @@
 """Triton's kernels compiled by threads before they are launched: what launches would compile is taken from launches.
 
-Within `PlannedCompiles.planning` a thread's launches start nothing. Triton compiles mostly without the interpreter's
+The launches that are planned start nothing (`launched.planning`). Triton compiles mostly without the interpreter's
 lock, and keeps what it has compiled for later launches of the process.
 """
 
@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
-from triton.runtime.jit import JITFunction
 
+from realizar.backends.cuda.kernels.launched import planning
 from realizar.backends.cuda.launch import Launch, StepKind
 
 _MOST_THREADS = 12
-_thread = threading.local()
-_launching = JITFunction.__getitem__
-
-
-def _launcher(kernel: Any, grid: Any) -> Callable[..., Any]:
-    into = getattr(_thread, "into", None)
-    return _launching(kernel, grid) if into is None else partial(into, kernel, grid)
-
-
-JITFunction.__getitem__ = _launcher  # type: ignore[method-assign]
 
 
 class PlannedCompiles:
@@ -62,7 +50,7 @@ class PlannedCompiles:
         useful: set[int] = set()
         self._expect(kind for kind, _ in kinds)
         try:
-            with self._planning():
+            with planning(self._begin):
                 for number, (kind, launches) in enumerate(kinds):
                     for launch in launches:
                         if self._is_closed:
@@ -114,14 +102,6 @@ class PlannedCompiles:
         with self._changed:
             begun = self._begun[: self._planned.get(kind, 0)]
             return self._is_settled(kind) and all(each.done() for each in begun)
-
-    @contextmanager
-    def _planning(self) -> Iterator[None]:
-        _thread.into = self._begin
-        try:
-            yield
-        finally:
-            _thread.into = None
 
     def _begin(self, kernel: Any, grid: Any, *arguments: Any, **options: Any) -> None:
         named = tuple((name, str(value)) for name, value in options.items())

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.heads import GROUP
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.store_inputs import fp8_value, half_places
 
 
@@ -138,7 +139,7 @@ def write_result(
         )
 
 
-@triton.jit
+@launched
 def attend_chunk(
     query, keys, values, key_scales, value_scales, sinks, out, tile_rows, tile_firsts, starts, counts, contexts,
     tables, table_stride, seen, scale, soft_cap, query_stride, out_stride, values_out, value_scale, block_tokens,

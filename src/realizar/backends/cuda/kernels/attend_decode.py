@@ -11,6 +11,7 @@ import triton.language as tl
 from realizar.backends.cuda.kernels.attend import absorb, cap_scores, cut_context, load_tile
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.heads import rotated_heads, store_heads
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.store_inputs import HALF, INT8, store_values
 
 COMBINED_AT_ONCE = tl.constexpr(8192)  # values of parts, in registers
@@ -90,7 +91,7 @@ def combined_heads(
     return sums / tl.where(total > 0.0, total, 1.0)
 
 
-@triton.jit
+@launched
 def attend_decode(
     partials, splits_stride, token_stride, bias, positions, cosine, sine, query_scales, query_norm, key_norm,
     query_norm_bias, key_norm_bias, eps, value_eps, key_at, value_at, keys, values, key_scales, value_scales, slots,

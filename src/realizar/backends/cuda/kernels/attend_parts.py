@@ -10,6 +10,7 @@ import triton.language as tl
 
 from realizar.backends.cuda.kernels.attend import absorb_blocks, before_parts, join_part, write_result
 from realizar.backends.cuda.kernels.dependent import let_next_start, wait_for_previous
+from realizar.backends.cuda.kernels.launched import launched
 
 
 @triton.jit
@@ -31,7 +32,7 @@ def join_parts(
     return total, sums
 
 
-@triton.jit
+@launched
 def attend_parts(
     query, keys, values, key_scales, value_scales, sinks, out, partial, state, arrivals, decodes, tables, table_stride,
     scale, soft_cap, query_stride, out_stride, values_out, value_scale, block_tokens, chunks,

@@ -1,14 +1,14 @@
 """Logits of the selected tokens, and the largest of each: all that greedy sampling needs."""
 
-import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.attend import cap_scores
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.exchange import load_rank_sum
+from realizar.backends.cuda.kernels.launched import launched
 
 
-@triton.jit
+@launched
 def finish_logits(
     partials, splits_stride, token_stride, bias, logits, logits_stride, scale, soft_cap, block_tops, block_ids, blocks,
     width,
@@ -38,7 +38,7 @@ def finish_logits(
     tl.store(block_ids + token * blocks + block, first)
 
 
-@triton.jit
+@launched
 def choose(
     block_tops, block_ids, blocks, sampled, rows, last, head_ids, DEPENDENT: tl.constexpr, BLOCKS: tl.constexpr,
     NAMED: tl.constexpr,

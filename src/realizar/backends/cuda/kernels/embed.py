@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.plain_weights import load_weights
 
 
@@ -35,7 +36,7 @@ def own_row(row, is_given, first, count, PART: tl.constexpr):
     return tl.where(is_own, row, 0), is_own
 
 
-@triton.jit
+@launched
 def embed_quantized(
     ids, token_rows, last, out, out_stride, scale, low, high, small, small_minima, supers, super_minima, codebook,
     signs, cols, first, count,
@@ -62,7 +63,7 @@ def embed_quantized(
     tl.store(out + place, values * scale, mask=mask)
 
 
-@triton.jit
+@launched
 def embed_floats(
     ids, token_rows, last, out, out_stride, scale, weights, cols, first, count, GIVEN: tl.constexpr,
     DEPENDENT: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr,

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.reduce import HALF_FACTOR, load_sum
 
 FREE = tl.constexpr(-1)
@@ -103,7 +104,7 @@ def load_rank_sum(
     return total
 
 
-@triton.jit
+@launched
 def add_up_sums(
     partials, splits_stride, token_stride, bias, totals, width, exchange,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, RANKS: tl.constexpr, HALVES: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -120,7 +121,7 @@ def add_up_sums(
     tl.store(totals + at, total, mask=inside)
 
 
-@triton.jit
+@launched
 def send_sums(
     partials, splits_stride, token_stride, bias, width, addresses, row_width,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, RANKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
@@ -137,7 +138,7 @@ def send_sums(
     send(as_words(total, False), token * row_width + columns, inside, addresses, 0, RANKS, 4)
 
 
-@triton.jit
+@launched
 def share_sums(
     partials, splits_stride, token_stride, bias, width, parts, totals,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, RANKS: tl.constexpr, HALVES: tl.constexpr, DEPENDENT: tl.constexpr,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.plain_weights import load_weights
 
 
@@ -32,7 +33,7 @@ def keep_groups(left, expert, size, GROUPS: tl.constexpr, KEPT: tl.constexpr):
 _LOW = tl.constexpr(2048.0)
 
 
-@triton.jit
+@launched
 def score_experts(
     hidden, factor, eps, highs, lows, scores, experts, width, tokens,
     TOKENS: tl.constexpr, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -91,7 +92,7 @@ def weigh_shared(
     return tl.where(logit < 0.0, power, 1.0) / (1.0 + power)
 
 
-@triton.jit
+@launched
 def choose_experts(
     scores, scores_stride, bias, selection, expert_scales, header, chosen, weights, scale, experts, x, eps, gate,
     gate_bias, width,
@@ -170,7 +171,7 @@ def store_pair(
     tl.store(out + pair.to(tl.int64) * out_stride + feature, sums, mask=inside)
 
 
-@triton.jit
+@launched
 def multiply_float_pairs(
     x, x_stride, chosen, factors, bias, out, out_stride, weights, out_features, cols,
     PER_INPUT: tl.constexpr, WEIGHED: tl.constexpr, BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -199,7 +200,7 @@ def multiply_float_pairs(
         store_pair(tl.sum(sums, axis=1), pair, feature, inside, factors, own_bias, out, out_stride, WEIGHED, BIAS)
 
 
-@triton.jit
+@launched
 def multiply_plain_pairs(
     x, x_stride, chosen, factors, bias, out, out_stride, out_features, cols, low, high, small, small_minima, supers,
     super_minima, codebook, signs,

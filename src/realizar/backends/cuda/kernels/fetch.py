@@ -1,10 +1,11 @@
 """A step's arrays: from the host's memory to the device's, and there from one step to the next."""
 
-import triton
 import triton.language as tl
 
+from realizar.backends.cuda.kernels.launched import launched
 
-@triton.jit
+
+@launched
 def fetch(host, device, COUNT: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
     """device[:count] = host[:count] in int32, `host` pinned, `count` being host[COUNT], and of WHOLE blocks at least.
 
@@ -24,7 +25,7 @@ def fetch(host, device, COUNT: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.cons
             tl.store(device + at, tl.load(host + at, mask=at < count, other=0), mask=at < count)
 
 
-@triton.jit
+@launched
 def fetch_rows(host, stride, device, width, BLOCK: tl.constexpr):
     """device[row] = host[row], float32 rows of `width`; `host` is pinned, with `stride` from row to row.
 
@@ -34,7 +35,7 @@ def fetch_rows(host, stride, device, width, BLOCK: tl.constexpr):
     tl.store(device + row * width + at, tl.load(host + row * stride + at, mask=at < width), mask=at < width)
 
 
-@triton.jit
+@launched
 def add_rows(header, places, device, width, offset, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """device[row, :width] += what lies `offset` floats behind the address of places[row], float32 in pinned memory.
 
@@ -50,7 +51,7 @@ def add_rows(header, places, device, width, offset, COUNT: tl.constexpr, BLOCK: 
             tl.store(device + row * width + at, values, mask=at < width)
 
 
-@triton.jit
+@launched
 def find_ids(ids, token_rows, last, drafts, rows, tokens, FIRST: tl.constexpr, BLOCK: tl.constexpr):
     """Ids that the host does not know: -1 is what the row sampled last, FIRST - place the draft there, [places, rows].
 
@@ -65,7 +66,7 @@ def find_ids(ids, token_rows, last, drafts, rows, tokens, FIRST: tl.constexpr, B
     tl.store(ids + at, found, mask=is_draft | follows)
 
 
-@triton.jit(do_not_specialize=["width", "largest"])
+@launched(do_not_specialize=["width", "largest"])
 def take_sampled(ids, selected, lags, lines, read_ids, tokens, width, largest, BLOCK: tl.constexpr):
     """Write sampled tokens that stand, [rows that sampled, width], into a step, and select the last one of each row.
 
@@ -89,7 +90,7 @@ def take_sampled(ids, selected, lags, lines, read_ids, tokens, width, largest, B
     tl.store(lags + row, tl.where(chosen >= 0, room - 1 - last, 0))
 
 
-@triton.jit(do_not_specialize=["width", "largest"])
+@launched(do_not_specialize=["width", "largest"])
 def begin_blocks(
     header, ids, positions, slots, slots_stride, contexts, decodes, tables, table_rows, begins, lines, tokens, width,
     largest, GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,

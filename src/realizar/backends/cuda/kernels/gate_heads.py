@@ -5,6 +5,7 @@ import triton.language as tl
 
 from realizar.backends.cuda.kernels.activate import apply_activation
 from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
 from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import store_block, store_token, store_values
@@ -33,7 +34,7 @@ def gated(
     return tl.where(inside, x * factor, 0.0)
 
 
-@triton.jit
+@launched
 def gate_heads(
     source, source_stride, partials, splits_stride, token_stride, bias, gate_at, norm_weight, eps, width, values,
     value_stride, value_scale, codes, terms, token_tops, token_arrivals,
@@ -76,7 +77,7 @@ def gate_heads(
                 )
 
 
-@triton.jit
+@launched
 def norm_heads(source, source_stride, weight, eps, HEAD: tl.constexpr, DEPENDENT: tl.constexpr):
     """The heads of `source`, float32 [tokens, heads * HEAD], over their root mean square. Grid: tokens, heads."""
     begin(DEPENDENT)
@@ -88,7 +89,7 @@ def norm_heads(source, source_stride, weight, eps, HEAD: tl.constexpr, DEPENDENT
     tl.store(at, x, mask=features < HEAD)
 
 
-@triton.jit
+@launched
 def keep_inputs(
     partials, splits_stride, token_stride, bias, slots, rings, channels, gate_width,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr, DEPENDENT: tl.constexpr, TOKENS: tl.constexpr,

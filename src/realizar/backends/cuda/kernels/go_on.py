@@ -1,7 +1,8 @@
 """From one step of a drafter to the next, and from the model's to the drafter's: kernels of `inputs/draft_chain.py`."""
 
-import triton
 import triton.language as tl
+
+from realizar.backends.cuda.kernels.launched import launched
 
 CHAIN_HEADER, CHAIN_LINES = 4, 3
 """Numbers before those of rows: drafts that each row has by now, rows, and rows of the padded step; and those of each
@@ -9,7 +10,7 @@ row, one kind after the other: its number in the model, the drafts that it wants
 _HEADER = tl.constexpr(CHAIN_HEADER)
 
 
-@triton.jit
+@launched
 def gather_states(kept, own, sources, states, width, BLOCK: tl.constexpr):
     """states[token] = own[source], or kept[~source] where it is below 0; rows of `width`. Grid: tokens, blocks."""
     token, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -20,7 +21,7 @@ def gather_states(kept, own, sources, states, width, BLOCK: tl.constexpr):
     tl.store(states + token * width + column, of_own + of_kept, mask=inside)
 
 
-@triton.jit
+@launched
 def keep_states(kept, own, places, width, BLOCK: tl.constexpr):
     """kept[place] = own[token] for either of two places that is not below 0, [tokens, 2]. Grid: tokens, blocks."""
     token, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -31,7 +32,7 @@ def keep_states(kept, own, places, width, BLOCK: tl.constexpr):
     tl.store(kept + second * width + column, values, mask=inside & (second >= 0))
 
 
-@triton.jit
+@launched
 def take_states(lines, source, selected, states, width, ROWS: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr):
     """What each row reads beside its next token: the state of the one that it sampled after, [tokens, width].
 
@@ -46,7 +47,7 @@ def take_states(lines, source, selected, states, width, ROWS: tl.constexpr, KEPT
         tl.store(states + row * width + column, values, mask=column < width)
 
 
-@triton.jit
+@launched
 def go_on(
     lines, sampled, drafts, drafts_stride, largest, header, ids, token_rows, positions, angles, shifts, slots,
     slots_stride, starts, counts, contexts, lags, decodes, selected, selected_rows, tables,

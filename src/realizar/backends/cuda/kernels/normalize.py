@@ -5,6 +5,7 @@ import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.exchange import load_rank_sum
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.reduce import BOUNDS, bounded, load_bounds, load_sum
 from realizar.backends.cuda.kernels.store_inputs import HALF, NOTHING, store_token, store_values
 
@@ -49,7 +50,7 @@ def norm_token(x, inside, width, weight, bias, columns, eps, KIND: tl.constexpr,
     return norm_by(x, inside, width, own_weight, own_bias, eps, KIND, BIAS)
 
 
-@triton.jit
+@launched
 def normalize(
     partials, splits_stride, token_stride, matmul_bias, selected, branch_weight, branch_bias, branch_eps,
     add_scale, output_scale, hidden, weight, bias, eps, values, value_stride, value_scale, codes, terms, width,
@@ -114,7 +115,7 @@ def stream_power(mean_square):
     return (((bits >> 23) - 127) >> 1) + 7
 
 
-@triton.jit
+@launched
 def normalize_block(
     partials, splits_stride, token_stride, matmul_bias, add_scale, hidden, hidden_stride, weight, values, value_stride,
     value_scale, codes, terms, width, square_sums, square_sums_before,
@@ -155,7 +156,7 @@ def normalize_block(
         store_values(y, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
 
 
-@triton.jit
+@launched
 def normalize_partials(
     partials, splits_stride, token_stride, matmul_bias, first, weight, bias, eps, width,
     SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, NORM: tl.constexpr,
@@ -174,7 +175,7 @@ def normalize_partials(
     tl.store(partials + token * token_stride + first + columns, x, mask=inside)
 
 
-@triton.jit
+@launched
 def add_norm(
     partials, splits_stride, token_stride, weight, eps, out, width,
     SPLITS: tl.constexpr, NORM: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,

@@ -1,15 +1,15 @@
 """Norms around experts parallel to a dense feed-forward: two of the stream, and one of each of their outputs."""
 
-import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.exchange import load_rank_sum
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.normalize import norm_by, norm_vectors
 from realizar.backends.cuda.kernels.store_inputs import NOTHING, store_token
 
 
-@triton.jit
+@launched
 def normalize_twice(
     partials, splits_stride, token_stride, matmul_bias, branch_weight, branch_bias, branch_eps, add_scale,
     output_scale, hidden, weight, bias, eps, values, value_stride, value_scale, codes, terms,
@@ -55,7 +55,7 @@ def normalize_twice(
         )  # fmt: skip
 
 
-@triton.jit
+@launched
 def normalize_parallel(
     partials, splits_stride, token_stride, matmul_bias, own_weight, own_bias, own_eps,
     dense, dense_splits_stride, dense_token_stride, dense_matmul_bias, dense_weight, dense_bias, dense_eps,

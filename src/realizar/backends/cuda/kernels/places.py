@@ -1,10 +1,11 @@
 """Blocks or snapshots of all planes of a cache, together: to one array and back."""
 
-import triton
 import triton.language as tl
 
+from realizar.backends.cuda.kernels.launched import launched
 
-@triton.jit(do_not_specialize=["width", "count"])
+
+@launched(do_not_specialize=["width", "count"])
 def move_places(contents, width, lines, count, INTO_CACHE: tl.constexpr, BLOCK: tl.constexpr):
     """Copy `contents`, integers [count, width], into places of planes, or those to `contents`.
 

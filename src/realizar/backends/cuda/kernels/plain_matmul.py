@@ -3,13 +3,13 @@
 Float weights are read as they are stored, in tiles that do not depend on the number of tokens.
 """
 
-import triton
 import triton.language as tl
 
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.plain_weights import load_weights
 
 
-@triton.jit
+@launched
 def multiply(
     x, x_stride, x_scale, out, out_split, out_token, out_features, cols, num_tokens, low, high, small, small_minima,
     supers, super_minima, codebook, signs,
@@ -43,7 +43,7 @@ def multiply(
     tl.store(place, sums, mask=here & (out_feature < out_features)[None, :])
 
 
-@triton.jit
+@launched
 def multiply_floats(
     x, x_stride, x_scale, weights, out, out_stride, out_features, cols, tokens,
     COMPUTE: tl.constexpr, TOKENS: tl.constexpr, OUT_FEATURES: tl.constexpr, COLUMNS: tl.constexpr,

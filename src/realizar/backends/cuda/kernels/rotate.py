@@ -1,13 +1,13 @@
 """QK norm per head, rope, and keys and values into the cache, for the tokens of chunks."""
 
-import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.heads import rotated_heads, store_heads
+from realizar.backends.cuda.kernels.launched import launched
 
 
-@triton.jit
+@launched
 def rotate(
     partials, splits_stride, token_stride, bias, positions, cosine, sine, query_scales, query_norm, key_norm,
     query_norm_bias, key_norm_bias, eps, value_eps, key_at, value_at, keys, values, key_scales, value_scales, slots,

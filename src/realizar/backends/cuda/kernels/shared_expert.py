@@ -1,14 +1,14 @@
 """The end of a shared expert: its output is added to that of a token's last expert."""
 
-import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.normalize import norm_token
 from realizar.backends.cuda.kernels.reduce import load_sum
 
 
-@triton.jit
+@launched
 def add_shared(
     partials, splits_stride, token_stride, bias, out, out_stride, hidden, hidden_stride, norm_weight, norm_bias, eps,
     gate, gate_bias, width,

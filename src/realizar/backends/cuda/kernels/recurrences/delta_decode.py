@@ -11,6 +11,7 @@ import triton.language as tl
 from realizar.backends.cuda.kernels.activate import SIGMOID
 from realizar.backends.cuda.kernels.dependent import let_next_start, wait_for_previous
 from realizar.backends.cuda.kernels.gate_heads import gated
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.recurrences.delta_inputs import key_head_of, log_decay, own, padded, store_state
 from realizar.backends.cuda.kernels.recurrences.delta_net import load_row
 from realizar.backends.cuda.kernels.reduce import load_sum
@@ -62,7 +63,7 @@ def advanced(state, qk, v, beta, decay, head_bias, head_rate, scale):
     return decay * state + k[:, None] * lacking[None, :], result
 
 
-@triton.jit
+@launched
 def recur_once(
     partials, splits_stride, token_stride, bias, rings, kernel, decay_bias, rate, states, recurring, output,
     output_stride, scale, norm_weight, eps, values, value_stride, value_scale, codes, terms, token_tops, token_arrivals,

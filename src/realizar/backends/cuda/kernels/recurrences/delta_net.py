@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import let_next_start, wait_for_previous
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.recurrences.delta_inputs import (
     convolved,
     key_head_of,
@@ -81,7 +82,7 @@ def advance(state, q, k, v, beta, decay):
     return decay[:, None] * state + k[:, None] * lacking[None, :], result
 
 
-@triton.jit
+@launched
 def recur(
     partials, splits_stride, token_stride, bias, rings, kernel, decay_bias, rate, states, recurring, output,
     output_stride, scale,

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.recurrences.delta_inputs import (
     convolved,
     key_head_of,
@@ -56,7 +57,7 @@ def times(a, b, PRECISION: tl.constexpr):
     return tl.dot(a.to(tl.float32), b, input_precision=PRECISION)
 
 
-@triton.jit
+@launched
 def scan_inputs(
     partials, splits_stride, token_stride, bias, rings, kernel, recurring, tile_rows, tile_firsts, mixed, scale,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY: tl.constexpr,
@@ -95,7 +96,7 @@ def scan_inputs(
         tl.store(to + of_values, v, mask=live_values)
 
 
-@triton.jit
+@launched
 def scan_prepare(
     partials, splits_stride, token_stride, bias, decay_bias, rate, recurring, tile_rows, tile_firsts, mixed,
     new, linked, queries, kept, scores, ends,
@@ -163,7 +164,7 @@ def scan_prepare(
     tl.store(new + at[:, None] * VALUE + values, u, mask=of_value)
 
 
-@triton.jit
+@launched
 def scan_states(
     recurring, scanned, new, linked, queries, kept, scores, ends, states, output, output_stride,
     VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.launched import launched
 from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import store_block, store_values
 
@@ -44,7 +45,7 @@ def mixed(
     return tl.where(inside, gate * total, 0.0)
 
 
-@triton.jit
+@launched
 def convolve(
     partials, splits_stride, token_stride, bias, rings, slots, offsets, positions, kernel, kernel_bias, channels,
     values, value_stride, value_scale, codes, terms, token_tops, token_arrivals,
@@ -83,7 +84,7 @@ def convolve(
             )
 
 
-@triton.jit
+@launched
 def keep_gated(
     partials, splits_stride, token_stride, bias, ring_slots, rings, channels,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, DEPENDENT: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
