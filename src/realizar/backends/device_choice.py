@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import logging
+import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +53,24 @@ def choose_device(wanted: str) -> ChosenDevice:
     if card.fault is not None:
         raise UnsupportedModelError(f"{card.label}: {card.fault}")
     return _chosen(card)
+
+
+def begin_context(wanted: str) -> None:
+    """Have a thread make the context of a GPU beside the import of torch, which finds it then: half a second otherwise.
+
+    Of a choice as of `choose_device`, or else of the first GPU. Where that fails, whoever opens the device says why.
+    """
+    if wanted != "cpu" and gpu_listed():
+        index = int(wanted.partition(":")[2] or 0)
+        threading.Thread(target=_make_context, args=(index,), name="realizar-context", daemon=True).start()
+
+
+def _make_context(index: int) -> None:
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    with suppress(OSError, AttributeError):  # another maker's driver, or an older one
+        driver = ctypes.CDLL("libcuda.so.1")
+        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), index) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def gpu_facts() -> tuple[list[dict[str, Any]], str | None]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from realizar.backends.base import NO_OTHERS, Backend, OtherModels
-from realizar.backends.device_choice import choose_device
+from realizar.backends.device_choice import begin_context, choose_device, gpu_listed
 from realizar.backends.devices import THE_CPU, TRAITS, ChosenDevice
 from realizar.backends.draft_model import shared_with
 from realizar.backends.inspection import InspectedBackend
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from realizar.backends.rank_memory import RankPlace
 
 _LOG = logging.getLogger(__name__)
+_BESIDE_BYTES = 8 << 30
+"""Of a GPU beside the weights, for a process that compares it: its context, small models, and what the load takes."""
 
 
 def resolve_model(
@@ -167,7 +170,10 @@ def _make_alone(
     if device.kind == "cuda":
         from realizar.backends.cuda.runner import CUDABackend
 
-        return CUDABackend(progress, _open_gpu(device, progress, compared_for), may_sleep=may_sleep, defers=defers)
+        if not defers or compared_for is None:
+            return CUDABackend(progress, _open_gpu(device, progress, compared_for), may_sleep=may_sleep, defers=defers)
+        opened, compared = _compared_beside(device, progress or no_progress, *compared_for)
+        return CUDABackend(progress, opened, may_sleep=may_sleep, defers=True, compared=compared)
     from realizar.backends.cpu.runner import CPUBackend
 
     return CPUBackend(progress)
@@ -320,6 +326,46 @@ def _open_gpu(
     from realizar.backends.verdict.small_models import small_models_like
 
     return trusted(opened, device.label, small_models_like(*compared_for), progress or no_progress)
+
+
+def begun_load(config: EngineConfig) -> AbstractContextManager[None]:
+    """A block for a load, in which the device gets ready while this process imports what it needs.
+
+    Its context is made, and where the load may be the first one a process is begun that compares it with the CPU.
+    """
+    from realizar.backends.verdict.beside import begun, was_compared
+
+    if config.layers_on is None:
+        begin_context(config.device)
+    alone = config.tensor_parallel == 1 and config.layers_on is None
+    on_gpu = config.device != "cpu" and gpu_listed()
+    return begun(wanted=config.device_check and alone and on_gpu and not was_compared())
+
+
+def _compared_beside(
+    device: ChosenDevice, progress: LoadProgress, spec: ModelSpec, checkpoint: Checkpoint
+) -> tuple[DeviceProfile, Callable[[], DeviceProfile] | None]:
+    """A GPU that another process compares with the CPU meanwhile, and what waits for that, and raises as `trusted`.
+
+    None where all verdicts are kept; where memory may be short for both, it is compared before.
+    """
+    from realizar.backends.cuda.device import free_bytes, open_device
+    from realizar.backends.verdict.apply import is_known, known_faults, trusted
+    from realizar.backends.verdict.beside import compare
+    from realizar.backends.verdict.small_models import small_models_like
+
+    opened, models = open_device(device.index), small_models_like(spec, checkpoint)
+    by_verdicts = partial(trusted, opened, device.label, models, progress)
+    if is_known(opened, models) or free_bytes(opened) - checkpoint.size_bytes < _BESIDE_BYTES:
+        return by_verdicts(), None
+    wait = compare(device.index, list(map(str, models)))
+
+    def compared() -> DeviceProfile:
+        progress("comparing the GPU with the CPU", 0.0)
+        wait()
+        return by_verdicts()
+
+    return replace(opened, without=opened.without | known_faults(opened, models)), compared
 
 
 def compare_with_cpu(device: ChosenDevice) -> str | None:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -86,7 +87,8 @@ def load_core(
         progress: callback with the name of the running stage and the share that is done, 0 to 1.
         may_sleep: True to load it so that `EngineCore.sleep` can give a GPU's memory back.
         may_restart: True where another process, without graphs, follows one whose device is lost while they are
-            captured: the CPU then does not take its place. Most graphs are left to `EngineCore.prepare` there.
+            captured: the CPU then does not take its place. Most graphs are left to `EngineCore.prepare` there, and the
+            vocabulary is read meanwhile.
         drafter: as of `EngineCore`.
 
     Raises:
@@ -96,11 +98,12 @@ def load_core(
         KernelError, DeviceLostError: the GPU's kernels fail or compute something else than the CPU, and nothing takes
             their place.
     """
+    vocabulary = _begin_reading(checkpoint) if tokenizer is None and may_restart else None
     backend, spec, resolved, others, slices = _load_backend(
         checkpoint, config, progress, may_sleep=may_sleep, may_restart=may_restart
     )
     try:
-        new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer, resolved)
+        new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, vocabulary or tokenizer, resolved)
         opened, pictures = [checkpoint, *(each.checkpoint for each in others.values())], None
         tower, _ = usable_tower(checkpoint, config.mmproj)
         if tower is not None:
@@ -221,10 +224,18 @@ def _backends_digest() -> bytes:
     return digest.digest()
 
 
+def _begin_reading(checkpoint: Checkpoint) -> Future[Tokenizer]:
+    """Read the vocabulary beside a load, which mostly waits for others; what fails is raised where it is wanted."""
+    reader = ThreadPoolExecutor(1, "realizar-vocabulary")
+    vocabulary = reader.submit(load_tokenizer, checkpoint)
+    reader.shutdown(wait=False)
+    return vocabulary
+
+
 def _new_grammars(
-    checkpoint: Checkpoint, vocab_size: int, tokenizer: Tokenizer | None, resolved: ResolvedConfig
+    checkpoint: Checkpoint, vocab_size: int, given: Tokenizer | Future[Tokenizer] | None, resolved: ResolvedConfig
 ) -> GrammarService:
-    tokenizer = tokenizer or load_tokenizer(checkpoint)
+    tokenizer = given.result() if isinstance(given, Future) else given or load_tokenizer(checkpoint)
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path.absolute()))
     words, special_ids = tokenizer.vocabulary_bytes(), tokenizer.special_ids.union(tokenizer.answer_marks.values())
     tokens = GrammarTokens(words, special_ids, tokenizer.eos_ids, vocab_size, source)

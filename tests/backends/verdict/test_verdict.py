@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from realizar.backends.cuda import device as device_module  # noqa: E402
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, Family, interpreter_device  # noqa: E402
 from realizar.backends.devices import ChosenDevice  # noqa: E402
 from realizar.backends.load_progress import no_progress  # noqa: E402
-from realizar.backends.verdict import apply, judge, kept  # noqa: E402
+from realizar.backends.verdict import apply, beside, comparing_process, judge, kept  # noqa: E402
 from realizar.backends.verdict.apply import trusted  # noqa: E402
 from realizar.backends.verdict.compare import NoComparisonError  # noqa: E402
 from realizar.backends.verdict.judge import AGREES, Verdict  # noqa: E402
@@ -206,6 +208,39 @@ def test_the_comparison_can_be_left_out(gpu: Card, tmp_path: Path, monkeypatch: 
         load_core(open_checkpoint(tmp_path / "model.gguf"), EngineConfig(device="cuda", device_check=False, **OPTIONS))
     assert loaded == [frozenset()]
     assert not gpu.runs
+
+
+def test_the_process_that_compares(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps a verdict on each model that it is asked for; one that is asked for none ends."""
+    monkeypatch.setattr(comparing_process, "open_device", lambda _index: CARD)
+    card.wrong = frozenset({"wgmma"})
+    for text in ("", "0\ntiny-moe of q4_k_m"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        try:
+            comparing_process.compare()
+        finally:
+            logging.disable(logging.NOTSET)
+    assert kept.known_verdicts(CARD) == {
+        "tiny-moe of q4_k_m": Verdict("1 nats apart by 1", frozenset({"wgmma"}), False)
+    }
+    assert apply.is_known(CARD, MODELS[1:])
+    assert not apply.is_known(CARD, MODELS)
+
+
+def test_a_process_that_is_begun_is_the_one_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is ended where it is not, or where the load fails."""
+    asked = tmp_path / "asked"
+    program = f"import sys; text = sys.stdin.read(); open({str(asked)!r}, 'a').write(f'<{{text}}>')"
+    monkeypatch.setattr(beside, "_COMMAND", (sys.executable, "-c", program))
+    with beside.begun(wanted=True):
+        assert len(beside._begun) == 1
+        beside.compare(1, ["one", "other"])()
+        assert not beside._begun
+    with pytest.raises(KernelError), beside.begun(wanted=True):
+        raise KernelError("planted")
+    with beside.begun(wanted=False):
+        beside.compare(0, ["late"])()
+    assert asked.read_text() == "<1\none\nother><><0\nlate>"
 
 
 def test_a_plan_goes_by_the_verdicts_that_are_kept(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

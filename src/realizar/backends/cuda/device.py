@@ -6,7 +6,7 @@ Kernels of CUDA C++ belong to families, each of which something slower can repla
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -141,6 +141,20 @@ def free_bytes(device: DeviceProfile) -> int:
         return device.memory_bytes
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info(device.torch_device)[0])
+
+
+class WrongKernelsError(Exception):
+    """A load has to begin again, without families of kernels that were found to be wrong meanwhile."""
+
+    def __init__(self, families: frozenset[Family]) -> None:
+        super().__init__(", ".join(sorted(families)))
+        self.families = families
+
+
+def check_compared(device: DeviceProfile, compared: Callable[[], DeviceProfile] | None) -> None:
+    """Wait for what others find of a device, if they compare it; WrongKernelsError where it is to go without more."""
+    if compared is not None and (wrong := compared().without - device.without):
+        raise WrongKernelsError(wrong)
 
 
 def refused_family(kernel: str, without: frozenset[Family]) -> Family | None:

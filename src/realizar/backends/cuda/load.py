@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Thread
 
@@ -18,13 +18,14 @@ from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_dense import DenseBinder
 from realizar.backends.cuda.bind_mixture import MixtureBinder, shared_floats
 from realizar.backends.cuda.capture import failure_of, stream_of_most
-from realizar.backends.cuda.device import DeviceProfile, describe_card, describe_refused, free_bytes
+from realizar.backends.cuda.device import DeviceProfile, check_compared, describe_card, describe_refused, free_bytes
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import AsideReader, GraphRunner, SmallGraphs, tail_kind
 from realizar.backends.cuda.inputs.draft_chain import DraftChain
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.kernels.ahead import PlannedCompiles
+from realizar.backends.cuda.kernels.launched import begin_hashing
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
 from realizar.backends.cuda.matmul.fp8 import as_device_multiplies, least_pairs
@@ -40,10 +41,8 @@ from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.recurrences.memory import StateMemory, slot_bytes
 from realizar.backends.cuda.recurrences.rows import RecurringRows
 from realizar.backends.cuda.recurrences.scans import ScanScratch, scan_scratch
-from realizar.backends.cuda.sampling import native_buffers
-from realizar.backends.cuda.sampling.host_step_sampler import HostStepSampler
+from realizar.backends.cuda.sampling.make import make_sampler
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
-from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSampler
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import (
     FIRST_ROWS,
@@ -61,7 +60,6 @@ from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.load import Weights, stacks_shared
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.host_sampler import HostSampler
 from realizar.backends.load_progress import LoadProgress, no_progress, report_weights
 from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import Program, build_program
@@ -197,7 +195,7 @@ class _Parts:
 def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
     memory: LoadMemory, *, gives_states: bool = False, beside: LoadedModel | None = None,
-    ranks: RankGroup | None = None, defers: bool = False,
+    ranks: RankGroup | None = None, defers: bool = False, compared: Callable[[], DeviceProfile] | None = None,
 ) -> LoadedModel:  # fmt: skip
     """Load a model whose parts run on a GPU, with all kernels compiled and graphs captured that steps can need.
 
@@ -207,6 +205,7 @@ def load_model(
         beside: a model that outlives this one, whose embedding is taken where it is the same, and whose keys and values
             are where a drafter reads these. ranks: of a rank's part.
         defers: most graphs, and what Triton compiles for their kinds, are left to `GraphRunner.prepare_next`.
+        compared: waits, before caches, for what others find of the device: WrongKernelsError where kernels are wrong.
 
     Raises:
         UnsupportedModelError: the GPU can't do what is configured.
@@ -215,15 +214,14 @@ def load_model(
         CapacityError: it does not fit.
     """
     start_s = time.perf_counter()
-    config = as_device_multiplies(config, device)
-    if device.is_gpu:
-        plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
+    config = _checked(spec, checkpoint, config, device)
     with memory.kept():
         parts = _load_parts(spec, checkpoint, config, device, progress, beside)
-        sampler, reserved = _make_sampler(spec, config, device, parts.space, progress)
+        sampler, reserved = make_sampler(spec, config, device, parts.space, progress)
         lane = _make_lane(spec, config, parts, device, parts.space, parts.merger, parts.matmuls)
         of_aside = _make_aside_lane(spec, config, parts, device, progress)
         sums = make_sums(ranks, spec, config, lane.space.arrays.sizes, device.torch_device)
+    check_compared(device, compared)
     with memory.emptied():
         scratch = _make_scratch(spec, config, parts, device)
         kv, states = _make_caches(spec, config, parts, reserved, device, beside, ranks)
@@ -254,6 +252,15 @@ def load_model(
         spec, config, weights, space, kv, states, recurring, sampler, attention, graphs, aside,
         finisher, parts.experts.experts_read, parts.ropes, fusion, injection, chain, time.perf_counter() - start_s,
     )  # fmt: skip
+
+
+def _checked(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile) -> ResolvedConfig:
+    """The configuration as the device runs it, on which Triton gets ready; CapacityError where weights do not fit."""
+    config = as_device_multiplies(config, device)
+    if device.is_gpu:
+        plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
+        begin_hashing()
+    return config
 
 
 def _make_caches(
@@ -488,18 +495,6 @@ def _make_workspace(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes, d
     rows = row_counts(sizes.rows)
     parts = attention_parts(spec, rows, config.context_length, device, config.kv_dtype, config.batch_invariant)
     return Workspace(spec, sizes, device, compute, parts)
-
-
-def _make_sampler(
-    spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, space: Workspace, progress: LoadProgress
-) -> tuple[StepSampler, int]:
-    rows, vocab, context = config.max_running, spec.vocab_size, config.context_length
-    if device.runs("sampling"):
-        kernels = SamplingKernels(device.torch_device, vocab, dependent=device.has_dependent_launch)
-        reserved = native_buffers.reserved_bytes(space.arrays.sizes.selected, rows, vocab, context)
-        return NativeStepSampler(space, context, kernels), reserved
-    on_host = HostSampler(rows, vocab, context, config.threads, lambda what: progress(what, 1.0))
-    return HostStepSampler(space, on_host), 0
 
 
 def _compile(matmuls: _Matmuls, progress: LoadProgress) -> None:

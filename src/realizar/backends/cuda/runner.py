@@ -26,7 +26,14 @@ from realizar.backends.base import (
     Transfer,
 )
 from realizar.backends.cuda.cache_copies import bytes_of_one, read_places, write_places
-from realizar.backends.cuda.device import SLOWER, DeviceProfile, Family, open_device, refused_family
+from realizar.backends.cuda.device import (
+    SLOWER,
+    DeviceProfile,
+    Family,
+    WrongKernelsError,
+    open_device,
+    refused_family,
+)
 from realizar.backends.cuda.device_errors import device_errors, step_errors, translate
 from realizar.backends.cuda.launch import Launch, StepKind, StepLaunch
 from realizar.backends.cuda.load import LoadedModel, load_model
@@ -58,7 +65,8 @@ class CUDABackend:
 
     A device of None takes the first GPU; `may_sleep` loads the model so that it can `sleep`. `beside` is a model of a
     backend that outlives this one, and `memory` that backend's, in which both sleep; `ranks` are the others of a rank's
-    part, as `load_model` takes them. It `defers`, of a model alone, only on cards that have shown it.
+    part, as `load_model` takes them. It `defers`, of a model alone, only on cards that have shown it. `compared` waits
+    for what others find of the device meanwhile.
     """
 
     def __init__(
@@ -71,7 +79,9 @@ class CUDABackend:
         memory: LoadMemory | None = None,
         ranks: RankGroup | None = None,
         defers: bool = False,
+        compared: Callable[[], DeviceProfile] | None = None,
     ) -> None:
+        self._compared = compared
         self._progress, self._ranks = progress or no_progress, ranks
         self._device = device
         self._may_sleep, self._beside, self._defers = may_sleep, beside, defers
@@ -98,7 +108,7 @@ class CUDABackend:
         inputs = (spec if drafter is None else drafter.spec).next_token
         self._gives_states = isinstance(inputs, NextTokenInputs | AssistantInputs)
         while (refused := self._try_load(spec, checkpoint, config, self._device)) is not None:
-            self._device = replace(self._device, without=self._device.without | {refused})
+            self._device = replace(self._device, without=self._device.without | refused)
         if self._ranks is not None:
             self._ranks.end_load()
         if drafter is not None:
@@ -109,8 +119,8 @@ class CUDABackend:
 
     def _try_load(
         self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile
-    ) -> Family | None:
-        """Load the model; or return the family of kernels to try again without, which a warning names."""
+    ) -> frozenset[Family] | None:
+        """Load the model; or return the families of kernels to try again without, which a warning names."""
         try:
             with device_errors(device.torch_device):
                 if self._may_sleep:
@@ -118,8 +128,14 @@ class CUDABackend:
                 self._model = load_model(
                     spec, checkpoint, config, device, self._progress, self._memory, gives_states=self._gives_states,
                     beside=self._beside, ranks=self._ranks, defers=self._defers,
+                    compared=self._compared,
                 )  # fmt: skip
             return None
+        except WrongKernelsError as error:  # which a warning has named
+            _clear_frames(error)
+            self._close_memory()
+            self._compared = None
+            return error.families
         except BaseException as error:
             _clear_frames(error)
             kernel = error.kernel if isinstance(error, KernelError) else None
@@ -128,7 +144,7 @@ class CUDABackend:
                 raise
             _LOG.warning("%s; %s", error, SLOWER[refused])
         self._close_memory()  # the rest is free with the error
-        return refused
+        return frozenset({refused})
 
     @property
     def model(self) -> LoadedModel:

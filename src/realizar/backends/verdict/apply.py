@@ -48,6 +48,12 @@ def trusted(device: DeviceProfile, label: str, models: Sequence[SmallModel], pro
     return replace(device, without=device.without | without)
 
 
+def is_known(device: DeviceProfile, models: Sequence[SmallModel]) -> bool:
+    """True if `trusted` finds all verdicts kept."""
+    verdicts = known_verdicts(device)
+    return all(str(model) in verdicts for model in models)
+
+
 def known_faults(device: DeviceProfile, models: Sequence[SmallModel]) -> frozenset[Family]:
     """Families that `trusted` gives up by the verdicts that are kept; nothing is compared."""
     verdicts = known_verdicts(device)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from realizar.backends.load_progress import LoadProgress
+from realizar.backends.select import begun_load
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.delta_shares import named_numbers, share_of
 from realizar.engine.loading import find_checkpoint, load_core, load_fitting_core
@@ -36,10 +37,11 @@ Loader = Callable[[Load, LoadProgress], EngineCore]
 
 def load_model(load: Load, progress: LoadProgress) -> EngineCore:
     checkpoint, config = find_checkpoint(load.model), load.config
-    if load.fit_context and config.context_length is None:
-        core = load_fitting_core(checkpoint, config, progress=progress, may_restart=True)
-    else:
-        core = load_core(checkpoint, config, progress=progress, may_sleep=load.may_sleep, may_restart=True)
+    with begun_load(config):
+        if load.fit_context and config.context_length is None:
+            core = load_fitting_core(checkpoint, config, progress=progress, may_restart=True)
+        else:
+            core = load_core(checkpoint, config, progress=progress, may_sleep=load.may_sleep, may_restart=True)
     progress("reading the vocabulary", 1.0)
     core.grammars.read_vocabulary()  # at the first grammar this would delay all requests by a second or more
     gc.collect()

@@ -1,4 +1,5 @@
-"""Sampling of all rows of a step at once, by one of two samplers behind one interface: `step_sampler.py`.
+"""Sampling of all rows of a step at once, by one of two samplers behind one interface: `step_sampler.py`; `make.py`
+chooses.
 
 On NVIDIA cards from Ampere on CUDA kernels sample, as `native_step_sampler.py`, with `native_rows.py` (the rows'
 parameters), `native_buffers.py`, `native_kernels.py` (their text is in `native/sampling/`) and `native_graphs.py`.
