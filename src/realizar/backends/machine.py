@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import re
@@ -65,6 +66,12 @@ def allowed_cpus() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
+
+
+@cache
+def num_processors() -> int:
+    """How many hardware threads this process may use at once: those that it may run on, within its quota of time."""
+    return max(1, int(min(len(allowed_cpus()), processor_quota() or math.inf)))
 
 
 def _processor() -> str:

@@ -214,7 +214,7 @@ def load_model(
         CapacityError: it does not fit.
     """
     start_s = time.perf_counter()
-    config = _checked(spec, checkpoint, config, device)
+    config = _begin(spec, checkpoint, config, device, is_compared=compared is not None)
     with memory.kept():
         parts = _load_parts(spec, checkpoint, config, device, progress, beside)
         sampler, reserved = make_sampler(spec, config, device, parts.space, progress)
@@ -254,12 +254,19 @@ def load_model(
     )  # fmt: skip
 
 
-def _checked(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile) -> ResolvedConfig:
-    """The configuration as the device runs it, on which Triton gets ready; CapacityError where weights do not fit."""
+def _begin(
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, *, is_compared: bool
+) -> ResolvedConfig:
+    """The configuration as the device runs it; CapacityError where weights do not fit. What takes longest is begun.
+
+    Where a process compares the device meanwhile, that one has the sampler compiled first of all, and leaves it here.
+    """
     config = as_device_multiplies(config, device)
     if device.is_gpu:
         plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
         begin_hashing()
+    if device.runs("sampling") and not is_compared:
+        SamplingKernels.begin(device.torch_device)
     return config
 
 
@@ -342,8 +349,6 @@ def _load_parts(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
     beside: LoadedModel | None,
 ) -> _Parts:  # fmt: skip
-    if device.runs("sampling"):
-        SamplingKernels.begin(device.torch_device)
     lent = None if beside is None else beside.weights
     program = build_program(spec, config.hidden_layers)
     scales = {

@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 
 from realizar.backends.cuda.device import open_device
+from realizar.backends.cuda.kernels.launched import begin_hashing
 from realizar.backends.load_progress import no_progress
 from realizar.backends.verdict.apply import trusted
 from realizar.backends.verdict.small_models import SMALL_MODELS
@@ -26,4 +27,5 @@ def compare() -> None:
 
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)
+    begin_hashing()
     compare()

@@ -6,7 +6,6 @@ lock, and keeps what it has compiled for later launches of the process.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,6 +15,7 @@ import torch
 
 from realizar.backends.cuda.kernels.launched import planning
 from realizar.backends.cuda.launch import Launch, StepKind
+from realizar.backends.machine import num_processors
 
 _MOST_THREADS = 12
 
@@ -27,7 +27,7 @@ class PlannedCompiles:
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "realizar-triton")
+        self._pool = ThreadPoolExecutor(min(_MOST_THREADS, num_processors()), "realizar-triton")
         self._seen: set[Hashable] = set()
         self._begun: list[Future[Any]] = []
         self._planned: dict[StepKind, int] = {}  # how many had begun when a kind was planned

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from realizar.backends.cuda.native import nvrtc
+from realizar.backends.machine import num_processors
 from realizar.errors import KernelError
 from realizar.extras import how_to_install
 from realizar.hub.folders import user_cache
@@ -137,7 +137,7 @@ def _jobs() -> SimpleQueue[tuple[Future[bytes], Callable[[], bytes]]]:
             except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
                 made.set_exception(error)
 
-    for number in range(os.cpu_count() or 1):
+    for number in range(num_processors()):
         threading.Thread(target=work, name=f"realizar-nvrtc-{number}", daemon=True).start()
     return jobs
 

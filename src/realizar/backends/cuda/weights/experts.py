@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import FLOAT_TYPES, Packer, Reserver, table_of
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain, stack_plain
 from realizar.backends.cuda.weights.store import aligned
+from realizar.backends.machine import num_processors
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.models.parts import Linear
 from realizar.models.spec import ExpertLinear, Experts
@@ -326,6 +326,6 @@ def check_finite(sources: Iterable[MatrixSource]) -> None:
         for step in (max(1, _CHECKED_BYTES // source.row_bytes),)
         for start in range(0, source.out_features, step)
     ]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, num_processors())) as pool:
         for _ in pool.map(lambda run: run[0].check_finite(run[1], run[2]), runs):
             pass

@@ -7,7 +7,6 @@ are packed from, by threads, or as `fragment_floats`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -33,6 +32,7 @@ from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sources import repack_source
 from realizar.backends.cuda.weights.pack import PackedMatrix, codebook_table, strip_places
 from realizar.backends.cuda.weights.store import aligned
+from realizar.backends.machine import num_processors
 from realizar.errors import UnsupportedModelError
 from realizar.quantization.layout import FloatType, WeightLayout
 from realizar.quantization.planes import Planes
@@ -93,7 +93,7 @@ def pack_by_threads(
             return fragment_floats(part.read(start, stop))
         return pack_fragments(part.planes(start, stop), weight_format)
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(num_processors()) as pool:
         packed = pool.map(pack_run, runs)
         for (_, _, to, to_scales), (data, block_scales) in zip(runs, packed, strict=True):
             to[: block_scales.size].copy_(torch.from_numpy(data).view(block_scales.size, -1))
@@ -148,7 +148,7 @@ def _copy_by_threads(runs: Sequence[NDArray[Any]], to: NDArray[np.uint8]) -> Non
 
 @cache
 def _copying() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), "realizar-copy")
+    return ThreadPoolExecutor(min(16, num_processors()), "realizar-copy")
 
 
 class Reserver:

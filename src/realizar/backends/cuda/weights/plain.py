@@ -7,7 +7,6 @@ that holds it exactly.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.layouts.fragments import PLANES
 from realizar.backends.cuda.weights.store import Store
+from realizar.backends.machine import num_processors
 from realizar.errors import UnsupportedModelError
 from realizar.quantization.planes import Planes
 from realizar.quantization.source import MatrixSource
@@ -60,7 +60,7 @@ def pack_plain(source: MatrixSource, device: torch.device) -> PlainMatrix:
     def part(first: int) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
         return _arrays(source.planes(first, min(first + step, out_features)))
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, num_processors())) as pool:
         parts = list(pool.map(part, range(0, out_features, step)))
     found = {name: _runs(name, [each for each, _ in parts]) for name in parts[0][0]}
     constants = parts[0][1]
