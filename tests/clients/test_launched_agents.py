@@ -181,5 +181,5 @@ def test_a_killed_server_goes_on_with_what_an_agent_sends_next(talk: Talk, tmp_p
                 if place:
                     shared = num_common(talk.runs[place - 1].prompt, talk.runs[place].prompt)
                     assert shared - FILE_BLOCK - len(OPENING) < cached <= shared, place
-            wait_saved(url)
+            wait_saved(tmp_path / "cache")
             kill(served)

@@ -80,5 +80,5 @@ def test_a_killed_server_goes_on_with_the_next_turn(
                 assert computed - BLOCK < cached <= computed + 1, place
                 computed = prompt + NUM_OUTPUT - 1  # the last token may not have been computed
                 turns.append(Turn(text_of(response.json()), f"call_{place}" if place % 2 else None, prose(20)))
-            wait_saved(url)
+            wait_saved(tmp_path / "cache")
             kill(served)
