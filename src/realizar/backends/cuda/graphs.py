@@ -149,8 +149,8 @@ class GraphRunner:
         False where no more are left. Raises DeviceLostError as `prepare`.
         """
         kind = next(iter(self._asked), None)
-        if kind is not None:  # it has run
-            self._capture_later(kind)
+        if kind is not None:
+            self._capture_later(kind, has_run=kind.tiles > 0)  # of decodes, perhaps the tail of fewer rows has
         elif not asked and self._later:
             kind = next(filter(self._is_compiled, self._later), None)
             if kind is not None:
@@ -159,11 +159,11 @@ class GraphRunner:
             return False
         return True
 
-    def _capture_later(self, kind: StepKind) -> None:
+    def _capture_later(self, kind: StepKind, *, has_run: bool = False) -> None:
         self._later.pop(kind)  # before it can fail, so that it is tried once
         self._asked.pop(kind, None)
         self._space.arrays.clear()
-        reason = self._prepare(kind)
+        reason = self._prepare(kind, has_run=has_run)
         if reason is not None:
             _LOG.warning("%s run without a graph: %s", _described(kind), reason)
         if not self._later:
@@ -183,10 +183,11 @@ class GraphRunner:
     def _is_compiled(self, kind: StepKind) -> bool:
         return self._compiles is None or self._compiles.is_compiled(kind)
 
-    def _prepare(self, kind: StepKind, *, capture: bool = True) -> str | None:
-        """Warm a kind, and capture it if asked, while arrays are clear; why that failed, or None."""
+    def _prepare(self, kind: StepKind, *, capture: bool = True, has_run: bool = False) -> str | None:
+        """Warm a kind unless it has run, and capture it if asked, while arrays are clear; why that failed, or None."""
         run = partial(self._run_whole, kind)
-        run()
+        if not has_run:
+            run()
         torch.cuda.synchronize(self._device.torch_device)
         if self._stream is not None:
             self._stream.synchronize()  # the device does not wait for what has a context of its own

@@ -50,7 +50,7 @@ from realizar.step_deltas import StepDeltas
 from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
-_STEPS_BETWEEN = 5  # times as long as a graph's capture took, before another one is captured between steps
+_STEPS_BETWEEN = 1  # times as long as a graph's capture took, before another one is captured between steps
 
 
 class EngineCore:
@@ -359,7 +359,8 @@ class EngineCore:
     def _prepares(self) -> bool:
         """True if steps in flight are to be awaited first, as they ask for a graph; without any it is captured here.
 
-        A sixth of the time at most goes into that, so that streams go on meanwhile.
+        Half of the time at most goes into that, so that streams go on meanwhile; a step without its graph keeps them
+        about as long as a capture.
         """
         if self._later is None or not self._later.asks_for_graphs or time.monotonic() < self._prepared_s:
             return False

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realizar.backends.cuda.device import stream_of
+from realizar.backends.cuda.native.launcher import checked, driver_module
 from realizar.backends.cuda.native.sampling.source import BINS, ROOM, SPAN, TILE
 from realizar.backends.cuda.sampling.native_rows import NativeRows, table_places
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
@@ -115,7 +117,7 @@ class NativeBuffers:
         self._next_indices = (self._next_indices + 1) % _RING
         values = host.numpy()
         values[: len(indices)], values[len(indices) :] = indices, NO_MASK
-        self.mask_indices.copy_(host, non_blocking=True)
+        copy_pinned(self.mask_indices, host, self._device)
 
     def _write_tables(self) -> None:
         space = self._space
@@ -130,6 +132,19 @@ class NativeBuffers:
         numbers = np.array([self.vocab, self.tiles, self.words, self.spans], np.int32)
         table = np.concatenate([addresses.view(np.uint8), numbers.view(np.uint8)])
         self.tables.copy_(torch.from_numpy(table), non_blocking=True)
+
+
+def copy_pinned(to: torch.Tensor, of: torch.Tensor, device: torch.device) -> None:
+    """Start a copy between a tensor of a device and one in pinned memory that nobody else uses until it is done.
+
+    Both are contiguous and of one size. On a GPU torch makes an event for each such copy, which takes the host several
+    times as long as the copy; elsewhere it is done at once. Raises KernelError.
+    """
+    if device.type == "cuda":
+        copied = driver_module().cuMemcpyAsync(to.data_ptr(), of.data_ptr(), of.nbytes, stream_of(device))
+        checked(copied, "a copy between the host and the device")
+    else:
+        to.copy_(of)
 
 
 def fixed_bytes(selected: int, vocab_size: int) -> int:

@@ -22,6 +22,7 @@ from realizar.backends.cuda.sampling.native_buffers import (
     NO_MASK,
     SHARED,
     NativeBuffers,
+    copy_pinned,
 )
 from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
 from realizar.backends.cuda.sampling.native_kernels import ALL_PLACES, SamplingKernels
@@ -434,7 +435,8 @@ class HostCopies:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
             copied = self._views[key] = self._room[start : start + size].view(tensor.dtype).view(tensor.shape)
-        return copied.copy_(tensor, non_blocking=True)
+        copy_pinned(copied, tensor.contiguous(), tensor.device)
+        return copied
 
     def done(self) -> None:
         if self._done is not None:
