@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
 from backends.reference_sampler import philox, truncation  # noqa: E402
 from backends.reference_sampler.logprobs import token_logprobs  # noqa: E402
+from realizar.backends.cuda.sampling.native_step_sampler import SharedMasks  # noqa: E402
 from realizar.backends.row_masks import RowMasks  # noqa: E402
 from realizar.batch import LogprobQuery  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
@@ -381,3 +383,20 @@ def test_graphs_of_rows_whose_logits_can_not_be_used() -> None:
     assert first.token_ids
     assert last.token_ids
     assert failed.error is not None
+
+
+def test_pages_that_can_not_be_locked_leave_no_error() -> None:
+    """Those that another engine of the process has locked: masks are then sent, and torch finds nothing amiss."""
+    pages = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+    table = np.frombuffer(pages, np.uint32).reshape(4, -1)
+    torch.zeros(1, device="cuda")  # the device has a context, as where a model is loaded
+    first, second = SharedMasks(), SharedMasks()
+    assert first.address(table) is not None
+    assert second.address(table) is None
+    assert int(torch.ones(3, device="cuda").sum()) == 3
+    first.release()
+    assert second.address(table) is None  # it asks once
+    second.release()
+    assert second.address(table) is not None
+    second.release()
+    torch.cuda.synchronize()

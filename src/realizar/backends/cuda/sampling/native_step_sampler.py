@@ -471,22 +471,29 @@ class SharedMasks:
         """Unlock the pages, once no kernel reads them. Idempotent."""
         if self._address is not None and self._table is not None:
             torch.cuda.synchronize()
-            torch.cuda.cudart().cudaHostUnregister(self._table.ctypes.data)
+            _unlock(self._table)
         self._table = self._address = None
 
 
 def _lock(table: NDArray[np.uint32]) -> int | None:
     """Lock the pages of a table; its address on the device, None where either is refused."""
-    size = -(-table.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    fault = int(torch.cuda.cudart().cudaHostRegister(table.ctypes.data, size, 0))
-    if fault:
-        _LOG.info("the pages of masks can't be locked: CUDA's error %d", fault)
-        return None
     from cuda.bindings import driver  # with the kernels that read them
 
+    # By the driver: a refusal of the runtime would be the next error that torch finds, and end the engine.
+    size = -(-table.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    (status,) = driver.cuMemHostRegister(table.ctypes.data, size, driver.CU_MEMHOSTREGISTER_DEVICEMAP)
+    if int(status):
+        _LOG.info("the pages of masks can't be locked: %s", status.name)
+        return None
     status, address = driver.cuMemHostGetDevicePointer(table.ctypes.data, 0)
     if int(status):
         _LOG.info("the device can't read the pages of masks: %s", status.name)
-        torch.cuda.cudart().cudaHostUnregister(table.ctypes.data)
+        _unlock(table)
         return None
     return int(address)
+
+
+def _unlock(table: NDArray[np.uint32]) -> None:
+    from cuda.bindings import driver
+
+    driver.cuMemHostUnregister(table.ctypes.data)
