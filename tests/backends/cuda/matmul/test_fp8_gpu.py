@@ -240,7 +240,7 @@ def test_gated_epilogue(matmuls: MatmulKernels, name: str, width: int, cols: int
     activated = torch.nn.functional.silu
     if activation == "gelu_tanh":
         activated = lambda x: torch.nn.functional.gelu(x, approximate="tanh")  # noqa: E731
-    for tokens in (1, 64, 130, 256, 600):
+    for tokens in (1, 130, 256, 600):
         values, target = (
             FP8Values.of(4 * torch.randn((tokens, cols), device="cuda")),
             poisoned(tokens, width, matmuls.device),

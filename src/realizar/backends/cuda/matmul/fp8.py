@@ -45,8 +45,6 @@ LEAST_TOKENS, STORED_TOKENS = 1024, 128
 """Tokens of a step, padded, from which on matmuls are in 8-bit floats: with fewer, decoding weights takes too long, and
 tiles of stored ones leave too much of the device idle."""
 TILES, EXPERT_TILES = FP8Tiles(), FP8Tiles(cluster=1)
-FEW_TILES = FP8Tiles(64, 5, 1, stored=True)
-"""Of stored weights in steps of as many tokens."""
 FP8_INPUT = InputFormat("fp8", TILES.tokens)
 FP8_ROWS = InputFormat("fp8", 1)
 """Of rows that are laid in tiles."""
@@ -142,12 +140,9 @@ def route_fp8(
 ) -> MatmulConfig:
     """A matmul in 8-bit floats for segments of one merged output, with the gated epilogue where they can have one."""
     epilogue = activation if matrices[0].interleaved and matmuls.has_epilogues else None
-    stored = _are_stored(matrices)
-    tiles = replace(TILES, stored=stored, cluster=1 if tokens <= TILES.tokens else TILES.cluster)
-    if stored and tokens <= FEW_TILES.tokens:
-        tiles = FEW_TILES
+    tiles = replace(TILES, stored=_are_stored(matrices), cluster=1 if tokens <= TILES.tokens else TILES.cluster)
     splits = 1 if epilogue else _splits(tiles, tokens, matrices, matmuls.tuning.processors)
-    return MatmulConfig(tiles, FP8_INPUT, splits, matmuls.is_dependent(tokens) and tiles.stored, epilogue)
+    return MatmulConfig(tiles, FP8_INPUT, splits, epilogue=epilogue)
 
 
 def _splits(tiles: FP8Tiles, tokens: int, matrices: Sequence[PackedMatrix], processors: int) -> int:
@@ -237,7 +232,7 @@ def _launch(
     arguments += [*activations.addresses, tokens, chunks, config.splits, *strides, *out_scales]
     sizes = (_WEIGHTS[tiles.stored] + _MATRIX_SIZES) * len(matrices) + _SHAPE_SIZES + "p" * len(out_scales)
     source = config.sources(tuple(matrix.format for matrix in matrices))[-1]
-    matmuls.start(source, (blocks, 1, 1), tiles.threads, arguments, sizes, config.dependent)
+    matmuls.start(source, (blocks, 1, 1), tiles.threads, arguments, sizes, False)
 
 
 def launch_fp8_experts(

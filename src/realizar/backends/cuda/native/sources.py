@@ -160,7 +160,7 @@ class FP8Tiles:
     """Parameters of the Hopper kernel for 8-bit floats: tiles of 256 output features, of 128 columns a stage.
 
     Attributes:
-        tokens: of a tile: 128, or 64, of which each warpgroup has half of the output features.
+        tokens: of a tile: 128.
         stages: of the ring.
         cluster: blocks that share the weights which they copy: 1 or 2.
         beside: clusters of tokens that run beside each other with the same weights.
@@ -186,7 +186,7 @@ class FP8Tiles:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
-        return self.stages * (FP8_FEATURES * 128 + self.tokens * 128 + 1024)
+        return self.stages * (FP8_FEATURES * 128 + self.tokens * 132 + 512)
 
     def defines(self) -> Defines:
         return of_fields(self) | wgmma_operands("PART", 64, "%{}, %{}") | {"PREDICATE": '"%66"'}

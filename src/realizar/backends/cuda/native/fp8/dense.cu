@@ -30,11 +30,10 @@ struct Tiles {
 
 // A warpgroup's sums of 64 tokens: by sixteen bytes where the output's places allow it. As halves, divided by
 // SUM_FACTOR, they are of whole strips.
-INLINE void store_sums(const float (&sums)[OWN_PARTS][PART], const Segment& segment, long token_stride, int tokens,
+INLINE void store_sums(const float (&sums)[PARTS][PART], const Segment& segment, long token_stride, int tokens,
                        int token_block) {
   const int thread = anew(threadIdx.x), g = thread % 32 >> 2, t = thread & 3;
-  const int left = segment.out_features - segment.tile * FEATURES;
-  const int token = token_block * TOKENS + thread / 32 % ROW_WARPS * 16 + g;
+  const int left = segment.out_features - segment.tile * FEATURES, token = token_block * TOKENS + thread / 32 * 16 + g;
   const long at = token * token_stride + segment.tile * FEATURES;
   float* out = segment.out + at;
   const float* features = segment.features ? segment.features + segment.tile * FEATURES : nullptr;
@@ -42,12 +41,11 @@ INLINE void store_sums(const float (&sums)[OWN_PARTS][PART], const Segment& segm
   const bool odd = t % 2;
   constexpr float factor = HALVES ? 1.f / SUM_FACTOR : 1.f;
 #pragma unroll
-  for (int own_strip = 0; own_strip < OWN_PARTS * 2; own_strip++) {
-    const int strip = OWN_PARTS == PARTS ? own_strip : thread / 128 * 2 + own_strip;
+  for (int strip = 0; strip < FEATURES / 64; strip++) {
     if (strip * 64 >= left) return;
 #pragma unroll
     for (int i = 0; i < 4; i++) {  // two octets of features
-      const float* sum = sums[own_strip / 2] + (own_strip % 2 * 4 + i) * 8;
+      const float* sum = sums[strip / 2] + (strip % 2 * 4 + i) * 8;
       float4 own = make_float4(factor, factor, factor, factor);
       if (features) {
         const float* at = features + strip * 64 + i * 16 + t * 2;
@@ -84,7 +82,6 @@ INLINE void store_sums(const float (&sums)[OWN_PARTS][PART], const Segment& segm
 // segment_of: the matrix of a tile of all matrices' output features.
 template <class SegmentOf>
 struct Dense : Tiles {
-  static constexpr bool EARLY = STORED;  // weights are no results of the kernel before
   const SegmentOf& segment_of;
   int token_stride, split_stride;
   INLINE Dense(const Tiles& tiles, const SegmentOf& segment_of, int token_stride, int split_stride)
@@ -92,7 +89,7 @@ struct Dense : Tiles {
   INLINE Segment segment(const Place& place) const { return segment_of(place.column); }
   INLINE void begin() const {}
   INLINE void stage() const {}
-  INLINE void store(const float (&sums)[OWN_PARTS][PART], const Place& place, int) const {
+  INLINE void store(const float (&sums)[PARTS][PART], const Place& place, int) const {
 #ifdef ACTIVATION
     const Segment own = segment(place);
     store_gated(sums, own, nullptr, own.features ? own.features + own.tile * FEATURES : nullptr, place.token_block);

@@ -1,11 +1,10 @@
 // Matmuls of long prompts in 8-bit floats (e4m3) on compute capability 9.0a: tokens are the tensor cores' rows and
 // output features their columns, so that a thread has two tokens of a tile. Its sums of 128 columns are added in
 // float32, each times the scales of its token and of its 64 output features. Blocks stay and take tile after tile of
-// 128 tokens, or of up to 64 in all, and 256 output features; one producer thread copies 128 columns of weights, as
-// decode.cu writes them, of activations and of their scales into each stage of a ring, also those of the next tile
-// while the last one's results are stored; two warpgroups have 64 tokens each, or the same ones and half of the
-// features, and one adds while the other multiplies. The blocks of a cluster have the same weights, and each copies a
-// part of them for all.
+// 128 tokens and 256 output features; one producer thread copies 128 columns of weights, as decode.cu writes them, of
+// activations and of their scales into each stage of a ring, also those of the next tile while the last one's results
+// are stored; two warpgroups have 64 tokens each, and one adds while the other multiplies. The blocks of a cluster have
+// the same weights, and each copies a part of them for all.
 // Before it: wgmma_instructions.cu, and dense.cu or experts.cu.
 
 #if STORED
@@ -26,59 +25,41 @@ INLINE void copy_chunk(u32 to, const Segment& segment, int chunk, u32 barrier) {
 }
 #endif
 
-// The producer: tile after tile, 128 columns a stage. The first stages' weights are asked for before the kernel before
-// this one has ended, if they are no results of one.
+// The producer: tile after tile, 128 columns a stage.
 template <class Work>
 INLINE void fill_ring(const Work& work, int groups, const char* values, const char* scales, u32 full) {
   const u32 empty = full + STAGES * 8, base = shared_address(ring);
   const int rank = blockIdx.x % CLUSTER;
-  auto weights = [&](const Segment& segment, int group, int slot) {
-    const u32 barrier = full + slot * 8, to = base + slot * STAGE_BYTES;
-    barrier_expect(barrier, WEIGHTS_STAGE + X_STAGE + SCALES_BYTES + STRIPS_BYTES);
-#if STORED
-    for (int c = rank; c < 2; c += CLUSTER) copy_chunk(to + c * (WEIGHTS_STAGE / 2), segment, group * 2 + c, barrier);
-#else
-    const char* from = segment.weights + ((long)segment.tile * groups + group) * WEIGHTS_STAGE + rank * WEIGHTS_PART;
-    if constexpr (CLUSTER == 1) copy_bulk(to, from, WEIGHTS_STAGE, barrier);
-    else copy_bulk_to_all(to + rank * WEIGHTS_PART, from, WEIGHTS_PART, barrier, CLUSTER);
-#endif
-    const char* strips = (const char*)segment.scales + ((long)segment.tile * groups + group) * STRIPS_BYTES;
-    copy_bulk(to + WEIGHTS_STAGE + X_STAGE + SCALES_BYTES, strips, STRIPS_BYTES, barrier);
-  };
   int slot = 0, parity = 1;
-  int tile = work.first(), early = 0;
-  if constexpr (Work::EARLY) {
-    const Place place = work.place(tile);
-    const Segment segment = work.segment(place);
-    const int begin = work.first_group(place.split, groups), end = work.first_group(place.split + 1, groups);
-#pragma unroll 1
-    for (; early < STAGES && begin + early < end; early++) weights(segment, begin + early, early);
-  }
-  wait_for_previous();
+  int tile = work.first();
 #pragma unroll 1
   do {
     const Place place = work.place(tile);
     const Segment segment = work.segment(place);
     const int last = work.token_blocks() - 1, block = place.token_block < last ? place.token_block : last;
     const int begin = work.first_group(place.split, groups), end = work.first_group(place.split + 1, groups);
-    const char* x = values + ((long)block * groups + begin) * (LAID * 128);
+#if !STORED
+    const char* weights = segment.weights + ((long)segment.tile * groups + begin) * WEIGHTS_STAGE + rank * WEIGHTS_PART;
+#endif
+    const char* strips = (const char*)segment.scales + ((long)segment.tile * groups + begin) * STRIPS_BYTES;
+    const char* x = values + ((long)block * groups + begin) * X_STAGE;
     const char* x_scales = scales + ((long)block * groups + begin) * SCALES_BYTES;
 #pragma unroll 1
     for (int group = begin; group < end; group++) {
       const u32 barrier = full + slot * 8, to = base + slot * STAGE_BYTES;
-      if (early > 0) early--;
-      else {
-        barrier_wait(empty + slot * 8, parity);
-        weights(segment, group, slot);
-      }
-      if constexpr (TOKENS == LAID) copy_bulk(to + WEIGHTS_STAGE, x, X_STAGE, barrier);
-      else {
-#pragma unroll 1
-        for (int j = 0; j < 8; j++)
-          copy_bulk(to + WEIGHTS_STAGE + j * (TOKENS * 16), x + j * (LAID * 16), TOKENS * 16, barrier);
-      }
+      barrier_wait(empty + slot * 8, parity);
+      barrier_expect(barrier, WEIGHTS_STAGE + X_STAGE + SCALES_BYTES + STRIPS_BYTES);
+#if STORED
+      for (int c = rank; c < 2; c += CLUSTER) copy_chunk(to + c * (WEIGHTS_STAGE / 2), segment, group * 2 + c, barrier);
+#else
+      if constexpr (CLUSTER == 1) copy_bulk(to, weights, WEIGHTS_STAGE, barrier);
+      else copy_bulk_to_all(to + rank * WEIGHTS_PART, weights, WEIGHTS_PART, barrier, CLUSTER);
+      weights += WEIGHTS_STAGE;
+#endif
+      copy_bulk(to + WEIGHTS_STAGE, x, X_STAGE, barrier);
       copy_bulk(to + WEIGHTS_STAGE + X_STAGE, x_scales, SCALES_BYTES, barrier);
-      x += LAID * 128, x_scales += SCALES_BYTES;
+      copy_bulk(to + WEIGHTS_STAGE + X_STAGE + SCALES_BYTES, strips, STRIPS_BYTES, barrier);
+      x += X_STAGE, x_scales += SCALES_BYTES, strips += STRIPS_BYTES;
       if (++slot == STAGES) { slot = 0; parity ^= 1; }
     }
   } while (work.next(tile));
@@ -97,7 +78,6 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  let_next_start();
   if constexpr (CLUSTER > 1) { arrive_at_cluster(); wait_for_cluster(); }  // a block's barriers are there once it came
 
   if (warp >= 8) {
@@ -107,20 +87,17 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
     if (warp == 9) work.stage();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    wait_for_previous();
     const u32 full = shared_address(barriers), empty = full + STAGES * 8, base = shared_address(ring);
     const int lane = threadIdx.x % 32;
-    float sums[OWN_PARTS][PART];
+    float sums[PARTS][PART];
     // Core matrices of eight tokens and 16 columns are 128 bytes apart, a column of them along K; no swizzle. Eight
     // features have 64 columns each in 512 bytes, with the swizzle of 64 bytes.
     constexpr u32 X_CORE = TOKENS * 16;
     constexpr u64 octets = (u64)(128 >> 4) << 32, features = (u64)(512 >> 4) << 32 | (u64)2 << 62;
     const u32 w_low = (1 << 16) + ((base & 0x3ffff) >> 4);
-    const u32 x_at = base + WEIGHTS_STAGE + warp % ROW_WARPS / 4 * 1024;
-    const u32 x_low = (X_CORE / 16 << 16) + ((x_at & 0x3ffff) >> 4);
+    const u32 x_low = (X_CORE / 16 << 16) + (((base + WEIGHTS_STAGE + warp / 4 * 1024) & 0x3ffff) >> 4);
     // The scale of this thread's first token; that of its second is two places on.
-    const float* scales_at = (const float*)(ring + WEIGHTS_STAGE + X_STAGE);
-    const float* own = scales_at + warp % ROW_WARPS * 16 + lane / 8 * 4 + lane / 4 % 2;
+    const float* own = (const float*)(ring + WEIGHTS_STAGE + X_STAGE) + warp * 16 + lane / 8 * 4 + lane / 4 % 2;
     int slot = 0, parity = 0;
     auto stage = [&]() {
       barrier_wait(full + slot * 8, parity);
@@ -128,12 +105,11 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
       const float first = token[0], second = token[2];
       const float2* strips = (const float2*)(ring + slot * STAGE_BYTES + WEIGHTS_STAGE + X_STAGE + SCALES_BYTES);
 #pragma unroll
-      for (int part = 0; part < OWN_PARTS; part++) {
-        const int of_tile = OWN_PARTS == PARTS ? part : warp / 4;
-        const float2 both = strips[of_tile];
+      for (int part = 0; part < PARTS; part++) {
+        const float2 both = strips[part];
         const float factors[2][2] = {{first * both.x, first * both.y}, {second * both.x, second * both.y}};
         float c[PART];  // an instruction that does not add to them writes them first
-        const u32 x = x_low + slot * (STAGE_BYTES / 16), w = w_low + slot * (STAGE_BYTES / 16) + of_tile * 512;
+        const u32 x = x_low + slot * (STAGE_BYTES / 16), w = w_low + slot * (STAGE_BYTES / 16) + part * 512;
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (int j = 0; j < 4; j++)
@@ -142,7 +118,7 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
         for (int i = 0; i < PART; i++) asm volatile("" : "+f"(c[i]));
-        if (part == OWN_PARTS - 1) {
+        if (part == PARTS - 1) {
           __syncwarp();
           const int to = anew(threadIdx.x) % 32;
           if (to < CLUSTER) {
@@ -163,7 +139,7 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
 #pragma unroll 1
     do {
 #pragma unroll
-      for (int i = 0; i < OWN_PARTS * PART; i++) sums[i / PART][i % PART] = 0.f;
+      for (int i = 0; i < PARTS * PART; i++) sums[i / PART][i % PART] = 0.f;
       const Place place = work.place(tile);
       int left = work.first_group(place.split + 1, groups) - work.first_group(place.split, groups);
 #pragma unroll 1

@@ -5,11 +5,8 @@
 // cluster) STORED (1: weights are e4m3 as they lie in fragment order). Before it: bulk.cu, clusters.cu, sharing.cu.
 
 constexpr int FEATURES = 256, PARTS = 2, PART = 64;  // of a tile; a thread's sums of a part
-constexpr int LAID = 128;                             // tokens of a block of activations in memory
-constexpr int OWN_PARTS = TOKENS == LAID ? PARTS : 1;  // of a warpgroup
-constexpr int ROW_WARPS = TOKENS / 16;                // that have a tile's tokens between them
 constexpr int WEIGHTS_STAGE = FEATURES * 128, WEIGHTS_PART = WEIGHTS_STAGE / CLUSTER;
-constexpr int X_STAGE = TOKENS * 128, SCALES_BYTES = LAID * 4, STRIPS_BYTES = FEATURES / 64 * 4;
+constexpr int X_STAGE = TOKENS * 128, SCALES_BYTES = TOKENS * 4, STRIPS_BYTES = FEATURES / 64 * 4;
 constexpr int STAGE_BYTES = WEIGHTS_STAGE + X_STAGE + SCALES_BYTES + 512;  // scales of strips; eight rows of weights
 
 // c = a * b, or c += a * b; both by their descriptors
