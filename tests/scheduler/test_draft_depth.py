@@ -143,3 +143,17 @@ def test_numbers_of_rows_are_measured_apart_and_beside_prompts() -> None:
         load.run(20, 64, chunk_every=5)
     assert np.mean(load.depths[-40:-20]) >= 2
     assert np.mean(load.depths[-20:]) <= 1
+
+
+def test_numbers_of_rows_nearest_to_ones_that_no_draft_pays_begin_without() -> None:
+    """They are measured with drafts all the same, a run later; those near ones that draft begin with drafts."""
+    depth = measured(3)
+    load = Load(depth, seconds, right=0.0)
+    load.run(200, num_rows=32)
+    assert not depth.pays(32)
+    assert not depth.pays(20)
+    load.right = 0.9
+    load.run(120, num_rows=2)
+    assert not any(map(any, load.depths[200:216]))
+    assert load.mean(40) > 2
+    assert depth.pays(3)

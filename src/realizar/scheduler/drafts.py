@@ -247,7 +247,10 @@ class DraftDepth:
     def _group(self, num_rows: int) -> _Depths:
         number = int(2 * math.log2(max(num_rows, 1)))
         if number not in self._groups:
-            self._groups[number] = _Depths(self._depths)
+            known = [each for each, group in self._groups.items() if group.is_known]
+            nearest = min(known, key=lambda each: abs(each - number), default=None)
+            is_off = nearest is not None and self._groups[nearest].prefers_none
+            self._groups[number] = _Depths(self._depths, begins_off=is_off)
         return self._groups[number]
 
 
@@ -259,16 +262,21 @@ class _Depths:
     then comes the one of two that gave more tokens a second, each its own or none, and at times another. Where that one
     takes longer than before, it is taken for a slower machine or a longer context, which all have in common.
 
+    Args:
+        begins_off: the first run has no drafts, as the nearest numbers of rows go on best without.
+
     Attributes:
         by_share: int32 [levels + 1], the depth of a row by the share of its drafts that was right.
     """
 
-    def __init__(self, depths: ListOf[int]) -> None:
+    def __init__(self, depths: ListOf[int], *, begins_off: bool = False) -> None:
         self._depths = np.array(depths, np.int32)
         self._own = len(depths)  # the way in which each row has its own depth; the others are places of depths
         self._seen = np.zeros((len(depths) + 1, 3))  # tokens and drafts of a row, and seconds, of a step of each way
         self._unknown: list[int] = [self._own, *range(self._own - 2, -1, -1)]  # ways, the next one last
-        self._way, self._is_best = self._own - 1, False
+        if begins_off:
+            self._unknown = [self._own, *range(1, self._own)]
+        self._way, self._is_best = 0 if begins_off else self._own - 1, False
         self._num_runs = self._run_steps = 0
         self._run = np.zeros(3)
         self.by_share = self._depths_by_share()
@@ -276,6 +284,16 @@ class _Depths:
     @property
     def is_off(self) -> bool:
         return self._way < self._own and not self._depths[self._way]
+
+    @property
+    def is_known(self) -> bool:
+        """True once each way has had a run."""
+        return bool(self._seen[:, 2].all())
+
+    @property
+    def prefers_none(self) -> bool:
+        """True if no way is faster than none at all."""
+        return bool(self._rates[0] >= self._rates.max())
 
     def take_in(self, num_tokens: float, num_drafts: float, seconds: float) -> bool:
         """Take in a step of the present way; True where that ended its run, and other depths may follow.
