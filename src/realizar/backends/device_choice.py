@@ -60,7 +60,7 @@ def begin_context(wanted: str) -> None:
 
     Of a choice as of `choose_device`, or else of the first GPU. Where that fails, whoever opens the device says why.
     """
-    if wanted != "cpu" and gpu_listed():
+    if may_be_gpu(wanted):
         index = int(wanted.partition(":")[2] or 0)
         threading.Thread(target=_make_context, args=(index,), name="realizar-context", daemon=True).start()
 
@@ -96,6 +96,11 @@ def _chosen(card: Card) -> ChosenDevice:
 def gpu_listed(devices: Path = Path("/dev")) -> bool:
     """True if a driver has made a GPU's device node."""
     return any(any(devices.glob(pattern)) for pattern in _NODES)
+
+
+def may_be_gpu(wanted: str) -> bool:
+    """True if a choice can fall on a GPU: one is listed, and what runs models there is installed."""
+    return wanted != "cpu" and gpu_listed() and not _missing_packages()
 
 
 def _missing_packages() -> list[str]:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from realizar.backends.base import NO_OTHERS, Backend, OtherModels
-from realizar.backends.device_choice import begin_context, choose_device, gpu_listed
+from realizar.backends.device_choice import begin_context, choose_device, may_be_gpu
 from realizar.backends.devices import THE_CPU, TRAITS, ChosenDevice
 from realizar.backends.draft_model import shared_with
 from realizar.backends.inspection import InspectedBackend
@@ -338,8 +338,8 @@ def begun_load(config: EngineConfig) -> AbstractContextManager[None]:
     if config.layers_on is None:
         begin_context(config.device)
     alone = config.tensor_parallel == 1 and config.layers_on is None
-    on_gpu = config.device != "cpu" and gpu_listed()
-    return begun(wanted=config.device_check and alone and on_gpu and not was_compared())
+    wanted = config.device_check and alone and may_be_gpu(config.device)
+    return begun(wanted=wanted and not was_compared())
 
 
 def _compared_beside(

@@ -19,6 +19,8 @@ from realizar.backends.base import DeviceMemory  # noqa: E402
 from realizar.backends.cuda import cards  # noqa: E402
 from realizar.backends.device_choice import choose_device, gpu_facts  # noqa: E402
 from realizar.backends.devices import ChosenDevice  # noqa: E402
+from realizar.backends.select import begun_load  # noqa: E402
+from realizar.backends.verdict import beside  # noqa: E402
 from realizar.cli.commands.doctor import _gpu_lines  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -27,6 +29,7 @@ from realizar.errors import CapacityError, InvalidRequestError, UnsupportedModel
 from realizar.server.metrics import exposition_of  # noqa: E402
 from resolving import new_core  # noqa: E402
 from scripted_backend import ScriptedBackend, make_spec  # noqa: E402
+from waits import wait_until  # noqa: E402
 
 TURING = ("Tesla T4", 7, 5)
 HOPPER = ("NVIDIA H200", 9, 0)
@@ -59,6 +62,22 @@ def test_a_card_that_can_not_run_a_model_is_passed_over(machine: Any, caplog: py
     assert choose_device("auto") == choose_device("cuda") == ChosenDevice("cuda", 1, "NVIDIA H200", (9, 0))
     assert choose_device("auto").label == "cuda:1, NVIDIA H200"
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("missing", "expected"), [([], {"context", "begun"}), (["triton"], {"not begun"})])
+def test_only_a_gpu_that_may_be_chosen_gets_ready(
+    missing: list[str], expected: set[str], machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load on a machine with a GPU, and without what runs models there, begins no process for it."""
+    machine(HOPPER)
+    found = set[str]()
+    monkeypatch.setattr(device_choice, "_missing_packages", lambda: missing)
+    monkeypatch.setattr(device_choice, "_make_context", lambda _index: found.add("context"))
+    monkeypatch.setattr(beside, "was_compared", lambda: False)
+    monkeypatch.setattr(beside, "begun", lambda *, wanted: found.add("begun" if wanted else "not begun"))
+    begun_load(EngineConfig())
+    wait_until(lambda: found >= expected)
+    assert found == expected
 
 
 def test_without_one_the_processor_runs_it_and_the_log_says_why(machine: Any, caplog: pytest.LogCaptureFixture) -> None:

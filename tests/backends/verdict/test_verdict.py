@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import signal
 import sys
 from collections.abc import Collection
 from dataclasses import replace
@@ -228,19 +229,29 @@ def test_the_process_that_compares(card: Card, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_process_that_is_begun_is_the_one_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is ended where it is not, or where the load fails."""
+    """And none outlives its block: not where it is not asked, nor where a load fails beside it."""
     asked = tmp_path / "asked"
-    program = f"import sys; text = sys.stdin.read(); open({str(asked)!r}, 'a').write(f'<{{text}}>')"
+    program = (
+        f"import sys, time; text = sys.stdin.read(); open({str(asked)!r}, 'a').write(f'<{{text}}>')\n"
+        "if 'long' in text: time.sleep(600)"
+    )
     monkeypatch.setattr(beside, "_COMMAND", (sys.executable, "-c", program))
     with beside.begun(wanted=True):
-        assert len(beside._begun) == 1
+        (first,) = beside._begun
         beside.compare(1, ["one", "other"])()
         assert not beside._begun
+    assert first.returncode == 0
+    with beside.begun(wanted=True):
+        (unasked,) = beside._begun
     with pytest.raises(KernelError), beside.begun(wanted=True):
         raise KernelError("planted")
+    assert not beside._begun
     with beside.begun(wanted=False):
+        beside.compare(0, ["long"])
+        (failed,) = beside._asked
         beside.compare(0, ["late"])()
-    assert asked.read_text() == "<1\none\nother><><0\nlate>"
+    assert unasked.returncode == failed.returncode == -signal.SIGKILL
+    assert asked.read_text().endswith("<0\nlate>")
 
 
 def test_a_plan_goes_by_the_verdicts_that_are_kept(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

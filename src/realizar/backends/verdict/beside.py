@@ -15,6 +15,7 @@ from realizar.hub.folders import user_cache
 
 _COMMAND = (sys.executable, "-m", "realizar.backends.verdict.comparing_process")
 _begun: list[subprocess.Popen[bytes]] = []  # one that imports, or none
+_asked: list[subprocess.Popen[bytes]] = []  # one that compares for a load, or has
 
 
 def was_compared() -> bool:
@@ -27,29 +28,31 @@ def was_compared() -> bool:
 
 @contextmanager
 def begun(*, wanted: bool) -> Iterator[None]:
-    """A block in which such a process imports what it needs, if `wanted`; it ends with it where it is never asked."""
+    """A block in which such a process imports what it needs, if `wanted`. None outlives it, asked or not."""
     if wanted:
         with suppress(OSError):  # the load compares by itself
             _begun.append(_start())
     try:
         yield
     finally:
-        while _begun:
-            process = _begun.pop()
-            _ask(process, "")
-            process.wait()
+        _end(_begun)
+        _end(_asked)
 
 
 def compare(index: int, names: Sequence[str]) -> Callable[[], None]:
     """Have the GPU of a number compared by small models, by name, for which there is no verdict; returns what waits.
 
-    Nothing is said where that fails: a verdict is missing then.
+    Nothing is said where that fails: a verdict is missing then. What compares for an earlier load, which failed, ends.
     """
+    _end(_asked)
     try:
         process = _begun.pop() if _begun else _start()
     except OSError:
         return lambda: None
-    _ask(process, "\n".join((str(index), *names)))
+    _asked.append(process)
+    assert process.stdin is not None
+    with suppress(OSError), process.stdin:  # it has ended
+        process.stdin.write("\n".join((str(index), *names)).encode())
 
     def wait() -> None:
         process.wait()
@@ -58,10 +61,10 @@ def compare(index: int, names: Sequence[str]) -> Callable[[], None]:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _ask(process: subprocess.Popen[bytes], text: str) -> None:
-    assert process.stdin is not None
-    with suppress(OSError), process.stdin:  # it has ended
-        process.stdin.write(text.encode())
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    while processes:
+        with processes.pop() as process:
+            process.kill()
