@@ -117,7 +117,7 @@ def resolve_config(
         do.
     """
     if config.tensor_parallel > 1 and device.kind != "cpu":
-        _check_gpus(config)
+        _check_gpus(spec, config)
     threads = default_threads() if config.threads is None else config.threads
     if config.tensor_parallel > threads and device.kind == "cpu":
         raise InvalidRequestError(
@@ -148,8 +148,11 @@ def resolve_config(
     return ResolvedConfig(**(given | derived))
 
 
-def _check_gpus(config: EngineConfig) -> None:
+def _check_gpus(spec: ModelSpec, config: EngineConfig) -> None:
     """Refuse what several GPUs do not do together, or no two have shown."""
+    if spec.state_layers():
+        message = f"{spec.architecture}: a model whose layers have states runs on one GPU so far"
+        raise InvalidRequestError(message, "tensor_parallel")
     if config.tensor_parallel > 2 and config.batch_invariant:
         message = f"batch_invariant needs sums in one order, which those of {config.tensor_parallel} GPUs have not"
         raise InvalidRequestError(message, "batch_invariant")

@@ -27,7 +27,6 @@ from realizar.errors import UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.cut_layers import cut_layers
 from realizar.models.registry import build_next_token_block, build_spec
-from realizar.models.shard import shard
 from realizar.models.spec import ModelSpec
 from realizar.models.tower import Tower
 from realizar.models.towers.find import usable_tower
@@ -85,16 +84,14 @@ def _resolved(
     memory_bytes: int | None = None, stored_bytes: int | None = None,
 ) -> ResolvedConfig:  # fmt: skip
     """The configuration of a model, or of some of its layers with `stored_bytes`, on a device."""
-    if chosen.kind == "cuda" and spec.state_layers():
+    if chosen.kind == "cuda" and spec.state_layers() and config.tensor_parallel == 1:
         from realizar.backends.cuda.device import has_memory_of_host
         from realizar.backends.cuda.recurrences.memory import rows_within
 
         if config.max_running is None:
-            ranks = config.tensor_parallel
-            memory = _free_of_ranks(chosen, ranks, memory_bytes)
+            memory = _free_on_gpu(chosen) if memory_bytes is None else memory_bytes
             stored = checkpoint.size_bytes if stored_bytes is None else stored_bytes
-            part = shard(spec, 0, ranks, checkpoint)
-            config = replace(config, max_running=rows_within(part, config, memory - stored // ranks))
+            config = replace(config, max_running=rows_within(spec, config, memory - stored))
         if config.host_snapshot_bytes is None and has_memory_of_host(chosen.index):
             config = replace(config, host_snapshot_bytes=0)  # nothing is gained by moving them, and the cache takes it
     float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.matrices())
@@ -444,8 +441,7 @@ def plan_memory(
         from realizar.backends.cuda.plan import plan_ranks as ranks_on_gpus
 
         if config.tensor_parallel > 1:
-            free = _free_of_ranks(config.chosen, config.tensor_parallel, free_bytes)
-            return ranks_on_gpus(spec, checkpoint, config, free)
+            return ranks_on_gpus(spec, checkpoint, config, _free_of_ranks(config, free_bytes))
         free = _free_on_gpu(config.chosen) if free_bytes is None else free_bytes
         if drafter is not None:
             config = shared_with(config, drafter.spec, beside_on_gpu(drafter, spec, checkpoint, config))
@@ -474,11 +470,11 @@ def _free_on_gpu(device: ChosenDevice) -> int:
     return free_bytes(open_device(device.index))
 
 
-def _free_of_ranks(first: ChosenDevice, ranks: int, free_bytes: int | None) -> int:
+def _free_of_ranks(config: ResolvedConfig, free_bytes: int | None) -> int:
     """Bytes that are free on each rank's GPU, of which `free_bytes` are one's."""
     if free_bytes is not None:
         return free_bytes
-    return min(_free_on_gpu(first.of_rank(rank)) for rank in range(ranks))
+    return min(_free_on_gpu(config.chosen.of_rank(rank)) for rank in range(config.tensor_parallel))
 
 
 def free_room() -> int:

@@ -254,10 +254,13 @@ def test_what_ranks_do_not_do_is_refused(tiny: Path, changes: dict[str, object],
         load_core(find_checkpoint(tiny), replace(_CONFIG, **changes))  # type: ignore[arg-type]
 
 
-def test_gpus_in_one_order_and_heads_that_do_not_divide_are_refused(tiny: Path) -> None:
+def test_gpus_in_one_order_and_heads_that_do_not_divide_are_refused(tiny: Path, tmp_path: Path) -> None:
     checkpoint, of_three = find_checkpoint(tiny), replace(_CONFIG, tensor_parallel=3, batch_invariant=True)
     with pytest.raises(InvalidRequestError, match="sums in one order, which those of 3 GPUs have not"):
         resolve_model(checkpoint, of_three, ChosenDevice("cuda", 0))
+    write_tiny_model(tmp_path / "states.gguf", shape="tiny-convolution")
+    with pytest.raises(InvalidRequestError, match="lfm2: a model whose layers have states runs on one GPU so far"):
+        resolve_model(find_checkpoint(tmp_path / "states.gguf"), _CONFIG, ChosenDevice("cuda", 0), 1 << 30)
     with pytest.raises(UnsupportedModelError, match="which 7 ranks can't share evenly"):
         load_core(checkpoint, replace(_CONFIG, threads=7, tensor_parallel=7))
 

@@ -45,7 +45,7 @@ _CONFIG = EngineConfig(
 _GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=["tiny", "tiny-moe", "tiny-delta"])
+@pytest.fixture(scope="module", params=["tiny", "tiny-moe"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("ranks") / f"{request.param}.gguf"
     write_tiny_model(found, shape=request.param)

@@ -278,8 +278,7 @@ def _make_caches(
     lent, of_states = None if beside is None else beside.kv, slot_bytes(spec, config)
     kv = KVMemory(spec, config, device, reserved_bytes, of_states, parts.scales, free, lent)
     states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
-    kept = states.num_host_snapshots
-    kv.num_host_snapshots = kept if ranks is None else ranks.least(kept)
+    kv.num_host_snapshots = states.num_host_snapshots
     return kv, states
 
 
