@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from realizar.backends.cuda.capture import GraphRecorder, failure_of
 from realizar.backends.cuda.device_errors import device_errors, step_errors
-from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, padded_head, rotate_sizes, whole_width
+from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, padded_head, whole_width
 from realizar.backends.cuda.kernels import store_inputs as formats
 from realizar.backends.cuda.kernels.activate import NO_ACTIVATION, activate
 from realizar.backends.cuda.kernels.normalize import normalize
@@ -52,6 +52,7 @@ _COPIED_BYTES = 4 << 20  # at once, of features: a step's results may wait for t
 _LEAST_GRAPH_S = 1e-4  # of what is launched at once
 _MOST_AT_ONCE = 1e11  # FLOP of attention in one launch
 _WARMED = 8  # squares of the edge of a small picture
+_ROTATED = 8, 2  # heads that one program rotates, and its warps: pictures have tokens enough for all of the card
 
 
 @dataclass(slots=True)
@@ -478,7 +479,7 @@ class CUDATower:
         query_norm, query_bias, _ = self._norm_arguments(attention.q_norm)
         key_norm, key_bias, eps = self._norm_arguments(attention.k_norm)
         cosine, sine = (none, none) if rope is None else grid.angles[rope]
-        parts, warps = rotate_sizes(attention, norms=norm is not None or attention.v_norm_eps is not None)
+        parts, warps = _ROTATED
         beside, how = self._beside(sums, 3, None)
         rotate[(count, -(-(heads + 2 * kv_heads) // parts))](
             sums.values, 0, sums.values.stride(0), beside, self._places, cosine, sine, none, query_norm, key_norm,
