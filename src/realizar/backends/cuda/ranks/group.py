@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
@@ -116,7 +117,7 @@ class GPUGroup:
 
     def close(self) -> None:
         if self._memory is not None:
-            with torch.cuda.device(self._device):
+            with suppress(RuntimeError), torch.cuda.device(self._device):  # of a device that is lost
                 release_memory(self._memory)
             self._memory = None
         if self._communicator is not None:

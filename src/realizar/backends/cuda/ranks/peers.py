@@ -83,13 +83,15 @@ def share_memory(
     `page_at`: see `PeerMemory`. `exchange` gives all ranks' words, by rank.
     """
     offered = _offer_memory(num_bytes, rank, device, page_at)
-    handles = exchange(b"" if offered is None else offered[1])
-    reached = offered is not None and all(handles) and _reach_others(offered[0], handles)
-    if all(exchange(b"reached" if reached else b"")):
-        return None if offered is None else offered[0]
-    if offered is not None:
-        release_memory(offered[0])
-    return None
+    is_shared = False
+    try:
+        handles = exchange(b"" if offered is None else offered[1])
+        reached = offered is not None and all(handles) and _reach_others(offered[0], handles)
+        is_shared = all(exchange(b"reached" if reached else b""))
+    finally:
+        if offered is not None and not is_shared:
+            release_memory(offered[0])
+    return offered[0] if offered is not None and is_shared else None
 
 
 def _offer_memory(num_bytes: int, rank: int, device: torch.device, page_at: int) -> tuple[PeerMemory, bytes] | None:
@@ -106,8 +108,7 @@ def _offer_memory(num_bytes: int, rank: int, device: torch.device, page_at: int)
         broken_at = int(checked(driver.cuMemHostGetDevicePointer(page_at, 0), what))
     except KernelError as error:
         _LOG.info("%s", error)
-        if own_at:
-            driver.cuMemFree(own_at)
+        _give_back(own_at, page_at)
         return None
     word = ctypes.string_at(int(handle.getPtr()), _HANDLE_BYTES)
     return PeerMemory(rank, [], own_at, state, page_at, broken_at), word
@@ -132,13 +133,20 @@ def _reach_others(memory: PeerMemory, handles: Sequence[bytes]) -> bool:
 
 
 def release_memory(memory: PeerMemory) -> None:
-    """Give back what `share_memory` took, once no kernel of this rank uses it."""
+    """Give back what `share_memory` took, once no kernel of this rank uses it; of a device that is lost nothing is."""
     driver = driver_module()
     for address in memory.addresses:
         if address != memory.own_at:
-            checked(driver.cuIpcCloseMemHandle(address), "leaving another rank's memory")
-    checked(driver.cuMemFree(memory.own_at), "giving back memory offered to other ranks")
-    checked(driver.cuMemHostUnregister(memory.page_at), "leaving a page of the host")
+            driver.cuIpcCloseMemHandle(address)
+    _give_back(memory.own_at, memory.page_at)
+
+
+def _give_back(own_at: int, page_at: int) -> None:
+    """Memory, 0 if there is none, and a page of the host; where that was not taken the driver says so."""
+    driver = driver_module()
+    if own_at:
+        driver.cuMemFree(own_at)
+    driver.cuMemHostUnregister(page_at)
 
 
 class Region:
@@ -164,7 +172,7 @@ class Region:
     @staticmethod
     def most_at_once(ranks: int, tokens: int, width: int) -> int:
         """Rows of which each rank sends its parts to all others, at most; each of more is added up by one rank."""
-        return min(tokens, _AT_ONCE_BYTES.get(ranks, _LEAST_AT_ONCE_BYTES) // (width * _WORD))
+        return min(tokens, max(1, _AT_ONCE_BYTES.get(ranks, _LEAST_AT_ONCE_BYTES) // (width * _WORD)))
 
     @classmethod
     def size_bytes(cls, ranks: int, tokens: int, width: int) -> int:
