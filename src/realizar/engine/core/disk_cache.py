@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import SavesCache
+from realizar.backends.machine import num_processors
 from realizar.errors import CapacityError, KernelError, RealizarError
 from realizar.kv_cache.block_files import BlockFiles
 from realizar.kv_cache.block_keys import BlockKeys
@@ -127,7 +127,7 @@ class DiskCache:
         self._reading: set[Fetch] = set()
         self._looked_up: tuple[Request | None, BlockKeys | None] = None, None
         self._used_s: dict[bytes, float] = {}  # when files were last noted to be of use, by the last key of a history
-        readers = min(_MOST_READERS, os.cpu_count() or 1)
+        readers = min(_MOST_READERS, num_processors())
         self._fetches = ThreadPoolExecutor(_FETCHES, "realizar-fetch")
         self._readers = ThreadPoolExecutor(readers, "realizar-read")
         self._writers = ThreadPoolExecutor(_WRITERS, "realizar-write")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from realizar.backends.cuda.sleep.driver import CUDADriver
+from realizar.backends.machine import num_processors
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
 
@@ -40,7 +40,7 @@ class HostMemory:
             raise CapacityError(f"the host has no {format_bytes(size_bytes)} for a model's weights: {error}") from error
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._pinned: dict[int, int] = {}
-        self._threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="host-memory")
+        self._threads = ThreadPoolExecutor(min(_THREADS, num_processors()), thread_name_prefix="host-memory")
         self._touched: list[Future[None]] = [
             self._threads.submit(self._touch, chunk) for chunk in range(-(-size_bytes // chunk_bytes))
         ]
