@@ -58,7 +58,7 @@ _LOG = logging.getLogger(__name__)
 _COMMAND = (sys.executable, "-m", "realizar.backends.ranks.process")
 _LOOK_S = 1.0  # between looks at whether a rank is stopped; that one has ended is seen at once
 _MOST_STOPPED = 5  # such looks in a row
-_MOST_SILENT = 10  # looks in a row at a rank for which others wait in the same exchange
+_MOST_SILENT = 30  # looks in a row at a rank for which others wait in one exchange: parts may differ by seconds
 _END_S = 2.0
 _Found = TypeVar("_Found")
 
