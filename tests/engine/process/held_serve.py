@@ -57,9 +57,10 @@ def run_engine(folder: Path, descriptor: int) -> int:
 
 def run_server(folder: Path, words: list[str]) -> None:
     from realizar.cli.main import main
-    from realizar.engine.process import supervisor
+    from realizar.engine.process import begun, supervisor
 
     command = (sys.executable, __file__, str(folder))
+    begun.BegunEngine = partial(begun.BegunEngine, command)  # type: ignore[misc, assignment]
     supervisor.ProcessLink = partial(supervisor.ProcessLink, command=command)  # type: ignore[misc, assignment]
     sys.argv = ["realizar", *words]
     main()

@@ -66,8 +66,17 @@ def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
 
 
+def both_answer(served: Served, url: str) -> bool:
+    with ExitStack() as stack:
+        for client in [stack.enter_context(httpx.Client(base_url=url, timeout=HANG_S)) for _ in range(2)]:
+            client.get("/health")
+        pids = api_pids(served)
+        return len(pids) == 2 and all(num_tcp_sockets(pid, port_of(url)) for pid in pids)
+
+
 def test_both_processes_answer_alike_and_count_together(server: Served) -> None:
     url = server.wait_ready()
+    wait_until(lambda: both_answer(server, url))  # the model may be there before a process has imported what it needs
     before = figure(url, "generation_tokens_total"), sum(finished(url).values())
     with ExitStack() as stack:
         clients = [stack.enter_context(httpx.Client(base_url=url, timeout=HANG_S)) for _ in range(4)]
