@@ -1,12 +1,12 @@
 """An engine process around the scripted backend: `python scripted_process.py OPTIONS FD`, OPTIONS in JSON.
 
-`dies`: `loading` exits, `silent` never says a word, `refuses` says it can't load, `capture` loses its device while it
-captures graphs, `step` fails at the tenth step, `frame` sends bytes that are no frame, `hangs` never ends its tenth
-step, `poison` is killed by a request whose prompt holds 77. `holds`: a file that is written when a step has `rows` rows
-(8 by default), which then waits until the file is gone. `slow`: a file; while it is there a step takes longer. `loads`:
-a file that is written when the engine begins to load, which then waits until the file is gone. `model`: a file that
-must be whole to be loaded. `spawns`: a file whose lines are the engines started; with `mends`, only the first one dies
-or holds.
+`dies`: `loading` exits, `silent` never says a word, `refuses` says it can't load, `lost` that it lost a device in the
+load, `capture` while it captures graphs, `step` fails at the tenth step, `frame` sends bytes that are no frame, `hangs`
+never ends its tenth step, `poison` is killed by a request whose prompt holds 77. `holds`: a file that is written when a
+step has `rows` rows (8 by default), which then waits until the file is gone. `slow`: a file; while it is there a step
+takes longer. `loads`: a file that is written when the engine begins to load, which then waits until the file is gone.
+`model`: a file that must be whole to be loaded. `spawns`: a file whose lines are the engines started; with `mends`,
+only the first one dies or holds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.process.main import run_process
 from realizar.engine.process.messages import Load
-from realizar.errors import CapacityError, CaptureLostError
+from realizar.errors import CapacityError, CaptureLostError, DeviceLostError
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from resolving import new_core
@@ -95,6 +95,8 @@ def main() -> int:
             hold(options["loads"])
         if dies == "refuses":
             raise CapacityError("the weights do not fit")
+        if dies == "lost":
+            raise DeviceLostError("rank 1 of 2 is gone")
         if dies == "capture" and command.config.graphs:
             raise CaptureLostError("the GPU's context is lost")
         if "model" in options:

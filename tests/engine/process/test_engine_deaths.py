@@ -172,6 +172,17 @@ def test_an_engine_without_graphs_follows_one_that_captures_lost(caplog: pytest.
     ]
 
 
+def test_an_engine_follows_one_that_lost_a_device_in_its_load(tmp_path: Path) -> None:
+    """Also the first one, whose report would end the server if it were of the model."""
+
+    async def main() -> None:
+        async with running(dies="lost", mends=True, spawns=str(tmp_path / "spawns")) as engine:
+            await answers(engine, [1, 2, 3])
+
+    run(main())
+    assert len((tmp_path / "spawns").read_text(encoding="ascii").splitlines()) == 2
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the state of a process is read from /proc")
 def test_a_stopped_engine_differs_from_a_slow_one() -> None:
     """Long before the questions that a slow one may leave open are used up."""

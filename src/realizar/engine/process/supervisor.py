@@ -24,7 +24,7 @@ from realizar.engine.process.messages import (
     Load,
     Ready,
 )
-from realizar.errors import CaptureLostError, EngineDeadError, InvalidRequestError, RealizarError
+from realizar.errors import CaptureLostError, DeviceLostError, EngineDeadError, InvalidRequestError, RealizarError
 from realizar.ipc.error_records import record_error
 from realizar.ipc.frames import FrameError
 
@@ -36,10 +36,10 @@ class ProcessLink:
 
     If the first engine reports that it can't load, no other engine is started, because a broken model stays broken.
     After an engine was once ready, such a report is a fault of the model's files: another engine is started when they
-    change, or after a delay. Every other end is a crash. Crashes while requests are open, or were just aborted, are
-    attributed to these requests and never end the server. Several other crashes in a row end it. An engine that ends
-    asleep is not replaced: another one would take memory that others have by now. One whose device is lost while graphs
-    are captured is followed by one without graphs.
+    change, or after a delay. Every other end is a crash, and so is a device, or a rank, that is lost in a load. Crashes
+    while requests are open, or were just aborted, are attributed to these requests and never end the server. Several
+    other crashes in a row end it. An engine that ends asleep is not replaced: another one would take memory that others
+    have by now. One whose device is lost while graphs are captured is followed by one without graphs.
 
     Args:
         command: the command to start; the descriptor of its socket is appended.
@@ -104,7 +104,7 @@ class ProcessLink:
             deaths += 1
             crashes += not listener.may_be_to_blame and fault is None
             error: RealizarError | None = None
-            if (end.reported and not self._was_ready) or self._is_asleep:
+            if (_is_of_model(end) and not self._was_ready) or self._is_asleep:
                 error = end.error
             elif crashes >= self._liveness.max_crashes:
                 error = _given_up(crashes, end.error)
@@ -142,7 +142,7 @@ class ProcessLink:
     async def _fault(self, end: ChildEnd) -> str | None:
         """The reason why another engine could not start now: a fault of the files, or the error of loading them."""
         found = await self._file_fault()
-        if found is None and end.reported and end.ready_s is None:
+        if found is None and _is_of_model(end):
             found = str(end.error) if self._files is None else self._files.shown(str(end.error))
         return found
 
@@ -180,6 +180,11 @@ class ProcessLink:
         except OSError as error:
             return ChildEnd(EngineDeadError(f"no engine process could be started: {error}"), False, None)
         return await child.watch()
+
+
+def _is_of_model(end: ChildEnd) -> bool:
+    """True if an engine said why it can't load: that a device, or a rank, was lost meanwhile is no such reason."""
+    return end.reported and end.ready_s is None and not isinstance(end.error, DeviceLostError)
 
 
 def _given_up(crashes: int, last: RealizarError) -> EngineDeadError:
