@@ -8,11 +8,13 @@
 
 A server of a model with random weights is loaded by processes of its own. First each kind alone, 64 requests in flight
 (or each number of --in-flight) of 64 words and 256 tokens, the kinds in turn and several rounds; the table has the
-medians, their ratios to greedy and what is aimed for. Then 160 clients of all kinds, 1 to 6,000 words in and 1 to 400
-tokens out; 45 % leave early. A short load reads more prompts than it has answers, so the requests that end once it has
-settled are also counted whole: prompt and generated tokens are then of the same requests. `simulate_mix.py` puts the
-same requests on a made-up device. With several numbers of API processes a server of each is loaded in turn. The run
-takes about kinds x rounds x seconds and the mixed seconds, and a minute for the model and the start.
+medians, their ratios to greedy and what is aimed for. Before them comes a shorter load of each kind that does not
+count: a new server records graphs, compiles schemas and makes names of tokens in it. Then 160 clients of all kinds, 1
+to 6,000 words in and 1 to 400 tokens out; 45 % leave early. A short load reads more prompts than it has answers, so the
+requests that end once it has settled are also counted whole: prompt and generated tokens are then of the same requests.
+`simulate_mix.py` puts the same requests on a made-up device. With several numbers of API processes a server of each is
+loaded in turn. The run takes about kinds x rounds x seconds and the mixed seconds, and a minute for the model and the
+start.
 """
 
 from __future__ import annotations
@@ -153,14 +155,18 @@ def _run(
     times: ProcessorTimes, name: str,
 ) -> ServerRuns:  # fmt: skip
     work = next(iter(loads.values()))
-    rounds = 1 if name.startswith("mixed") else arguments.rounds
+    is_mixed = name.startswith("mixed")
+    rounds = 1 if is_mixed else arguments.rounds
 
     def log(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
         if text.startswith("round "):
             label = text.rpartition(", ")[2]
-            times.begin("mixed clients" if name.startswith("mixed") else f"{work.concurrency} x {label}")
+            times.begin("mixed clients" if is_mixed else f"{work.concurrency} x {label}")
 
+    if arguments.first_seconds and not is_mixed:
+        first = {kind: replace(load, seconds=arguments.first_seconds) for kind, load in loads.items()}
+        compare_servers([server], first, generators, rounds=1, timeout_s=300, log=lambda text: log(f"first {text}"))
     (result,) = compare_servers([server], loads, generators, rounds=rounds, timeout_s=300, log=log)
     times.begin(None)
     print(as_markdown([result]), flush=True)
@@ -255,6 +261,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--type", default="q4_k_m", choices=("q4_k_m", "q8_0", "bf16", "f16"))
     parser.add_argument("--seconds", type=float, default=10.0, help="of each kind and round; 0 leaves the kinds out")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--first-seconds", type=float, default=4.0, help="of each kind before the rounds, not counted")
     parser.add_argument("--kinds", default=_KINDS, help="with commas between; mix is all kinds by their weights")
     parser.add_argument("--in-flight", default="64", help="numbers of requests, each a load, with commas between")
     parser.add_argument("--words", type=int, default=64)
