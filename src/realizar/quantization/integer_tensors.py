@@ -144,11 +144,13 @@ class _AwqSource(_IntegerSource):
 
     def _unpacked(self, part: str, start: int, stop: int) -> NDArray[np.uint8]:
         first, last = start // 8, -(-stop // 8)
-        words = array_of(self.parts[part], "<u4")[:, first:last]
-        found = np.empty((last - first, 8, len(words)), np.uint8)
-        for place, out_feature in enumerate(_AWQ_ORDER):
-            found[:, out_feature] = (words >> np.uint32(4 * place) & np.uint32(15)).T
-        return found.reshape(-1, len(words))[start - 8 * first : stop - 8 * first]
+        words = np.ascontiguousarray(array_of(self.parts[part], "<u4")[:, first:last].T)
+        codes = words.view(np.uint8).reshape(*words.shape, 4)
+        found = np.empty((last - first, 8, words.shape[1]), np.uint8)
+        for place, out_feature in enumerate(_AWQ_ORDER):  # two to a byte
+            both = codes[..., place // 2]
+            found[:, out_feature] = both >> np.uint8(4) if place % 2 else both & np.uint8(15)
+        return found.reshape(-1, words.shape[1])[start - 8 * first : stop - 8 * first]
 
 
 class _GptqSource(_IntegerSource):
