@@ -21,7 +21,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,7 @@ from realizar.engine.draft_models import open_drafter
 from realizar.models.generated import generate
 from realizar.models.generated.shapes import SHAPES, Shape
 from realizar.models.spec import ModelSpec
+from realizar.quantization.microscaling import e4m3
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
 
@@ -128,6 +131,19 @@ def stored_checkpoint(name: str, method: str) -> Checkpoint:
     """
     made = _Maker(SHAPES[name], method)
     return Checkpoint(made.path, "safetensors", {"config": made.config()}, made.tensors(), None)
+
+
+_E4M3_STD = 112  # of normal weights, the largest of a block of which is four times that, and 448 in e4m3
+
+
+@cache
+def normal_e4m3() -> NDArray[np.uint8]:
+    """Codes of e4m3, [65536]: those nearest to the quantiles of normal weights."""
+    numbers = e4m3()[:127]
+    places = (np.arange(1 << 15) + 0.5) / (1 << 16) + 0.5
+    quantiles = np.array([NormalDist(0, _E4M3_STD).inv_cdf(place) for place in places])
+    positive = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, quantiles).astype(np.uint8)
+    return np.concatenate([positive | np.uint8(0x80), positive])
 
 
 class _Maker:
@@ -236,9 +252,8 @@ class _Maker:
             self.put(f"{name}.{suffix}", data)
 
     def fp8(self, out_features: int, in_features: int) -> dict[str, NDArray[Any]]:
-        codes = self.rng.integers(0, 255, (out_features, in_features), np.uint8)
-        codes[codes & 0x7F == 0x7F] = 0
-        scales = self.scales(-(-out_features // _GROUP), -(-in_features // _GROUP), 150 * in_features**0.5)
+        codes = normal_e4m3()[self.rng.integers(0, 1 << 16, (out_features, in_features), np.uint16)]
+        scales = self.scales(-(-out_features // _GROUP), -(-in_features // _GROUP), _E4M3_STD * in_features**0.5)
         return {"weight": codes, "weight_scale_inv": scales}
 
     def four_bits(self, out_features: int, in_features: int) -> dict[str, NDArray[Any]]:

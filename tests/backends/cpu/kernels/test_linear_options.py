@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
 
@@ -30,7 +31,7 @@ from realizar.quantization.block_source import block_source
 from realizar.quantization.float_tensors import e4m3_layout
 from realizar.quantization.layout import FloatType
 from realizar.quantization.random_blocks import random_blocks
-from realizar.quantization.source import MatrixSource, random_source
+from realizar.quantization.source import MatrixSource, PlanesSource, random_source
 from wider import diagonal, wider
 
 
@@ -125,6 +126,14 @@ def test_float_weights(instruction_set: str, kind: str) -> None:
 
 @pytest.mark.parametrize(("instruction_set", "group"), diagonal(HOST_SETS, (32, 64, 128)))
 def test_weights_of_e4m3(instruction_set: str, group: int) -> None:
+    """With all numbers that there are, with none below 2^-6 but 0 in the first half of a group, and with such alone."""
     rng, layout = np.random.default_rng(4), e4m3_layout(group)
     for rows, cols, tokens in ((1, group, 9), (17, 3 * group, 7), (33, 2 * group, 2)):
-        check_float_matmul(instruction_set, random_source(layout, rows, cols, rng, 0.5), tokens, rng)
+        planes = random_source(layout, rows, cols, rng, 0.5).planes(0, rows)
+        codes = planes.codes.reshape(rows, -1, group)
+        first = codes[:, ::2, : group // 2]
+        first[(first & 0x78 == 0) & (first & 7 != 0)] |= 8
+        codes[:, 1::2] &= 0x87
+        scales = planes.scales * rng.choice([-1, 1], planes.scales.shape).astype(np.float32)
+        source = PlanesSource(layout, replace(planes, scales=scales))
+        check_float_matmul(instruction_set, source, tokens, rng)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.emit import Emitter
-from realizar.backends.cpu.codegen.float_tile import E4M3_POWER, FloatKind, float_kind, float_tile_bytes
+from realizar.backends.cpu.codegen.float_tile import E4M3_POWER, FloatKind, float_kind, float_tile_bytes, runs_of_group
 from realizar.backends.cpu.codegen.formats import (
     CHAINS,
     KEPT_LAYOUTS,
@@ -89,7 +89,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class FloatMatrix:
-    """A float matrix in tiles [tiles, padded columns, lanes], or `count` of one shape, one after another.
+    """A float matrix in tiles as `codegen.float_tile` has them, or `count` of one shape, one after another.
 
     Attributes:
         kind: element type, with the columns of a group of e4m3.
@@ -407,6 +407,8 @@ def _codebook_table(book: Codebook, signs: bool) -> NDArray[np.uint8]:
 
 # Float matrices to tiles, compiled.
 
+_SMALL_E4M3 = np.isin(np.arange(256) & 0x7F, np.arange(1, 8))  # numbers with an exponent of 0, and not 0 themselves
+
 
 def _transposed(source: MatrixSource, matrix: FloatMatrix, lanes: int) -> Callable[[int, int], None]:
     raw, out_features, cols = source.raw, source.out_features, source.in_features
@@ -421,17 +423,28 @@ def _transposed(source: MatrixSource, matrix: FloatMatrix, lanes: int) -> Callab
 
 
 def _scaled_floats(source: MatrixSource, matrix: FloatMatrix, lanes: int) -> Callable[[int, int], None]:
-    """Of e4m3, from planes: numbers [columns, lanes] of a tile, and its scales [groups, lanes] behind them."""
-    tiles, numbers = matrix.weights.reshape(matrix.tiles, -1).view(np.uint8), matrix.columns * lanes
+    """Of e4m3, from planes: of each group its scales [lanes], with the flags, and its numbers [columns / 4, lanes, 4].
+
+    A negative scale is made positive, and its numbers change their signs.
+    """
+    group, runs = source.layout.group_size, runs_of_group(matrix.kind, lanes)
+    groups = matrix.columns // group
+    tiles = matrix.weights.view(np.uint32).reshape(matrix.tiles, groups, 1 + group // 4, lanes)
 
     def run(first: int, stop: int) -> None:
         planes = source.planes(first * lanes, min(stop * lanes, matrix.out_features))
-        scales = np.ldexp(planes.group_scales(), E4M3_POWER)
-        for values, start, end in ((planes.codes, 0, numbers), (scales, numbers, tiles.shape[1])):
-            padded = np.zeros(((stop - first) * lanes, values.shape[1]), values.dtype)
-            padded[: len(values)] = values
-            lying = np.ascontiguousarray(padded.reshape(stop - first, lanes, -1).swapaxes(1, 2))
-            tiles[first:stop, start:end] = lying.reshape(stop - first, -1).view(np.uint8)
+        count, scales = planes.out_features, np.ldexp(planes.group_scales(), E4M3_POWER)
+        codes = np.zeros((stop - first, lanes, groups, group), np.uint8)
+        own = codes.reshape(-1, groups, group)[:count]
+        own[:] = planes.codes.reshape(own.shape)
+        if (negative := np.signbit(scales)).any():
+            own ^= (negative.view(np.uint8) << 7)[..., None]
+        padded = np.zeros((stop - first, lanes, groups), np.float32)
+        padded.reshape(-1, groups)[:count] = np.abs(scales)
+        small = _SMALL_E4M3[codes].reshape(*padded.shape, runs, -1).any(axis=(1, 4))
+        tiles[first:stop, :, 0] = padded.view(np.uint32).swapaxes(1, 2)
+        tiles[first:stop, :, 0, :runs] |= small.astype(np.uint32) << 31
+        tiles[first:stop, :, 1:] = codes.view(np.uint32).transpose(0, 2, 3, 1)
 
     return run
 
