@@ -41,7 +41,10 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True)
 class Stored:
-    """How a matrix is stored; a `group` of 0 is all columns, and of `rows`, which are of floats alone, all of them."""
+    """How a matrix is stored; a `group` of 0 is all columns, and of `rows`, which are of floats alone, all of them.
+
+    `ordered`: columns of a group lie apart (act-order).
+    """
 
     method: str  # awq, gptq, gptq_v2, packed, unpacked, fp8, mxfp8, float, nvfp4, mxfp4 or modelopt (with 4 or 8 bits)
     bits: int = 4
@@ -49,6 +52,7 @@ class Stored:
     symmetric: bool = False
     scale: str = "float16"
     rows: int = 128
+    ordered: bool = False
 
     @property
     def is_float(self) -> bool:
@@ -74,7 +78,7 @@ class Stored:
             return {"quant_method": "awq", "bits": 4, "group_size": self.group, "zero_point": True, "version": "gemm"}
         if self.method.startswith("gptq"):
             return {
-                "quant_method": "gptq", "bits": self.bits, "group_size": self.group or -1, "desc_act": False,
+                "quant_method": "gptq", "bits": self.bits, "group_size": self.group or -1, "desc_act": self.ordered,
                 "sym": self.symmetric, "checkpoint_format": self.method,
             }  # fmt: skip
         if self.method in ("fp8", "mxfp8"):
@@ -87,7 +91,8 @@ class Stored:
             return {"quant_method": "modelopt", "quant_algo": self.algorithm, "ignore": ["lm_head"], "producer": {}}
         weights = {
             "num_bits": self.bits, "type": "int", "symmetric": self.symmetric, "group_size": self.group or None,
-            "strategy": "group" if self.group else "channel", "actorder": None,
+            "strategy": "group" if self.group else "channel",
+            "actorder": "group" if self.ordered else None,
         }  # fmt: skip
         names = {"packed": "pack-quantized", "unpacked": "int-quantized", "float": "float-quantized"}
         names |= {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized"}
@@ -132,7 +137,13 @@ def random_matrix(
     if stored.symmetric:
         zeros[:] = middle
     kept, scales = _kept(rng.uniform(0.5, 1.5, zeros.shape) / (middle * in_features**0.5), stored.scale)
-    return _tensors(stored, codes, zeros, kept), _spread(scales, group) * (codes - _spread(zeros, group))
+    tensors = _tensors(stored, codes, zeros, kept)
+    if not stored.ordered:
+        return tensors, _spread(scales, group) * (codes - _spread(zeros, group))
+    order = rng.permutation(np.arange(in_features, dtype=np.int32) // group)
+    tensors[".g_idx" if stored.method.startswith("gptq") else ".weight_g_idx"] = order
+    weights = scales.astype(np.float64)[:, order] * (codes - zeros[:, order])
+    return tensors, weights.astype(np.float16).astype(np.float64)
 
 
 def nearest_matrix(stored: Stored, weights: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:

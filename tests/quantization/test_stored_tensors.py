@@ -45,6 +45,9 @@ FORMS = [
     Stored("nvfp4", scale="float32"), Stored("modelopt"), Stored("modelopt", scale="float32"),
     Stored("modelopt", bits=8, group=0, rows=0, scale="float32"), Stored("modelopt", bits=8, scale="float32"),
     Stored("modelopt", bits=8, group=0, rows=1, scale="bfloat16"), *MICROSCALED,
+    Stored("gptq", ordered=True), Stored("gptq_v2", bits=8, group=32, symmetric=True, ordered=True),
+    Stored("packed", ordered=True), Stored("packed", bits=8, symmetric=True, scale="bfloat16", ordered=True),
+    Stored("unpacked", bits=8, group=64, ordered=True),
 ]  # fmt: skip
 _E4M3 = np.dtype("V1")
 NAME = "model.layers.1.mlp.down_proj"
@@ -58,14 +61,17 @@ def opened(folder: Path, stored: Stored, tensors: dict[str, NDArray[Any]]) -> Ch
 @pytest.mark.parametrize("stored", FORMS, ids=str)
 @pytest.mark.parametrize("shape", [(64, 256), (24, 384)], ids=str)
 def test_weights(stored: Stored, shape: tuple[int, int], tmp_path: Path) -> None:
-    """Rounded once, whole and in runs that begin and end within a word; of NVFP4 with a factor of its own twice."""
+    """Rounded once, whole and in runs that begin and end within a word; of NVFP4 with a factor of its own twice.
+
+    In act-order they are halves.
+    """
     tensors, weights = random_matrix(stored, *shape, np.random.default_rng(3))
     checkpoint, name = opened(tmp_path, stored, tensors), f"{NAME}.weight"
     assert set(stored_names(checkpoint, name)) == set(checkpoint.tensors)
     assert tensor_shape(checkpoint, name) == shape
     source = tensor_source(checkpoint, name)
     assert source.layout == tensor_layout(checkpoint, name)
-    assert (source.raw is None) == (stored.method != "mxfp4")
+    assert (source.raw is None) == (stored.method != "mxfp4" and not stored.ordered)
     twice = stored.scale == "float32" and stored.is_nvfp4
     most = 2**-23 * np.abs(weights).max() if twice else 0.0
     same = partial(np.testing.assert_allclose, rtol=0, atol=most)
@@ -237,12 +243,18 @@ def test_columns_of_floats_are_a_multiple_of_a_group(tmp_path: Path) -> None:
         tensor_source(opened(tmp_path, Stored("fp8"), tensors), f"{NAME}.weight")
 
 
-def test_columns_in_an_order_of_their_own_are_refused(tmp_path: Path) -> None:
-    stored = Stored("gptq")
+@pytest.mark.parametrize("value", [np.nan, 0])
+def test_scales_of_columns_in_an_order_of_their_own_are_finite_and_not_zero(value: float, tmp_path: Path) -> None:
+    stored = Stored("gptq", ordered=True)
     tensors, _ = random_matrix(stored, 64, 256, np.random.default_rng(1))
-    order = np.random.default_rng(2).permutation(tensors[".g_idx"])
-    with pytest.raises(UnsupportedModelError, match=rf"tensor '{NAME}\.g_idx' orders columns by their activations"):
-        tensor_source(opened(tmp_path, stored, {**tensors, ".g_idx": order}), f"{NAME}.weight")
+    tensors[".scales"][1, 9] = value
+    source = tensor_source(opened(tmp_path, stored, tensors), f"{NAME}.weight")
+    if value:
+        found = source.slice_out_features(8, 12).find_not_finite(0, 4)
+        assert "not finite" in str(found)
+        return
+    with pytest.raises(CheckpointError, match=r"scales': a scale of out_feature 9 is 0, and its numbers are not"):
+        source.slice_out_features(8, 12).dequantize()
 
 
 def test_groups_of_few_columns_are_refused(tmp_path: Path) -> None:

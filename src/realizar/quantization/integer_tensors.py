@@ -11,7 +11,7 @@ codes, the first in the lowest bits:
   the first form of the format less one; `scales` [groups, out_features]; `g_idx` [in_features], a column's group.
 - `compressed-tensors`: `weight_packed` [out_features, in_features / n], `weight_scale` [out_features, groups],
   `weight_zero_point` [out_features / n, groups], `weight_shape` [2]; or unpacked, `weight` and `weight_zero_point` in
-  int8.
+  int8; `weight_g_idx` as `g_idx`.
 
 Sources: AutoAWQ's `packing_utils`, GPTQModel's `pack_model`, compressed-tensors' `pack_quantized`.
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.quantization.block_source import CopiedSource, Pages
 from realizar.quantization.float_tensors import BLOCK, EXPONENTS, MICRO, float_source, four_bit_source
 from realizar.quantization.layout import ScaleType, WeightLayout
 from realizar.quantization.parts import (
@@ -189,7 +192,9 @@ class _CompressedSource(_IntegerSource):
         return _unpacked(words, self.layout.bits)
 
     def zeros(self, start: int, stop: int) -> NDArray[np.int32]:
-        stored, bits = self.parts["zeros"], self.layout.bits
+        stored, bits = self.parts.get("zeros"), self.layout.bits
+        if stored is None:
+            return np.full((stop - start, self.parts["scales"].shape[1]), 1 << bits - 1, np.int32)
         if stored.dtype == "I8":
             signed: NDArray[np.int32] = array_of(stored, np.int8)[start:stop].astype(np.int32)
             return signed + 128
@@ -235,9 +240,7 @@ class AwqTensors(PartsFormat):
 
 
 class GptqTensors(PartsFormat):
-    """The method `gptq`, of four and eight bits, whose groups are of columns one after another; and `auto-round`, which
-    packs so.
-    """
+    """The method `gptq`, of four and eight bits; and `auto-round`, which packs so."""
 
     known = frozenset({
         "bits", "group_size", "desc_act", "sym", "lm_head", "dynamic", "damp_percent", "static_groups",
@@ -283,9 +286,7 @@ class GptqTensors(PartsFormat):
         check_shape(parts["zeros"], (groups, out_features * bits // _WORD_BITS), "I32")
         check_shape(parts["scales"], (groups, out_features))
         group = _group(parts["scales"], in_features, groups)
-        if "order" in parts:
-            _check_order(parts["order"], in_features, group)
-        return self._made(name, (out_features, in_features), bits, self._symmetric, group, parts)
+        return _in_order(self._made(name, (out_features, in_features), bits, self._symmetric, group, parts), group)
 
 
 class CompressedTensors(PartsFormat):
@@ -392,9 +393,7 @@ class CompressedTensors(PartsFormat):
             packed = (-(-out_features * bits // _WORD_BITS), groups), "I32"
             check_shape(zeros, *(packed if "shape" in parts else ((out_features, groups), "I8")))
         group = _group(scales, in_features, groups)
-        if "order" in parts:
-            _check_order(parts["order"], in_features, group)
-        return _CompressedSource(name, (out_features, in_features), bits, zeros is None, group, parts)
+        return _in_order(_CompressedSource(name, (out_features, in_features), bits, zeros is None, group, parts), group)
 
     def _packed_bits(self, shape: StoredTensor, words: int) -> int:
         """Those of the configuration; where modules have several, the stored shape tells."""
@@ -427,13 +426,42 @@ def _group(scales: StoredTensor, in_features: int, groups: int) -> int:
     return in_features // groups
 
 
-def _check_order(order: StoredTensor, in_features: int, group: int) -> None:
-    """Refuse columns whose group is not that of their neighbours, and groups that are not there."""
-    check_shape(order, (in_features,), "I32")
-    found = array_of(order, "<i4")
-    if found.min(initial=0) < 0 or found.max(initial=0) >= in_features // group:
-        raise wrong(order, f"has the groups {found.min()} to {found.max()}, of {in_features // group}")
-    if not np.array_equal(found, np.arange(in_features) // group):
-        raise UnsupportedModelError(
-            f"{order.path}: tensor {shown(order.name)} orders columns by their activations (desc_act): that is not read"
-        )
+def _in_order(source: _IntegerSource, group: int) -> MatrixSource:
+    """A matrix as it is where neighbours share a scale, or else (act-order) its weights in float16.
+
+    Kernels read groups of neighbours, and sorted columns would need inputs in the order of each matrix.
+    """
+    order = source.parts.get("order")
+    if order is None:
+        return source
+    check_shape(order, (source.in_features,), "I32")
+    places, groups = array_of(order, "<i4"), source.in_features // group
+    if places.min(initial=0) < 0 or places.max(initial=0) >= groups:
+        raise wrong(order, f"has the groups {places.min()} to {places.max()}, of {groups}")
+    if np.array_equal(places, np.arange(source.in_features) // group):
+        return source
+    out_features = [np.arange(source.out_features)]
+    make, pages = partial(_ordered_halves, source, places), Pages(source.parts["codes"])
+    return CopiedSource(GGMLType.F16, source.in_features, out_features, make, source.path, source.name, pages)
+
+
+def _ordered_halves(
+    source: _IntegerSource, order: NDArray[np.int32], out_features: NDArray[np.intp]
+) -> NDArray[np.uint8]:
+    """The bytes of float16 weights, whose columns have the groups `order`; of rising out_features.
+
+    Raises CheckpointError where a scale is 0 and its numbers are not.
+    """
+    if not len(out_features):
+        return np.empty((0, 2 * source.in_features), np.uint8)
+    start, stop = int(out_features[0]), int(out_features[-1]) + 1
+    own = out_features - start
+    scales, zeros = source.scales(start, stop)[own], source.zeros(start, stop)[own]
+    values = source.codes(start, stop)[own].astype(np.float32)
+    values -= zeros[:, order]
+    if not scales.all() and (silenced := ((values != 0) & (scales == 0)[:, order]).any(axis=1)).any():
+        reason = f"a scale of out_feature {out_features[silenced.argmax()]} is 0, and its numbers are not"
+        raise wrong(source.parts["scales"], reason)
+    values *= scales[:, order]
+    with np.errstate(over="ignore"):  # what is infinite is refused as it is loaded
+        return values.astype("<f2").view(np.uint8)

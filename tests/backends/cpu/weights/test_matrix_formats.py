@@ -57,6 +57,7 @@ def test_a_whole_model(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     "stored",
     [
         Stored("awq"), Stored("gptq", group=32), Stored("gptq", symmetric=True, group=0), Stored("packed", group=32),
+        Stored("gptq", group=32, ordered=True),
         Stored("packed", symmetric=True, scale="bfloat16"), Stored("packed", bits=8, group=64, symmetric=True),
         Stored("unpacked", bits=8, symmetric=True, group=0), Stored("fp8"), Stored("float", group=0, rows=0),
         Stored("nvfp4"), Stored("gptq", bits=8), Stored("unpacked", bits=8, group=64), *MICROSCALED[3:5],

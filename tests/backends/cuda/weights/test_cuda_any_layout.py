@@ -115,7 +115,7 @@ def test_a_model_that_a_checkpoint_stores_as_several_tensors_a_matrix(
             Stored("awq"), Stored("fp8", scale="float32"), Stored("gptq", symmetric=True, group=32),
             Stored("float", group=0, rows=1), Stored("unpacked", bits=8, symmetric=True), Stored("modelopt"),
             Stored("gptq", bits=8), Stored("unpacked", bits=8), Stored("mxfp8", group=32, rows=1, scale="uint8"),
-            Stored("mxfp4"),
+            Stored("mxfp4"), Stored("gptq", group=32, ordered=True),
         ],
         [True, False],
     ),
