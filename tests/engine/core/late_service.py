@@ -22,6 +22,8 @@ class LateService(LastingService):
         rows = self.rows
         self._ask, self._wait, self._are_done = rows.ask, rows.wait, rows.are_done
         rows.ask, rows.wait, rows.are_done = self.ask, self.wait, self.are_done  # type: ignore[method-assign]
+        self._are_all_there = rows.are_all_there
+        rows.are_all_there = self.are_all_there  # type: ignore[method-assign]
 
     def ask(self, slots: NDArray[np.intp], drafts: Mapping[int, tuple[int, ...]]) -> None:
         self._ask(slots, drafts)
@@ -33,6 +35,9 @@ class LateService(LastingService):
     def wait(self, timeout_s: float) -> None:
         self._hidden = {slot: left - 1 for slot, left in self._hidden.items() if left > 1}
         self._wait(0)
+
+    def are_all_there(self, slots: NDArray[np.intp]) -> bool:
+        return bool(self.are_done(slots).all()) and self._are_all_there(slots)
 
     def are_done(self, slots: NDArray[np.intp]) -> NDArray[np.bool_]:
         hidden = [self._hidden.get(slot, 0) > 0 for slot in slots.tolist()]

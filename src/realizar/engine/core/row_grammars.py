@@ -42,6 +42,10 @@ class _Asking:
     slots: NDArray[np.intp]
     num_drafts: NDArray[np.int32]
 
+    def those(self, kept: NDArray[np.bool_]) -> _Asking:
+        """Some of the rows, bool [rows]."""
+        return _Asking(self.step, self.index[kept], self.numbers[kept], self.slots[kept], self.num_drafts[kept])
+
 
 class Patience:
     """Weighs what waiting costs all rows of a step against what it costs the late ones to be deferred.
@@ -176,6 +180,11 @@ class RowGrammars:
         if not (waits or masks.are_answered(asking.slots)):
             return None
         late = self._late(asking, masks, waits=waits)
+        if late is None:
+            self._is_given = True
+            self._patience.note(time.monotonic())
+            self._set(step, asking)
+            return frozenset()
         failed = masks.are_failed(asking.slots)
         ready = ~(late | failed)
         if not (waits or ready.all()):
@@ -183,7 +192,7 @@ class RowGrammars:
         self._is_given = True
         self._patience.note(time.monotonic(), is_idle=np.count_nonzero(late) == len(asking.step))
         if ready.any():
-            self._set(step, asking, ready)
+            self._set(step, asking.those(ready))
         if ready.all():
             return frozenset()
         for at in failed.nonzero()[0].tolist():
@@ -194,21 +203,24 @@ class RowGrammars:
         step.defer(deferred)
         return deferred
 
-    def _set(self, step: Step, asking: _Asking, ready: NDArray[np.bool_]) -> None:
-        """Set the masks of rows, bool [rows], on their step."""
-        memory, slots = self._made_service().rows.memory, asking.slots
+    def _set(self, step: Step, ready: _Asking) -> None:
+        """Set the masks of rows on their step."""
+        memory, slots = self._made_service().rows.memory, ready.slots
         drafted = {
-            int(asking.numbers[at]): memory.of(int(slots[at]), int(asking.num_drafts[at]))
-            for at in (ready & (asking.num_drafts > 0)).nonzero()[0].tolist()
+            int(ready.numbers[at]): memory.of(int(slots[at]), int(ready.num_drafts[at]))
+            for at in ready.num_drafts.nonzero()[0].tolist()
         }
-        indices = memory.mask_indices[slots[ready]]
-        step.set_masks(RowMasks(asking.numbers[ready], indices, memory.masks, drafted, memory.versions))
+        step.set_masks(RowMasks(ready.numbers, memory.mask_indices[slots], memory.masks, drafted, memory.versions))
 
-    def _late(self, asking: _Asking, masks: MaskRequests, *, waits: bool) -> NDArray[np.bool_]:
-        """bool [rows], those whose masks are not there, and with `waits` not awaited any longer."""
+    def _late(self, asking: _Asking, masks: MaskRequests, *, waits: bool) -> NDArray[np.bool_] | None:
+        """bool [rows], those whose masks are not there, and with `waits` not awaited any longer; None: at the first
+        look all are there, and no row has an error.
+        """
         started_s, late = time.monotonic(), np.zeros(len(asking.slots), np.bool_)
         try:
             masks.wait(0)
+            if masks.are_all_there(asking.slots):
+                return None
             awaited = (late := ~masks.are_done(asking.slots)).nonzero()[0]
             while len(awaited):
                 waited_s = time.monotonic() - started_s

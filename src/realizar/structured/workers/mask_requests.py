@@ -126,6 +126,13 @@ class MaskRequests:
         """True if the last requests of rows are all answered; a look that costs little."""
         return bool((self.memory.asked[slots] == self.memory.answered[slots]).all())
 
+    def are_all_there(self, slots: Slots) -> bool:
+        """True if the masks of all these rows are there, and none has an error; false also where that is not sure."""
+        if self._due or self._failed or not self.are_answered(slots):
+            return False
+        fence()
+        return not np.count_nonzero(self.memory.states[slots] == STUCK)
+
     def are_failed(self, slots: Slots) -> NDArray[np.bool_]:
         failed = self._failed
         return np.array([slot in failed for slot in slots.tolist()]) if failed else np.zeros(len(slots), np.bool_)

@@ -316,13 +316,14 @@ class NativeStepSampler:
         """Write to `masks` where the masks of rows without drafts are: on the device, in their table, or in what is
         sent of it.
         """
-        index_of = np.full(len(self._rows.kinds), NO_MASK)
-        index_of[given.numbers] = given.indices
-        indices = index_of[numbers]
-        masked = (indices >= 0).nonzero()[0]
-        if not len(masked):
-            return
-        indices = indices[masked]
+        masked, indices = np.arange(len(numbers)), given.indices
+        if len(given) < len(numbers):  # else all have one, in the same order
+            index_of = np.full(len(self._rows.kinds), NO_MASK)
+            index_of[given.numbers] = given.indices
+            masked = (index_of[numbers] >= 0).nonzero()[0]
+            if not len(masked):
+                return
+            indices = index_of[numbers[masked]]
         first = len(given.table) - len(given.versions)  # of those that may be kept
         if int(indices.max()) >= first:
             lines = indices - first
