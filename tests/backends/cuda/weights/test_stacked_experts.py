@@ -22,6 +22,7 @@ from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.models.registry import build_spec  # noqa: E402
 from realizar.models.spec import Experts  # noqa: E402
+from realizar.quantization.float_tensors import e4m3_layout  # noqa: E402
 
 RECIPE = Recipe(
     hidden_size=64, feed_forward_size=128, windows=(None,), weights="Q8_0", experts=3, per_token=2,
@@ -80,6 +81,12 @@ def test_experts_of_one_kind_join(recipe: Recipe, fits: bool) -> None:
         assert not is_stacked(replace(part, shared=other), tensors)
         narrow = replace(part.shared, up=replace(part.shared.up, out_features=64))
         assert not is_stacked(replace(part, shared=narrow), tensors)
+
+
+def test_experts_of_eight_bit_floats_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    part, tensors = mixture(RECIPE)
+    monkeypatch.setattr(tensors, "layout", lambda _: e4m3_layout(64))
+    assert is_stacked(part, tensors)
 
 
 def test_its_matrices_lie_behind_the_others() -> None:

@@ -142,7 +142,7 @@ def route_fp8(
     epilogue = activation if matrices[0].interleaved and matmuls.has_epilogues else None
     tiles = replace(TILES, stored=_are_stored(matrices), cluster=1 if tokens <= TILES.tokens else TILES.cluster)
     splits = 1 if epilogue else _splits(tiles, tokens, matrices, matmuls.tuning.processors)
-    return MatmulConfig(tiles, FP8_INPUT, splits, epilogue=epilogue)
+    return MatmulConfig(tiles, FP8_INPUT, splits, matmuls.is_dependent(tokens) and tiles.stored, epilogue)
 
 
 def _splits(tiles: FP8Tiles, tokens: int, matrices: Sequence[PackedMatrix], processors: int) -> int:
@@ -232,7 +232,7 @@ def _launch(
     arguments += [*activations.addresses, tokens, chunks, config.splits, *strides, *out_scales]
     sizes = (_WEIGHTS[tiles.stored] + _MATRIX_SIZES) * len(matrices) + _SHAPE_SIZES + "p" * len(out_scales)
     source = config.sources(tuple(matrix.format for matrix in matrices))[-1]
-    matmuls.start(source, (blocks, 1, 1), tiles.threads, arguments, sizes, False)
+    matmuls.start(source, (blocks, 1, 1), tiles.threads, arguments, sizes, config.dependent)
 
 
 def launch_fp8_experts(

@@ -46,16 +46,19 @@ INLINE void all_code_bytes(u32 (&words)[4], const Raw& raw, const void* table) {
 // Dot products of a lane's sixteen columns with 2^-8 of its weights of both halves, in pairs of columns; eight of them
 // are added as halves.
 INLINE void dot_floats(float (&d0)[TOKENS], float (&d1)[TOKENS], const Raw& raw, const uint4 (&x)[TOKENS]) {
+  // A byte behind 0x64 is 1024 more than itself, behind 0x44 four more than 2^-8 of it; xx is 128 more than the code.
+  constexpr u32 UPPER = E4M3_POWER ? 0x64646464u : 0x44444444u, LESS = E4M3_POWER ? 0xe480e480u : 0xc480c480u;
   u32 sums[2][TOKENS];
   auto step = [&](auto j) {
     constexpr int J = decltype(j)::value;
-    const u32 low[2] = {code_halves<0, J, 0>(raw, raw.codes[J]), code_halves<0, J, 1>(raw, raw.codes[J])};
-    const u32 high[2] = {code_halves<1, J, 0>(raw, raw.codes[4 + J]), code_halves<1, J, 1>(raw, raw.codes[4 + J])};
+    u32 low[2], high[2];
+    e4m3_halves(low, raw.codes[J]);
+    e4m3_halves(high, raw.codes[4 + J]);
 #pragma unroll
-    for (int m = 0; m < TOKENS; m++) {  // 0x64xx is 1024 + xx, and xx 128 more than the code
+    for (int m = 0; m < TOKENS; m++) {
       const u32 codes = (J == 0 ? x[m].x : J == 1 ? x[m].y : J == 2 ? x[m].z : x[m].w) ^ 0x80808080u;
-      const u32 first = add2(permute(codes, 0x64646464u, 0x4240), 0xe480e480u);
-      const u32 second = add2(permute(codes, 0x64646464u, 0x4341), 0xe480e480u);
+      const u32 first = add2(permute(codes, UPPER, E4M3_NEIGHBOURS ? 0x4140 : 0x4240), LESS);
+      const u32 second = add2(permute(codes, UPPER, E4M3_NEIGHBOURS ? 0x4342 : 0x4341), LESS);
       sums[0][m] = fma2(low[1], second, J % 2 ? fma2(low[0], first, sums[0][m]) : mul2(low[0], first));
       sums[1][m] = fma2(high[1], second, J % 2 ? fma2(high[0], first, sums[1][m]) : mul2(high[0], first));
       if constexpr (J % 2) {

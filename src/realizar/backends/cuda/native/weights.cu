@@ -131,15 +131,34 @@ INLINE u32 code_bytes(const Raw& raw, const void* table) {
 #endif
 #define BYTES_TIMES_16 (!VECTOR && !CODEBOOK && BITS == 4)
 
-// Codes of columns 4 J + H and 4 J + 2 + H of half R in the two halves of a word, at bit POSITION of each; of e4m3 halves
-// that are 2^-8 times them.
+#if E4M3
+// Four bytes of e4m3 as two pairs of halves, times 2^E4M3_POWER: each pair of E4M3_NEIGHBOURS, or of bytes that are two
+// apart. Cards before compute capability 8.9 have no instruction for it: bits in the places of a half are 2^-8 of the
+// number.
+#if __CUDA_ARCH__ >= 890
+constexpr int E4M3_POWER = 0;
+constexpr bool E4M3_NEIGHBOURS = true;
+INLINE void e4m3_halves(u32 (&pairs)[2], u32 bytes) {
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
+      : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(bytes));
+}
+#else
+constexpr int E4M3_POWER = -8;
+constexpr bool E4M3_NEIGHBOURS = false;
+INLINE void e4m3_halves(u32 (&pairs)[2], u32 bytes) {
+  pairs[0] = masked_or(bytes << 8, 0x80008000u, bytes << 7 & 0x3f803f80u);
+  pairs[1] = masked_or(bytes, 0x80008000u, bytes >> 1 & 0x3f803f80u);
+}
+#endif
+#endif
+
+// Codes of columns 4 J + H and 4 J + 2 + H of half R in the two halves of a word, at bit POSITION of each.
 template <int R, int J, int H>
 INLINE u32 code_halves(const Raw& raw, u32 bytes) {
 #if VECTOR
   return shifted<-8 * H>(bytes) & 0x00ff00ffu;
 #else
-  if constexpr (E4M3) return masked_or(shifted<8 - 8 * H>(bytes), 0x80008000u, shifted<7 - 8 * H>(bytes) & 0x3f803f80u);
-  else if constexpr (CODEBOOK || BITS == 8) return shifted<-8 * H>(bytes) & 0x00ff00ffu;
+  if constexpr (CODEBOOK || BITS == 8) return shifted<-8 * H>(bytes) & 0x00ff00ffu;
   else if constexpr (BITS == 4) return shifted<-8 * H>(raw.codes[J]) & (R ? 0x00f000f0u : 0x000f000fu);
   else if constexpr (BITS == 6)
     return masked_or(shifted<4 + 4 * R - 2 * J - 8 * H>(raw.codes[4 + R]), R ? 0x03000300u : 0x00300030u, shifted<-8 * H>(raw.codes[J]) & (R ? 0x00f000f0u : 0x000f000fu));
@@ -170,6 +189,9 @@ INLINE void decode(u32 (&a)[4][4], const Raw& raw, const void* table) {
       m1 = mul2(s1, half_power(log2_of(OFFSET) + POSITION1 - 24) | sign);
     }
   }
+#if E4M3
+  if constexpr (E4M3_POWER != -8) { s0 = mul2(s0, half_power(-8)); s1 = mul2(s1, half_power(-8)); }
+#endif
   auto step = [&](auto j) {
     constexpr int J = decltype(j)::value;
 #if E2M1
@@ -181,6 +203,15 @@ INLINE void decode(u32 (&a)[4][4], const Raw& raw, const void* table) {
     a[J][1] = mul2(permute(even, 0, 0x3424), s1);
     a[J][2] = mul2(permute(odd, 0, 0x1404), s0);
     a[J][3] = mul2(permute(odd, 0, 0x3424), s1);
+#elif E4M3
+    constexpr u32 APART = E4M3_NEIGHBOURS ? 0x3120 : 0x3210;
+    u32 own[2], other[2];  // columns that are two apart
+    e4m3_halves(own, permute(raw.codes[J], 0, APART));
+    e4m3_halves(other, permute(raw.codes[4 + J], 0, APART));
+    a[J][0] = mul2(own[0], s0);
+    a[J][1] = mul2(other[0], s1);
+    a[J][2] = mul2(own[1], s0);
+    a[J][3] = mul2(other[1], s1);
 #else
     u32 low = 0, high = 0;
     if constexpr (VECTOR || CODEBOOK || BITS == 8) { low = code_bytes<0, J>(raw, table); high = code_bytes<1, J>(raw, table); }

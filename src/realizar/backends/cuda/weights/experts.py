@@ -194,7 +194,7 @@ class ExpertsPlan:
 
 
 def _fits_stacks(experts: Experts, tensors: WeightTensors) -> bool:
-    """A shared expert has the others' sizes, types and activation, these are quantised, and nothing has biases."""
+    """A shared expert has the others' sizes, types and activation, these are codes, and nothing has biases."""
     shared = experts.shared
     if shared is None or shared.gate is None or experts.norms is not None:
         return False
@@ -202,12 +202,7 @@ def _fits_stacks(experts: Experts, tensors: WeightTensors) -> bool:
         return False
     for own, one in zip(shared.linears(), experts.expert_linears(), strict=True):
         layout, sizes = tensors.layout(one.weight), (one.out_features, one.in_features)
-        if (
-            not layout.has_integers
-            or layout != tensors.layout(own.weight)
-            or own.bias is not None
-            or one.bias is not None
-        ):
+        if layout.is_float or layout != tensors.layout(own.weight) or own.bias is not None or one.bias is not None:
             return False
         if sizes != (own.out_features, own.in_features):
             return False

@@ -82,6 +82,7 @@ INLINE void store_sums(const float (&sums)[PARTS][PART], const Segment& segment,
 // segment_of: the matrix of a tile of all matrices' output features.
 template <class SegmentOf>
 struct Dense : Tiles {
+  static constexpr bool EARLY = STORED;  // weights are no results of the kernel before
   const SegmentOf& segment_of;
   int token_stride, split_stride;
   INLINE Dense(const Tiles& tiles, const SegmentOf& segment_of, int token_stride, int split_stride)

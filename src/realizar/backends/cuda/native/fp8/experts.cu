@@ -61,6 +61,7 @@ INLINE void store_pairs(const float (&sums)[PARTS][PART], const TileEnd& own, co
 }
 
 struct Grouped {
+  static constexpr bool EARLY = false;  // which weights there are is a result of the kernel before
   const char* weights;    // as decode.cu writes them, and their scales, expert after expert; STORED: their map
   const float* scales;
   const float* features;  // STORED: factors of output features, of each expert up to a whole strip, or null

@@ -25,41 +25,54 @@ INLINE void copy_chunk(u32 to, const Segment& segment, int chunk, u32 barrier) {
 }
 #endif
 
-// The producer: tile after tile, 128 columns a stage.
+// The producer: tile after tile, 128 columns a stage. The first stages' weights are asked for before the kernel before
+// this one has ended, if they are no results of one.
 template <class Work>
 INLINE void fill_ring(const Work& work, int groups, const char* values, const char* scales, u32 full) {
   const u32 empty = full + STAGES * 8, base = shared_address(ring);
   const int rank = blockIdx.x % CLUSTER;
+  auto weights = [&](const Segment& segment, int group, int slot) {
+    const u32 barrier = full + slot * 8, to = base + slot * STAGE_BYTES;
+    barrier_expect(barrier, WEIGHTS_STAGE + X_STAGE + SCALES_BYTES + STRIPS_BYTES);
+#if STORED
+    for (int c = rank; c < 2; c += CLUSTER) copy_chunk(to + c * (WEIGHTS_STAGE / 2), segment, group * 2 + c, barrier);
+#else
+    const char* from = segment.weights + ((long)segment.tile * groups + group) * WEIGHTS_STAGE + rank * WEIGHTS_PART;
+    if constexpr (CLUSTER == 1) copy_bulk(to, from, WEIGHTS_STAGE, barrier);
+    else copy_bulk_to_all(to + rank * WEIGHTS_PART, from, WEIGHTS_PART, barrier, CLUSTER);
+#endif
+    const char* strips = (const char*)segment.scales + ((long)segment.tile * groups + group) * STRIPS_BYTES;
+    copy_bulk(to + WEIGHTS_STAGE + X_STAGE + SCALES_BYTES, strips, STRIPS_BYTES, barrier);
+  };
   int slot = 0, parity = 1;
-  int tile = work.first();
+  int tile = work.first(), early = 0;
+  if constexpr (Work::EARLY) {
+    const Place place = work.place(tile);
+    const Segment segment = work.segment(place);
+    const int begin = work.first_group(place.split, groups), end = work.first_group(place.split + 1, groups);
+#pragma unroll 1
+    for (; early < STAGES && begin + early < end; early++) weights(segment, begin + early, early);
+  }
+  wait_for_previous();
 #pragma unroll 1
   do {
     const Place place = work.place(tile);
     const Segment segment = work.segment(place);
     const int last = work.token_blocks() - 1, block = place.token_block < last ? place.token_block : last;
     const int begin = work.first_group(place.split, groups), end = work.first_group(place.split + 1, groups);
-#if !STORED
-    const char* weights = segment.weights + ((long)segment.tile * groups + begin) * WEIGHTS_STAGE + rank * WEIGHTS_PART;
-#endif
-    const char* strips = (const char*)segment.scales + ((long)segment.tile * groups + begin) * STRIPS_BYTES;
     const char* x = values + ((long)block * groups + begin) * X_STAGE;
     const char* x_scales = scales + ((long)block * groups + begin) * SCALES_BYTES;
 #pragma unroll 1
     for (int group = begin; group < end; group++) {
       const u32 barrier = full + slot * 8, to = base + slot * STAGE_BYTES;
-      barrier_wait(empty + slot * 8, parity);
-      barrier_expect(barrier, WEIGHTS_STAGE + X_STAGE + SCALES_BYTES + STRIPS_BYTES);
-#if STORED
-      for (int c = rank; c < 2; c += CLUSTER) copy_chunk(to + c * (WEIGHTS_STAGE / 2), segment, group * 2 + c, barrier);
-#else
-      if constexpr (CLUSTER == 1) copy_bulk(to, weights, WEIGHTS_STAGE, barrier);
-      else copy_bulk_to_all(to + rank * WEIGHTS_PART, weights, WEIGHTS_PART, barrier, CLUSTER);
-      weights += WEIGHTS_STAGE;
-#endif
+      if (early > 0) early--;
+      else {
+        barrier_wait(empty + slot * 8, parity);
+        weights(segment, group, slot);
+      }
       copy_bulk(to + WEIGHTS_STAGE, x, X_STAGE, barrier);
       copy_bulk(to + WEIGHTS_STAGE + X_STAGE, x_scales, SCALES_BYTES, barrier);
-      copy_bulk(to + WEIGHTS_STAGE + X_STAGE + SCALES_BYTES, strips, STRIPS_BYTES, barrier);
-      x += X_STAGE, x_scales += SCALES_BYTES, strips += STRIPS_BYTES;
+      x += X_STAGE, x_scales += SCALES_BYTES;
       if (++slot == STAGES) { slot = 0; parity ^= 1; }
     }
   } while (work.next(tile));
@@ -78,6 +91,7 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
+  let_next_start();
   if constexpr (CLUSTER > 1) { arrive_at_cluster(); wait_for_cluster(); }  // a block's barriers are there once it came
 
   if (warp >= 8) {
@@ -87,6 +101,7 @@ INLINE void multiply_tiles(const Work& work, int chunks, const char* values, con
     if (warp == 9) work.stage();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    wait_for_previous();
     const u32 full = shared_address(barriers), empty = full + STAGES * 8, base = shared_address(ring);
     const int lane = threadIdx.x % 32;
     float sums[PARTS][PART];
