@@ -98,15 +98,15 @@ def test_images_are_pasted_dropped_and_chosen(seeing: ScriptedApi, page: Any, tm
 
 
 def test_pixels_are_bounded_and_large_files_become_jpeg(seeing: ScriptedApi, page: Any) -> None:
-    seeing.largest_image = {"edge": None, "pixels": 800 * 600}
+    seeing.largest_image = {"edge": None, "pixels": 600 * 450}
     page.reload()
-    noise = np.random.default_rng(1).integers(0, 256, (1200, 1600, 3), dtype=np.uint8)
+    noise = np.random.default_rng(1).integers(0, 256, (600, 800, 3), dtype=np.uint8)
     give(page, "drop", "noise.png", encoded(Image.fromarray(noise)))
     chips(page, 1)
     page.press("#prompt", "Enter")
     finished(page)
     (image,), texts = sent(seeing)
-    assert (image.size, image.format, texts) == ((800, 600), "JPEG", [])
+    assert (image.size, image.format, texts) == ((600, 450), "JPEG", [])
     new_chat(page)
     page.click("#open-chats")
     page.wait_for_selector(".chat-title:has-text('noise.png')")

@@ -1,14 +1,15 @@
-"""A rank of models on the GPU backend: `cuda_ranks.py RECIPES RANK RANKS FOLDER WAY`.
+"""A rank of models on the GPU backend: `cuda_ranks.py RECIPES RANK RANKS FOLDER WAYS`.
 
-It computes the logits of each recipe's model with the other ranks and leaves them in the folder: on a GPU for each
-rank, or on the processor as if it were one. By the way of `memory` kernels write that of other ranks, by that of
-`calls` NCCL or gloo adds up.
+It computes the logits of each recipe's model with the other ranks, by each of the ways, and leaves them in the folder:
+on a GPU for each rank, or on the processor as if it were one. By the way of `memory` kernels write that of other ranks,
+by that of `calls` NCCL or gloo adds up.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed
 
-TOKENS = 24
-CHUNKS = (20, 3, 1)
+CHUNKS = (17, 3, 1)  # a block of states' and one row more
+TOKENS = sum(CHUNKS)
 
 
 class _Group:
@@ -58,7 +59,7 @@ def _exchange(word: bytes) -> list[bytes]:
     return words
 
 
-def main(names: str, rank: int, ranks: int, folder: Path, way: str) -> None:
+def main(names: str, rank: int, ranks: int, folder: Path, ways: list[str]) -> None:
     on_cards = torch.cuda.device_count() >= ranks
     sys.path[:0] = [str(Path(__file__).parents[2])]
     if not on_cards:
@@ -86,7 +87,7 @@ def main(names: str, rank: int, ranks: int, folder: Path, way: str) -> None:
     store = distributed.FileStore(str(folder / "store"), ranks)
     distributed.init_process_group("gloo", rank=rank, world_size=ranks, store=store)
     config = EngineConfig(max_running=2, context_length=256, max_step_tokens=64, block_size=32, device_check=False)
-    for name in names.split(","):
+    for way, name in product(ways, names.split(",")):
         recipe = of_gpus(name)
         spec, checkpoint = random_model(recipe)
         device = open_device(rank) if on_cards else interpreter_device()
@@ -99,9 +100,9 @@ def main(names: str, rank: int, ranks: int, folder: Path, way: str) -> None:
         runner = Runner(
             CUDABackend(device=device, ranks=group), shard(spec, rank, ranks, checkpoint), checkpoint, config, "cuda"
         )
-        np.save(folder / f"{name}-{rank}.npy", runner.logits(random_tokens(recipe, TOKENS), CHUNKS))
+        np.save(folder / f"{name}-{way}-{rank}.npy", runner.logits(random_tokens(recipe, TOKENS), CHUNKS))
         runner.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5].split(","))

@@ -23,18 +23,16 @@ _BY_TWO = [name for name, (_, counts) in RECIPES.items() if 2 in counts and name
 
 
 @pytest.mark.parametrize(
-    ("names", "count", "way"),
-    [
-        (_BY_TWO, 2, "memory"),
-        (["experts-with-norms", "copied-norms-of-tokens"], 3, "memory"),
-        (["experts-with-norms", "copied-norms-of-tokens"], 3, "calls"),
-    ],
+    ("names", "count", "ways"),
+    [(_BY_TWO, 2, ["memory"]), (["experts-with-norms", "copied-norms-of-tokens"], 3, ["memory", "calls"])],
 )
-def test_the_sums_of_ranks_are_the_whole(names: list[str], count: int, way: str, tmp_path: Path) -> None:
+def test_the_sums_of_ranks_are_the_whole(names: list[str], count: int, ways: list[str], tmp_path: Path) -> None:
     from backends.ranks import cuda_ranks
 
     command = [sys.executable, cuda_ranks.__file__, ",".join(names)]
-    ranks = [subprocess.Popen([*command, str(rank), str(count), str(tmp_path), way]) for rank in range(count)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(count), str(tmp_path), ",".join(ways)]) for rank in range(count)
+    ]
     try:
         assert [rank.wait(HANG_S) for rank in ranks] == [0] * count
     finally:
@@ -43,8 +41,9 @@ def test_the_sums_of_ranks_are_the_whole(names: list[str], count: int, way: str,
     for name in names:
         (spec, checkpoint), ids = random_model(of_gpus(name)), random_tokens(of_gpus(name), cuda_ranks.TOKENS)
         expected = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64).logits(ids)
-        first, *others = (np.load(tmp_path / f"{name}-{rank}.npy") for rank in range(count))
-        for other in others:
-            np.testing.assert_array_equal(other, first)
-        error = np.linalg.norm(first - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
-        assert error.max() < 2e-5, name
+        for way in ways:
+            first, *others = (np.load(tmp_path / f"{name}-{way}-{rank}.npy") for rank in range(count))
+            for other in others:
+                np.testing.assert_array_equal(other, first)
+            error = np.linalg.norm(first - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+            assert error.max() < 2e-5, (name, way)
