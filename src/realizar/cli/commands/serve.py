@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -86,10 +86,8 @@ def serve_command(
     if with_ray:
         return serving.with_ray(model[0], ray)
     log_to_stderr(server.log_level, server.log_format)
-    if several or server.replicas > 1:
-        return _listen(serving, model, models, settings, several=several)
-    with begun_engine() as begun:
-        return _listen(serving, model, models, settings, several=several, begun=begun)
+    with nullcontext() if several or server.replicas > 1 else begun_engine() as begun:
+        return _listen(replace(serving, begun=begun), model, models, settings, several=several)
 
 
 @contextmanager
@@ -109,10 +107,9 @@ def begun_engine() -> Iterator[BegunEngine | None]:
 
 
 def _listen(
-    serving: _Serving, model: Models, models: SeveralModelsOptions, settings: ServerSettings, *, several: bool,
-    begun: BegunEngine | None = None,
-) -> int:  # fmt: skip
-    """Open the port and serve; the exit status. `begun`: the process of the engine, where it is one."""
+    serving: _Serving, model: Models, models: SeveralModelsOptions, settings: ServerSettings, *, several: bool
+) -> int:
+    """Open the port and serve; the exit status."""
     from realizar.server.http.clients import is_loopback
     from realizar.server.run import open_port
 
@@ -130,18 +127,22 @@ def _listen(
             return _serve_several(make_shelf(model, models, wishes, settings), settings, listener, url)
         processes = server.num_api_processes(serving.config.device)
         shares = [settings.share(place, processes) for place in range(processes)]
-        return serving.one(model[0], shares, listener, url, begun)
+        return serving.one(model[0], shares, listener, url)
 
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """Serves one model as the options say; `template` replaces the model's chat template."""
+    """Serves one model as the options say; `template` replaces the model's chat template.
+
+    A `begun` engine is told what to load before the rest is imported; another one starts with the server.
+    """
 
     server: ServerOptions
     config: EngineConfig
     max_queued: int | None
     sampling: SamplingOptions
     template: str | None
+    begun: BegunEngine | None = None
 
     def sampling_of(self, checkpoint: Checkpoint) -> SamplingParams:
         """The default sampling of requests."""
@@ -174,12 +175,9 @@ class _Serving:
         url = _url("https" if door.tls else "http", self.server.host, self.server.port)
         return _run_application(model, options, door, ray.ray_address, url)
 
-    def one(
-        self, model: str, shares: Sequence[ServerSettings], listener: socket.socket, url: str,
-        begun: BegunEngine | None = None,
-    ) -> int:  # fmt: skip
+    def one(self, model: str, shares: Sequence[ServerSettings], listener: socket.socket, url: str) -> int:
         """Serve, with settings for each process that answers requests; more than one are processes of their own."""
-        served, running, front, replicas = self.prepare(model, shares, begun)
+        served, running, front, replicas = self.prepare(model, shares)
         report(f"{served.name} is being loaded; {url} answers already")
         if served.template is None:
             report(f"chat is refused: {NO_CHAT}")
@@ -199,19 +197,16 @@ class _Serving:
             return _run(front, running, listener, listed, url, ready, loading=progress, hang_up=hang_up)
 
     def prepare(
-        self, model: str, shares: Sequence[ServerSettings], begun: BegunEngine | None = None
+        self, model: str, shares: Sequence[ServerSettings]
     ) -> tuple[ServedModel, AsyncEngine, Front, ReplicaLink | None]:
-        """Make the served model, an engine, what answers requests, and its replicas.
-
-        A `begun` engine is told what to load before the rest is imported; another one starts with the server.
-        """
+        """Make the served model, an engine, what answers requests, and its replicas."""
         from realizar.engine.process.messages import Load
 
         checkpoint = fetch_model(model, mmproj=self.config.mmproj)
         level = self.server.log_level.upper()
         load = Load(str(checkpoint.path), with_drafter(self.config), fit_context=True, log_level=level)
-        if begun is not None:
-            begun.send(load)
+        if self.begun is not None:
+            self.begun.send(load)
         from realizar.checkpoint.model_files import ModelFiles
         from realizar.engine.process.supervisor import ProcessLink
         from realizar.models.pooling import default_pooling
@@ -232,7 +227,7 @@ class _Serving:
         )
         files, pooling = ModelFiles(checkpoint), default_pooling(checkpoint)
         replicas = _replicas(load, files, self.server.replicas) if self.server.replicas > 1 else None
-        link: EngineLink = ProcessLink(load, files=files, begun=begun) if replicas is None else replicas
+        link: EngineLink = ProcessLink(load, files=files, begun=self.begun) if replicas is None else replicas
         more_samples = tuple if replicas is None else partial(_samples_of, replicas, served.name)
         if len(shares) == 1:
             running = served.engine(link, self.max_queued, pooling)
