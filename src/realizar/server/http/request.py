@@ -27,8 +27,8 @@ async def compute(request: Request, function: Callable[[Stop], T], size_bytes: i
     """Run a function on a worker thread when it is the client's turn. The body must have been read.
 
     `size_bytes` is the size of the function's input, if that is not the body. It raises ClientDisconnectedError if the
-    client disconnected first; the function was stopped, or never called. Where it wants images of other servers and the
-    operator has named hosts, they are fetched, with errors as of `fetch_images`, and it is called again.
+    client disconnected first; the function was stopped, or never called. Where it wants images of other servers, they
+    are fetched, with errors as of `fetch_images`, and it is called again.
     """
     settings, lease = settings_of(request), lease_of(request)
     size = lease.body_bytes if size_bytes is None else size_bytes
@@ -38,8 +38,6 @@ async def compute(request: Request, function: Callable[[Stop], T], size_bytes: i
         try:
             return await work.run(lease.client.name, size, function)
         except RemoteImagesError as error:
-            if not settings.image_hosts:
-                raise
             images = error.images
         fetched = await fetch_images(
             images, settings.image_hosts, settings.max_body_bytes, work.fetches, lease.client.name
