@@ -256,7 +256,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--kinds",
         default="plain,json-schema,regex",
-        help="json-schema+4: with so many shared workers; nested-regex: beside tools",
+        help="json-schema+4: with four shared workers, not one; nested-regex: beside tools",
     )
     parser.add_argument("--grammars", type=int, default=0, help="different ones; 0 takes those of bench-serve's mix")
     parser.add_argument("--step-ms", type=float, default=1.3)
@@ -278,7 +278,7 @@ def time_kinds(given: argparse.Namespace, checkpoint: Checkpoint) -> None:
     tokens = GrammarTokens(words, tokenizer.special_ids, tokenizer.eos_ids, len(words), source)
     plain = 0.0
     services: list[GrammarService] = []
-    more: int | None = None
+    more = 1
 
     def new_grammars() -> GrammarService:
         limits = WorkerLimits(slots=2 * given.rows, drafts=0, workers=more)
@@ -289,7 +289,7 @@ def time_kinds(given: argparse.Namespace, checkpoint: Checkpoint) -> None:
     backend, spec, resolved = loaded(given, len(words))
     for text in given.kinds.split(","):
         kind, _, number = text.partition("+")
-        more = int(number) if number else None
+        more = int(number or 1)
         core = EngineCore(backend, spec, resolved, policy=Policy("prefill"), new_grammars=new_grammars)
         load = Load(core, kind, given)
         load.run(1.0)  # compiles what comes again and again

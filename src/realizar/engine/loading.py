@@ -15,6 +15,7 @@ from realizar import backends
 from realizar.backends.base import Backend, FetchesSnapshots, OtherModels, SavesCache
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.load_progress import LoadProgress
+from realizar.backends.machine import num_processors
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import (
     free_room,
@@ -55,6 +56,7 @@ from realizar.tokenizer.load import load_tokenizer, plain_encoder
 from realizar.tokenizer.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
+_MOST_GRAMMAR_WORKERS = 14  # that rows share, of the processors but two
 _MOST_MEASURED_TOKENS = 2048  # of the prompt by which fetching is measured
 
 
@@ -239,7 +241,8 @@ def _new_grammars(
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path.absolute()))
     words, special_ids = tokenizer.vocabulary_bytes(), tokenizer.special_ids.union(tokenizer.answer_marks.values())
     tokens = GrammarTokens(words, special_ids, tokenizer.eos_ids, vocab_size, source)
-    limits = WorkerLimits(slots=2 * resolved.max_running, drafts=resolved.speculative_tokens)
+    workers = min(max(num_processors() - 2, 1), _MOST_GRAMMAR_WORKERS)
+    limits = WorkerLimits(slots=2 * resolved.max_running, drafts=resolved.speculative_tokens, workers=workers)
     return GrammarService(tokens, limits=limits)
 
 

@@ -10,7 +10,6 @@ import gc
 import itertools
 import math
 import multiprocessing
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Self
 
+from realizar.backends.machine import num_processors
 from realizar.bench.serve.client import Answer, Server, send
 from realizar.bench.serve.workload import PlannedRequest, Workload, draw_request
 from realizar.errors import CapacityError, InvalidRequestError
@@ -39,7 +39,7 @@ _START_S = 0.2  # until all processes have taken up their parts
 
 def default_generators() -> int:
     """Processes for a load, where the machine also runs the server: one for each four cores, 8 at the most."""
-    return max(1, min(_MOST, (os.cpu_count() or 1) // _CORES_A_GENERATOR))
+    return max(1, min(_MOST, num_processors() // _CORES_A_GENERATOR))
 
 
 @dataclass(frozen=True, slots=True)

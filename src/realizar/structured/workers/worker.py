@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import sys
@@ -155,7 +154,6 @@ class ServerHandle:
         self._asked.append((worker, time.monotonic()))
 
 
-_MOST_WORKERS = 14  # that grammars share
 _END_S = 10.0  # for a process that was killed
 
 
@@ -174,7 +172,7 @@ class WorkerLimits:
         memory_bytes: memory of one grammar and its rows; the heaviest takes about 50 MB.
         total_bytes: memory of all grammars, above which none is compiled.
         grammars: number of grammars, including those of waiting requests.
-        workers: that grammars share; None is all cores but two, at least one and 14 at the most.
+        workers: that grammars share, at most.
         idle: number of idle grammars that are kept for later requests.
         queued_per_client: grammars of one client that may wait to be compiled.
         slots: rows that may follow grammars, those that have ended while their masks were computed among them.
@@ -190,15 +188,11 @@ class WorkerLimits:
     memory_bytes: int = 256 << 20
     total_bytes: int = 2 << 30
     grammars: int = 256
-    workers: int | None = None
+    workers: int = 1
     idle: int = 32
     queued_per_client: int = 128
     slots: int = 1024
     drafts: int = 16
-
-    @property
-    def most_workers(self) -> int:
-        return min(max((os.cpu_count() or 1) - 2, 1), _MOST_WORKERS) if self.workers is None else self.workers
 
 
 class WorkerDiedError(Exception):

@@ -41,7 +41,7 @@ class WorkerPool:
     """
 
     def __init__(self, factory: WorkerFactory, limits: WorkerLimits) -> None:
-        self._factory, self._limits, self._most_workers = factory, limits, limits.most_workers
+        self._factory, self._limits = factory, limits
         self.clock: Callable[[], float] = time.monotonic
         self._memory = factory.memory
         self.workers: dict[int, Worker] = {}  # by descriptor
@@ -58,7 +58,7 @@ class WorkerPool:
             self.grammars[grammar.number] = grammar
             worker_of_it, grammar.compiled_in = grammar.compiled_in, None
             self._watch(worker_of_it)
-        fitting, most = self._fitting(grammar), 1 if grammar.is_alone else self._most_workers
+        fitting, most = self._fitting(grammar), 1 if grammar.is_alone else self._limits.workers
         best = min(fitting, key=lambda each: _cost(each, grammar), default=None)
         if best is None or (len(fitting) < most and _cost(best, grammar) > _SLACK):
             try:
