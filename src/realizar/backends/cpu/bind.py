@@ -467,7 +467,7 @@ class Binder:
             ACTIVATE, gate=up if gate is None else gate, up=up, input_stride=stride,
             groups=-(-width // GROUP), out=0 if quantised else out.at, out_stride=out.stride,
             source_groups=-(-self.weights.hidden_size // GROUP), block_bytes=self._block_bytes,
-            **written_records(out.records if quantised else None),
+            **written_records(out.records if quantised else None) | {"records_width": self.instructions.tile_tokens[0]},
         )  # fmt: skip
         return BoundOperation("activation", self.kernels.activate(activation, gate is not None), record)
 

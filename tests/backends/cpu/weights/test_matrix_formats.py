@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,17 @@ def write_mixed(folder: Path, *, alone: bool = False, **changes: str) -> Mapping
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_whole_model_that_modelopt_stored_in_mixed_precision(alone: bool, tmp_path: Path) -> None:
     check_whole_model(tmp_path, write_mixed(tmp_path, alone=alone))
+
+
+def test_floats_behind_quantised_gates_wait_for_no_other_thread(tmp_path: Path) -> None:
+    """Two threads go on with what they computed themselves: they give the bits of one, of tokens shared unevenly."""
+    write_mixed(tmp_path)
+    checkpoint, logits = open_checkpoint(tmp_path), []
+    for threads in (1, 2):
+        runner = Runner(build_spec(checkpoint), checkpoint, replace(CONFIG, threads=threads, max_step_tokens=64))
+        logits.append(runner.logits([7 * each % VOCABULARY for each in range(50)], (50,)))
+        runner.close()
+    np.testing.assert_array_equal(*logits)
 
 
 @pytest.mark.parametrize(
