@@ -16,14 +16,16 @@ import numpy as np
 from quantization.stored_checkpoints import Stored, random_matrix, write_checkpoint
 
 Method = Literal[
-    "AWQ", "GPTQ", "GPTQ of 8 bits", "W4A16", "W4A16 with zeros", "W8A8", "FP8 by block", "FP8 by channel",
-    "FP8 by tensor", "MXFP8", "MXFP4 of compressed-tensors", "NVFP4", "NVFP4 of ModelOpt", "mixed by ModelOpt",
+    "AWQ", "GPTQ", "GPTQ in act-order", "GPTQ of 8 bits", "W4A16", "W4A16 with zeros", "W8A8", "FP8 by block",
+    "FP8 by channel", "FP8 by tensor", "MXFP8", "MXFP4 of compressed-tensors", "NVFP4", "NVFP4 of ModelOpt",
+    "mixed by ModelOpt",
 ]  # fmt: skip
 
 _BY_TENSOR = Stored("modelopt", bits=8, group=0, rows=0, scale="float32")
 METHODS: dict[Method, Stored] = {
     "AWQ": Stored("awq"),
     "GPTQ": Stored("gptq", symmetric=True),
+    "GPTQ in act-order": Stored("gptq", group=32, ordered=True),
     "GPTQ of 8 bits": Stored("gptq", bits=8, group=32),
     "W4A16": Stored("packed", symmetric=True, scale="bfloat16"),
     "W4A16 with zeros": Stored("packed", group=32),
