@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
     [
         Stored("awq"), Stored("packed", symmetric=True), Stored("fp8", scale="float32"),
         Stored("float", group=0, rows=1), Stored("nvfp4"), Stored("gptq", bits=8),
+        Stored("gptq", group=32, ordered=True),
     ],
     ids=str,
 )  # fmt: skip
