@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from realizar.errors import InvalidRequestError
 from realizar.ranges import check_ranges, number
 
-InstructionSetName = Literal["amx_int8", "avx512_vnni", "avx_vnni", "avx2", "neon_dot", "portable"]
+InstructionSetName = Literal["avx512_vnni", "avx_vnni", "avx2", "neon_dot", "portable"]
 KVCacheDType = Literal["auto", "f16", "bf16", "int8", "fp8"]
 PromptDType = Literal["auto", "f16", "fp8"]
 Device = Literal["cuda", "cpu"]
@@ -75,8 +75,8 @@ class EngineConfig:
         typical_request_tokens: expected prompt and output tokens of a request; longer and shorter ones run too.
         expert_used_count: experts that a token goes through in each mixture, which changes answers; None takes the
             model's.
-        instruction_set: CPU instruction set to force (`amx_int8`, `avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`,
-            `portable`); None takes the best that the processor reports.
+        instruction_set: CPU instruction set to force (`avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`, `portable`);
+            None takes the best that the processor reports.
         drafter: who drafts tokens that may follow a row's: `lookup`, its own text, and its grammar where that forces
             them; `off`, nobody; `auto`, the next-token block of the model's own file too, or a drafter in a file beside
             it, where one suits the model and runs on the device; else the path or name of a smaller model with the same

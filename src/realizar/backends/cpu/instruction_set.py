@@ -6,7 +6,6 @@ import ctypes
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from realizar.errors import UnsupportedModelError
 
@@ -44,18 +43,14 @@ _OF_LEVEL_3 = (
 _OF_LEVEL_4 = (*_OF_LEVEL_3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _LEVELS = {_LEVEL_3: _OF_LEVEL_3, _LEVEL_4: _OF_LEVEL_4, _ARM: ("neon", "dotprod")}
 
-_VNNI = ("avx512vnni", "avx512bw", "avx512vl", "f16c", "fma")
-
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
-    InstructionSet("amx_int8", 16, ("amx-tile", "amx-int8", *_VNNI), (12, 4, 2, 1), _LEVEL_4),
-    InstructionSet("avx512_vnni", 16, _VNNI, (12, 4, 2, 1), _LEVEL_4),
+    InstructionSet("avx512_vnni", 16, ("avx512vnni", "avx512bw", "avx512vl", "f16c", "fma"), (12, 4, 2, 1), _LEVEL_4),
     InstructionSet("avx_vnni", 8, ("avxvnni", "avx2", "f16c", "fma"), (8, 4, 2, 1), _LEVEL_3),
     InstructionSet("avx2", 8, ("avx2", "f16c", "fma"), (12, 6, 3, 1), _LEVEL_3),
     InstructionSet("neon_dot", 4, ("dotprod", "neon"), (8, 4, 1), _ARM),
     InstructionSet("portable", 8, (), (4, 1), "x86-64"),
 )
 _AT_HWCAP = 16
-_SYS_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA of Linux
 _ARM_BITS = {"neon": 1, "dotprod": 20}  # HWCAP_ASIMD and HWCAP_ASIMDDP of Linux's asm/hwcap.h
 
 
@@ -73,18 +68,10 @@ def host_features() -> Mapping[str, bool]:
     from llvmlite import binding
 
     features: Mapping[str, bool] = binding.get_host_cpu_features()
-    if features.get("amx-tile", False) and not _may_use_tiles():
-        return {**features, "amx-tile": False}
     if platform.machine() != "aarch64":
         return features
     bits = _hardware_bits()
     return {**features, **{name: bool(bits >> bit & 1) for name, bit in _ARM_BITS.items()}}
-
-
-@cache
-def _may_use_tiles() -> bool:
-    """Whether Linux lets this process use the matrix unit's registers, which have to be asked for once."""
-    return ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0
 
 
 def _hardware_bits() -> int:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from llvmlite import binding, ir
 
-from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.codegen.emit import I64, Emitter
 from realizar.backends.cpu.codegen.formats import packed_format
-from realizar.backends.cpu.codegen.matrix_unit import ROWS, MatrixUnit, Strides
 from realizar.backends.cpu.codegen.tile import TileAddresses, TileEmitter
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, index_of
 from realizar.checkpoint.ggml_types import GGMLType
@@ -27,25 +23,16 @@ _TARGETS = {
 def assembly(instruction_set: str, name: str, tokens: int) -> str:
     """The assembly of a function that computes one tile matmul and stores its rows."""
     triple, features, _ = _TARGETS[instruction_set]
-    builder = _function(triple, 8)
+    module = ir.Module("tile")
+    module.triple = triple
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 8), "tile")
+    builder = ir.IRBuilder(function.append_basic_block())
     e = Emitter(builder, INSTRUCTION_SETS[index_of(instruction_set)].lanes)
-    *addresses, out = builder.function.args
+    *addresses, out = function.args
     tile = TileEmitter(e, packed_format(GGML_LAYOUTS[GGMLType[name]]), instruction_set, tokens)
     for token, sums in enumerate(tile.emit(TileAddresses(*addresses))):
         e.store(sums, e.at(out, token * 4 * e.lanes))
     builder.ret_void()
-    return _assembled(builder.module, triple, features)
-
-
-def _function(triple: str, numbers: int) -> Any:
-    """A builder in a function of so many int64."""
-    module = ir.Module("tile")
-    module.triple = triple
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * numbers), "tile")
-    return ir.IRBuilder(function.append_basic_block())
-
-
-def _assembled(module: Any, triple: str, features: str) -> str:
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     parsed = binding.parse_assembly(str(module))
@@ -63,19 +50,3 @@ def test_tile_uses_the_dot_instruction(instruction_set: str, name: str) -> None:
     assert len(lines) >= 2 * 8  # a group's eight words, for two tokens
     assert "\tcall" not in text
     assert "\tbl\t" not in text
-
-
-def test_tiles_of_the_matrix_unit_are_its_instructions() -> None:
-    triple, features, _ = _TARGETS["avx512_vnni"]
-    builder = _function(triple, 13)
-    *addresses, left, out, out_stride = builder.function.args
-    tile = TileAddresses(*addresses[:6], ROWS * RECORD_BYTES)
-    unit = MatrixUnit(Emitter(builder, 16), packed_format(GGML_LAYOUTS[GGMLType.Q4_K]), 2)
-    unit.emit(tile, Strides(*addresses[6:]), left, out, out_stride, None)
-    builder.ret_void()
-    text = _assembled(builder.module, triple, f"{features},+amx-tile,+amx-int8")
-    counts = {name: text.count(f"\t{name}") for name in ("ldtilecfg", "tileloadd", "tdpbssd", "tilestored")}
-    # Of the first group and of each that follows: its records for both tiles, and each tile.
-    assert counts == {"ldtilecfg": 1, "tileloadd": 6, "tdpbssd": 4, "tilestored": 4}
-    assert "\ttilerelease" in text
-    assert "\tcall" not in text

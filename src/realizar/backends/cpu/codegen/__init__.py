@@ -2,7 +2,6 @@
 
 Begin with `emit.py`, a thin layer over llvmlite's builder with one vector width, and `formats.py`, the formats of
 packed matrices. `tile.py` multiplies one weight tile with several tokens, `vector_codebook_blocks.py` reads blocks for
-it, `matrix_unit.py` multiplies with many tokens where a processor has AMX, and `float_tile.py` multiplies a tile of
-floats. `attention_tile.py`, `recurrence.py` and `logit_blocks.py` serve attention, delta nets and sampling;
-`vector_math.py` has exp, tanh and erf.
+it, and `float_tile.py` multiplies one of floats. `attention_tile.py`, `recurrence.py` and `logit_blocks.py` serve
+attention, delta nets and sampling; `vector_math.py` has exp, tanh and erf.
 """

@@ -37,35 +37,25 @@ class TileEmitter:
             return _VectorCodebookTile(e, weight_format, self.instruction_set, self.tokens).emit(tile)
         start = [e.const_f32(0.0)] * self.tokens
         self.bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
-        self.load_table(tile)
+        self.table = e.load(tile.table, e.bytes, 1) if weight_format.codebook else None
         if not weight_format.super_size:
             return e.loop(tile.groups, start, lambda g, sums: self._group(tile, g, sums, (None, None)))
         per_super = weight_format.super_size // GROUP
 
         def super_group(index: Value, sums: list[Value]) -> list[Value]:
-            supers = self.supers(tile.supers, index)
+            at = e.scaled(tile.supers, index, weight_format.planes * e.lanes * 2)
+            scale = e.load_half(at)
+            minimum = e.load_half(e.at(at, e.lanes * 2)) if weight_format.minima else None
+            if weight_format.centred:
+                scale, minimum = e.b.fadd(scale, scale), e.b.fneg(scale)
             first = e.b.mul(index, e.const(per_super))
 
             def group(g: Value, inner: list[Value]) -> list[Value]:
-                return self._group(tile, e.b.add(first, g), inner, supers)
+                return self._group(tile, e.b.add(first, g), inner, (scale, minimum))
 
             return e.loop(e.const(per_super), sums, group)
 
         return e.loop(e.b.udiv(tile.groups, e.const(per_super)), start, super_group)
-
-    def load_table(self, tile: TileAddresses) -> None:
-        """Keep the codebook at hand, for `word`."""
-        self.table = self.e.load(tile.table, self.e.bytes, 1) if self.format.codebook else None
-
-    def supers(self, base: Value, index: Value) -> Supers:
-        """Scale and minimum of one of the super-groups that begin at `base`."""
-        e, weight_format = self.e, self.format
-        at = e.scaled(base, index, weight_format.planes * e.lanes * 2)
-        scale = e.load_half(at)
-        minimum = e.load_half(e.at(at, e.lanes * 2)) if weight_format.minima else None
-        if weight_format.centred:
-            return e.b.fadd(scale, scale), e.b.fneg(scale)
-        return scale, minimum
 
     def _group(self, tile: TileAddresses, g: Value, sums: list[Value], supers: Supers) -> list[Value]:
         e, weight_format = self.e, self.format
@@ -74,8 +64,8 @@ class TileEmitter:
         vectors = [e.load(e.at(codes, k * self.vector_bytes), e.i32, 4) for k in range(weight_format.vectors)]
         records = [e.scaled(base, g, tile.group_stride) for base in self.bases]
         small = e.scaled(tile.scales, g, weight_format.scales_bytes(e.lanes, GROUP))
-        word: Codes = cache(lambda index: self.word(vectors, index))
-        scales: Scales = cache(lambda part: self.scales(small, part, supers))
+        word: Codes = cache(lambda index: self._word(vectors, index))
+        scales: Scales = cache(lambda part: self._scales(small, part, supers))
         together = self.tokens if weight_format.group == GROUP else _TOGETHER
         for first in range(0, self.tokens, together):
             some = slice(first, first + together)
@@ -125,8 +115,8 @@ class TileEmitter:
                 dot.step(t, codes, e.splat_load(e.at(record, 4 * index), I32))
         return list(dot.finish())
 
-    def word(self, vectors: list[Value], word: int) -> Value:
-        """Four unsigned codes per lane, columns 4 word .. 4 word + 3 of a group whose planes are in `vectors`."""
+    def _word(self, vectors: list[Value], word: int) -> Value:
+        """Four unsigned codes per lane: columns 4 word .. 4 word + 3."""
         e, weight_format = self.e, self.format
         first, shift, combined = 0, 0, None
         for bits in PLANES[weight_format.bits]:
@@ -142,7 +132,6 @@ class TileEmitter:
         """Each byte of `codes` (0..15) replaced by that byte of the table, which repeats every 16 bytes."""
         e = self.e
         names = {
-            "amx_int8": "llvm.x86.avx512.pshuf.b.512",
             "avx512_vnni": "llvm.x86.avx512.pshuf.b.512",
             "avx_vnni": "llvm.x86.avx2.pshuf.b",
             "avx2": "llvm.x86.avx2.pshuf.b",
@@ -158,8 +147,7 @@ class TileEmitter:
             result = e.b.insert_element(result, e.b.extract_element(table, index), ir.Constant(I32, i))
         return e.b.bitcast(result, e.i32)
 
-    def scales(self, small: Value, part: int, supers: Supers) -> tuple[Value, Value | None]:
-        """float32 lanes: scale and minimum of a group's part; `small` is where the group's small scales are."""
+    def _scales(self, small: Value, part: int, supers: Supers) -> tuple[Value, Value | None]:
         e, weight_format = self.e, self.format
         if weight_format.small == "none":
             return supers[0], supers[1]
@@ -378,7 +366,6 @@ class PortableDot(Dot):
 
 
 _DOTS: dict[str, type[Dot]] = {
-    "amx_int8": VnniDot,
     "avx512_vnni": VnniDot,
     "avx_vnni": VnniDot,
     "avx2": MaddDot,

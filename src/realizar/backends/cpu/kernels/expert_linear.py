@@ -14,7 +14,7 @@ from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel import Kernel, kernel
 from realizar.backends.cpu.kernels.float_linear import multiply_float_tile
-from realizar.backends.cpu.kernels.linear import add_bias, multiply_tiles, tiles_at_once
+from realizar.backends.cpu.kernels.linear import add_bias, multiply_tile
 from realizar.backends.cpu.kernels.quantize import activate_group, offset_of, quantize_group
 from realizar.backends.cpu.kernels.routing import (
     COUNT_ITEMS,
@@ -56,7 +56,6 @@ def share_of(counts: int, items: int, tiles: int, together: int, thread: int, th
 def make_expert_linear(instruction_set: int, weight_format: int) -> Kernel:
     """The kernel of one format. `together`: tiles that stay with one thread, which goes on with them itself; or 1."""
     width, row_bytes = INSTRUCTION_SETS[instruction_set].tile_tokens[0], 4 * INSTRUCTION_SETS[instruction_set].lanes
-    most = tiles_at_once(instruction_set, weight_format)
 
     @kernel(instruction_set, weight_format)
     def expert_linear(address: int, thread: int, threads: int) -> None:
@@ -70,25 +69,21 @@ def make_expert_linear(instruction_set: int, weight_format: int) -> Kernel:
             own = items + item * ITEM_FIELDS * 8
             expert, position = read_i64(own, ITEM_EXPERT), read_i64(own, ITEM_POSITION)
             stop = position + read_i64(own, ITEM_PAIRS)
-            end = last_tile if item == last_item else tiles
-            while tile < end:
-                count = most if tile + most <= end else 1
-                place = expert * tiles + tile
-                multiply_tiles(
-                    instruction_set, weight_format, 0, width, count,
+            for each in range(tile, last_tile if item == last_item else tiles):
+                place = expert * tiles + each
+                multiply_tile(
+                    instruction_set, weight_format, 0, width,
                     arguments.codes + place * arguments.codes_stride,
                     arguments.scales + place * arguments.scales_stride,
                     arguments.supers + place * arguments.supers_stride,
-                    arguments.codes_stride, arguments.scales_stride, arguments.supers_stride,
-                    table, groups, activations, record_groups, arguments.out + tile * row_bytes, row_bytes,
+                    table, groups, activations, record_groups, arguments.out + each * row_bytes,
                     arguments.out_stride, position, stop, np.float32(1.0),
                 )  # fmt: skip
                 if arguments.bias != 0:
                     add_bias(arguments.bias + expert * arguments.bias_stride,
                              arguments.out + position * arguments.out_stride,
-                             arguments.out_stride, stop - position, tile * row_bytes // 4,
-                             (tile + count) * row_bytes // 4, np.float32(1.0))  # fmt: skip
-                tile += count
+                             arguments.out_stride, stop - position, each * row_bytes // 4,
+                             (each + 1) * row_bytes // 4, np.float32(1.0))  # fmt: skip
             item, tile = item + 1, 0
 
     return expert_linear

@@ -45,7 +45,7 @@ def multiply_float_tile(
     instruction_set: int, weight_type: int, add: int, weights: int, columns: int, source: int, source_stride: int,
     out: int, out_stride: int, token: int, stop: int, factor: float,
 ) -> None:  # fmt: skip
-    """Like `multiply_tiles` for a float tile."""
+    """Like `multiply_tile` for a float tile."""
     while token < stop:
         token += float_tile(
             instruction_set, weight_type, add, stop - token, weights, columns, source + token * source_stride,

@@ -9,9 +9,8 @@ import numpy as np
 from numba import njit
 
 from realizar.backends.cpu.activation_layout import RECORD_BYTES
-from realizar.backends.cpu.codegen.emit import I64, Emitter
+from realizar.backends.cpu.codegen.emit import Emitter
 from realizar.backends.cpu.codegen.formats import format_at
-from realizar.backends.cpu.codegen.matrix_unit import ROWS, MatrixUnit, Strides, has_unit
 from realizar.backends.cpu.codegen.tile import TileAddresses, TileEmitter
 from realizar.backends.cpu.emitted import Float, Value, emitted
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
@@ -27,7 +26,6 @@ LINEAR = Record(
 
 # Tokens whose activations stay in the second-level cache while a thread's tiles pass: `block_bytes`, and these bounds.
 BLOCK_TOKENS, LEAST_TOKENS = 96, 36
-UNIT_TOKENS = 24  # fewer would not pay for what the matrix unit's tiles are decoded to
 
 
 @emitted
@@ -60,75 +58,21 @@ def store_sums(e: Emitter, sums: Iterable[Value], out: Value, out_stride: Value,
         e.store(value, address)
 
 
-@emitted
-def unit_matmul(
-    builder: Any, instruction_set: int, weight_format: int, add: int, tiles: Value, left: Value, codes: Value,
-    scales: Value, supers: Value, codes_stride: Value, scales_stride: Value, supers_stride: Value, table: Value,
-    groups: Value, activations: Value, block_stride: Value, out: Value, out_stride: Value, factor: Float,
-) -> Value:  # fmt: skip
-    """As `tile_matmul`, for one tile or two neighbours; 0 where there is no matrix unit, or it would not pay."""
-    instructions, stored = INSTRUCTION_SETS[instruction_set], format_at(weight_format)
-    e = Emitter(builder, instructions.lanes)
-    if not has_unit(instructions.name, stored):
-        return e.const(0)
-    tile = TileAddresses(codes, scales, supers, table, activations, groups, ROWS * RECORD_BYTES)
-    strides = Strides(codes_stride, scales_stride, supers_stride, block_stride)
-
-    def multiply(count: int) -> Value:
-        return MatrixUnit(e, stored, count).emit(tile, strides, left, out, out_stride, factor if add else None)
-
-    with builder.if_else(builder.icmp_signed("<", left, e.const(UNIT_TOKENS))) as (few, many):
-        with few:
-            after_few = builder.block
-        with many:
-            with builder.if_else(builder.icmp_signed("==", tiles, e.const(1))) as (one, two):
-                with one:
-                    of_one, after_one = multiply(1), builder.block
-                with two:
-                    of_two, after_two = multiply(2), builder.block
-            of_many = builder.phi(I64)
-            of_many.add_incoming(of_one, after_one)
-            of_many.add_incoming(of_two, after_two)
-            after_many = builder.block
-    done = builder.phi(I64)
-    done.add_incoming(e.const(0), after_few)
-    done.add_incoming(of_many, after_many)
-    return done
-
-
 @njit(inline="always")
-def multiply_tiles(
-    instruction_set: int, weight_format: int, add: int, width: int, tiles: int, codes: int, scales: int, supers: int,
-    codes_stride: int, scales_stride: int, supers_stride: int, table: int, groups: int, activations: int,
-    record_groups: int, out: int, row_bytes: int, out_stride: int, token: int, stop: int, factor: float,
+def multiply_tile(
+    instruction_set: int, weight_format: int, add: int, width: int, codes: int, scales: int, supers: int, table: int,
+    groups: int, activations: int, record_groups: int, out: int, out_stride: int, token: int, stop: int, factor: float,
 ) -> None:  # fmt: skip
-    """out[t][out_features of the tiles] = tiles x token t, or added as in `tile_matmul`, for `token` <= t < `stop`.
+    """out[t][out_features of the tile] = tile x token t, or added as in `tile_matmul`, for `token` <= t < `stop`.
 
-    `tiles`: 1, or `tiles_at_once`. `width` is that of a block of records. Inlined, so that the numbers before `tiles`
-    stay constants. `out` is the first tile's place in the row of token 0.
+    `width` is that of a block of records. Inlined, so that the numbers before `codes` stay constants. `out` is the
+    tile's place in the row of token 0.
     """
-    passed = 1
-    while token < stop and passed > 0:
-        passed = unit_matmul(
-            instruction_set, weight_format, add, tiles, stop - token, codes, scales, supers, codes_stride,
-            scales_stride, supers_stride, table, groups, activations + offset_of(token, 0, record_groups, width),
-            record_groups * width * RECORD_BYTES, out + token * out_stride, out_stride, factor,
+    while token < stop:
+        token += tile_matmul(
+            instruction_set, weight_format, add, stop - token, codes, scales, supers, table, groups,
+            activations + offset_of(token, 0, record_groups, width), out + token * out_stride, out_stride, factor,
         )  # fmt: skip
-        token += passed
-    for each in range(tiles):
-        at = token
-        while at < stop:
-            at += tile_matmul(
-                instruction_set, weight_format, add, stop - at, codes + each * codes_stride,
-                scales + each * scales_stride, supers + each * supers_stride, table, groups,
-                activations + offset_of(at, 0, record_groups, width),
-                out + at * out_stride + each * row_bytes, out_stride, factor,
-            )  # fmt: skip
-
-
-def tiles_at_once(instruction_set: int, weight_format: int) -> int:
-    """The most tiles that `multiply_tiles` takes."""
-    return 2 if has_unit(INSTRUCTION_SETS[instruction_set].name, format_at(weight_format)) else 1
 
 
 @inner
@@ -176,7 +120,6 @@ def cut(tokens: int, run: int, first: int, tiles: int, share: int, thread: int, 
 def make_linear(instruction_set: int, weight_format: int, add: int) -> Kernel:
     """The kernel of one format. `together`: tiles that stay with one thread, which goes on with them itself, or 0."""
     width, row_bytes = INSTRUCTION_SETS[instruction_set].tile_tokens[0], 4 * INSTRUCTION_SETS[instruction_set].lanes
-    most = tiles_at_once(instruction_set, weight_format)
 
     @kernel(instruction_set, weight_format, add)
     def linear(address: int, thread: int, threads: int) -> None:
@@ -194,23 +137,20 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Kernel:
                 token, block_end = block * run + skipped, min((block + 1) * run, tokens)
                 if block == last_block and tile == last_tile:
                     block_end = block * run + last_skipped
-                whole = last_tile if block == last_block else tiles  # those with all tokens of the block
-                count = most if skipped == 0 and tile + most <= whole else 1
                 skipped = 0
                 at = arguments.out + tile * row_bytes
-                multiply_tiles(
-                    instruction_set, weight_format, add, width, count,
+                multiply_tile(
+                    instruction_set, weight_format, add, width,
                     arguments.codes + tile * arguments.codes_stride,
                     arguments.scales + tile * arguments.scales_stride,
                     arguments.supers + tile * arguments.supers_stride,
-                    arguments.codes_stride, arguments.scales_stride, arguments.supers_stride,
-                    table, groups, activations, record_groups, at, row_bytes, out_stride, token, block_end, factor,
+                    table, groups, activations, record_groups, at, out_stride, token, block_end, factor,
                 )  # fmt: skip
                 if arguments.bias != 0:
                     add_bias(arguments.bias, arguments.out + token * out_stride, out_stride,
-                             block_end - token, tile * row_bytes // 4, (tile + count) * row_bytes // 4,
+                             block_end - token, tile * row_bytes // 4, (tile + 1) * row_bytes // 4,
                              factor if add else np.float32(1.0))  # fmt: skip
-                tile += count
+                tile += 1
             block, tile = block + 1, 0
 
     return linear
