@@ -37,6 +37,7 @@ class MatvecTiles:
         parts: warps of a block that share the columns of a tile.
         unroll: chunks that a warp requests at once.
         blocks: blocks per multiprocessor that registers must allow.
+        ring: chunks that a warp has asked the copy engine for, of formats of eight bits on Hopper; 0 without it.
     """
 
     tokens: int
@@ -44,6 +45,7 @@ class MatvecTiles:
     parts: int
     unroll: int
     blocks: int
+    ring: int = 0
 
     kind: Literal["matvec"] = "matvec"
 
@@ -53,7 +55,8 @@ class MatvecTiles:
 
     def shared_bytes(self, weight_format: FragmentFormat) -> int:
         """Dynamic shared memory of a block."""
-        return 0
+        held = weight_format.codes_bytes // 4 + weight_format.tile_scale_bytes
+        return self.tiles * self.parts * self.ring * held
 
     def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
         return -(-out_features // (16 * self.tiles)), splits, 1
@@ -218,7 +221,7 @@ def matmul_source(
     name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else '_halves' if halves else ''}_tokens{tiles.tokens}"
     own = tiles.defines() | epilogue_defines(epilogue) | {"HALVES": int(halves)}
     parts = [define(own), read("primitives.cu")]
-    if tiles.kind == "wgmma":
+    if tiles.kind == "wgmma" or (tiles.kind == "matvec" and tiles.ring):
         parts.append(read("bulk.cu"))
     stays = isinstance(tiles, WgmmaTiles) and tiles.stays
     if tiles.kind != "matvec":
