@@ -35,7 +35,6 @@ from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sampling.source import sampling_sources
 from realizar.backends.cuda.native.scans.source import ScanKernels
 from realizar.backends.cuda.native.sources import (
-    Epilogue,
     FP8Tiles,
     GatedActivation,
     MatvecTiles,
@@ -207,20 +206,6 @@ def test_residual_epilogues_keep_their_sums_in_registers(ggml_type: GGMLType, ar
         MatvecTiles(1, 1, 16, 2, 1),
     )
     check_registers([matmul_source((form_of(ggml_type),), each, "residual") for each in tiles], tiles, arch, tmp_path)
-
-
-def test_rings_of_a_mat_vec_find_room(tmp_path: Path) -> None:
-    """As many blocks of a multiprocessor as their tiles say, beside what a block has of its own."""
-    form = fragment_format(e4m3_layout(128))
-    kinds: list[tuple[MatvecTiles, Epilogue | None]] = [
-        (MatvecTiles(1, 2, 2, 2, 7, 6), "silu"), (MatvecTiles(1, 1, 12, 2, 2, 8), "residual"),
-        (MatvecTiles(1, 1, 8, 2, 3, 8), None),
-    ]  # fmt: skip
-    sources = [matmul_source((form,), tiles, epilogue) for tiles, epilogue in kinds]
-    check_registers(sources, [tiles for tiles, _ in kinds], "sm_90a", tmp_path)
-    for source, (tiles, _) in zip(sources, kinds, strict=True):
-        (usage,) = resources_of(compile_source(source, "sm_90a"), tmp_path).values()
-        assert tiles.blocks * (source.shared_bytes + usage["SHARED"] + 1024) <= 228 << 10
 
 
 @pytest.mark.parametrize("arch", wider(["sm_80", "sm_90a"], "sm_90a"))

@@ -38,7 +38,6 @@ _AREA_MS = 2.4e-8  # a multiprocessor of an H200 takes for a chunk of an output
 _SPLIT_BYTES_PER_MS = 2e9  # at which sums of long steps are written and read; with 3.2e9 slower splits won
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
 _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and with the gated epilogue
-_MOST_RING, _OTHER_BYTES = 8, 4096  # chunks of a warp's ring; shared memory of a mat-vec's block beside rings
 _MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
 _MOST_UNROLLED = 9  # blocks of two warps for one token, each of which has registers for one chunk more
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a matmul that can't be split
@@ -80,10 +79,9 @@ class Line:
     def to_json(self) -> list[Any]:
         """[tokens, out_features, cols, kind, the tiles' numbers, splits, ms], and then "alone".
 
-        Of the Hopper kernel's tiles without turns and parts, and that do not stay; of the mat-vec's without a ring.
+        Of the Hopper kernel's tiles without turns and parts, and that do not stay.
         """
-        left_out = "kind", "turns", "summed", "stays", "ring"
-        names = [field.name for field in fields(self.tiles) if field.name not in left_out]
+        names = [field.name for field in fields(self.tiles) if field.name not in ("kind", "turns", "summed", "stays")]
         numbers = [getattr(self.tiles, name) for name in names]
         values = [self.tokens, self.out_features, self.cols, self.tiles.kind, numbers, self.splits, round(self.ms, 5)]
         return [*values, "alone"] if self.alone else values
@@ -235,10 +233,9 @@ class DeviceTuning:
             return None
         at_once, (warps, unroll) = -(-blocks // self.processors), _warps_and_unroll(tokens)
         parts = max(1, min(round(warps / (2 * at_once)), _MOST_PARTS, weight_format.chunks(cols) // 2))
-        tiles = MatvecTiles(tokens, 2, parts, unroll, max(at_once, warps // (2 * parts)))
         if tokens == 1 and parts == 1 and at_once <= _MOST_UNROLLED:
-            tiles = MatvecTiles(1, 2, 1, unroll + 1, at_once)
-        return self.ringed(tiles, [weight_format])
+            return MatvecTiles(1, 2, 1, unroll + 1, at_once)
+        return MatvecTiles(tokens, 2, parts, unroll, max(at_once, warps // (2 * parts)))
 
     def gated(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> WgmmaTiles | None:
         """Tiles of a Hopper matmul with the gated epilogue: whole sums, gate and up in a warpgroup or a pair of them.
@@ -310,12 +307,9 @@ class DeviceTuning:
         return fitted if isinstance(fitted, WgmmaTiles) and fitted.strips == tiles.strips else tiles
 
     def shrunk(self, tiles: Tiles, weight_formats: Sequence[FragmentFormat]) -> Tiles:
-        """Fewer blocks per multiprocessor, then fewer stages, until their shared memory is there for all formats.
-
-        The mat-vec of e4m3 has a ring in what its blocks leave of the memory.
-        """
+        """Fewer blocks per multiprocessor, then fewer stages, until their shared memory is there for all formats."""
         if isinstance(tiles, MatvecTiles):
-            return self.ringed(tiles, weight_formats)
+            return tiles
         while (
             max(tiles.shared_bytes(weight_format) for weight_format in weight_formats) * tiles.blocks + 4096
             > self.shared_bytes
@@ -329,13 +323,6 @@ class DeviceTuning:
             else:
                 return replace(tiles, strips=1)
         return tiles
-
-    def ringed(self, tiles: MatvecTiles, weight_formats: Sequence[FragmentFormat]) -> MatvecTiles:
-        """The mat-vec's tiles with a ring where the copy engine brings weights: of e4m3 on Hopper."""
-        if not self.wgmma or not all(each.e4m3 for each in weight_formats):
-            return tiles
-        room = self.shared_bytes // tiles.blocks - _OTHER_BYTES
-        return replace(tiles, ring=min(_MOST_RING, room // replace(tiles, ring=1).shared_bytes(weight_formats[0])))
 
 
 def _is_of(tiles: Tiles, block_tokens: int) -> bool:
@@ -472,7 +459,7 @@ class ExpertLine:
 
         Rows that are laid in tiles first make the numbers longer by a 1.
         """
-        names = [field.name for field in fields(self.tiles) if field.name not in ("kind", "laid", "ring")]
+        names = [field.name for field in fields(self.tiles) if field.name not in ("kind", "laid")]
         numbers = [getattr(self.tiles, name) for name in names] + [1] * is_laid(self.tiles)
         return [_MARK, self.pairs, *astuple(self.shape), int(self.gated), self.tiles.kind, numbers, round(self.ms, 5)]
 

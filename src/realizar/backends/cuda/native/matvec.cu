@@ -1,8 +1,7 @@
 // Matmuls for few tokens: dot products of codes with int8 activations, as integers; of e4m3, which are no integers,
 // as halves.
 // Defined around it: TOKENS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns) UNROLL
-// (chunks requested at once) BLOCKS (blocks per multiprocessor) RING (chunks of a warp that the copy engine brings to
-// shared memory, or 0: weights are read to registers); ACTIVATION beside matvec_gated.cu where the epilogue
+// (chunks requested at once) BLOCKS (blocks per multiprocessor); ACTIVATION beside matvec_gated.cu where the epilogue
 // is a feed-forward's activation, RESIDUAL beside matvec_residual.cu where it is the residual add; with it PAIR_PARTS
 // where each warp has a matrix of its own and so many share one's columns, whose outputs, with their biases, are
 // multiplied by the matrix's factor.
@@ -42,10 +41,6 @@ INLINE void all_code_bytes(u32 (&words)[4], const Raw& raw, const void* table) {
   words[2] = code_bytes<R, 2, SIDE...>(raw, table);
   words[3] = code_bytes<R, 3, SIDE...>(raw, table);
 }
-
-#if RING
-extern __shared__ __align__(128) char ring[];
-#endif
 
 #if E4M3
 // Dot products of a lane's sixteen columns with 2^-8 of its weights of both halves, in pairs of columns; eight of them
@@ -115,38 +110,6 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   const int count = tile * 16 < matrix.out_features ? (chunks - part + parts - 1) / parts : 0;
   const char* strip = matrix.weights + (long)(tile / 4) * strip_bytes(chunks);
 
-#if RING
-  // Of a warp: its tile's codes and scales of the next RING chunks, which the copy engine brings to shared memory.
-  static_assert(BITS == 8 && !TWO_LEVEL);
-  constexpr int CODES = CODES_BYTES / 4, HELD = CODES + TILE_SCALE_BYTES;
-  __shared__ __align__(8) u64 barriers[WARPS][RING];
-  const char* own = ring + warp * (RING * HELD);
-  const u32 own_at = shared_address(own), barriers_at = shared_address(barriers[warp]);
-  auto fetch = [&](int k) {
-    if (lane > 0 || k >= count) return;
-    const char* block = strip + block_at(part + k * parts);
-    const u32 to = own_at + k % RING * HELD, barrier = barriers_at + k % RING * 8;
-    barrier_expect(barrier, HELD);
-    copy_bulk_once(to, block + tile % 4 * CODES, CODES, barrier);
-    copy_bulk_once(to + CODES, block + CODES_BYTES + tile % 4 * TILE_SCALE_BYTES, TILE_SCALE_BYTES, barrier);
-  };
-  auto take = [&](Raw& raw, int k) {
-    barrier_wait(barriers_at + k % RING * 8, k / RING & 1);
-    const char* held = own + k % RING * HELD;
-    const Staged codes_of{held - tile % 4 * CODES};
-    const Staged scales_of{held + CODES - CODES_BYTES - tile % 4 * TILE_SCALE_BYTES};
-    read_codes(raw, codes_of, tile % 4, lane);
-    read_scales(raw, scales_of, scales_of, tile % 4, lane);
-  };
-  if (lane == 0) {
-#pragma unroll
-    for (int s = 0; s < RING; s++) barrier_init(barriers_at + s * 8, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  __syncwarp();
-#pragma unroll
-  for (int k = 0; k < RING; k++) fetch(k);
-#else
   auto request = [&](Raw(&raws)[UNROLL], int from) {
 #pragma unroll
     for (int u = 0; u < UNROLL; u++)
@@ -159,7 +122,6 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   };
   Raw even[UNROLL], odd[UNROLL];
   request(even, 0);
-#endif
   const float block_scale = count > 0 ? __ldg(matrix.block_scales + tile / 4) : 0.f;
   float biases[2] = {0.f, 0.f};  // of the outputs that the thread stores, the same of each token
   if (matrix.bias) read_biases(biases, matrix, block_x);
@@ -231,28 +193,6 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
       term[m] = load_float2(terms + ((long)m * chunks + chunk) * 4 + t);
     }
   };
-#if RING
-  uint4 x[UNROLL][TOKENS];
-  float2 term[UNROLL][TOKENS];
-#pragma unroll
-  for (int u = 0; u < UNROLL; u++)
-    if (u < count) load_x(x[u], term[u], u);
-#pragma unroll 1
-  for (int k = 0; k < count; k += UNROLL) {
-    Raw raws[UNROLL];
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++)
-      if (k + u < count) take(raws[u], k + u);
-    __syncwarp();  // all have read
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++) fetch(k + u + RING);
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
-      if (k + u < count) add(raws[u], x[u], term[u]);
-      if (k + u + UNROLL < count) load_x(x[u], term[u], k + u + UNROLL);
-    }
-  }
-#else
   auto consume = [&](const Raw(&raws)[UNROLL], int k) {
     if (k + UNROLL <= count) {
       uint4 x[UNROLL][TOKENS];
@@ -278,7 +218,6 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     request(even, k + 2 * UNROLL);
     consume(odd, k + UNROLL);
   }
-#endif
   constexpr float scale0 = E4M3 ? 1.f : power(POSITION0 - 24), scale1 = E4M3 ? 1.f : power(POSITION1 - 24 - (BYTES_TIMES_16 ? 4 : 0));
   constexpr float shift0 = MINIMA ? 1.f : -OFFSET * power(POSITION0 - 24), shift1 = MINIMA ? 1.f : -OFFSET * power(POSITION1 - 24);
 #pragma unroll

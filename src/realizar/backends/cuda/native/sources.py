@@ -37,7 +37,6 @@ class MatvecTiles:
         parts: warps of a block that share the columns of a tile.
         unroll: chunks that a warp requests at once.
         blocks: blocks per multiprocessor that registers must allow.
-        ring: chunks that a warp has asked the copy engine for, of formats of eight bits on Hopper; 0 without it.
     """
 
     tokens: int
@@ -45,7 +44,6 @@ class MatvecTiles:
     parts: int
     unroll: int
     blocks: int
-    ring: int = 0
 
     kind: Literal["matvec"] = "matvec"
 
@@ -55,8 +53,7 @@ class MatvecTiles:
 
     def shared_bytes(self, weight_format: FragmentFormat) -> int:
         """Dynamic shared memory of a block."""
-        held = weight_format.codes_bytes // 4 + weight_format.tile_scale_bytes
-        return self.tiles * self.parts * self.ring * held
+        return 0
 
     def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
         return -(-out_features // (16 * self.tiles)), splits, 1
@@ -221,7 +218,7 @@ def matmul_source(
     name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else '_halves' if halves else ''}_tokens{tiles.tokens}"
     own = tiles.defines() | epilogue_defines(epilogue) | {"HALVES": int(halves)}
     parts = [define(own), read("primitives.cu")]
-    if tiles.kind == "wgmma" or (tiles.kind == "matvec" and tiles.ring):
+    if tiles.kind == "wgmma":
         parts.append(read("bulk.cu"))
     stays = isinstance(tiles, WgmmaTiles) and tiles.stays
     if tiles.kind != "matvec":
