@@ -6,9 +6,7 @@ all ranks; then it waits for a rank that sends nothing, which must end.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import itertools
 import mmap
 import sys
 import time
@@ -22,10 +20,9 @@ from torch import distributed
 
 from backends.cuda import triton_interpreter  # noqa: F401
 from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts, whole_width
-from realizar.backends.cuda.kernels.exchange import SENT, share_sums
+from realizar.backends.cuda.kernels.exchange import share_sums
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
 from realizar.backends.cuda.kernels.reduce import HALF_FACTOR
-from realizar.backends.cuda.native.launcher import checked, driver_module
 from realizar.backends.cuda.ranks.peers import PeerMemory, Region, share_memory
 
 SCALE, EPS = 0.5, 1e-5
@@ -111,14 +108,10 @@ def mapped_memory(folder: Path, rank: int, ranks: int, num_bytes: int, word: Wor
 
 
 def start(
-    case: Case, region: Region, ranks: int, way: str, by_blocks: bool, buffers: dict[str, torch.Tensor]
+    case: Case, region: Region, ranks: int, at_once: bool, by_blocks: bool, buffers: dict[str, torch.Tensor]
 ) -> None:  # fmt: skip
-    """Start what adds all ranks' sums to `hidden` and norms it: `at once`, `by turns`, or once a matmul `sent` them."""
+    """Start what adds all ranks' sums to `hidden` and norms it."""
     sums, bias, none = buffers["sums"], buffers["bias"], buffers["none"]
-    splits, at_once, halves = SPLITS, way != "by turns", int(case.halves)
-    if way == "sent":
-        sums, bias, splits, halves = buffers["whole"], none, 1, SENT.value
-        write_to(region.other, sums)
     hidden, normed, weight, squares = (buffers[name] for name in ("hidden", "normed", "weight", "squares"))
     tokens, width, biased = case.tokens, case.width, bias is not none
     cut, parts, dependent = norm_blocks(width), norm_square_parts(width), {"DEPENDENT": False}
@@ -131,9 +124,9 @@ def start(
             RANKS=ranks, HALVES=case.halves, BLOCK=cut.block, num_warps=cut.warps, **dependent,
         )  # fmt: skip
     constants = {
-        "SPLITS": splits, "MATMUL_BIAS": biased, "FORMAT": 0, "BLOCK_TOKENS": 1, "CHUNKS": 1, "PARTS": parts,
+        "SPLITS": SPLITS, "MATMUL_BIAS": biased, "FORMAT": 0, "BLOCK_TOKENS": 1, "CHUNKS": 1, "PARTS": parts,
         "exchange": region.at_once(case.halves) if at_once else region.totals, "RANKS": ranks if at_once else 1,
-        "HALVES": halves, **dependent,
+        "HALVES": case.halves, **dependent,
     }  # fmt: skip
     if by_blocks:
         normalize_block[(tokens, cut.blocks)](
@@ -149,71 +142,61 @@ def start(
     )  # fmt: skip
 
 
-def write_to(address: int, values: torch.Tensor) -> None:
-    """As a matmul does, whose kernel has ended before the norm's begins."""
-    if values.device.type == "cpu":
-        ctypes.memmove(address, values.data_ptr(), values.nbytes)
-        return
-    checked(driver_module().cuMemcpy(address, values.data_ptr(), values.nbytes), "writing another rank's memory")
-
-
 def check(case: Case, memory: PeerMemory, regions: Sequence[Region], digest: Any) -> None:
-    """Both kernels, and all ways to add up, twice each; on a GPU captured as well, and a thousand times."""
+    """Both kernels, and both ways to add up, twice each; on a GPU captured as well, and a thousand times."""
     rank, ranks, device = memory.rank, memory.ranks, case.device
     hidden, normed = case.expected(ranks)
-    none, sums = torch.zeros(1, device=device), case.inputs(rank)
-    biased = sums.float().sum(0, keepdim=True) * HALF_FACTOR.value + (case.weight() if rank == 0 else 0.0)
+    none = torch.zeros(1, device=device)
     buffers = {
-        "sums": sums, "bias": case.weight() if rank == 0 else none, "none": none, "weight": case.weight(),
-        "whole": (biased / HALF_FACTOR.value).half(),
+        "sums": case.inputs(rank), "bias": case.weight() if rank == 0 else none, "none": none, "weight": case.weight(),
         "squares": torch.zeros(case.tokens, norm_square_parts(case.width), device=device),
         "hidden": case.stream(), "normed": torch.empty(case.tokens, case.width, device=device),
     }  # fmt: skip
     most, size = regions[0].most_at_once(ranks, case.tokens, case.width), hidden.abs().max().item()
-    ways = ["at once", "by turns", *(["sent"] if case.halves and ranks == 2 else [])]
-    if case.tokens > most:
-        ways = ["by turns"]
+    ways = ((at_once, by_blocks) for at_once in (True, False) for by_blocks in (False, True))
 
     before = case.stream()
 
-    def once(way: str, by_blocks: bool, turn: int) -> None:
+    def once(at_once: bool, by_blocks: bool, turn: int) -> None:
         buffers["hidden"].copy_(before)
         buffers["normed"].fill_(torch.nan)
-        start(case, regions[turn % 2], ranks, way, by_blocks, buffers)
+        start(case, regions[turn % 2], ranks, at_once, by_blocks, buffers)
 
-    for way, by_blocks in itertools.product(ways, (False, True)):
+    for at_once, by_blocks in ways:
+        if at_once and case.tokens > most:
+            continue
         found = []
         for turn in range(2):
-            once(way, by_blocks, turn)
+            once(at_once, by_blocks, turn)
             found.append((buffers["hidden"].clone(), buffers["normed"].clone()))
         assert torch.equal(found[0][0], found[1][0])
         assert torch.equal(found[0][1], found[1][1])
         bound = size * (2**-10 if case.halves else 2**-21)
         error = (found[0][0].double() - hidden).abs().max().item()
-        assert error <= bound, (case, way, by_blocks, error, bound)
+        assert error <= bound, (case, at_once, by_blocks, error, bound)
         of_norm = hidden * case.weight().double() if by_blocks else normed
         error = (found[0][1].double() - of_norm).norm() / of_norm.norm()
-        assert error < (1e-3 if case.halves else 1e-6), (case, way, by_blocks, error)
+        assert error < (1e-3 if case.halves else 1e-6), (case, at_once, by_blocks, error)
         digest.update(found[0][0].cpu().numpy().tobytes() + found[0][1].cpu().numpy().tobytes())
-        if device.type == "cuda" and way != "sent":
-            check_captured(once, way, by_blocks, buffers, found[0])
+        if device.type == "cuda":
+            check_captured(once, at_once, by_blocks, buffers, found[0])
 
 
-def check_captured(once: Any, way: str, by_blocks: bool, buffers: Any, expected: Any) -> None:
+def check_captured(once: Any, at_once: bool, by_blocks: bool, buffers: Any, expected: Any) -> None:
     """A graph of four, replayed many times, gives the bits of launches, also where ranks do not keep step."""
     graph = torch.cuda.CUDAGraph()
     wrong = torch.zeros(1, dtype=torch.int64, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         for turn in range(4):
-            once(way, by_blocks, turn)
+            once(at_once, by_blocks, turn)
             wrong.add_((buffers["hidden"] != expected[0]).sum() + (buffers["normed"] != expected[1]).sum())
     for replay in range(REPEATS // 4 if expected[0].shape[0] <= 64 else 4):
         if replay % 16 == 3:
             torch.cuda._sleep(200_000 * (1 + torch.cuda.current_device()))
         graph.replay()
     torch.cuda.synchronize()
-    assert wrong.item() == 0, (way, by_blocks, wrong.item())
+    assert wrong.item() == 0, (at_once, by_blocks, wrong.item())
 
 
 def check_alone(case: Case, memory: PeerMemory, region: Region, word: Word) -> None:
@@ -226,7 +209,7 @@ def check_alone(case: Case, memory: PeerMemory, region: Region, word: Word) -> N
     }  # fmt: skip
     memory.state[1] = 5000 if case.device.type == "cuda" else 50
     for _ in range(3):
-        start(case, region, memory.ranks, "at once", True, buffers)
+        start(case, region, memory.ranks, True, True, buffers)
     if case.device.type == "cuda":
         torch.cuda.synchronize()
     assert word.value == 1
@@ -234,7 +217,7 @@ def check_alone(case: Case, memory: PeerMemory, region: Region, word: Word) -> N
         return
     memory.state[1] = (1 << 30) - 1
     word.value = 0
-    start(case, region, memory.ranks, "at once", False, buffers)
+    start(case, region, memory.ranks, True, False, buffers)
     time.sleep(0.2)
     assert not torch.cuda.current_stream().query()
     word.value = 1

@@ -208,14 +208,7 @@ class Binder:
         else:
             yield Launch("activation", self._dense.activate(block.feed_forward, inputs, output, buffers.get))
         residual = self._norms.bind_residual_add(branch, self._next_consumer(block.join))
-        run = self._dense.project(output, buffers.get, residual=residual, sent_to=self._sent_to(block))
-        yield Launch(join_part(block), run, output.weight_bytes)
-
-    def _sent_to(self, block: Block) -> Callable[[StepKind], int] | None:
-        if self._ranks is None or not block.join.reduce:
-            return None
-        ranks, turn = self._ranks, self._turns[block]
-        return lambda kind: ranks.place_of_halves(turn, kind.tokens)
+        yield Launch(join_part(block), self._dense.project(output, buffers.get, residual=residual), output.weight_bytes)
 
     def _next_consumer(self, join: Join) -> Consumer | None:
         if join.next is None:

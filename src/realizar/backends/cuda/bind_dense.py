@@ -34,7 +34,6 @@ class DenseBinder:
         target: Buffers | None = None,
         residual: ResidualAdd | None = None,
         sums: Callable[[StepKind], torch.Tensor] | None = None,
-        sent_to: Callable[[StepKind], int] | None = None,
     ) -> Run:
         """Return a function that starts a matmul, with the epilogue that it has for a number of tokens.
 
@@ -43,7 +42,6 @@ class DenseBinder:
             consumer: the matmul that reads the activation of a feed-forward which begins with this one, from `target`.
             residual: operands of the residual-add epilogue, by number of tokens, if the matmul adds to the stream.
             sums: where its partial sums go; None for the beginning of their memory.
-            sent_to: the address at which another rank waits for the sums, 0 where their norm sends them.
         """
         space = self._space
 
@@ -60,8 +58,7 @@ class DenseBinder:
                     if sums is None
                     else sums(kind)
                 )
-                to = sent_to(kind) if sent_to is not None and linear.may_send(kind) else 0
-                linear.launch(kind, source, partials, norm, to)
+                linear.launch(kind, source, partials, norm)
 
         return run
 

@@ -290,8 +290,7 @@ class NormBinder:
             return (self._none, 0, 0, self._none), {"SPLITS": 0, "MATMUL_BIAS": False}
         linear = branch.linear
         assert not isinstance(linear, ParallelOutput)
-        is_sent = isinstance(linear, MergedLinear) and linear.may_send(kind)
-        own = Sums(self._partials(linear, kind), linear.splits(kind), linear.bias, is_sent=is_sent)
+        own = Sums(self._partials(linear, kind), linear.splits(kind), linear.bias)
         sums = self._of_ranks(branch, 0, own, kind, by_blocks=by_blocks)
         pointers = *self._pointers(sums), self._none if sums.bias is None else sums.bias
         return pointers, {"SPLITS": sums.splits, "MATMUL_BIAS": sums.bias is not None, **sums.shared}

@@ -19,8 +19,6 @@ from realizar.backends.cuda.kernels.reduce import HALF_FACTOR, load_sum
 FREE = tl.constexpr(-1)
 RANK, PATIENCE = tl.constexpr(0), tl.constexpr(1)
 """Places of `state`: this rank; turns of a wait, at most."""
-SENT = tl.constexpr(2)
-"""HALVES that the matmul has sent."""
 _LOOK_EVERY = tl.constexpr(1024)  # turns after which a wait reads the host's word
 
 
@@ -92,7 +90,7 @@ def load_rank_sum(
     With RANKS of 0 it is this rank's alone. With 1 the sum over ranks has been sent: partials are not read. `exchange`:
     addresses, state, and the words from a sender's place to the next; addresses are those of other ranks' memory, then
     of this one's, and of the host's word, which is not 0 where ranks are broken off. `at`: the columns among a sender's
-    words. HALVES of `SENT`: of one split without bias.
+    words.
     """
     if RANKS == 1:
         total = receive(tl.zeros_like(at).to(tl.float32), 1, at, mask, exchange, 0, 1, HALVES)
@@ -100,8 +98,7 @@ def load_rank_sum(
         total = load_sum(partials, bias, token_at, columns, mask, splits_stride, SPLITS, BIAS)
         if RANKS > 1:
             words = as_words(total, HALVES)
-            if HALVES != SENT:
-                send(words, at, mask, exchange[0], 0, RANKS - 1, 16)
+            send(words, at, mask, exchange[0], 0, RANKS - 1, 16)
             rank = tl.load(exchange[1] + RANK)
             total = receive(as_floats(words), rank, at, mask, exchange, RANKS - 1, RANKS, HALVES)
     return total

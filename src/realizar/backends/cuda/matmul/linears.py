@@ -161,26 +161,15 @@ class MergedLinear:
             return []
         return [(formats, config)] if self.all_packed else [((each,), config) for each in formats]
 
-    def may_send(self, kind: StepKind) -> bool:
-        """True if `launch` may write the sums to another rank's memory too: whole ones, as halves."""
-        config = self.route(kind)
-        halves = config is not None and config.halves and config.splits == 1 and self.all_packed
-        return halves and self.bias is None and not self._in_fp8(kind)
-
-    def launch(
-        self, kind: StepKind, inputs: Buffers, partials: torch.Tensor, norm: FoldedNorm | None = None, sent_to: int = 0
-    ) -> None:
-        """Write partials [splits, tokens, width] of `sum_type`, contiguous; finish `norm`, if `applies_norm_scale`.
-
-        `sent_to`: where `may_send`, the address at which another rank waits for them; 0 is none.
-        """
+    def launch(self, kind: StepKind, inputs: Buffers, partials: torch.Tensor, norm: FoldedNorm | None = None) -> None:
+        """Write partials [splits, tokens, width] of `sum_type`, contiguous; finish `norm`, if `applies_norm_scale`."""
         config, tokens = self.route(kind), kind.tokens
         if self._matmuls is not None and config is not None and self.all_packed:
             source = inputs(config.format, self.cols).with_norm(norm)
             if self._in_fp8(kind):
                 launch_fp8(self._matmuls, self.packed, source, partials, tokens, config, self._columns)
             else:
-                self._matmuls.launch_merged(self.packed, source, partials, tokens, config, sent_to=sent_to)
+                self._matmuls.launch_merged(self.packed, source, partials, tokens, config)
             return
         splits = self.splits(kind) if config is None else 1
         if config is not None:
@@ -419,8 +408,9 @@ class Merger:
         self._residual_adds: set[Group] = {
             (join.linear.weight,) for join in adds_residual if join.linear and join.adds_directly
         }
-        ends = (block.join.linear for block in program.blocks)
-        self._read_by_norms: set[Group] = {(linear.weight,) for linear in ends if linear}
+        self._read_by_norms: set[Group] = {
+            (block.join.linear.weight,) for block in program.blocks if block.join.linear and not block.join.reduce
+        }
         self._made: dict[Group, MergedLinear] = {}
 
     def merge(self, linears: Sequence[Linear]) -> MergedLinear:

@@ -234,13 +234,12 @@ class MatmulKernels:
 
     def launch_merged(
         self, matrices: Sequence[PackedMatrix], activations: ActivationBuffer, partials: torch.Tensor, tokens: int,
-        config: MatmulConfig, columns: Sequence[int] | None = None, sent_to: int = 0,
+        config: MatmulConfig, columns: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         """Start the matmuls of matrices of equal columns with the same activations in one grid; formats may differ.
 
         `columns` are where each begins in the output, one after the other if None. `config` is from `route_merged`; for
-        the rest and errors see `launch`. `sent_to`: an address of another rank's memory to which sums that leave as
-        halves, of one split, go as well, [tokens, out_features]; 0 is none.
+        the rest and errors see `launch`.
         """
         assert not isinstance(config.tiles, FP8Tiles)
         assert partials.dtype == (torch.float16 if config.halves else torch.float32)
@@ -258,9 +257,6 @@ class MatmulKernels:
         strides = partials.stride(1), partials.stride(0)
         arguments += shape_arguments(activations, tokens, matrices[0], config.splits, *strides)
         sizes = MATRIX_SIZES * len(matrices) + SHAPE_SIZES
-        if config.halves:
-            arguments.append(sent_to)
-            sizes += "p"
         grid = self.launched(tiles, (blocks, *grid[1:]))
         self.start(source, grid, tiles.threads, arguments, sizes, config.dependent)
 

@@ -212,8 +212,7 @@ def matmul_source(
     partials it gets the stream, and after all else the fields of `ResidualStream` in primitives.cu.
 
     With `halves` partial sums are float16, divided by `HALF_FACTOR` of `kernels.reduce`: of tiles that stay, and output
-    features that are multiples of 128. Its last parameter is then 0, or where the first split goes as well: another
-    rank's memory of as many columns.
+    features that are multiples of 128.
     """
     names = "_".join(map(format_name, weight_formats))
     name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else '_halves' if halves else ''}_tokens{tiles.tokens}"
@@ -232,7 +231,7 @@ def matmul_source(
         parts.extend([read("long_steps/wgmma.cu")] if stays else [])
         parts.append("".join(f"#undef {key}\n" for key in defines) + "}\n")
     shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
-    return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue, halves), shared)
+    return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue), shared)
 
 
 def format_name(weight_format: FragmentFormat) -> str:
@@ -263,7 +262,7 @@ def epilogue_defines(epilogue: Epilogue | None) -> Defines:
     return {"ACTIVATION": ACTIVATIONS[epilogue]} | (numbers if epilogue == "clamped" else {})
 
 
-def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None, halves: bool) -> str:
+def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> str:
     parameters = [
         f"const char* w{i}, const float* b{i}, const void* t{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)
     ]
@@ -276,7 +275,7 @@ def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None, halve
         parameters.append("const float* bias, float scale, const float* norm_weight, char* codes, float2* terms")
         parameters.append("float* out_square_sums, int out_parts")
         stream = ", {bias, scale, norm_weight, codes, terms, out_square_sums, out_parts}"
-    elif epilogue is not None or halves:
+    elif epilogue is not None:
         parameters.append("float* out_scales")
         out_scales = "out_scales"
     stays = isinstance(tiles, WgmmaTiles) and tiles.stays

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from realizar.backends.cuda.kernel_sizes import norm_blocks, whole_width
-from realizar.backends.cuda.kernels.exchange import SENT, add_up_sums, send_sums, share_sums
+from realizar.backends.cuda.kernels.exchange import add_up_sums, send_sums, share_sums
 from realizar.backends.cuda.native.launcher import checked, driver_module
 from realizar.errors import KernelError
 from realizar.models.spec import ModelSpec
@@ -40,14 +40,12 @@ class Sums:
     Attributes:
         partials: float32 [splits, tokens, width], or float16 of `HALF_FACTOR`. bias: added to them.
         shared: a kernel's arguments of `kernels.exchange.load_rank_sum`, by which it adds up those of all ranks.
-        is_sent: the matmul has sent them to `RankSums.place_of_halves`, if there is one.
     """
 
     partials: torch.Tensor
     splits: int
     bias: torch.Tensor | None = None
     shared: dict[str, Any] = field(default_factory=dict)
-    is_sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +167,6 @@ class Region:
         self._at_once = self._exchange([*(slot(other, at_once) for other in others), own, broken], at_once)
         self._parts = self._exchange([*(slot(other, parts) for other in range(ranks)), own, broken], parts)
         self._totals = self._exchange([totals[rank], broken], 0)
-        self.other = slot(others[0], at_once)
         self.to_totals = self._table(totals)
 
     @staticmethod
@@ -239,20 +236,12 @@ class PeerSums:
         """
         tokens = own.partials.shape[1]
         region, halves = self._turns[place][turn % 2], not self._exactly and tokens > _MANY_TOKENS
-        if own.is_sent and self.place_of_halves(turn, tokens):
-            sums = self._at_once(region, own, halves)
-            return Sums(sums.partials, 1, None, sums.shared | {"HALVES": SENT.value})
         sums = self._exchanged(region, own, halves, launching)
         if by_blocks or tokens > _FEW_TOKENS:
             return sums
         totals = self._totals[place, :, :tokens]
         self._add_up(sums, totals, launching)
         return Sums(totals, 1)
-
-    def place_of_halves(self, turn: int, tokens: int) -> int:
-        """0 of more than two ranks, and of steps whose sums are exchanged as float32."""
-        is_sent = self._ranks == 2 and not self._exactly and _MANY_TOKENS < tokens <= self._most
-        return self._turns[0][turn % 2].other if is_sent else 0
 
     def of_stream(self, hidden: torch.Tensor, launching: dict[str, bool]) -> None:
         """Add up embeddings, float32 [tokens, hidden_size], of which each is zeros on all ranks but one."""

@@ -47,12 +47,6 @@ class RankSums(Protocol):
         Neighbours have other turns. One rank alone has the bias.
         """
 
-    def place_of_halves(self, turn: int, tokens: int) -> int:
-        """The address at which the one other rank waits for a branch's sums, so that the matmul may send them; else 0.
-
-        They are float16, divided by `HALF_FACTOR`, [tokens, hidden_size].
-        """
-
     def of_stream(self, hidden: torch.Tensor, launching: dict[str, bool]) -> None:
         """Add up embeddings, float32 [tokens, hidden_size], of which each is zeros on all ranks but one."""
 
@@ -99,9 +93,6 @@ class GroupSums:
             only = total
         self._group.add_up(only, total)
         return Sums(total[None], 1)
-
-    def place_of_halves(self, turn: int, tokens: int) -> int:
-        return 0
 
     def of_stream(self, hidden: torch.Tensor, launching: dict[str, bool]) -> None:
         self._group.add_up(hidden, hidden)

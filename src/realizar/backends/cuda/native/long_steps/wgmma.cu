@@ -87,12 +87,7 @@ INLINE void store_halves(const float (&c)[STRIPS][TOKENS / 2], const float (&str
   asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
   const int m = threadIdx.x % 128, token = token_block * TOKENS + m;
   u16* out = (u16*)matrix.partials + split * shape.split_stride + (long)token * shape.token_stride + first_strip * 64;
-  if (m < TOKENS && token < shape.tokens) {
-    const u32 from = shared_address(staged) + m * PITCH;
-    store_bulk(out, from, 256);
-    u16* other = (u16*)matrix.out_scales;  // another rank's memory, of as many columns, or null
-    if (other != nullptr) store_bulk(other + (long)token * matrix.out_features + first_strip * 64, from, 256);
-  }
+  if (m < TOKENS && token < shape.tokens) store_bulk(out, shared_address(staged) + m * PITCH, 256);
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 #endif
