@@ -317,7 +317,7 @@ class NativeStepSampler:
         sent of it.
         """
         masked, indices = np.arange(len(numbers)), given.indices
-        if len(given) < len(numbers):  # else all have one, in the same order
+        if not np.array_equal(given.numbers, numbers):  # else all have one, in the same order
             index_of = np.full(len(self._rows.kinds), NO_MASK)
             index_of[given.numbers] = given.indices
             masked = (index_of[numbers] >= 0).nonzero()[0]
