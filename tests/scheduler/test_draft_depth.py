@@ -149,6 +149,7 @@ def test_numbers_of_rows_nearest_to_ones_that_no_draft_pays_begin_without() -> N
     """They are measured with drafts all the same, a run later; those near ones that draft begin with drafts."""
     depth = measured(3)
     load = Load(depth, seconds, right=0.0)
+    assert depth.pays(20)
     load.run(200, num_rows=32)
     assert not depth.pays(32)
     assert not depth.pays(20)

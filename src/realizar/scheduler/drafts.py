@@ -245,13 +245,16 @@ class DraftDepth:
             self._last = None
 
     def _group(self, num_rows: int) -> _Depths:
+        """That of a number of rows; before its first step it begins as the nearest measured ones would have it."""
         number = int(2 * math.log2(max(num_rows, 1)))
-        if number not in self._groups:
+        group = self._groups.get(number)
+        if group is None or group.is_new:
             known = [each for each, group in self._groups.items() if group.is_known]
             nearest = min(known, key=lambda each: abs(each - number), default=None)
             is_off = nearest is not None and self._groups[nearest].prefers_none
-            self._groups[number] = _Depths(self._depths, begins_off=is_off)
-        return self._groups[number]
+            if group is None or group.is_off != is_off:
+                group = self._groups[number] = _Depths(self._depths, begins_off=is_off)
+        return group
 
 
 class _Depths:
@@ -284,6 +287,11 @@ class _Depths:
     @property
     def is_off(self) -> bool:
         return self._way < self._own and not self._depths[self._way]
+
+    @property
+    def is_new(self) -> bool:
+        """True before the first step that was measured."""
+        return not self._run_steps and not self._seen.any()
 
     @property
     def is_known(self) -> bool:
