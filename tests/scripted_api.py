@@ -32,13 +32,17 @@ class Delta:
 
 @dataclass(frozen=True)
 class Script:
-    """An answer. `status` other than 200 refuses; `error` breaks the stream off; `whole` says whether it ends well."""
+    """An answer. `status` other than 200 refuses; `error` breaks the stream off; `whole` says whether it ends well.
+
+    `drafts` are those that were verified, and right, as `timings` has them; None without any.
+    """
 
     deltas: Sequence[Delta] = ()
     finish_reason: str = "stop"
     status: int = 200
     error: str | None = None
     whole: bool = True
+    drafts: tuple[int, int] | None = None
 
 
 @dataclass
@@ -159,7 +163,9 @@ class ScriptedApi:
                 if body.get("stream_options", {}).get("include_usage"):
                     count = len(script.deltas)
                     usage = {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count}
-                    yield _event({**base, "choices": [], "usage": usage})
+                    drafted = dict(zip(("draft_n", "draft_n_accepted"), script.drafts or (), strict=False))
+                    timings = {"timings": drafted} if drafted else {}
+                    yield _event({**base, "choices": [], "usage": usage, **timings})
                 span.ended_s = time.perf_counter()
                 yield "data: [DONE]\n\n"
             done = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,8 +48,10 @@ def test_a_chat_streams(api: ScriptedApi, page: Any) -> None:
     assert body["model"] == "scripted-1b"
     assert body["messages"] == [{"role": "user", "content": "Why?"}]
     assert body["stream"] is True
+    api.script = lambda body: replace(words("It falls."), drafts=(9, 5))
     ask(page, "And then?")
     finished(page, 2)
+    assert page.locator(".stats").nth(1).inner_text().endswith(" s · 5 of 9 drafts right")
     assert [m["role"] for m in api.requests[1]["messages"]] == ["user", "assistant", "user"]
     assert api.requests[1]["messages"][1]["content"] == "The tide **rises** twice."
     assert elsewhere == []

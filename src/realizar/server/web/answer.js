@@ -19,7 +19,7 @@ export class Answer {
     this.message = message;
     this.onDelta = onDelta;
     this.controller = new AbortController();
-    this.clock = { start: performance.now(), first: 0, last: 0, deltas: 0, tokens: null };
+    this.clock = { start: performance.now(), first: 0, last: 0, deltas: 0, tokens: null, drafts: null };
   }
 
   stop() {
@@ -62,6 +62,7 @@ export class Answer {
   take(chunk) {
     const { message, clock } = this;
     clock.tokens = chunk.usage?.completion_tokens ?? clock.tokens;
+    clock.drafts = chunk.timings ?? clock.drafts;
     if (chunk.usage?.total_tokens) {
       message.used = chunk.usage.total_tokens;
     }
@@ -104,5 +105,9 @@ function summary(clock) {
   if (count > 1 && clock.last > clock.first) {
     parts.unshift(`${perSecond(clock).toFixed(1)} tok/s`);
   }
-  return [...parts, `first after ${((clock.first - clock.start) / 1000).toFixed(2)} s`].join(" · ");
+  parts.push(`first after ${((clock.first - clock.start) / 1000).toFixed(2)} s`);
+  if (clock.drafts?.draft_n) {
+    parts.push(`${clock.drafts.draft_n_accepted} of ${clock.drafts.draft_n} drafts right`);
+  }
+  return parts.join(" · ");
 }
