@@ -34,10 +34,12 @@ def test_drawn_drafts_are_right_as_often_as_asked(tmp_path: Path) -> None:
     work = Work(4, 120, (1, 2), 1, (0.75, 0.5, 0.25))
     for found in measure_throughput(checkpoint, config, work, log=lambda _: None):
         assert found.tokens_per_step == pytest.approx(2.5, abs=0.08)  # where chance would be wrong by 0.16
+        assert found.acceptance == pytest.approx((0.75, 0.5, 0.25), abs=0.05)
+        assert 0.4 < found.accepted_tokens / found.draft_tokens < 0.6
     alone, _ = measure_throughput(
         checkpoint, EngineConfig(threads=1), dataclasses.replace(work, acceptance=None), log=lambda _: None
     )
-    assert alone.tokens_per_step is None
+    assert (alone.tokens_per_step, alone.draft_tokens, alone.acceptance) == (None, 0, ())
 
 
 @pytest.mark.parametrize("rates", [(), (0.5, 0.6), (1.2,), (0.5, 0.0)])

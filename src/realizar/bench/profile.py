@@ -21,14 +21,18 @@ from realizar.backends.select import make_inspected_backend, resolve_model
 from realizar.backends.step_values import StageValues
 from realizar.batch import OpenedRow, StepRows
 from realizar.bench.picture import bar, legend, svg, text
+from realizar.bench.throughput import measure
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
+from realizar.engine.loading import load_core
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.pace import Policy
 
 _GREEDY = SamplingParams(temperature=0.0)
 _LEAST_STEPS_S = 0.5  # for which steps are timed, twice: long, so that some are undisturbed on a busy machine too
 _CACHED = 1.05
+_DRAFTED_TOKENS = 64  # of a row, generated to count drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,22 @@ class PartProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftProfile:
+    """Steps with as many drafts as there may be, behind a prompt of random tokens.
+
+    Attributes:
+        draft_tokens, accepted_tokens, acceptance, tokens_per_step: as of `BatchResult`.
+        ms: of a step and the drafts that it brings.
+    """
+
+    draft_tokens: int
+    accepted_tokens: int
+    acceptance: tuple[float, ...]
+    tokens_per_step: float
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepProfile:
     """A step taken apart.
 
@@ -72,6 +92,7 @@ class StepProfile:
         rest_ms: of a step beside its parts: what the host does for it, and what other programs took; 0 where parts
             that were timed alone take longer than a step, in which they overlap.
         limit_gb_per_s: at which this device was seen to read `limit_bytes` over and over (`ReadLimit`).
+        drafts: None where none were asked for.
     """
 
     device: Device
@@ -84,6 +105,7 @@ class StepProfile:
     rest_ms: float
     limit_gb_per_s: float
     limit_bytes: int
+    drafts: DraftProfile | None = None
 
 
 def profile_step(
@@ -114,6 +136,37 @@ def profile_step(
         log("measuring how fast memory can be read")
         limit = backend.read_limit(sum(each.bytes_read for each in times))
     return summarise(resolved.chosen.kind, work, times, wall_s, limit)
+
+
+def profile_drafts(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    work: StepWork,
+    log: Callable[[str], None],
+    progress: LoadProgress | None = None,
+) -> DraftProfile:
+    """Load a model with what drafts, and generate as many rows as the step has behind contexts as long.
+
+    Errors are those of `measure_throughput`. Without a draft that was verified, numbers are those of steps without.
+    """
+    prompt = max(work.context, 1)
+    length = prompt + _DRAFTED_TOKENS + 1
+    needed = replace(config, context_length=length, typical_request_tokens=length, max_running=work.batch)
+    core = load_core(checkpoint, needed, policy=Policy("prefill", measures_drafts=False), progress=progress)
+    try:
+        log(f"counting the drafts of {_DRAFTED_TOKENS} tokens")
+        run = measure(core, batch=work.batch, prompt_tokens=prompt, gen_tokens=_DRAFTED_TOKENS)
+    finally:
+        core.close()
+    drafts = run.drafts
+    ms = 1e3 * run.decode_s * drafts.tokens_per_step / _DRAFTED_TOKENS
+    return DraftProfile(drafts.drafted, drafts.accepted, drafts.acceptance, drafts.tokens_per_step, ms)
+
+
+def right_drafts(drafted: int, accepted: int, acceptance: Sequence[float]) -> str:
+    """How many drafts were right, and the shares of steps in which so many were."""
+    places = ", ".join(f"{share:.2f}" for share in acceptance)
+    return f"{accepted} of {drafted} drafts right" + (f" (by place {places})" if places else "")
 
 
 @contextmanager
@@ -189,7 +242,16 @@ def profile_table(profile: StepProfile) -> list[str]:
     lines.append(f"{'rest':<12} {'':>6} {profile.rest_ms:>9.3f} {profile.rest_ms / profile.wall_ms:>8.1%}")
     lines.append(f"{'step':<12} {'':>6} {profile.wall_ms:>9.3f} {'100.0%':>8} {read / 1e6:>9.2f} {rate:>8.1f}"
                  f" {limit_label(rate / profile.limit_gb_per_s):>9}")  # fmt: skip
-    return [*lines, coverage(profile), f"limit: {limit_line(profile)}"]
+    return [*lines, coverage(profile), f"limit: {limit_line(profile)}", *_draft_lines(profile.drafts)]
+
+
+def _draft_lines(drafts: DraftProfile | None) -> list[str]:
+    if drafts is None:
+        return []
+    if not drafts.draft_tokens:
+        return ["drafts: none were made"]
+    right = right_drafts(drafts.draft_tokens, drafts.accepted_tokens, drafts.acceptance)
+    return [f"drafts: {right}, {drafts.tokens_per_step:.2f} tokens of a step, {drafts.ms:.3f} ms a step with them"]
 
 
 def limit_label(share: float) -> str:

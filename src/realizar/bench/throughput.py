@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 
 from realizar.backends.load_progress import LoadProgress
@@ -22,6 +22,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import load_core
 from realizar.errors import CapacityError, InvalidRequestError
 from realizar.models.spec import Experts, ModelSpec
+from realizar.outputs import added_by_place
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
@@ -56,6 +57,8 @@ class BatchResult:
             count.
         experts_by_chance: those that it would read if tokens chose by chance; None without any.
         tokens_per_step: of a row and a step with drafts, on average; None if no draft was verified.
+        draft_tokens, accepted_tokens: verified, and those of them that were right; of all repeats.
+        acceptance: shares of the steps with drafts in which so many, 1 and on, were right at least.
     """
 
     batch: int
@@ -69,6 +72,9 @@ class BatchResult:
     experts_read: float | None
     experts_by_chance: float | None
     tokens_per_step: float | None
+    draft_tokens: int
+    accepted_tokens: int
+    acceptance: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +187,11 @@ def measure_batch(
         of_work = partial(of_work, sampling=RANDOM)
         of_work()
         drafter.learns = False
-    runs: list[_PhaseTimes] = []
+    runs: list[PhaseTimes] = []
     for repeat in range(work.repeats):
         log(f"batch {batch}: run {repeat + 1} of {work.repeats}")
         runs.append(of_work(seed=0 if drafter is not None else repeat))
-    lengths = [run.tokens_per_step for run in runs if run.tokens_per_step is not None]
+    drafts = reduce(DraftedSteps.plus, (run.drafts for run in runs))
     decode = _spread([run.decode_tokens_per_s for run in runs])
     capacity = core.capacity
     return BatchResult(
@@ -196,10 +202,13 @@ def measure_batch(
         peak_memory_bytes=peak_memory_bytes(),
         device_memory_bytes=0 if core.device_memory is None else core.device_memory.used_bytes,
         weight_bytes_per_token=capacity.weight_bytes_per_token,
-        achieved_gb_per_s=decode.median / batch / (_mean(lengths) or 1) * capacity.weight_bytes_per_token / 1e9,
+        achieved_gb_per_s=decode.median / batch / drafts.tokens_per_step * capacity.weight_bytes_per_token / 1e9,
         experts_read=_mean([run.experts_read for run in runs if run.experts_read is not None]),
         experts_by_chance=_mean([by_chance(experts, batch) for _, experts in core.spec.mixtures()]),
-        tokens_per_step=_mean(lengths),
+        tokens_per_step=drafts.tokens_per_step if drafts.steps else None,
+        draft_tokens=drafts.drafted,
+        accepted_tokens=drafts.accepted,
+        acceptance=drafts.acceptance,
     )
 
 
@@ -225,11 +234,48 @@ def peak_memory_bytes() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _PhaseTimes:
+class DraftedSteps:
+    """What was drafted in some steps.
+
+    Attributes:
+        steps: times that drafts of a row were verified. drafted: these drafts. by_place: those of them that were right,
+            the first of a step, the second, and so on.
+    """
+
+    steps: int = 0
+    drafted: int = 0
+    by_place: tuple[int, ...] = ()
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.by_place)
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """`BatchResult`."""
+        return tuple(count / max(self.steps, 1) for count in self.by_place)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return 1 + sum(self.acceptance)
+
+    def plus(self, other: DraftedSteps) -> DraftedSteps:
+        places = added_by_place(self.by_place, other.by_place)
+        return DraftedSteps(self.steps + other.steps, self.drafted + other.drafted, places)
+
+    def since(self, earlier: DraftedSteps) -> DraftedSteps:
+        """Those of a count that goes on, behind what it had before."""
+        before = (*earlier.by_place, *(0 for _ in self.by_place[len(earlier.by_place) :]))
+        places = tuple(now - then for now, then in zip(self.by_place, before, strict=True))
+        return DraftedSteps(self.steps - earlier.steps, self.drafted - earlier.drafted, places)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
     """One run: `batch` rows read `prompt_tokens` each from nothing, then decode `gen_tokens` each after them.
 
-    `prefill_s` is until every row has its first token, `decode_s` of the steps after. `experts_read`,
-    `tokens_per_step`: `BatchResult`.
+    `prefill_s` is until every row has its first token, `decode_s` of the steps after, `drafts` of all. `experts_read`:
+    `BatchResult`.
     """
 
     batch: int
@@ -238,7 +284,7 @@ class _PhaseTimes:
     prefill_s: float
     decode_s: float
     experts_read: float | None = None
-    tokens_per_step: float | None = None
+    drafts: DraftedSteps = DraftedSteps()
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -267,7 +313,7 @@ def next_tokens(spec: ModelSpec, batch: int) -> SamplingParams:
 def measure(
     core: EngineCore, *, batch: int, prompt_tokens: int, gen_tokens: int, seed: int = 0,
     sampling: SamplingParams | None = None,
-) -> _PhaseTimes:  # fmt: skip
+) -> PhaseTimes:  # fmt: skip
     """Time the two phases apart; `core` is idle and was made with `Policy("prefill")`.
 
     Args:
@@ -295,8 +341,8 @@ def measure(
             core.abort(name)
 
 
-def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> _PhaseTimes:
-    before = core.scheduler.counts
+def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> PhaseTimes:
+    before, drafted_before = core.scheduler.counts, _drafted(core)
     read: set[int] = set()
     read_s = started_s = time.perf_counter()
     while core.has_work:
@@ -311,6 +357,10 @@ def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> _
     if len(read) < batch or after.num_preemptions > before.num_preemptions:
         raise CapacityError(f"{batch} rows of {prompt_tokens + gen_tokens} tokens do not fit into memory at once")
     decode_s = time.perf_counter() - read_s
-    drafted, accepted = after.num_drafts - before.num_drafts, after.accepted_tokens - before.accepted_tokens
-    length = 1 + accepted / drafted if drafted else None
-    return _PhaseTimes(batch, prompt_tokens, gen_tokens, read_s - started_s, decode_s, core.experts_read(), length)
+    drafts = _drafted(core).since(drafted_before)
+    return PhaseTimes(batch, prompt_tokens, gen_tokens, read_s - started_s, decode_s, core.experts_read(), drafts)
+
+
+def _drafted(core: EngineCore) -> DraftedSteps:
+    counts = core.scheduler.counts
+    return DraftedSteps(counts.num_drafts, counts.draft_tokens, tuple(counts.accepted_by_place))

@@ -46,6 +46,9 @@ def test_json_is_all_of_stdout_and_has_every_field(realizar: Callable[..., Any],
             "experts_read",
             "experts_by_chance",
             "tokens_per_step",
+            "draft_tokens",
+            "accepted_tokens",
+            "acceptance",
         }
         for phase in ("prefill_tokens_per_s", "decode_tokens_per_s"):
             spread = entry[phase]

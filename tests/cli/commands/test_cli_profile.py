@@ -18,7 +18,8 @@ def test_json_and_picture(realizar: Callable[..., Any], weights_only: Path, tmp_
     assert result.status == 0, result.stderr
     profile = json.loads(result.stdout)
     keys = {"device", "batch", "tokens", "context", "parts", "sum_ms", "wall_ms", "rest_ms"}
-    assert set(profile) == keys | {"limit_gb_per_s", "limit_bytes"}
+    assert set(profile) == keys | {"limit_gb_per_s", "limit_bytes", "drafts"}
+    assert profile["drafts"] is None
     assert (profile["device"], profile["batch"], profile["tokens"], profile["context"]) == ("cpu", 1, 1, 8)
     assert picture.read_text(encoding="utf-8").startswith("<svg")
 
@@ -28,6 +29,16 @@ def test_table_for_people(realizar: Callable[..., Any], weights_only: Path) -> N
     assert result.status == 0, result.stderr
     assert "of limit" in result.stdout.splitlines()[0]
     assert result.stdout.splitlines()[-2].startswith("the parts, each timed alone, take ")
+
+
+def test_drafts_are_counted_where_they_are_asked_for(realizar: Callable[..., Any], weights_only: Path) -> None:
+    result = realizar("profile", weights_only, *SMALL, "--speculative-tokens", "2", "--json")
+    assert result.status == 0, result.stderr
+    drafts = json.loads(result.stdout)["drafts"]
+    assert 0 < drafts["accepted_tokens"] <= drafts["draft_tokens"]
+    assert len(drafts["acceptance"]) <= 2
+    assert drafts["tokens_per_step"] == pytest.approx(1 + sum(drafts["acceptance"]))
+    assert drafts["ms"] > 0
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from realizar.cli.options.arguments import Integer, Json, Model, Verbose, at_least, check_folder
-from realizar.cli.options.engine import BackendOptions
-from realizar.cli.options.loading import fetch_model
+from realizar.cli.options.engine import BackendOptions, DraftOptions
+from realizar.cli.options.loading import fetch_model, with_drafter
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import report
@@ -120,6 +120,8 @@ def _shares(text: str) -> tuple[float, ...]:
 
 
 def _table(results: list[BatchResult]) -> list[str]:
+    from realizar.bench.profile import right_drafts
+
     lines = [f"{'batch':>5}  {'prefill tok/s':>26}  {'decode tok/s':>26}  {'GB/s':>6}"]
     for result in results:
         cells = [
@@ -131,6 +133,7 @@ def _table(results: list[BatchResult]) -> list[str]:
             lines[-1] += f"  {result.experts_read:.1f} experts a layer, by chance {result.experts_by_chance:.1f}"
         if result.tokens_per_step is not None:
             lines[-1] += f"  {result.tokens_per_step:.2f} tokens of a step with drafts"
+            lines[-1] += f", {right_drafts(result.draft_tokens, result.accepted_tokens, result.acceptance)}"
     last = results[-1]
     device = f", {format_bytes(last.device_memory_bytes)} of the GPU" if last.device_memory_bytes else ""
     lines.append(f"loaded in {last.load_s:.2f} s; peak memory {format_bytes(last.peak_memory_bytes)}{device}")
@@ -149,19 +152,27 @@ def profile_command(
     verbose: Verbose = False,
     as_json: Json = False,
     backend: BackendOptions | None = None,
+    drafts: DraftOptions | None = None,
 ) -> None:
-    """Take one step apart: time of each part, and its share of what memory can deliver."""
+    """Take one step apart: time of each part, and its share of what memory can deliver.
+
+    Where drafts are asked for, a text is generated with them, and they are counted.
+    """
     show_log(verbose)
-    from realizar.bench.profile import StepWork, profile_step, profile_svg, profile_table
+    from realizar.bench.profile import StepWork, profile_drafts, profile_step, profile_svg, profile_table
 
     for name, value, least in (("batch", batch, 1), ("tokens", tokens, 1), ("context", context, 0)):
         at_least(least, name, value)
     work = StepWork(batch, tokens, context, at_least(1, "repeats", repeats))
     check_folder(svg)
     config = (backend or BackendOptions()).config()
+    drafted = with_drafter((drafts or DraftOptions()).config(config))
     checkpoint = fetch_model(model)
     with load_progress() as loading:
         profile = profile_step(checkpoint, config, work, log=report, progress=loading)
+    if drafted.most_drafts:
+        with load_progress() as loading:
+            profile = replace(profile, drafts=profile_drafts(checkpoint, drafted, work, log=report, progress=loading))
     if svg is not None:
         title = f"{model} on {profile.device}: {batch} x {tokens} tokens after {context}"
         svg.write_text(profile_svg(profile, title), encoding="utf-8")
