@@ -265,7 +265,7 @@ class DraftModel:
         self._main, self._backend, self._block_size = main, backend, config.block_size
         self._groups, self._num_ids = shared_groups(drafter.spec, spec), num_ids(drafter.spec)
         self.num_drafts = config.speculative_tokens
-        self._fails = False
+        self._fails, self._is_part = False, drafter.spec.share.ranks > 1
         self._fusion, self._last_layers = drafter.spec.fusion, _last_layers(drafter.spec)
         self._block = drafter.spec.next_token if isinstance(drafter.spec.next_token, BlockInputs) else None
         self._rows_of_one = _rows_of_one(drafter.spec, config)
@@ -360,12 +360,17 @@ class DraftModel:
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """Within, a fault ends drafts, and nothing else: what is only to be faster is not the batch's trouble."""
+        """Within, a fault ends drafts, and nothing else: what is only to be faster is not the batch's trouble.
+
+        But for ranks, of which others may go on to draft.
+        """
         try:
             yield
         except DeviceLostError:
             raise
-        except Exception:  # noqa: BLE001 - any
+        except Exception:
+            if self._is_part:
+                raise
             _LOG.exception("the drafter is asked no more")
             self._fails = True
 

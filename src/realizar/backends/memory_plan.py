@@ -144,7 +144,7 @@ def plan_of_spans(plans: Sequence[MemoryPlan]) -> MemoryPlan:
 _SUMMED = (
     "weight_bytes", "token_weight_bytes", "embedding_bytes", "workspace_bytes", "reserved_bytes", "graph_bytes",
     "kv_bytes_per_token", "kv_limit_bytes", "kv_most_bytes", "free_bytes", "state_bytes", "snapshot_bytes",
-    "host_snapshot_bytes",
+    "host_snapshot_bytes", "beside_bytes", "beside_reserved_bytes",
 )  # fmt: skip
 
 

@@ -182,8 +182,8 @@ class Program:
         next_token: computed before the blocks, from the embedding and given states; None where these begin with the
             embedding, or with a pair.
         fusion: computed by itself, for other tokens than those of a step; None where there is none.
-        share: of a rank among several. An id's row of the embedding is zeros on all but one of them, whose sum begins
-            the stream, and their logits lie one after another.
+        share: of a rank among several, whose logits lie one after another.
+        sums_embedding: an id's row of the embedding is zeros on all ranks but one, whose sum begins the stream.
         hidden_layers: layers after which the stream is kept.
     """
 
@@ -192,6 +192,7 @@ class Program:
     layer_inputs: LayerInputs | None = None
     next_token: NextTokenInputs | AssistantInputs | None = None
     share: Share = Share()  # noqa: RUF009 - frozen
+    sums_embedding: bool = False
     hidden_layers: tuple[int, ...] = ()
     fusion: Fusion | None = None
 
@@ -228,7 +229,9 @@ def build_program(spec: ModelSpec, hidden_layers: Sequence[int] = ()) -> Program
     next_token = spec.next_token if isinstance(spec.next_token, NextTokenInputs | AssistantInputs) else None
     to_state = next_token.to_state if isinstance(next_token, AssistantInputs) else None
     tail, kept = Tail(spec.final_norm, spec.head, to_state), tuple(hidden_layers)
-    return Program(tuple(_linked(blocks)), tail, spec.layer_inputs, next_token, spec.share, kept, spec.fusion)
+    return Program(
+        tuple(_linked(blocks)), tail, spec.layer_inputs, next_token, spec.share, spec.cuts_embedding, kept, spec.fusion
+    )
 
 
 def layer_blocks(layers: Sequence[Layer]) -> tuple[Block, ...]:

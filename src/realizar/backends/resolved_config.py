@@ -153,6 +153,9 @@ def _check_gpus(spec: ModelSpec, config: EngineConfig) -> None:
     if spec.state_layers():
         message = f"{spec.architecture}: a model whose layers have states runs on one GPU so far"
         raise InvalidRequestError(message, "tensor_parallel")
+    if config.drafter not in ("off", "lookup"):
+        message = "tensor_parallel on GPUs has no drafter but the text so far: use --drafter lookup, or off"
+        raise InvalidRequestError(message, "drafter")
     if config.tensor_parallel > 2 and config.batch_invariant:
         message = f"batch_invariant needs sums in one order, which those of {config.tensor_parallel} GPUs have not"
         raise InvalidRequestError(message, "batch_invariant")

@@ -454,7 +454,7 @@ def plan_memory(
     from realizar.backends.cpu.plan import plan_ranks
 
     if config.tensor_parallel > 1:
-        return plan_ranks(spec, checkpoint, config, free_bytes)
+        return plan_ranks(spec, checkpoint, config, free_bytes, others)
     if drafter is not None:
         config = shared_with(config, drafter.spec, beside_on_cpu(drafter, spec, checkpoint, config))
     return plan_for_cpu(spec, checkpoint, config, free_bytes)

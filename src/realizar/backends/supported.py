@@ -14,6 +14,7 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.parts import AssistantInputs, BlockInputs, NextTokenInputs
+from realizar.models.shard import shard
 from realizar.models.spec import AnyFeedForward, Attention, Experts, FeedForward, Layer, Mixer, ModelSpec
 
 _NAMES: dict[type[Mixer | AnyFeedForward], str] = {
@@ -162,6 +163,14 @@ def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -
     return drafter
 
 
+def parts_of(others: OtherModels, rank: int, ranks: int) -> OtherModels:
+    """What one of several ranks has of the models beside the main one. Raises as `shard`."""
+    return {
+        role: ModelSource(shard(each.spec, rank, ranks, each.checkpoint), each.checkpoint)
+        for role, each in others.items()
+    }
+
+
 def _check_states(drafter: ModelSpec, spec: ModelSpec) -> None:
     """Refuse a drafter that reads other hidden states, keys or values than a model has."""
     own = drafter.next_token
@@ -202,7 +211,8 @@ def _check_keys(drafter: ModelSpec, spec: ModelSpec) -> None:
 
 def num_ids(spec: ModelSpec) -> int:
     """Ids that a model reads; a drafter may draft fewer. Of an assistant, which reads its model's, its own."""
-    return spec.vocab_size if isinstance(spec.next_token, AssistantInputs) else spec.tensors[spec.embedding].shape[0]
+    reads_own = spec.next_token is None or isinstance(spec.next_token, AssistantInputs)
+    return spec.vocab_size if reads_own else spec.tensors[spec.embedding].shape[0]
 
 
 def shared_groups(drafter: ModelSpec, spec: ModelSpec) -> list[int]:

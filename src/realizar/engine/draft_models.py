@@ -16,16 +16,10 @@ from realizar.config import EngineConfig
 from realizar.errors import CheckpointError, InvalidRequestError, TokenizerError, UnsupportedModelError
 from realizar.hub.pull import resolve
 from realizar.models.check_tensors import check_tensors
-from realizar.models.drafters.assistant import build_assistant, is_assistant
-from realizar.models.drafters.dflash import build_dflash, is_dflash
-from realizar.models.drafters.eagle3 import build_eagle3, is_eagle3
-from realizar.models.next_token import is_next_token_file, with_shortlist
-from realizar.models.registry import build_next_token_block, build_spec
+from realizar.models.drafters.describe import describe_drafter, is_made_for_model
 from realizar.models.spec import ModelSpec
 from realizar.tokenizer.load import load_tokenizer
 
-_MADE_FOR_MODELS = ((is_eagle3, build_eagle3), (is_dflash, build_dflash), (is_assistant, build_assistant))
-"""Tells drafters in files of their own that are nothing without their model, and describes them beside it."""
 _STRANGERS = 100  # one id in so many may stand for something else, as files name ids that no text has differently
 
 
@@ -84,26 +78,26 @@ def open_drafter(checkpoint: Checkpoint, config: ResolvedConfig) -> OtherModels:
         UnsupportedModelError: its ids stand for other texts than the model's, or its context is shorter.
         TokenizerError: a vocabulary can't be read.
     """
+    sizes = config.context_length, config.expert_used_count
     if config.drafter == "auto" and config.speculative_tokens:
-        block = build_next_token_block(checkpoint, config.context_length)
-        return NO_OTHERS if block is None else {"drafter": ModelSource(with_shortlist(block), checkpoint)}
+        found = describe_drafter(checkpoint, checkpoint, *sizes)
+        return NO_OTHERS if found is None else {"drafter": ModelSource(*found)}
     name = config.draft_model
     if name is None:
         return NO_OTHERS
     drafter = open_checkpoint(resolve(name))
-    build = next((build for is_one, build in _MADE_FOR_MODELS if is_one(drafter)), None)
-    if build is not None:
+    if is_made_for_model(drafter):
         if "tokenizer.ggml.tokens" in drafter.metadata or drafter.tokenizer_path is not None:
             _check_vocabularies(drafter, checkpoint)
-        model = build_spec(checkpoint, config.context_length, config.expert_used_count)
-        return {"drafter": ModelSource(*build(drafter, model, checkpoint))}
-    _check_vocabularies(drafter, checkpoint)
-    try:
-        block = build_next_token_block(drafter, config.context_length) if is_next_token_file(drafter) else None
-        spec = build_spec(drafter, config.context_length) if block is None else with_shortlist(block)
-        return {"drafter": ModelSource(spec, drafter)}
-    except (UnsupportedModelError, InvalidRequestError) as error:
-        raise UnsupportedModelError(f"the drafter {name}: {error}") from error
+        found = describe_drafter(drafter, checkpoint, *sizes)
+    else:
+        _check_vocabularies(drafter, checkpoint)
+        try:
+            found = describe_drafter(drafter, checkpoint, *sizes)
+        except (UnsupportedModelError, InvalidRequestError) as error:
+            raise UnsupportedModelError(f"the drafter {name}: {error}") from error
+    assert found is not None
+    return {"drafter": ModelSource(*found)}
 
 
 def _check_vocabularies(drafter: Checkpoint, checkpoint: Checkpoint) -> None:

@@ -60,13 +60,17 @@ class _Cutter:
         if of_last >= spec.vocab_size:
             raise self._refused(f"a vocabulary of {spec.vocab_size} ids", "can't share: the last would have none")
         ids = [(self._first_id(self._rank), min(following, spec.vocab_size))]
-        head = self._rows(spec.head, ids)
-        self._keep(spec.embedding, rows=ids)
+        head, share = spec.head, Share(self._rank, self._ranks)
+        if replace(spec, share=share).cuts_embedding:
+            self._keep(spec.embedding, rows=ids)
+        elif spec.tied:
+            head = replace(head, weight=f"{head.weight}.part")
+            self._spec = spec = replace(spec, tensors={**spec.tensors, head.weight: spec.tensors[spec.embedding]})
+        head = self._rows(head, ids)
         layers = tuple(self._layer(index, layer) for index, layer in enumerate(spec.layers))
         return replace(
-            spec, layers=layers, head=head, tensors=self._tensors, ignored_tensors=frozenset(self._ignored),
-            share=Share(self._rank, self._ranks),
-        )  # fmt: skip
+            spec, layers=layers, head=head, tensors=self._tensors, ignored_tensors=frozenset(self._ignored), share=share
+        )
 
     def _first_id(self, rank: int) -> int:
         return replace(self._spec, share=Share(rank, self._ranks)).first_id

@@ -352,8 +352,13 @@ class ModelSpec(LayerStack):
         return own.of_state.in_features if isinstance(own, AssistantInputs) else self.hidden_size
 
     @property
+    def cuts_embedding(self) -> bool:
+        """True if ranks have some rows of the embedding each. What goes on from another model's states has all."""
+        return self.share.ranks > 1 and self.next_token is None
+
+    @property
     def first_id(self) -> int:
-        """Of the ids whose rows of the embedding and the head these are; all ranks but the last have as many."""
+        """Of the ids whose rows of the head these are, and of a cut embedding; all ranks but the last have as many."""
         return self.share.rank * -(-self.vocab_size // self.share.ranks)
 
     def matrices(self) -> tuple[Linear | ExpertLinear, ...]:

@@ -244,7 +244,6 @@ def test_ranks_whose_kernels_are_of_other_processors_are_refused(tiny: Path, mon
     ("changes", "message"),
     [
         ({"cache_dir": "/tmp/kept"}, "tensor_parallel and cache_dir can't be combined"),
-        ({"drafter": "auto"}, "tensor_parallel and drafter can't be combined"),
         ({"kv_cache_bytes": 1 << 50}, "kv_cache_bytes of .* is more than this machine's"),
         ({"threads": 1}, "tensor_parallel 2 needs as many threads, and there are 1"),
     ],
@@ -258,6 +257,8 @@ def test_gpus_in_one_order_and_heads_that_do_not_divide_are_refused(tiny: Path, 
     checkpoint, of_three = find_checkpoint(tiny), replace(_CONFIG, tensor_parallel=3, batch_invariant=True)
     with pytest.raises(InvalidRequestError, match="sums in one order, which those of 3 GPUs have not"):
         resolve_model(checkpoint, of_three, ChosenDevice("cuda", 0))
+    with pytest.raises(InvalidRequestError, match="tensor_parallel on GPUs has no drafter but the text so far"):
+        resolve_model(checkpoint, replace(_CONFIG, drafter="another.gguf"), ChosenDevice("cuda", 0))
     write_tiny_model(tmp_path / "states.gguf", shape="tiny-convolution")
     with pytest.raises(InvalidRequestError, match="lfm2: a model whose layers have states runs on one GPU so far"):
         resolve_model(find_checkpoint(tmp_path / "states.gguf"), _CONFIG, ChosenDevice("cuda", 0), 1 << 30)
@@ -301,7 +302,7 @@ def test_a_step_goes_as_bytes() -> None:
     columns = StepRows(
         np.array([5, 9]), np.array([1, 0], np.intp), computed, ids, starts, np.array([True, False]), drafts, uncertain,
         logprob_queries={1: (LogprobQuery(0, 4, 2), LogprobQuery(1, None, 0))}, pooling={0: "mean"},
-        embeddings=((1, np.ones((1, 3), np.float32)),), images=((1, 1),),
+        lookahead=np.array([3, 0], np.int32), embeddings=((1, np.ones((1, 3), np.float32)),), images=((1, 1),),
     )  # fmt: skip
     tables = np.arange(6, dtype=np.int32).reshape(2, 3), np.zeros((2, 0), np.int32)
     slots = np.arange(3, dtype=np.int32), np.arange(3, 6, dtype=np.int32)

@@ -64,7 +64,7 @@ class Binder:
 
     def bind_blocks(self, program: Program, deepstack: int = 0) -> BoundProgram:
         """With what is added after the first `deepstack` layers."""
-        operations = list(self._add_up("hidden")) if program.share.ranks > 1 else []
+        operations = list(self._add_up("hidden")) if program.sums_embedding else []
         operations += [] if program.layer_inputs is None else list(self._layer_inputs(program.layer_inputs))
         operations += [] if program.next_token is None else list(self._next_token_inputs(program.next_token))
         for index, block in enumerate(program.blocks):

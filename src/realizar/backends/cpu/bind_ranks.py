@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from realizar.backends.cpu.kernels.attention_record import STEP_SELECTED, STEP_TOKENS
 from realizar.backends.cpu.kernels.ranks import (
     ADD_UP,
@@ -29,10 +32,15 @@ from realizar.models.spec import Attention, ModelSpec
 
 
 class RankBinder:
-    """Of a rank's part; each thread walks all that it binds."""
+    """Of a rank's part; each thread walks all that it binds. `turns` are those of all that the rank exchanges
+    (`Workspace`), for whichever model.
+    """
 
-    def __init__(self, spec: ModelSpec, weights: Weights, workspace: Workspace, memory: RankMemory) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, workspace: Workspace, memory: RankMemory, turns: NDArray[np.int64]
+    ) -> None:
         self._spec, self._weights, self._workspace, self._memory = spec, weights, workspace, memory
+        self._turns = turns
 
     def add_up(self, name: str, width: int) -> Iterator[BoundOperation]:
         """The first `width` columns of a buffer become the sums of all ranks'."""
@@ -86,5 +94,5 @@ class RankBinder:
         memory, share = self._memory, self._spec.share
         return {
             "memory": memory.at, "slots": memory.slots_at, "slot_bytes": memory.slot_bytes, "rank": share.rank,
-            "ranks": share.ranks, "turns": address(self._workspace.turns),
+            "ranks": share.ranks, "turns": address(self._turns),
         }  # fmt: skip

@@ -127,7 +127,8 @@ def load_model(
         state_sizes(spec, config.speculative_tokens), config.max_running, kv.num_snapshots, kv.num_host_snapshots
     )
     state_binder = StateBinder(instructions, kernels, weights, workspace, states)
-    rank_binder = None if ranks is None else RankBinder(spec, weights, workspace, ranks)
+    turns = workspace.turns if beside is None else beside.workspace.turns
+    rank_binder = None if ranks is None else RankBinder(spec, weights, workspace, ranks, turns)
     binder = Binder(instructions, kernels, weights, workspace, attention, state_binder, rank_binder)
     fusion = None if program.fusion is None else binder.bind_fusion(program.fusion)
     injection = binder.bind_injection(program) if isinstance(spec.next_token, BlockInputs) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from realizar.backends.base import ModelSource
+from realizar.backends.base import NO_OTHERS, ModelSource, OtherModels
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.sampling.record import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVSizes, check_kv_bytes, kv_limit_bytes, most_kv_bytes
@@ -14,12 +14,13 @@ from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import no_bytes
 from realizar.backends.cpu.workspace import Workspace, most_selected
-from realizar.backends.draft_model import drafter_bytes, drafter_config
+from realizar.backends.draft_model import drafter_bytes, drafter_config, shared_with
 from realizar.backends.kv_blocks import host_snapshots_within
 from realizar.backends.machine import free_memory_bytes, memory_bytes
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, plan_of_ranks, planned_lengths
 from realizar.backends.rank_memory import slot_bytes
 from realizar.backends.resolved_config import Beside, ResolvedConfig
+from realizar.backends.supported import find_drafter, parts_of
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
@@ -80,20 +81,21 @@ def plan_memory(
 
 
 def plan_ranks(
-    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None
-) -> MemoryPlan:
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None,
+    others: OtherModels = NO_OTHERS,
+) -> MemoryPlan:  # fmt: skip
     """What all ranks of a model take together; raises as `plan_memory` and `shard`."""
     check_kv_bytes(config.kv_cache_bytes, memory_bytes() if free_bytes is None else None)
     free, ranks = free_memory_bytes() if free_bytes is None else free_bytes, config.tensor_parallel
     own = _divided(config)
-    plan = plan_of_ranks(
-        [plan_memory(shard(spec, rank, ranks, checkpoint), checkpoint, own, free // ranks) for rank in range(ranks)]
-    )
-    exchanged = slot_bytes(_exchanged_floats(spec, config), ranks)
+    plan = plan_of_ranks([_plan_rank(spec, checkpoint, own, others, rank, free // ranks) for rank in range(ranks)])
+    exchanged = slot_bytes(_exchanged_floats(spec, config, others), ranks)
     return replace(plan, workspace_bytes=plan.workspace_bytes + exchanged, free_bytes=free)
 
 
-def rank_config(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> tuple[int, ResolvedConfig]:
+def rank_config(
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
+) -> tuple[int, ResolvedConfig]:
     """float32 of a slot in the memory that the ranks of a whole model share, and the configuration of each rank.
 
     It has a part of the threads, and a KV cache of the same size. Raises as `plan_memory` and `shard`.
@@ -101,20 +103,31 @@ def rank_config(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig)
     check_kv_bytes(config.kv_cache_bytes, memory_bytes())
     own = _divided(config)
     if own.kv_cache_bytes is None:
-        part = shard(spec, 0, config.tensor_parallel, checkpoint)
-        plan = plan_memory(part, checkpoint, own, free_memory_bytes() // config.tensor_parallel)
+        plan = _plan_rank(spec, checkpoint, own, others, 0, free_memory_bytes() // config.tensor_parallel)
         own = replace(own, kv_cache_bytes=plan.kv_limit_bytes)
-    return _exchanged_floats(spec, config), own
+    return _exchanged_floats(spec, config, others), own
+
+
+def _plan_rank(
+    spec: ModelSpec, checkpoint: Checkpoint, own: ResolvedConfig, others: OtherModels, rank: int, free_bytes: int
+) -> MemoryPlan:
+    """Of a rank, whose configuration is `own` but for what drafts beside it."""
+    ranks = own.tensor_parallel
+    part, beside = shard(spec, rank, ranks, checkpoint), parts_of(others, rank, ranks)
+    if (drafter := find_drafter(beside, part, own)) is not None:
+        own = shared_with(own, drafter.spec, beside_drafter(drafter, part, checkpoint, own))
+    return plan_memory(part, checkpoint, own, free_bytes)
 
 
 def _divided(config: ResolvedConfig) -> ResolvedConfig:
     return replace(config.cache_of_rank(), threads=max(1, config.threads // config.tensor_parallel))
 
 
-def _exchanged_floats(spec: ModelSpec, config: ResolvedConfig) -> int:
+def _exchanged_floats(spec: ModelSpec, config: ResolvedConfig, others: OtherModels = NO_OTHERS) -> int:
     """float32 of the largest exchange of a rank: the stream of a step, or its logits."""
     ids = -(-spec.vocab_size // config.tensor_parallel)
-    return max(config.max_step_tokens * spec.hidden_size, most_selected(spec.vocab_size) * ids)
+    beside = [_exchanged_floats(each.spec, drafter_config(config, each.spec)) for each in others.values()]
+    return max(config.max_step_tokens * spec.hidden_size, most_selected(spec.vocab_size) * ids, *beside)
 
 
 def beside_drafter(drafter: ModelSource, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> Beside:

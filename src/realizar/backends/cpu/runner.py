@@ -120,7 +120,7 @@ class CPUBackend:
             config = shared_with(config, drafter.spec, beside_drafter(drafter, spec, checkpoint, config))
         self._model = load_model(spec, checkpoint, config, self._progress, self._beside, self._ranks)
         if drafter is not None:
-            model, backend = self.model, CPUBackend(self._progress, self.model)
+            model, backend = self.model, CPUBackend(self._progress, self.model, self._ranks)
             self._drafter = load_drafter(self, backend, drafter, model.spec, model.config, model.kv.num_blocks)
         self._last = np.zeros(config.max_running, np.int32)
         self._head_ids = None if spec.head_ids is None else head_id_table(spec.head_ids)
@@ -349,7 +349,7 @@ class CPUBackend:
     def _embed(self, ids: NDArray[np.int32], hidden: NDArray[np.float32]) -> None:
         """hidden [tokens, hidden_size] = the embeddings of ids, or zeros where another rank has them."""
         spec, weights = self.model.spec, self.model.weights
-        if spec.share.ranks == 1:
+        if not spec.cuts_embedding:
             weights.rows(spec.embedding, ids, hidden)
             return
         own = ids - np.int32(spec.first_id)

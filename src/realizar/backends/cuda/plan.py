@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from realizar.backends.base import ModelSource
+from realizar.backends.base import NO_OTHERS, ModelSource, OtherModels
 from realizar.backends.cuda.attention.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, chunk_parts, compute_type, fixed_parts, tile_tokens
@@ -111,7 +111,9 @@ def plan_memory(
     )
 
 
-def rank_config(spec: ModelSpec, _checkpoint: Checkpoint, config: ResolvedConfig) -> tuple[int, ResolvedConfig]:
+def rank_config(
+    _spec: ModelSpec, _checkpoint: Checkpoint, config: ResolvedConfig, _others: OtherModels = NO_OTHERS
+) -> tuple[int, ResolvedConfig]:
     """No memory of the host for sums, and the configuration of each rank, but for its device."""
     return 0, replace(config.cache_of_rank(), host_sharers=config.host_sharers * config.tensor_parallel)
 

@@ -45,6 +45,7 @@ from realizar.backends.ranks.messages import (
     pack_step,
 )
 from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.supported import find_drafter, parts_of
 from realizar.batch import OpenedRow, StepOutput
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import DeviceLostError, InvalidRequestError, UnsupportedModelError
@@ -126,7 +127,7 @@ class RankedBackend:
     def __init__(
         self,
         ranks: int,
-        prepare: Callable[[ModelSpec, Checkpoint, ResolvedConfig], tuple[int, ResolvedConfig]],
+        prepare: Callable[[ModelSpec, Checkpoint, ResolvedConfig, OtherModels], tuple[int, ResolvedConfig]],
         make: Callable[[RankPlace], Backend],
     ) -> None:
         self._count, self._prepare, self._make = ranks, prepare, make
@@ -146,13 +147,12 @@ class RankedBackend:
     ) -> None:
         if sys.platform != "linux":
             raise UnsupportedModelError("ranks share memory as Linux has it, and this is another system")
-        if others:
-            raise UnsupportedModelError("a model that ranks compute together has no drafter but its own text")
+        find_drafter(others, spec, config)
         if config.max_step_tokens * spec.hidden_size * (1 + spec.deepstack) * 4 > MAX_FRAME_BYTES // 2:
             raise InvalidRequestError(
                 "max_step_tokens is too large for processes that compute together", "max_step_tokens"
             )
-        floats, config = self._prepare(spec, checkpoint, config)
+        floats, config = self._prepare(spec, checkpoint, config, others)
         memory = self._memory = RankMemory(self._count, floats)
         for number in range(1, self._count):
             self._others.append(_Rank(number, memory))
@@ -160,11 +160,12 @@ class RankedBackend:
         self._watcher.start()
         for other in self._others:
             own = replace(config, chosen=config.chosen.of_rank(other.number))
-            join = Join(str(checkpoint.path), own, other.number, self._count, floats)
+            join = Join(str(checkpoint.path), _path_of(others), own, other.number, self._count, floats)
             self._ask(other, partial(_Rank.send, call=join))
         try:
             self._own = self._make(RankPlace(0, self._count, memory, self._exchange))
-            self._own.load(shard(spec, 0, self._count, checkpoint), checkpoint, config)
+            part = shard(spec, 0, self._count, checkpoint)
+            self._own.load(part, checkpoint, config, parts_of(others, 0, self._count))
             self.check()
         except Exception as error:
             if not self._lost:
@@ -365,6 +366,11 @@ class RankedStep:
         if not self.sampled:
             self.sampled = True
             self._backend.send(Sample())
+
+
+def _path_of(others: OtherModels) -> str:
+    """Of what drafts, or nothing."""
+    return next((str(each.checkpoint.path) for each in others.values()), "")
 
 
 def _together(capacities: list[Capacity]) -> Capacity:

@@ -21,12 +21,14 @@ from realizar.request import Pooling
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """The first message to a rank: the path of the model, and its own configuration.
+    """The first message to a rank: the paths of the model and of what drafts for it, and its own configuration.
 
-    `floats` are those of a slot in the memory that the ranks share.
+    `drafter` is empty where nothing drafts. `floats` are those of a slot in
+    the memory that the ranks share.
     """
 
     model: str
+    drafter: str
     config: ResolvedConfig
     rank: int
     ranks: int
@@ -42,12 +44,13 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """A `ForwardInput` without drafts. The columns of its rows are those of `_COLUMNS`; tables have a row for each."""
+    """A `ForwardInput` without hidden states. Its rows' columns are those of `_COLUMNS`; tables have a row for each."""
 
     columns: tuple[bytes, ...]
     logprob_queries: dict[int, tuple[LogprobQuery, ...]]
     pooling: dict[int, Pooling]
     only_decodes: bool
+    lookahead: bytes | None
     embeddings: tuple[tuple[int, int, bytes], ...]
     images: tuple[tuple[int, int], ...]
     positions: bytes
@@ -115,6 +118,7 @@ def pack_step(step: ForwardInput) -> Submit:
         logprob_queries=dict(columns.logprob_queries),
         pooling=dict(columns.pooling),
         only_decodes=columns.only_decodes,
+        lookahead=None if columns.lookahead is None else columns.lookahead.astype(np.int32, copy=False).tobytes(),
         embeddings=tuple((first, len(values), values.tobytes()) for first, values in columns.embeddings),
         images=columns.images,
         positions=step.positions.tobytes(),
@@ -133,6 +137,7 @@ def unpack_step(message: Submit) -> ForwardInput:
         logprob_queries=message.logprob_queries,
         pooling=message.pooling,
         only_decodes=message.only_decodes,
+        lookahead=None if message.lookahead is None else np.frombuffer(message.lookahead, np.int32),
         embeddings=tuple(
             (first, np.frombuffer(data, np.float32).reshape(count, -1)) for first, count, data in message.embeddings
         ),

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from realizar.backends.base import Backend, Step
+from realizar.backends.base import NO_OTHERS, Backend, ModelSource, Step
 from realizar.backends.rank_memory import RankMemory, RankPlace
 from realizar.backends.ranks.messages import (
     Call,
@@ -37,10 +37,12 @@ from realizar.backends.ranks.messages import (
     unpack_step,
 )
 from realizar.backends.select import make_rank
+from realizar.backends.supported import parts_of
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import DeviceLostError
 from realizar.ipc.error_records import record_error
 from realizar.ipc.frames import Channel, ChannelError
+from realizar.models.drafters.describe import describe_drafter
 from realizar.models.registry import build_spec
 from realizar.models.shard import shard
 
@@ -84,10 +86,16 @@ def _exchange(channel: Channel[Call], word: bytes) -> Sequence[bytes]:
 
 
 def _load(join: Join, place: RankPlace) -> Backend:
-    checkpoint = open_checkpoint(Path(join.model))
-    spec = build_spec(checkpoint, join.config.context_length, join.config.expert_used_count)
+    checkpoint, sizes = open_checkpoint(Path(join.model)), (join.config.context_length, join.config.expert_used_count)
+    spec = build_spec(checkpoint, *sizes)
+    others = NO_OTHERS
+    if join.drafter:
+        drafter = checkpoint if join.config.drafter == "auto" else open_checkpoint(Path(join.drafter))
+        found = describe_drafter(drafter, checkpoint, *sizes)
+        assert found is not None  # as the first rank has it
+        others = parts_of({"drafter": ModelSource(*found)}, join.rank, join.ranks)
     backend = make_rank(place, join.config.chosen)
-    backend.load(shard(spec, join.rank, join.ranks, checkpoint), checkpoint, join.config)
+    backend.load(shard(spec, join.rank, join.ranks, checkpoint), checkpoint, join.config, others)
     return backend
 
 
