@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--device", choices=DEVICES, help="by default every one of this machine")
     parser.add_argument("--case", choices=sorted(CASES), action="append", help="rows of these alone")
     parser.add_argument("--methods", action="store_true", help="rows of the methods of safetensors alone")
-    parser.add_argument("--processes", type=int, default=1, help="that measure beside each other, a row each")
+    parser.add_argument("--processes", type=int, default=1, help="that measure beside each other, a form each")
     parser.add_argument("--images", action="store_true", help="the models that see alone")
     options = parser.parse_args()
     devices = [options.device] if options.device else [device for device in DEVICES if device == "cpu" or _has_gpu()]
@@ -58,12 +58,15 @@ def main() -> int:
 def _measured(
     wanted: Sequence[tuple[str, DeviceKind, Sequence[Weights]]], processes: int
 ) -> Iterator[tuple[str, DeviceKind, Found]]:
-    """The figures of rows on devices, in some forms, in any order where there are several processes."""
+    """The figures of rows on devices, in some forms; each in any order where there are several processes."""
     if processes == 1:
         yield from ((name, device, measure_forms(name, device, forms)) for name, device, forms in wanted)
         return
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        started = {pool.submit(measure_forms, *each): each[:2] for each in wanted}
+        started = {
+            pool.submit(measure_forms, name, device, [form]): (name, device)
+            for name, device, forms in wanted for form in forms
+        }  # fmt: skip
         for done in as_completed(started):
             yield (*started[done], done.result())
 
