@@ -18,13 +18,14 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ from numpy.typing import NDArray
 from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import CUDAStep
+from realizar.backends.cuda.weights.experts import check_finite
+from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.cuda.weights.pack_raw import Packer, reserve
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow, StepOutput, StepRows
@@ -46,6 +50,7 @@ from realizar.models.generated import generate
 from realizar.models.generated.shapes import SHAPES, Shape
 from realizar.models.spec import ModelSpec
 from realizar.quantization.microscaling import e4m3
+from realizar.quantization.source import MatrixSource
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
 
@@ -184,10 +189,11 @@ class _Maker:
 
     def tensors(self) -> dict[str, StoredTensor]:
         shape, hidden = self.shape, self.shape.hidden_size
-        part = self.bf16(shape.vocab_size // 32, hidden, 0.02)
-        self.put("model.embed_tokens.weight", np.tile(part, (32, 1)))
+        # A mixture's layers add little to its tokens, or all tokens would come to choose the same experts.
+        of_tokens = self.bf16(shape.vocab_size // 32, hidden, 100 if shape.num_experts else 0.02)
+        self.put("model.embed_tokens.weight", np.tile(of_tokens, (32, 1)))
         if not shape.tied:
-            self.put("lm_head.weight", np.tile(np.roll(part, 7, 0), (32, 1)))
+            self.put("lm_head.weight", np.tile(self.bf16(shape.vocab_size // 32, hidden, 0.02), (32, 1)))
         self.norm("model.norm", hidden)
         for layer in range(self.shape.num_layers):
             base = f"model.layers.{layer}"
@@ -411,6 +417,40 @@ def without_drafts(backend: CUDABackend) -> Iterator[None]:
         backend._drafter = drafter
 
 
+@contextmanager
+def packed_once() -> Iterator[None]:
+    """Within, stored matrices of one shape and type, whose bytes are the same, are checked and packed once.
+
+    Others are copies on the device.
+    """
+    made: dict[Any, PackedMatrix] = {}
+    pack = Packer.pack
+
+    def once(
+        packer: Packer, parts: Sequence[MatrixSource], into: PackedMatrix | torch.Tensor | None = None,
+        interleaved: bool = False,
+    ) -> PackedMatrix:  # fmt: skip
+        first, in_place = parts[0], into.interleaved if isinstance(into, PackedMatrix) else interleaved
+        key = first.layout, first.in_features, tuple(part.out_features for part in parts), in_place
+        if first.layout.is_float or key not in made:
+            matrix = made[key] = pack(packer, parts, into, interleaved)
+            return matrix
+        matrix = into if isinstance(into, PackedMatrix) else reserve(parts, packer.device, into, interleaved)
+        matrix.weights.copy_(made[key].weights)
+        matrix.block_scales.copy_(made[key].block_scales)
+        return matrix
+
+    def checked(sources: Iterable[MatrixSource]) -> None:
+        check_finite({(source.layout, source.out_features, source.in_features): source for source in sources}.values())
+
+    with (
+        patch.object(Packer, "pack", once),
+        patch("realizar.backends.cuda.weights.experts.check_finite", checked),
+        patch("realizar.backends.cuda.weights.load.check_finite", checked),
+    ):
+        yield
+
+
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -456,7 +496,8 @@ def main() -> int:
     spec, resolved = resolve_model(checkpoint, config)
     backend = CUDABackend()
     started = time.perf_counter()
-    backend.load(spec, checkpoint, resolved, open_drafter(checkpoint, resolved))
+    with packed_once() if file_type in METHODS else nullcontext():
+        backend.load(spec, checkpoint, resolved, open_drafter(checkpoint, resolved))
     print(
         f"loaded in {time.perf_counter() - started:.1f} s, {backend.capacity().weight_bytes / 1e9:.2f} GB", flush=True
     )
@@ -467,6 +508,15 @@ def main() -> int:
     results: dict[str, float] = {}
     peer, target = PEER.get(arguments.shape, {}), TARGET.get(arguments.shape, {})
     print(f"{'work':>14} {'tok/s':>10} {'ms/step':>9} {'llama.cpp':>10} {'target':>8}")
+    for prompt in prompts:
+        measure(core, batch=1, prompt_tokens=prompt, gen_tokens=1)
+        runs = [measure(core, batch=1, prompt_tokens=prompt, gen_tokens=1, seed=s) for s in range(3)]
+        best, label = sorted(run.prefill_tokens_per_s for run in runs)[1], f"prefill {prompt}"
+        results[label] = best
+        shown = f"{peer.get(label, math.nan):10.0f} {target.get(label, math.nan):8.0f}"
+        print(f"{label:>14} {best:10.0f} {1e3 * prompt / best:9.3f} {shown}", flush=True)
+        if arguments.profile:
+            profile(core, 1, prompt, 1, next_tokens(spec, 1))
     with_drafts = drafted(backend, spec, resolved, rates)
     for batch, is_sampled in itertools.product(batches, (False, True) if arguments.sampled else (False,)):
         sampling = SAMPLED if is_sampled else next_tokens(spec, batch)
@@ -483,15 +533,6 @@ def main() -> int:
             print(f"{f'drafted {batch}':>14} {best:10.0f} {'':>28}{length}", flush=True)
         if arguments.profile:
             profile(core, batch, prompt, 32, sampling)
-    for prompt in prompts:
-        measure(core, batch=1, prompt_tokens=prompt, gen_tokens=1)
-        runs = [measure(core, batch=1, prompt_tokens=prompt, gen_tokens=1, seed=s) for s in range(3)]
-        best, label = sorted(run.prefill_tokens_per_s for run in runs)[1], f"prefill {prompt}"
-        results[label] = best
-        shown = f"{peer.get(label, math.nan):10.0f} {target.get(label, math.nan):8.0f}"
-        print(f"{label:>14} {best:10.0f} {1e3 * prompt / best:9.3f} {shown}", flush=True)
-        if arguments.profile:
-            profile(core, 1, prompt, 1, next_tokens(spec, 1))
     if arguments.json:
         arguments.json.write_text(json.dumps(results))
     core.close()
