@@ -227,6 +227,22 @@ def test_replicas_are_advised_where_one_of_several_gpus_has_room(
     assert (advice is not None and "--replicas 2" in advice) == advised
 
 
+def test_what_several_gpus_have_room_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="the GPU backend needs torch")
+    path = tmp_path / "tiny.gguf"
+    write_tiny_model(path)
+    words = ["plan", str(path), "--device", "cuda", "--memory", "1G"]
+    assert run_app(app, words) == 0
+    table = capsys.readouterr().out.split("\n\n")[-1].splitlines()
+    assert table[:1] == ["GPUs that compute the model together"]
+    assert table[2].split() == ["1", "2048", "364", "-", "-", "-"], "steps of small models are not reckoned"
+    assert [line.split()[:2] for line in table[3:]] == [["2", "2048"], ["4", "2048"]]
+    planned = plan(capsys, *words[1:], "--drafter", str(path), "--tensor-parallel", "1")["gpus"]
+    assert [each["reason"] is None for each in planned] == [True, False, False]
+    assert "no drafter but the text" in planned[1]["reason"]
+    assert plan(capsys, str(path), "--device", "cpu")["gpus"] == []
+
+
 def test_several_models_are_planned_as_a_server_of_several_does(
     tmp_path: Path, smollm2_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from realizar.config import EngineConfig
     from realizar.engine.draft_models import DraftedModel
     from realizar.engine.fetch_speed import FetchSpeed
+    from realizar.engine.planned_cards import PlannedCards
     from realizar.engine.planned_load import PlannedEncoder
     from realizar.models.parameters import ParameterCounts
-    from realizar.models.spec import ModelSpec
     from realizar.replicas.planning import PlannedReplica
 
 
@@ -103,6 +103,7 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     from realizar.engine.core.disk_cache import HOST_BYTES
     from realizar.engine.draft_models import resolve_drafted
     from realizar.engine.fetch_speed import known_speed
+    from realizar.engine.planned_cards import advise, plan_cards
     from realizar.engine.planned_load import plan_encoder
     from realizar.models.parameters import count_parameters
     from realizar.quantization.tensors import cache_scheme
@@ -133,7 +134,12 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     more["cache_files_bytes"] = 0 if resolved.cache_dir is None else HOST_BYTES
     more["encoder"] = None if encoder.name is None else asdict(encoder)
     more["cache_scheme"] = scheme = cache_scheme(checkpoint)
-    more["advice"] = advice = _advice(spec, checkpoint, resolved, memory)
+    cards: tuple[PlannedCards, ...] = ()
+    if resolved.chosen.kind == "cuda" and replicas == 1 and not resolved.spans:
+        each = plan.free_bytes // resolved.tensor_parallel
+        cards = plan_cards(checkpoint, config, resolved.chosen, each)
+    more["gpus"] = list(map(asdict, cards))
+    more["advice"] = advice = advise(cards, resolved.tensor_parallel) if cards else None
     size = file_bytes(checkpoint) if model.remote_bytes is None else model.remote_bytes
     record = {**asdict(plan), "file_bytes": size, "parameters": asdict(counts), **more}
     helpers = [*_drafter_lines(plan, drafted), *_encoder_lines(encoder, plan)]
@@ -144,20 +150,7 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     if advice is not None:
         helpers.append(f"advice       {advice}")
     lines = _report(plan, resolved, counts, speed, beside, helpers)
-    return _Plan(plan, [_file_line(model), *lines], record)
-
-
-def _advice(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, memory: int | None) -> str | None:
-    """What serves more, of a model that one of its GPUs has room for."""
-    from realizar.backends.select import plan_memory
-
-    ranks = config.tensor_parallel
-    if ranks == 1 or config.chosen.kind != "cuda":
-        return None
-    alone = plan_memory(spec, checkpoint, replace(config, tensor_parallel=1), memory)
-    if alone.needed_bytes > alone.free_bytes or not alone.contexts[-1].num_requests:
-        return None
-    return f"one of the GPUs has room for the model, and --replicas {ranks} answers more requests in the same time"
+    return _Plan(plan, [_file_line(model), *lines, *_card_lines(cards, resolved)], record)
 
 
 def _encoder_lines(encoder: PlannedEncoder, plan: MemoryPlan) -> list[str]:
@@ -279,6 +272,28 @@ def _report(
         if each.num_requests > config.max_running:
             count += f" (room for {each.num_requests})"
         lines.append(f"{each.context_length:>9}  {format_bytes(each.request_bytes):>15}  {count}")
+    return lines
+
+
+def _card_lines(cards: Sequence[PlannedCards], config: ResolvedConfig) -> list[str]:
+    """A table of what so many GPUs have room for, and of the tokens/s of their steps."""
+    from realizar.engine.planned_cards import PROMPT_TOKENS, TEXT_TOKENS, TEXTS
+
+    if not cards:
+        return []
+    lines = ["", "GPUs that compute the model together"]
+    if any(each.one_text is not None for each in cards):
+        length = config.context_length
+        texts, prompt = min(TEXT_TOKENS, length), min(PROMPT_TOKENS, length, config.max_step_tokens)
+        lines[1] += ", tokens/s reckoned by rates of an H200, and not measured:"
+        lines.append(f"of texts after {texts} tokens, and of a prompt of {prompt}")
+    lines.append(
+        f"{'GPUs':>9}  {'longest context':>15}  {'at once':>7}  {'one text':>8}  {f'{TEXTS} texts':>8}  {'prompt':>8}"
+    )
+    for each in cards:
+        rates = [f"{'-' if rate is None else f'{rate:,.0f}':>8}" for rate in (each.one_text, each.texts, each.prompt)]
+        fits = f"{each.context_length:>15}  {each.num_requests:>7}  {'  '.join(rates)}"
+        lines.append(f"{each.gpus:>9}  {fits if each.fits else each.reason or 'does not fit'}")
     return lines
 
 
