@@ -88,7 +88,7 @@ def test_many_workers_that_sleep_are_woken(has_ring: bool, monkeypatch: pytest.M
         pytest.skip("the system has no eventfd")
     else:
         monkeypatch.setattr(os, "eventfd_write", lambda *given: rings.append(write(*given)))
-    service = make_service(WorkerLimits(workers=5))
+    service = make_service(WorkerLimits(workers=5, stall_s=10 * HANG_S))
     rows = [Follower(service, (LETTERS, DIGITS)[seed % 2], seed) for seed in range(15)]
     for _ in range(4):
         step(service, *rows)
