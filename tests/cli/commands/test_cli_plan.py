@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from images.vision_models import write_vision_files
+from quantization.stored_checkpoints import Stored, write_model
 from realizar.backends.select import make_tower
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
@@ -121,6 +122,16 @@ def test_a_cache_without_room_for_a_request_is_status_1(realizar: Callable[..., 
     result = realizar("plan", smollm2_path, *words)
     assert result.status == 1
     assert "one request of 512 tokens takes 12.5 MB of KV cache, which gets 1.0 MB" in result.error_lines[0]
+
+
+def test_activations_that_are_not_in_fp8_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path, Stored("fp8"))
+    assert run_app(app, ["plan", str(tmp_path), "--device", "cpu"]) == 0
+    assert "activations  not in FP8, as the file asks for: weights alone are" in capsys.readouterr().out
+    (tmp_path / "of_weights").mkdir()
+    write_model(tmp_path / "of_weights", Stored("packed", symmetric=True))
+    assert run_app(app, ["plan", str(tmp_path / "of_weights"), "--device", "cpu"]) == 0
+    assert "activations" not in capsys.readouterr().out
 
 
 def test_the_default_cache_is_for_many_usual_requests_and_few_long_ones(

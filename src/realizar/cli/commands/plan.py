@@ -106,7 +106,7 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
     from realizar.engine.planned_cards import advise, plan_cards
     from realizar.engine.planned_load import plan_encoder
     from realizar.models.parameters import count_parameters
-    from realizar.quantization.tensors import cache_scheme
+    from realizar.quantization.tensors import asks_for_fp8, cache_scheme
 
     if memory is not None and config.layers_on is not None:
         raise InvalidRequestError("--memory is of one device, and --layers-on names several", "memory")
@@ -140,6 +140,7 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
         cards = plan_cards(checkpoint, config, resolved.chosen, each)
     more["gpus"] = list(map(asdict, cards))
     more["advice"] = advice = advise(cards, resolved.tensor_parallel) if cards else None
+    more["prompt_dtype"] = resolved.prompt_dtype
     size = file_bytes(checkpoint) if model.remote_bytes is None else model.remote_bytes
     record = {**asdict(plan), "file_bytes": size, "parameters": asdict(counts), **more}
     helpers = [*_drafter_lines(plan, drafted), *_encoder_lines(encoder, plan)]
@@ -147,6 +148,9 @@ def _plan(model: PlannedModel, config: EngineConfig, replicas: int, memory: int 
         helpers.append(f"cache files  up to {format_bytes(HOST_BYTES)} of the host's memory, to read and write them")
     if scheme is not None:
         helpers.append(f"keys, values {cache_text(scheme, resolved.kv_dtype)}")
+    if resolved.prompt_dtype != "fp8" and asks_for_fp8(checkpoint):
+        needed = "a GPU of compute capability 9.0 without --batch-invariant"
+        helpers.append(f"activations  not in FP8, as the file asks for: weights alone are, and both on {needed}")
     if advice is not None:
         helpers.append(f"advice       {advice}")
     lines = _report(plan, resolved, counts, speed, beside, helpers)
