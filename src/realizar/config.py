@@ -140,8 +140,6 @@ class EngineConfig:
                 "prompt_dtype fp8 and batch_invariant can't be combined: only long steps are multiplied in fp8",
                 "prompt_dtype",
             )
-        if self.tensor_parallel > 1 and self.cache_dir is not None:
-            raise InvalidRequestError("tensor_parallel and cache_dir can't be combined", "cache_dir")
         self._check_layers_on()
         if self.cache_dir is not None and not (self.cache_dir and self.prefix_cache):
             why = "needs the prefix cache" if self.cache_dir else "must name a folder, not be empty"

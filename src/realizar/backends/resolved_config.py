@@ -156,6 +156,8 @@ def _check_gpus(spec: ModelSpec, config: EngineConfig) -> None:
     if config.drafter not in ("off", "lookup"):
         message = "tensor_parallel on GPUs has no drafter but the text so far: use --drafter lookup, or off"
         raise InvalidRequestError(message, "drafter")
+    if config.cache_dir is not None:
+        raise InvalidRequestError("tensor_parallel on GPUs keeps no cache in cache_dir so far", "cache_dir")
     if config.tensor_parallel > 2 and config.batch_invariant:
         message = f"batch_invariant needs sums in one order, which those of {config.tensor_parallel} GPUs have not"
         raise InvalidRequestError(message, "batch_invariant")

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from backends.ranks import stalled_rank
-from realizar.backends.base import ForwardInput
+from engine.core.test_disk_cache import fetch_now, save
+from realizar.backends.base import ForwardInput, SavesCache
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.ranks import backend as ranked
@@ -113,6 +114,27 @@ def check_same_bits(config: EngineConfig, path: Path, **of_alone: object) -> Non
 
 def test_the_same_bits_together_alone_and_anew(path: Path) -> None:
     check_same_bits(_CONFIG, path)
+
+
+def test_files_of_the_cache_have_the_parts_of_all_ranks(path: Path, tmp_path: Path) -> None:
+    """A new engine goes on from them with the bits of the old one; one process finds nothing in them."""
+    request = Request("r", tuple(range(3, 150)), SamplingParams(temperature=0.0, logprobs=2), 8, prompt_marks=(128,))
+    with _loaded(path, cache_dir=str(tmp_path)) as core:
+        before = texts_of(run_all(core, [request]))
+        save(core)
+        assert core.disk_counts.saved >= 4
+    with _loaded(path, cache_dir=str(tmp_path)) as core:
+        fetch_now(core, request)
+        assert texts_of(run_all(core, [request])) == before
+        assert core.disk_counts.fetched >= 4
+        assert core.scheduler.counts.prefix_cache_hits == 128
+        backend = core._backend
+        assert isinstance(backend, SavesCache)
+        os.kill(rank_processes()[0], signal.SIGKILL)
+        with pytest.raises(DeviceLostError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
+            backend.read_cached(0, [0])
+    with _loaded(path, cache_dir=str(tmp_path), tensor_parallel=1) as core:
+        assert core.fetch(request, lambda *_: None) is None
 
 
 def check_log_probabilities(config: EngineConfig, path: Path) -> tuple[int, int]:
@@ -243,7 +265,6 @@ def test_ranks_whose_kernels_are_of_other_processors_are_refused(tiny: Path, mon
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cache_dir": "/tmp/kept"}, "tensor_parallel and cache_dir can't be combined"),
         ({"kv_cache_bytes": 1 << 50}, "kv_cache_bytes of .* is more than this machine's"),
         ({"threads": 1}, "tensor_parallel 2 needs as many threads, and there are 1"),
     ],
@@ -259,6 +280,8 @@ def test_gpus_in_one_order_and_heads_that_do_not_divide_are_refused(tiny: Path, 
         resolve_model(checkpoint, of_three, ChosenDevice("cuda", 0))
     with pytest.raises(InvalidRequestError, match="tensor_parallel on GPUs has no drafter but the text so far"):
         resolve_model(checkpoint, replace(_CONFIG, drafter="another.gguf"), ChosenDevice("cuda", 0))
+    with pytest.raises(InvalidRequestError, match="tensor_parallel on GPUs keeps no cache in cache_dir so far"):
+        resolve_model(checkpoint, replace(_CONFIG, cache_dir="kept"), ChosenDevice("cuda", 0))
     write_tiny_model(tmp_path / "states.gguf", shape="tiny-convolution")
     with pytest.raises(InvalidRequestError, match="lfm2: a model whose layers have states runs on one GPU so far"):
         resolve_model(find_checkpoint(tmp_path / "states.gguf"), _CONFIG, ChosenDevice("cuda", 0), 1 << 30)

@@ -25,11 +25,13 @@ from realizar.backends.base import (
     FetchesSnapshots,
     ForwardInput,
     OtherModels,
+    SavesCache,
     Step,
 )
 from realizar.backends.rank_memory import RankMemory, RankPlace
 from realizar.backends.ranks.messages import (
     Answer,
+    Cached,
     Call,
     Close,
     Defer,
@@ -38,9 +40,11 @@ from realizar.backends.ranks.messages import (
     Joined,
     Open,
     Read,
+    ReadCached,
     Refused,
     Said,
     Sample,
+    WriteCached,
     pack_masks,
     pack_step,
 )
@@ -90,7 +94,13 @@ class _Rank:
         assert isinstance(answer, Said)
         return answer.word
 
-    def _answer(self) -> Said | Joined:
+    def cache_contents(self) -> bytes:
+        """Wait for its contents of the cache. ChannelError: it has ended."""
+        answer = self._answer()
+        assert isinstance(answer, Cached)
+        return answer.contents
+
+    def _answer(self) -> Said | Joined | Cached:
         """Raises what its load did; ChannelError: it has ended."""
         answer = self.channel.receive()
         if isinstance(answer, Refused):
@@ -210,6 +220,41 @@ class RankedBackend:
     @property
     def _fetches(self) -> FetchesSnapshots:
         assert isinstance(self.own, FetchesSnapshots)  # each rank's backend has host snapshots of its own
+        return self.own
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        return tuple(self._count * size for size in self._saves.part_bytes)
+
+    @property
+    def layout(self) -> str:
+        return f"{self._saves.layout}, side by side of {self._count} ranks"
+
+    def new_buffer(self, num_bytes: int) -> NDArray[np.uint8]:
+        return self._saves.new_buffer(num_bytes)
+
+    def read_cached(self, part: int, places: Sequence[int]) -> Callable[[], NDArray[np.uint8]]:
+        """All ranks' contents side by side, copied now."""
+        with self.step():
+            self.send(ReadCached(part, tuple(places)))
+            contents = [self._saves.read_cached(part, places)()]
+            for other in self._others:
+                found = np.frombuffer(self._ask(other, _Rank.cache_contents), np.uint8)
+                contents.append(found.reshape(contents[0].shape))
+            whole = np.concatenate(contents, axis=1)
+        return lambda: whole
+
+    def write_cached(self, part: int, places: Sequence[int], contents: NDArray[np.uint8]) -> Callable[[], None]:
+        own, *of_others = np.split(contents, self._count, axis=1)
+        with self.step():
+            self.check()
+            for other, its in zip(self._others, of_others, strict=True):
+                self._ask(other, partial(_Rank.send, call=WriteCached(part, tuple(places), its.tobytes())))
+            return self._saves.write_cached(part, places, own)
+
+    @property
+    def _saves(self) -> SavesCache:
+        assert isinstance(self.own, SavesCache)
         return self.own
 
     @property

@@ -1,5 +1,5 @@
-"""Messages between the ranks of a model: the calls of a backend in one direction, in the other what loading says and
-what became of it.
+"""Messages between the ranks of a model: the calls of a backend in one direction, in the other what loading says, what
+became of it, and contents of the cache.
 
 Arrays go as their bytes, in the machine's order.
 """
@@ -79,6 +79,27 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     step: int
 
 
+class ReadCached(msgspec.Struct, frozen=True, tag="read_cached"):
+    """Say a rank's contents of some blocks or snapshots of a part of the cache (`SavesCache`)."""
+
+    part: int
+    places: tuple[int, ...]
+
+
+class WriteCached(msgspec.Struct, frozen=True, tag="write_cached"):
+    """Write a rank's contents, uint8 [places, bytes of one]."""
+
+    part: int
+    places: tuple[int, ...]
+    contents: bytes
+
+
+class Cached(msgspec.Struct, frozen=True, tag="of_cache"):
+    """What `ReadCached` asks for, uint8 [places, bytes of one]."""
+
+    contents: bytes
+
+
 class Said(msgspec.Struct, frozen=True, tag="said"):
     """A rank's word in an exchange."""
 
@@ -91,7 +112,7 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
     words: tuple[bytes, ...]
 
 
-Call: TypeAlias = Join | Heard | Open | Close | Submit | Mask | Defer | Sample | Read
+Call: TypeAlias = Join | Heard | Open | Close | Submit | Mask | Defer | Sample | Read | ReadCached | WriteCached
 
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
@@ -102,7 +123,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     error: ErrorRecord
 
 
-Answer: TypeAlias = Said | Joined | Refused
+Answer: TypeAlias = Said | Joined | Refused | Cached
 
 
 _COLUMNS: Mapping[str, Any] = {

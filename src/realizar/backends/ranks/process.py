@@ -17,9 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from realizar.backends.base import NO_OTHERS, Backend, ModelSource, Step
+import numpy as np
+
+from realizar.backends.base import NO_OTHERS, Backend, ModelSource, SavesCache, Step
 from realizar.backends.rank_memory import RankMemory, RankPlace
 from realizar.backends.ranks.messages import (
+    Cached,
     Call,
     Close,
     Defer,
@@ -29,10 +32,12 @@ from realizar.backends.ranks.messages import (
     Mask,
     Open,
     Read,
+    ReadCached,
     Refused,
     Said,
     Sample,
     Submit,
+    WriteCached,
     unpack_masks,
     unpack_step,
 )
@@ -119,8 +124,20 @@ def _follow(channel: Channel[Call], backend: Backend) -> NoReturn:
                 _LOG.debug("a row could not be opened", exc_info=error)
         elif isinstance(call, Close):
             backend.close(call.row)
+        elif isinstance(call, ReadCached | WriteCached):
+            _of_cache(call, backend, channel)
         else:
             _of_step(call, steps[number])
+
+
+def _of_cache(call: ReadCached | WriteCached, backend: Backend, channel: Channel[Call]) -> None:
+    assert isinstance(backend, SavesCache)
+    places = list(call.places)
+    if isinstance(call, ReadCached):
+        channel.send(Cached(backend.read_cached(call.part, places)().tobytes()))
+    else:
+        contents = np.frombuffer(call.contents, np.uint8).reshape(len(places), -1)
+        backend.write_cached(call.part, places, contents)()
 
 
 def _of_step(call: Call, step: Step) -> None:
