@@ -67,6 +67,28 @@ def held(text: str, rest: str = "", after: threading.Event | None = None) -> Scr
     return Script([*words(text).deltas, *(replace(each, after=event) for each in words(rest or "never").deltas)])
 
 
+async def start_serving(server: uvicorn.Server, listener: socket.socket) -> asyncio.Task[None]:
+    """Serve on a socket that listens, in a task that goes on until `cut_off` or the server's own end."""
+    serving = asyncio.create_task(server._serve([listener]))
+    while not server.started:
+        assert not serving.done()
+        await asyncio.sleep(0.001)
+    return serving
+
+
+async def cut_off(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    """End, and break off what is open. uvicorn looks every tenth of a second whether it shall, and waits for another.
+
+    Nothing happens to one that has ended.
+    """
+    serving.cancel()
+    await asyncio.wait({serving})
+    for each in server.servers:
+        each.close()
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+
+
 @dataclass
 class ScriptedApi:
     """Answers chats and completions by `script`, and remembers what it was asked.
@@ -105,16 +127,28 @@ class ScriptedApi:
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(Starlette(routes=routes), log_config=None, ws="none", lifespan="off")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(config, listener, begun), daemon=True)
         self._thread.start()
-        while not self._server.started:
-            time.sleep(0.005)
+        assert begun.wait(HANG_S)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = self._server.force_exit = True
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(HANG_S)
+
+    def _run(self, config: uvicorn.Config, listener: socket.socket, begun: threading.Event) -> None:
+        async def serve() -> None:
+            self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+            server = uvicorn.Server(config)
+            serving = await start_serving(server, listener)
+            begun.set()
+            await self._ended.wait()
+            await cut_off(server, serving)
+
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(serve())
 
     def _refusal(self, request: Request) -> Response | None:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":

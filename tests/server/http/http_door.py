@@ -12,6 +12,7 @@ import uvicorn
 from realizar.server.app import create_app
 from realizar.server.http.listen import uvicorn_config
 from realizar.server.settings import ServerSettings
+from scripted_api import cut_off, start_serving
 from server.scripted_engine import ScriptedEngine, scripted_model
 from waits import HANG_S
 
@@ -29,17 +30,14 @@ class Door:
         self._server = uvicorn.Server(uvicorn_config(app, settings, timeout_graceful_shutdown=1))
 
     async def __aenter__(self) -> Self:
-        self._serving = asyncio.create_task(self._server._serve([self._listener]))
-        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.001)
+        self._serving = await start_serving(self._server, self._listener)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for writer in self._writers:
             writer.transport.abort()
         await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
-        self._server.should_exit = self._server.force_exit = True
-        await self._serving
+        await cut_off(self._server, self._serving)
 
     async def end(self) -> None:
         """End when all connections have closed, however long it takes them."""
