@@ -17,19 +17,22 @@ from typing import Any
 
 HANG_S = 600.0
 """Seconds after which a wait is a hang. Nothing is measured by it: a wait ends as soon as its condition holds."""
-_POLL_S = 0.005
+_POLL_S, _LONGEST_POLL_S = 0.005, 0.05
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Return when the condition holds.
+    """Return when the condition holds. Between questions that take long it is idle for longer: a server has other work.
 
     Raises:
         AssertionError: it has not held for HANG_S.
     """
     until_s = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < until_s, "waited in vain"
-        time.sleep(_POLL_S)
+    while True:
+        asked_s = time.monotonic()
+        if condition():
+            return
+        assert asked_s < until_s, "waited in vain"
+        time.sleep(min(max(_POLL_S, 2 * (time.monotonic() - asked_s)), _LONGEST_POLL_S))
 
 
 @contextmanager

@@ -75,9 +75,9 @@ class Served:
         return child_pids(self.process.pid)[0]
 
     @contextmanager
-    def held_steps(self) -> Iterator[None]:
-        """Meanwhile a long stream does not end."""
-        self._hold.steps.touch()
+    def held_steps(self, between_s: float = 0.4, num_at_once: int = 2) -> Iterator[None]:
+        """Meanwhile a long stream does not end: see `held_serve`."""
+        self._hold.hold_steps(between_s, num_at_once)
         try:
             yield
         finally:

@@ -198,12 +198,13 @@ def test_whoever_reads_its_log_may_leave(tiny: Path, tmp_path: Path) -> None:
         assert server.stderr is not None
         url = next(line for line in server.stderr if line.startswith("ready: ")).split()[1]
         server.stderr.close()
-        (tmp_path / "steps").touch()
+        hold = held_serve.Hold(tmp_path)
+        hold.hold_steps(0.4, 2)
         stream = Stream(url)
         stream.wait_begun()
         server.send_signal(signal.SIGTERM)
         wait_until(lambda: not is_ready(url))
-        (tmp_path / "steps").unlink()
+        hold.steps.unlink()
         stream.join()
         assert (stream.finish, stream.error) == ("length", None)
         assert server.wait(HANG_S) == 0

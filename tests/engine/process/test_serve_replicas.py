@@ -142,7 +142,7 @@ def test_a_killed_replica_costs_its_running_requests_alone(server: Served) -> No
 
 
 def test_replicas_restart_one_by_one_and_no_request_fails(server: Served) -> None:
-    """With as many clients as the server has room for."""
+    """With as many clients as the server has room for, whose requests do not run ahead of one another."""
     url = server.wait_ready()
     wait_until(lambda: num_ready(url) == 2)
     before, whole = engine_pids(server), short_text(url, max_tokens=2)
@@ -154,7 +154,7 @@ def test_replicas_restart_one_by_one_and_no_request_fails(server: Served) -> Non
             texts.add(short_text(url, max_tokens=2))
         return texts
 
-    with server.held_steps(), ThreadPoolExecutor(ROOM) as clients:
+    with server.held_steps(0.1, 0), ThreadPoolExecutor(ROOM) as clients:
         asking = [clients.submit(ask) for _ in range(ROOM)]
         server.process.send_signal(signal.SIGHUP)
         try:
