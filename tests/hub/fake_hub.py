@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,11 +85,16 @@ class Endpoint:
             kernels.symlink_to(kept)
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(folder / "hf"), "XDG_CACHE_HOME": str(folder / "cache")}
 
-    def run(self, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """A command in a process of its own: huggingface_hub reads its variables when it is imported."""
+    def run(
+        self, folder: Path, *arguments: str, program: Sequence[str] = ("-m", "realizar"), **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """A command in a process of its own: huggingface_hub reads its variables when it is imported.
+
+        `program` has Python's own words, where it is not the plain command.
+        """
         environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         return subprocess.run(
-            [sys.executable, "-m", "realizar", *arguments],
+            [sys.executable, *program, *arguments],
             capture_output=True,
             text=True,
             env=environment | self.variables(folder) | variables,

@@ -22,6 +22,12 @@ from waits import HANG_S
 CONTENT = b"GGUF" + random.Random(3).randbytes((40 << 20) + 12345)
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 NAME = "user/large:Q4_0"
+SOON_AGAIN = """
+from realizar.cli.main import main
+from realizar.hub import resumed
+resumed._FIRST_WAIT_S = 0.01
+main()
+"""
 FILES: dict[str, dict[str, Content]] = {"user/large": {"m-Q4_0.gguf": CONTENT}}
 
 
@@ -128,6 +134,6 @@ def test_a_server_without_ranges_gives_whole_files(tmp_path: Path, endpoint: End
 
 def test_a_server_that_sends_nothing_more_is_one_line(tmp_path: Path, endpoint: Endpoint) -> None:
     endpoint.cuts = [0] * 1000
-    result = endpoint.run(tmp_path, "pull", NAME)
+    result = endpoint.run(tmp_path, "pull", NAME, program=("-c", SOON_AGAIN))
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith(f"realizar: {NAME}"), result.stderr

@@ -187,6 +187,7 @@ def check_lost_in_load(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_gone_ends_the_load(tiny: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     """Also where the device is to be found, and the CPU would take another's place."""
+    monkeypatch.setattr(ranked, "_LOOK_S", 0.1)
     config = replace(_CONFIG, device="auto" if number == signal.SIGKILL else "cpu")
     check_lost_in_load(config, tiny, CPUBackend, monkeypatch, number)
 
@@ -212,7 +213,10 @@ def check_lost_in_step(config: EngineConfig, path: Path, number: signal.Signals)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_gone_ends_the_engine(tiny: Path, number: signal.Signals) -> None:
+def test_a_rank_that_is_gone_ends_the_engine(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(ranked, "_LOOK_S", 0.1)
     check_lost_in_step(_CONFIG, tiny, number)
 
 
