@@ -299,6 +299,17 @@ class PreparesLater(Protocol):
 
 
 @runtime_checkable
+class MayBeLost(Protocol):
+    """A backend that can come to its end while nothing runs."""
+
+    def watch(self, lost: Callable[[], None]) -> None:
+        """Have `lost` called, on whichever thread, once it can't go on, and `check` raises."""
+
+    def check(self) -> None:
+        """DeviceLostError: it can't go on."""
+
+
+@runtime_checkable
 class SavesCache(Protocol):
     """A backend whose KV blocks and snapshots of states are copied to the host and back, between two steps.
 

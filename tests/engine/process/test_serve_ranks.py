@@ -50,6 +50,11 @@ def test_a_model_of_two_processes_outlives_the_death_of_each(device: str, tiny: 
             wait_until(lambda: is_ready(url))
             assert short_text(url) == text
         served.wait_line(r"rank 1 of 2 \(process \d+\) was killed by SIGKILL")
+        engine = served.engine_pid
+        os.kill(_rank_pid(served), signal.SIGKILL)
+        wait_until(functools.partial(_has_ended, engine))  # without a request that would fail
+        wait_until(lambda: is_ready(url))
+        assert short_text(url) == text
 
 
 def test_a_model_that_ranks_do_not_divide_is_refused(refusal: Callable[..., str], tiny: Path) -> None:

@@ -146,6 +146,7 @@ class RankedBackend:
         self._others: list[_Rank] = []
         self._capacity: Capacity | None = None
         self._lost = ""  # why no call can be made any more
+        self._on_loss: Callable[[], None] = _nothing
         self._num_steps = self._num_silent = 0
         self._num_exchanges: list[int] = []  # at the last look
         self._last: RankedStep | None = None
@@ -288,6 +289,9 @@ class RankedBackend:
         for other in self._others:
             self._ask(other, partial(_Rank.send, call=call))
 
+    def watch(self, lost: Callable[[], None]) -> None:
+        self._on_loss = lost
+
     def check(self) -> None:
         """DeviceLostError: a rank is gone, and what was computed since then means nothing."""
         if not self._lost and self._memory is not None and self._memory.is_broken:
@@ -317,6 +321,7 @@ class RankedBackend:
             self._memory.break_off()
         for other in self._others:
             other.process.kill()
+        self._on_loss()
 
     def _name(self, rank: _Rank) -> str:
         return f"rank {rank.number} of {self._count} (process {rank.process.pid})"
@@ -411,6 +416,10 @@ class RankedStep:
         if not self.sampled:
             self.sampled = True
             self._backend.send(Sample())
+
+
+def _nothing() -> None:
+    """Nobody watches yet."""
 
 
 def _path_of(others: OtherModels) -> str:

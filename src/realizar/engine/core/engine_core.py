@@ -16,6 +16,7 @@ from realizar.backends.base import (
     CountsExperts,
     DeviceMemory,
     ForwardInput,
+    MayBeLost,
     PreparesLater,
     ReadsAside,
     SavesCache,
@@ -155,10 +156,24 @@ class EngineCore:
     def _has_slices(self) -> bool:
         return self._pictures is not None and self._pictures.slices is not None and self._pictures.slices.has_work
 
-    def watch_pictures(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called, on another thread, when pictures are the first work that there is."""
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, on whichever thread, when pictures are the first work that there is, and when
+        `check_backend` raises.
+        """
         if self._pictures is not None and self._pictures.slices is not None:
             self._pictures.slices.wake = wake
+        if isinstance(self._backend, MayBeLost):
+            self._backend.watch(wake)
+
+    def check_backend(self) -> None:
+        """EngineDeadError: the backend has come to its end while nothing ran."""
+        if self._death is not None or not isinstance(self._backend, MayBeLost):
+            return
+        try:
+            self._backend.check()
+        except DeviceLostError as error:
+            self._die(f"the engine stopped: {type(error).__name__}: {error}")
+            raise EngineDeadError(self._death) from error
 
     def add(self, request: Request) -> None:
         """Queue a request. Waits for its grammar to be compiled, unless `acquire_grammar` has returned True for it.

@@ -113,9 +113,9 @@ class InlineLink(EngineLoop):
 
         def wake() -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._do, lambda: None)  # after which there are steps
+                loop.call_soon_threadsafe(self._do, self._core.check_backend)  # after which there are steps
 
-        self._core.watch_pictures(wake)
+        self._core.watch(wake)
         self._deliver(Ready(describe(self._core)))
 
     def send(self, command: Command) -> None:

@@ -130,7 +130,7 @@ class EngineLoop:
                 _LOG.exception("loading failed")
             self._report(Failed(record_error(error)))
             return
-        core.watch_pictures(self._wake)
+        core.watch(self._wake)
         try:
             self._report(Ready(describe(core)))
             self._obey(core)
@@ -158,6 +158,7 @@ class EngineLoop:
                 saves = core.save()
                 prepares = not self._inbox and core.prepare()
             with self._news:
+                core.check_backend()  # here, so that no end of it is missed between a look and the wait
                 if not self._inbox and not core.has_work:
                     self._news.wait(SAVE_S if saves or prepares else None if audited else _IDLE_S)
                 if (saves or prepares) and not self._inbox:
