@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from backends.grouped_format import HIDDEN, VOCABULARY, WIDTH, write_config, write_grouped_model
 from cpu_runs import Runner
-from quantization.stored_checkpoints import Stored, join_experts, write_model, write_model_opt_file
+from quantization.stored_checkpoints import Stored, join_experts, random_matrix, write_model, write_model_opt_file
 from quantization.test_stored_tensors import MICROSCALED
 from realizar.backends.cpu.plan import plan_memory
 from realizar.checkpoint.open import open_checkpoint
@@ -67,6 +67,16 @@ def test_a_whole_model(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 )  # fmt: skip
 def test_a_whole_model_of_stored_tensors(stored: Stored, tmp_path: Path) -> None:
     check_whole_model(tmp_path, write_model(tmp_path, stored))
+
+
+@pytest.mark.parametrize(
+    ("stored", "changes"), [(Stored("gptq", group=32), {"lm_head": True}), (Stored("fp8"), {})], ids=str
+)
+def test_a_head_of_stored_tensors(stored: Stored, changes: dict[str, Any], tmp_path: Path) -> None:
+    made, weights = random_matrix(stored, VOCABULARY, HIDDEN, np.random.default_rng(3))
+    head = {f"lm_head{suffix}": array for suffix, array in made.items()}
+    others = write_model(tmp_path, stored, more=head, lacking={"lm_head.weight"} - head.keys(), **changes)
+    check_whole_model(tmp_path, {**others, "lm_head.weight": weights})
 
 
 def test_a_whole_mixture_of_stored_tensors(tmp_path: Path) -> None:
