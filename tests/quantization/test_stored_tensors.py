@@ -22,6 +22,7 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
+from realizar.quantization.source import MatrixSource
 from realizar.quantization.tensors import expert_source, stored_names, tensor_layout, tensor_shape, tensor_source
 
 MICROSCALED = [
@@ -85,8 +86,21 @@ def test_weights(stored: Stored, shape: tuple[int, int], tmp_path: Path) -> None
     apart = source.column_runs([(0, unit), (shape[1] - unit, shape[1])])
     same(apart.dequantize(), np.delete(weights, np.s_[unit : shape[1] - unit], axis=1).astype(np.float32))
     assert source.find_not_finite(0, shape[0]) is None
+    check_ordered(source, weights, ordered=stored.ordered)
     source.prefetch()
     source.release(0, shape[0])
+
+
+def check_ordered(source: MatrixSource, weights: NDArray[np.float64], *, ordered: bool) -> None:
+    """What is in act-order alone is there with its columns sorted too, packed and not rounded to halves."""
+    assert (source.ordered is not None) == ordered
+    if source.ordered is not None:
+        by_group, order = source.ordered
+        assert (by_group.layout.has_integers, source.layout.float_type) == (True, "f16")
+        found = by_group.dequantize()
+        np.testing.assert_array_equal(found.astype(np.float16), weights[:, order].astype(np.float16))
+        np.testing.assert_array_equal(by_group.planes(3, 21).dequantize(), found[3:21])
+        assert by_group.find_not_finite(0, len(weights)) is None
 
 
 @pytest.mark.parametrize("rows", [128, 0])
@@ -241,6 +255,13 @@ def test_columns_of_floats_are_a_multiple_of_a_group(tmp_path: Path) -> None:
     tensors, _ = random_matrix(Stored("fp8"), 16, 144, np.random.default_rng(1))
     with pytest.raises(UnsupportedModelError, match="has 144 columns, which are not a multiple of 32"):
         tensor_source(opened(tmp_path, Stored("fp8"), tensors), f"{NAME}.weight")
+
+
+def test_columns_of_groups_that_are_not_alike_are_halves_alone(tmp_path: Path) -> None:
+    stored = Stored("gptq", ordered=True)
+    tensors, _ = random_matrix(stored, 64, 256, np.random.default_rng(1))
+    tensors[".g_idx"][0] ^= 1
+    assert tensor_source(opened(tmp_path, stored, tensors), f"{NAME}.weight").ordered is None
 
 
 @pytest.mark.parametrize("value", [np.nan, 0])

@@ -54,6 +54,15 @@ class WeightTensors:
         columns = None if place.stored_shape is None else place.shape[-1]
         return _part(tensor_source(self._checkpoint, place.name, columns), place)
 
+    def ordered(self, linear: Linear) -> tuple[MatrixSource, NDArray[np.int32]] | None:
+        """The matrix with its columns sorted, and their order, as `MatrixSource.ordered`; raises as `matrix`."""
+        return self.matrix(linear.weight).ordered
+
+    def widest_ordered(self) -> int:
+        """Columns of the widest matrix that is `ordered`; 0 without any."""
+        linears = (each for each in self._spec.matrices() if isinstance(each, Linear))
+        return max((each.in_features for each in linears if self.ordered(each) is not None), default=0)
+
     def expert(self, name: TensorName, expert: int) -> MatrixSource:
         """One matrix of a stack, which the checkpoint holds as one tensor or as a tensor for each expert.
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,21 @@ class _IntegerSource(PartsSource):
             )  # fmt: skip
         super().__init__(layout, *shape, name, parts)
         self._repeats, self._symmetric = group // wide, symmetric
+        self._order: NDArray[np.int32] | None = None
+
+    def sorted_by(self, order: NDArray[np.int32]) -> MatrixSource:
+        """The matrix with the columns `order`, groups of which share a scale: int32 [in_features]."""
+        made = copy(self)
+        made._order = order
+        return made
+
+    def _columns(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """`codes`, sorted where they are to be."""
+        codes = self.codes(start, stop)
+        return codes if self._order is None else codes[:, self._order]
 
     def planes(self, start: int, stop: int) -> Planes:
-        codes, scales = self.codes(start, stop), self._spread(finite_in_halves(self.scales(start, stop)))
+        codes, scales = self._columns(start, stop), self._spread(finite_in_halves(self.scales(start, stop)))
         if self._symmetric:
             return Planes(self.layout, codes, scales)
         zeros = self._spread(self.zeros(start, stop).astype(np.int16)) - np.int16(self.layout.offset)
@@ -106,7 +119,7 @@ class _IntegerSource(PartsSource):
         if self._symmetric:
             return super().read(start, stop)
         scales, zeros = self.scales(start, stop), self.zeros(start, stop).astype(np.float32)
-        values = self.codes(start, stop).astype(np.float32).reshape(*scales.shape, -1)
+        values = self._columns(start, stop).astype(np.float32).reshape(*scales.shape, -1)
         values -= zeros[..., None]
         values *= scales[..., None]
         return values.reshape(stop - start, self.in_features)
@@ -116,7 +129,7 @@ class _IntegerSource(PartsSource):
         scales = self.scales(start, stop)
         if not scales.all():
             zeros = self.layout.offset if self._symmetric else self.zeros(start, stop)[..., None]
-            others = (self.codes(start, stop).reshape(*scales.shape, -1) != zeros).any(axis=2)
+            others = (self._columns(start, stop).reshape(*scales.shape, -1) != zeros).any(axis=2)
             silenced = np.flatnonzero((others & (scales == 0)).any(axis=1))
             if len(silenced):
                 return f"a scale of out_feature {start + silenced[0]} is 0, and its numbers are not"
@@ -429,7 +442,7 @@ def _group(scales: StoredTensor, in_features: int, groups: int) -> int:
 def _in_order(source: _IntegerSource, group: int) -> MatrixSource:
     """A matrix as it is where neighbours share a scale, or else (act-order) its weights in float16.
 
-    Kernels read groups of neighbours, and sorted columns would need inputs in the order of each matrix.
+    Kernels read groups of neighbours. Those that take their inputs in the order of a matrix read it sorted.
     """
     order = source.parts.get("order")
     if order is None:
@@ -442,7 +455,11 @@ def _in_order(source: _IntegerSource, group: int) -> MatrixSource:
         return source
     out_features = [np.arange(source.out_features)]
     make, pages = partial(_ordered_halves, source, places), Pages(source.parts["codes"])
-    return CopiedSource(GGMLType.F16, source.in_features, out_features, make, source.path, source.name, pages)
+    made = CopiedSource(GGMLType.F16, source.in_features, out_features, make, source.path, source.name, pages)
+    if (np.bincount(places) == group).all():
+        by_group = np.argsort(places, kind="stable").astype(np.int32)
+        made.ordered = source.sorted_by(by_group), by_group
+    return made
 
 
 def _ordered_halves(

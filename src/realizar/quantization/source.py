@@ -39,7 +39,13 @@ class MatrixSource(ABC):
     """A weight matrix [out_features, in_features], or a slice of one; `path` and `name` are for errors.
 
     Raises ValueError where the columns are not a whole number of the layout's blocks.
+
+    Attributes:
+        ordered: the matrix with its columns sorted, which packs in fewer bits, and the column of the input that each
+            one is, int32 [in_features]; None where columns are best as they are.
     """
+
+    ordered: tuple[MatrixSource, NDArray[np.int32]] | None = None
 
     def __init__(self, layout: WeightLayout, out_features: int, in_features: int, path: Path, name: str) -> None:
         self.row_bytes = layout.row_bytes(in_features)

@@ -4,9 +4,9 @@ A model is bound once to a table of kernels and addresses, which a team of threa
 interpreter's lock. Read in this order:
 
 1. `runner.py`: `CPUBackend` runs steps of a model, which `load.py` makes as one `LoadedModel`.
-2. `bind.py`, with `bind_kv.py` for attention, `bind_state.py` for mixers with a state and `bind_ranks.py` for sums of
-   ranks: blocks become a table (`operations.py`) of kernels and argument records (`records.py`), over the buffers of
-   `workspace.py`.
+2. `bind.py`, with `bind_kv.py` for attention, `bind_experts.py` for mixtures, `bind_state.py` for mixers with a state
+   and `bind_ranks.py` for sums of ranks: blocks become a table (`operations.py`) of kernels and argument records
+   (`records.py`), over the buffers of `workspace.py`.
 3. `walker.py`, `threads.py`: the walk of that table by all threads, with barriers, and the exceptions of kernels.
 4. `kernels/`: the C functions of that table; `codegen/`: their inner loops as LLVM code; `activation_layout.py`: the
    quantised activations that they read. `kernel.py` makes kernels of functions, `kernel_library.py` has those of a

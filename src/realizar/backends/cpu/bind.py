@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from realizar.backends.cpu.activation_layout import GROUP
+from realizar.backends.cpu.bind_experts import ExpertsBinder
 from realizar.backends.cpu.bind_kv import AttentionBinder
 from realizar.backends.cpu.bind_ranks import RankBinder
 from realizar.backends.cpu.bind_state import StateBinder
-from realizar.backends.cpu.codegen.vector_math import CLAMPED
 from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.activate import ACTIVATE
 from realizar.backends.cpu.kernels.attention_record import STEP_SELECTED, STEP_TERMS, STEP_TOKENS
-from realizar.backends.cpu.kernels.expert_linear import EXPERT_ACTIVATE, EXPERT_FLOAT_LINEAR, EXPERT_LINEAR
 from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR
 from realizar.backends.cpu.kernels.layer_inputs import LAYER_INPUTS, layer_inputs
 from realizar.backends.cpu.kernels.linear import LINEAR
-from realizar.backends.cpu.kernels.normalize import CLIP, NORMALIZE, SELECT, clip, norm_kind, normalize, select
-from realizar.backends.cpu.kernels.routing import CHOOSE, GATHER, SORT, SUM, choose, gather, sort_by_expert, sum_experts
+from realizar.backends.cpu.kernels.normalize import (
+    CLIP,
+    NORMALIZE,
+    REORDER,
+    SELECT,
+    clip,
+    norm_kind,
+    normalize,
+    reorder,
+    select,
+)
 from realizar.backends.cpu.operations import BoundOperation, BoundProgram
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.state.sizes import input_columns
 from realizar.backends.cpu.weights.load import Weights
-from realizar.backends.cpu.weights.pack import FloatMatrix
-from realizar.backends.cpu.workspace import Workspace, added_features, kept_stream, pairs_of_item, written_records
+from realizar.backends.cpu.weights.pack import FloatMatrix, PackedMatrix
+from realizar.backends.cpu.workspace import (
+    RowBuffer,
+    Workspace,
+    added_features,
+    kept_stream,
+    written_records,
+)
 from realizar.backends.machine import read_machine
 from realizar.backends.parts import SHARED_PART, block_name, inputs_part, join_part
 from realizar.backends.program import (
@@ -46,7 +62,7 @@ from realizar.backends.program import (
 from realizar.errors import UnsupportedModelError
 from realizar.models.layer_inputs import LayerInputs
 from realizar.models.parts import Activation, AssistantInputs, Fusion, Linear, NextTokenInputs, Norm, PairedInputs
-from realizar.models.spec import ExpertLinear, Experts, FeedForward
+from realizar.models.spec import FeedForward
 from realizar.models.tensor_source import TensorName
 from realizar.models.tower import Projector, Tower
 
@@ -76,14 +92,14 @@ class Binder:
 
     def bind_tail(self, tail: Tail) -> BoundProgram:
         matmul = self._project(tail.head, "selected", "logits", "head", count=STEP_SELECTED)
-        return BoundProgram([*self._final_norm(tail), matmul, *(() if self._ranks is None else self._ranks.logits())])
+        return BoundProgram([*self._final_norm(tail), *matmul, *(() if self._ranks is None else self._ranks.logits())])
 
     def bind_states(self, tail: Tail) -> BoundProgram:
         """The states of selected tokens in `selected`, or what an assistant makes of them in `handed on`."""
         operations = self._final_norm(tail)
         if tail.to_state is not None:
             part = "next-token inputs"
-            operations.append(self._project(tail.to_state, "selected", "handed on", part, count=STEP_SELECTED))
+            operations.extend(self._project(tail.to_state, "selected", "handed on", part, count=STEP_SELECTED))
         return BoundProgram(operations)
 
     def bind_fusion(self, fusion: Fusion) -> BoundProgram:
@@ -92,7 +108,7 @@ class Binder:
         normed = self._normalize("fusion", fusion.norm, "streams", "streams", count=count, width=width)
         project = self._project(fusion.linear, "streams", "fused", "fusion", count=count)
         after = [] if fusion.output_norm is None else [("fusion", fusion.output_norm, "fused", "fused")]
-        return BoundProgram([normed, project, *(self._normalize(*each, count=count) for each in after)])
+        return BoundProgram([normed, *project, *(self._normalize(*each, count=count) for each in after)])
 
     def bind_injection(self, program: Program) -> BoundProgram:
         """The keys and values of `states` in the cache, in every layer."""
@@ -101,8 +117,8 @@ class Binder:
         operations = [self._normalize(part, None, "states", "normed", terms=any(of_terms))]
         for block, terms in zip(attentions, of_terms, strict=True):
             operations += [
-                self._project(block.attention.k, "normed", "key", part, barrier=False),
-                self._project(block.attention.v, "normed", "value", part, terms=terms),
+                *self._project(block.attention.k, "normed", "key", part, barrier=False),
+                *self._project(block.attention.v, "normed", "value", part, terms=terms),
                 self._attention.rotate(block.attention, block.layer, terms=terms),
             ]
         return BoundProgram(operations)
@@ -115,7 +131,7 @@ class Binder:
         """
         first = [self._normalize("patches", None, "patches", "patches", width=tower.patches[0].in_features)]
         for place, each in enumerate(tower.patches):
-            first.append(self._project(each, "patches", "hidden", "patches", add_scale=1.0 if place else None))
+            first.extend(self._project(each, "patches", "hidden", "patches", add_scale=1.0 if place else None))
         if tower.input_norm is not None:
             first.append(self._normalize("patches", tower.input_norm, "hidden", "hidden"))
         operations: list[BoundOperation] = []
@@ -134,14 +150,14 @@ class Binder:
         source, part, norm = "squares", "projector", projector.norm
         if projector.reduction is not None:
             yield self._normalize(part, norm, source, source, width=projector.reduction.in_features)
-            yield self._project(projector.reduction, source, "reduced", part)
+            yield from self._project(projector.reduction, source, "reduced", part)
             source, norm = "reduced", None
         yield self._normalize(part, norm, source, source, width=first.in_features)
         if second is None or activation is None:
-            yield self._project(first, source, "features", part)
+            yield from self._project(first, source, "features", part)
             return
         up = self.workspace.buffers["up"]
-        yield self._project(first, source, "up", part)
+        yield from self._project(first, source, "up", part)
         if projector.inner_norm is not None:
             yield self._normalize(part, projector.inner_norm, "up", "up")
         if isinstance(second, FeedForward):
@@ -151,7 +167,7 @@ class Binder:
             second = second.down
         else:
             yield self._activate(activation, second, first.out_features, None, up.at, up.stride)
-        yield self._project(second, "activated", "features", part)
+        yield from self._project(second, "activated", "features", part)
 
     def _kept(self, program: Program, num_blocks: int) -> list[BoundOperation]:
         return [
@@ -191,7 +207,7 @@ class Binder:
         yield from self._clamped(attention.q, "normed", "query", part, barrier=False)
         yield from self._clamped(attention.k, "normed", "key", part, barrier=False)
         if attention.gate is not None:
-            yield self._project(attention.gate, "normed", "attention gate", part, barrier=False)
+            yield from self._project(attention.gate, "normed", "attention gate", part, barrier=False)
         yield from self._clamped(attention.v, "normed", "value", part, terms=terms)
         if block.reduces_norms:
             assert self._ranks is not None
@@ -206,14 +222,14 @@ class Binder:
     def _shared_attention_block(self, block: SharedAttentionBlock) -> Iterator[BoundOperation]:
         attention, (query,) = block.attention, block.inputs.linears
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
-        yield self._project(query, "normed", "query", inputs_part(block))
+        yield from self._project(query, "normed", "query", inputs_part(block))
         yield self._attention.rotate_queries(attention)
         yield from self._attention.attend(attention, attention.source)
         yield from self._join(block.join, "attended", join_part(block))
 
     def _short_convolution_block(self, block: ShortConvolutionBlock) -> Iterator[BoundOperation]:
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
-        yield self._project(block.convolution.in_proj, "normed", "state inputs", inputs_part(block))
+        yield from self._project(block.convolution.in_proj, "normed", "state inputs", inputs_part(block))
         yield self._states.short_convolution(block.convolution, block.layer)
         yield from self._join(block.join, "attended", join_part(block))
 
@@ -222,7 +238,7 @@ class Binder:
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
         for linear, column in zip(mixer.inputs(), input_columns(mixer), strict=False):
             is_last = linear is mixer.decay
-            yield self._project(linear, "normed", "state inputs", part, barrier=is_last, column=column)
+            yield from self._project(linear, "normed", "state inputs", part, barrier=is_last, column=column)
         yield from self._states.gated_delta_net(mixer, block.layer)
         yield from self._join(block.join, "attended", join_part(block))
 
@@ -231,7 +247,7 @@ class Binder:
             raise UnsupportedModelError(f"layers have inputs of {inputs.size}: the CPU backend takes multiples of 32")
         values, rows = self.workspace.buffers["layer inputs"], self.workspace.buffers["layer rows"]
         yield self._normalize("layer inputs", None, "hidden", "normed", begins_block=False)
-        yield self._project(inputs.projection, "normed", "layer inputs", "layer inputs")
+        yield from self._project(inputs.projection, "normed", "layer inputs", "layer inputs")
         record = self.workspace.record(
             LAYER_INPUTS, inputs=values.at, rows=rows.at, stride=values.stride,
             layers=inputs.projection.out_features // inputs.size, size=inputs.size, kind=norm_kind(inputs.norm),
@@ -245,9 +261,9 @@ class Binder:
         if isinstance(inputs, NextTokenInputs):
             source, token_norm, state_norm = "hidden", inputs.token_norm, inputs.state_norm
         yield self._normalize(part, token_norm, source, "normed", begins_block=False, width=width)
-        yield self._project(inputs.of_token, "normed", "hidden", part)
+        yield from self._project(inputs.of_token, "normed", "hidden", part)
         yield self._normalize(part, state_norm, "states", "normed", begins_block=False, width=width)
-        yield self._project(inputs.of_state, "normed", "hidden", part, add_scale=1.0)
+        yield from self._project(inputs.of_state, "normed", "hidden", part, add_scale=1.0)
 
     def _pair(self, pair: PairedInputs, *, terms: bool) -> Iterator[BoundOperation]:
         """The embedding, which is in the stream, and the state side by side in `normed`; the stream is the state's."""
@@ -263,7 +279,7 @@ class Binder:
         gate, values, gated = block.gate, self.workspace.buffers["layer inputs"], self.workspace.buffers["layer rows"]
         size = gate.gate.out_features
         yield self._normalize("input gate", None, "hidden", "normed")
-        yield self._project(gate.gate, "normed", "layer rows", inputs_part(block))
+        yield from self._project(gate.gate, "normed", "layer rows", inputs_part(block))
         own = values.at + block.layer * size * values.values.itemsize
         yield self._activate(gate.activation, gate.projection, size, gated.at, own, values.stride)
         yield from self._join(block.join, "activated", join_part(block))
@@ -293,16 +309,16 @@ class Binder:
     def _experts_block(self, block: ExpertsBlock) -> Iterator[BoundOperation]:
         (router,), join, norms = block.inputs.linears, block.join, block.experts.norms
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
-        yield self._project(router, "normed", "scores", inputs_part(block))
+        yield from self._project(router, "normed", "scores", inputs_part(block))
         if norms is not None:
             yield self._normalize("norm", norms.shared, "hidden", "normed", begins_block=False)
         shared, gate = block.experts.shared, block.experts.shared_gate
         if gate is not None:
-            yield self._project(gate, "normed", "shared gate", SHARED_PART)
+            yield from self._project(gate, "normed", "shared gate", SHARED_PART)
         if shared is not None:
             together = self._tiles_together(shared if shared.gate is not None else None)
             yield from self._activated(shared, SHARED_PART, together)
-            yield self._project(shared.down, "activated", "shared", SHARED_PART)
+            yield from self._project(shared.down, "activated", "shared", SHARED_PART)
         if norms is not None:
             if join.reduce:
                 yield from self._add_up("shared")
@@ -322,7 +338,7 @@ class Binder:
     def _join(self, join: Join, source: str, part: str) -> Iterator[BoundOperation]:
         assert join.linear is not None
         if join.adds_directly and join.linear.clamps is None:
-            yield self._project(join.linear, source, "hidden", part, add_scale=join.scale)
+            yield from self._project(join.linear, source, "hidden", part, add_scale=join.scale)
         else:
             yield from self._clamped(join.linear, source, "branch", part)
             if join.reduce:
@@ -365,10 +381,10 @@ class Binder:
         """`_project`, within the matrix's bounds, where it has some."""
         clamps = linear.clamps
         if clamps is None:
-            yield self._project(linear, source, target, part, barrier=barrier, terms=terms, together=together)
+            yield from self._project(linear, source, target, part, barrier=barrier, terms=terms, together=together)
             return
         yield self._clip(part, clamps.read, linear.in_features, source, "clipped")
-        yield self._project(linear, "clipped", target, part)
+        yield from self._project(linear, "clipped", target, part)
         yield self._clip(part, clamps.given, linear.out_features, target, target)
 
     def _clip(self, part: str, bounds: tuple[float, float], width: int, source: str, target: str) -> BoundOperation:
@@ -383,8 +399,9 @@ class Binder:
     def _project(
         self, linear: Linear, source: str, target: str, part: str, *, add_scale: float | None = None,
         barrier: bool = True, terms: bool = False, together: int = 0, count: int = STEP_TOKENS, column: int = 0,
-    ) -> BoundOperation:  # fmt: skip
-        """target = linear(source), or target += add_scale * linear(source).
+    ) -> Iterator[BoundOperation]:  # fmt: skip
+        """target = linear(source), or target += add_scale * linear(source); of inputs in an order of the matrix's own
+        from the buffer `ordered`.
 
         Args:
             terms: whether the source is of two terms; see `AttentionBinder.two_terms`.
@@ -395,6 +412,10 @@ class Binder:
         matrix, read, written = (
             self.weights.matrices[linear.weight], self.workspace.buffers[source], self.workspace.buffers[target],
         )  # fmt: skip
+        if isinstance(matrix, PackedMatrix) and matrix.order is not None:
+            ordered, barrier = self.workspace.buffers["ordered"], True
+            yield self._reorder(part, matrix.order, read, ordered, count, terms=terms)
+            read = ordered
         shared: dict[str, int | float] = {
             "count_field": count,
             "out": written.at + 4 * column,
@@ -423,7 +444,17 @@ class Binder:
                 activation_groups=records.groups, together=together, block_bytes=self._block_bytes,
             )  # fmt: skip
             kernel = self.kernels.linear(matrix.weight_format, add)
-        return BoundOperation(part, kernel, record, barrier, matrix.size_bytes)
+        yield BoundOperation(part, kernel, record, barrier, matrix.size_bytes)
+
+    def _reorder(
+        self, part: str, order: NDArray[np.int32], read: RowBuffer, written: RowBuffer, count: int, *, terms: bool
+    ) -> BoundOperation:
+        record = self.workspace.record(
+            REORDER, count_field=count, **read.fields("input"), width=len(order), order=address(order),
+            **written.fields("out"), **written_records(written.records),
+            terms=written.terms.at_column(0) if terms and written.terms is not None else 0,
+        )  # fmt: skip
+        return BoundOperation(part, reorder, record)
 
     def _normalize(
         self, part: str, norm: Norm | None, source: str, target: str, *, add_scale: float | None = None,
@@ -470,129 +501,3 @@ class Binder:
             **written_records(out.records if quantised else None) | {"records_width": self.instructions.tile_tokens[0]},
         )  # fmt: skip
         return BoundOperation("activation", self.kernels.activate(activation, gate is not None), record)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertsBinder:
-    """Binds mixtures, whose kernels meet in the arrays of `workspace.routing`.
-
-    `block_bytes` are of activations that stay in the second-level cache.
-    """
-
-    instructions: InstructionSet
-    kernels: KernelLibrary
-    weights: Weights
-    workspace: Workspace
-    block_bytes: int
-
-    def bind(self, experts: Experts, add_scale: float | None) -> Iterator[BoundOperation]:
-        """From the buffers `scores` and `normed` to hidden += add_scale * output, or branch = output with None.
-
-        A shared expert's output and gate lie in `shared` and `shared gate`; where the mixture has norms of its own, the
-        output is without it.
-        """
-        *inputs, down = map(self.weights.is_packed, experts.expert_linears())
-        whole = all(inputs) and experts.up.out_features % GROUP == 0
-        together = GROUP // self.instructions.lanes if whole else 1  # threads go on with a group that they computed
-        yield self._choose(experts)
-        yield self._sort(experts)
-        yield self._gather(experts, inputs)
-        if experts.gate is not None:
-            yield self._multiply(experts.gate, "routed", "expert gate", "expert gate and up", together, barrier=False)
-        barrier = together == 1
-        yield self._multiply(experts.up, "routed", "expert up", "expert gate and up", together, barrier=barrier)
-        yield self._activate(experts, quantised=down)
-        yield self._multiply(experts.down, "expert activated", "routed", "expert down", 1)
-        yield self._sum(experts, add_scale)
-
-    def _choose(self, experts: Experts) -> BoundOperation:
-        scores, routing = self.workspace.buffers["scores"], self.workspace.routing
-        record = self.workspace.record(
-            CHOOSE, **scores.fields("scores"), experts=experts.num_experts, per_token=experts.experts_per_token,
-            normalized=experts.normalized, scale=float(experts.scale), chosen=address(routing.chosen),
-            weights=address(routing.weights), sigmoid=experts.scoring == "sigmoid", groups=experts.num_groups,
-            groups_per_token=experts.groups_per_token, bias=self.weights.vector_at(experts.selection_bias),
-            expert_scales=self.weights.vector_at(experts.expert_scales),
-        )  # fmt: skip
-        return BoundOperation("choice of experts", choose, record)
-
-    def _sort(self, experts: Experts) -> BoundOperation:
-        routing, width = self.workspace.routing, self.workspace.block_tokens
-        record = self.workspace.record(
-            SORT, experts=experts.num_experts, per_token=experts.experts_per_token, chosen=address(routing.chosen),
-            positions=address(routing.positions), starts=address(routing.starts), items=address(routing.items),
-            counts=address(routing.counts), width=width,
-            run=pairs_of_item(experts.up.in_features, self.block_bytes, width),
-        )  # fmt: skip
-        return BoundOperation("choice of experts", sort_by_expert, record)
-
-    def _gather(self, experts: Experts, packed: list[bool]) -> BoundOperation:
-        read, written = self.workspace.buffers["normed"], self.workspace.buffers["routed"]
-        assert read.records is not None
-        assert written.records is not None  # matmuls read both buffers
-        groups = read.records.groups
-        record = self.workspace.record(
-            GATHER, per_token=experts.experts_per_token, positions=address(self.workspace.routing.positions),
-            **read.fields("input"), columns=groups * GROUP, out=0 if all(packed) else written.at,
-            out_stride=written.stride, records=read.records.at, out_records=written.records.at if any(packed) else 0,
-            groups=groups, width=read.records.width,
-        )  # fmt: skip
-        return BoundOperation("choice of experts", gather, record)
-
-    def _multiply(
-        self, linear: ExpertLinear, source: str, target: str, part: str, together: int, *, barrier: bool = True
-    ) -> BoundOperation:
-        """Each position of the target from the same one of the source, by the matrix of its expert."""
-        matrix, routing = self.weights.matrices[linear.weight], self.workspace.routing
-        read, written = self.workspace.buffers[source], self.workspace.buffers[target]
-        shared = {
-            "counts": address(routing.counts), "items": address(routing.items), "tiles": matrix.tiles,
-            **written.fields("out"), "bias": 0, "bias_stride": 0,
-        }  # fmt: skip
-        if linear.bias is not None:
-            biases = self.weights.expert_biases(linear.bias)
-            shared |= {"bias": address(biases), "bias_stride": int(biases.strides[0])}
-        if isinstance(matrix, FloatMatrix):
-            record = EXPERT_FLOAT_LINEAR.pack({
-                **shared, "weights": address(matrix.weights), "tile_stride": matrix.tile_bytes,
-                "columns": matrix.columns, **read.fields("input"),
-            })  # fmt: skip
-            kernel = self.kernels.expert_float_linear(matrix.kind)
-        else:
-            assert read.records is not None  # matmuls read this buffer
-            record = EXPERT_LINEAR.pack({
-                **matrix.fields(self.instructions.lanes), **shared, "activations": read.records.at,
-                "activation_groups": read.records.groups, "together": together,
-            })  # fmt: skip
-            kernel = self.kernels.expert_linear(matrix.weight_format)
-        size = matrix.size_bytes // matrix.count
-        return BoundOperation(part, kernel, record, barrier, size, is_of_experts=True)
-
-    def _activate(self, experts: Experts, *, quantised: bool) -> BoundOperation:
-        gate, up, out = (self.workspace.buffers[name] for name in ("expert gate", "expert up", "expert activated"))
-        routing = self.workspace.routing
-        record = EXPERT_ACTIVATE.pack({
-            "counts": address(routing.counts), "items": address(routing.items), "gate": gate.at, "up": up.at,
-            "input_stride": up.stride, "groups": -(-experts.up.out_features // GROUP),
-            "out": 0 if quantised else out.at, "out_stride": out.stride,
-            **written_records(out.records if quantised else None),
-        })  # fmt: skip
-        activation = CLAMPED if experts.clamped else experts.activation
-        return BoundOperation(
-            "expert activation", self.kernels.expert_activate(activation, experts.gate is not None), record
-        )
-
-    def _sum(self, experts: Experts, add_scale: float | None) -> BoundOperation:
-        routing, add = self.workspace.routing, add_scale is not None
-        buffers = self.workspace.buffers
-        read, written = buffers["routed"], buffers["hidden" if add else "branch"]
-        shared = buffers["shared"] if experts.shared is not None and experts.norms is None else None
-        gate = buffers["shared gate"] if experts.shared_gate is not None else None
-        record = self.workspace.record(
-            SUM, per_token=experts.experts_per_token, positions=address(routing.positions),
-            weights=address(routing.weights), **read.fields("input"), width=experts.down.out_features,
-            **written.fields("out"), add=add, scale=float(add_scale or 0.0),
-            shared=shared.at if shared else 0, shared_stride=shared.stride if shared else 0,
-            shared_gate=gate.at if gate else 0, shared_gate_stride=gate.stride if gate else 0,
-        )  # fmt: skip
-        return BoundOperation("sum over experts", sum_experts, record)

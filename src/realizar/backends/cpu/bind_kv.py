@@ -48,7 +48,7 @@ class AttentionBinder:
         whole divergence), and with grouped queries V is the smallest. The terms go through the matmul as two tokens.
         """
         is_small = 2 * attention.num_kv_heads <= attention.num_heads
-        return is_small and self.weights.is_packed(attention.v) and attention.v.clamps is None
+        return is_small and self.weights.has_codes(attention.v) and attention.v.clamps is None
 
     def rotate(self, attention: Attention, layer: int, *, terms: bool) -> BoundOperation:
         """Norms of heads and rope; keys and values go into the cache. For `terms` see `two_terms`."""

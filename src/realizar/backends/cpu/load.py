@@ -112,10 +112,11 @@ def load_model(
     start_s = time.perf_counter()
     instructions = select(config.instruction_set)
     program = build_program(spec, config.hidden_layers)
-    workspace = reserve_workspace(spec, config, instructions.tile_tokens[0])
+    tensors = WeightTensors(spec, checkpoint)
+    workspace = reserve_workspace(spec, config, instructions.tile_tokens[0], tensors.widest_ordered())
     lent = None if beside is None else beside.weights
     weights = Weights(spec, checkpoint, instructions.lanes, config.threads, lent)
-    scales = WeightTensors(spec, checkpoint).cache_scales(config.kv_dtype)
+    scales = tensors.cache_scales(config.kv_dtype)
     kv = KVMemory(spec, config, scales, None if beside is None else beside.kv)
     weights.reserve(spec.matrices())
     ropes = RopeTables(spec, config.max_step_tokens)

@@ -44,7 +44,8 @@ def plan_memory(
     SUPPORTED.check(spec)
     check_tensors(spec, checkpoint)
     instructions = select(config.instruction_set)
-    workspace = Workspace(spec, config, instructions.tile_tokens[0])  # never written: it costs nothing
+    tensors = WeightTensors(spec, checkpoint)
+    workspace = Workspace(spec, config, instructions.tile_tokens[0], tensors.widest_ordered())  # never written
     weights = Weights(spec, checkpoint, instructions.lanes, config.threads, lent)
     weights.reserve(spec.matrices(), no_bytes)
     machine = memory_bytes() if free_bytes is None else None
@@ -58,7 +59,7 @@ def plan_memory(
         device="cpu",
         weight_bytes=weights.size_bytes,
         token_weight_bytes=weights.token_bytes,
-        embedding_bytes=WeightTensors(spec, checkpoint).table_bytes,
+        embedding_bytes=tensors.table_bytes,
         workspace_bytes=workspace.size_bytes
         + 4 * PARTIAL_FLOATS
         + config.threads * scratch_bytes(spec.vocab_size)

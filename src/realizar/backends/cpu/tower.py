@@ -47,7 +47,8 @@ class CPUTower:
         check_tensors(tower, checkpoint)
         self.tower = tower
         config, instructions = _config(tower, checkpoint, threads), select(None)
-        self._space = Workspace(tower, config, instructions.tile_tokens[0])
+        ordered = WeightTensors(tower, checkpoint).widest_ordered()
+        self._space = Workspace(tower, config, instructions.tile_tokens[0], ordered)
         self._weights = Weights(tower, checkpoint, instructions.lanes, threads)
         self._weights.reserve(tower.matrices())
         self._keys, self._ropes = PictureKeys(tower, config.kv_dtype), RopeTables(tower, tower.max_tokens)
@@ -77,7 +78,8 @@ class CPUTower:
         config, instructions = _config(tower, checkpoint, threads=1), select(None)
         weights = Weights(tower, checkpoint, instructions.lanes, threads=1)
         weights.reserve(tower.matrices(), no_bytes)
-        space = Workspace(tower, config, instructions.tile_tokens[0])  # never written: it costs nothing
+        ordered = WeightTensors(tower, checkpoint).widest_ordered()
+        space = Workspace(tower, config, instructions.tile_tokens[0], ordered)  # never written: it costs nothing
         return weights.size_bytes, space.size_bytes + PictureKeys(tower, config.kv_dtype).size_bytes
 
     @property

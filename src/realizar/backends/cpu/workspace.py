@@ -164,14 +164,14 @@ def most_selected(vocab_size: int) -> int:
     return min(max(_SELECTED_LOGITS // vocab_size, _LEAST_SELECTED), _MOST_SELECTED)
 
 
-def reserve_workspace(spec: LayerStack, config: ResolvedConfig, block_tokens: int) -> Workspace:
-    """The workspace of an engine, which the system takes when it is used.
+def reserve_workspace(spec: LayerStack, config: ResolvedConfig, block_tokens: int, ordered: int = 0) -> Workspace:
+    """The workspace of an engine, which the system takes when it is used; arguments as of `Workspace`.
 
     Raises InvalidRequestError, naming `max_step_tokens`, where it is more than all memory that this machine has.
     """
     has = memory_bytes()
     try:
-        workspace = Workspace(spec, config, block_tokens)
+        workspace = Workspace(spec, config, block_tokens, ordered)
     except MemoryError:
         raise _too_many_tokens(config, has, None) from None
     if workspace.size_bytes > has:
@@ -191,7 +191,7 @@ def _too_many_tokens(config: ResolvedConfig, has_bytes: int, needed_bytes: int |
 # Buffers that matmuls read.
 RECORDED = (
     *("normed", "attended", "activated", "selected", "routed", "expert activated"),
-    *("streams", "patches", "squares", "reduced", "clipped"),
+    *("streams", "patches", "squares", "reduced", "clipped", "ordered"),
 )
 # Buffers of pairs of a token and an expert, by their positions (`kernels.routing`).
 ROUTED = ("routed", "expert gate", "expert up", "expert activated")
@@ -204,7 +204,7 @@ class Workspace:
     the tokens' rows, and once these are part of "layer inputs" each layer's gate. "states" holds what a drafter reads
     beside embeddings, which are in "embedded" where they are not as wide as the stream, "handed on" what its next draft
     reads, and "fused" what it makes of its model's "streams" for it. "convolved" has a place for each token that is
-    replayed too.
+    replayed too. "ordered" holds the inputs of a matrix in its own order, of which the widest has `ordered` columns.
 
     Attributes:
         zeros: float32, as many as a mixer with a state has inputs, never written.
@@ -213,7 +213,7 @@ class Workspace:
         max_selected: tokens whose logits, or final hidden states, exist at once.
     """
 
-    def __init__(self, spec: LayerStack, config: ResolvedConfig, block_tokens: int) -> None:
+    def __init__(self, spec: LayerStack, config: ResolvedConfig, block_tokens: int, ordered: int = 0) -> None:
         max_tokens, max_rows = config.max_step_tokens, config.max_running
         self.max_selected = max_selected = most_selected(spec.vocab_size) if isinstance(spec, ModelSpec) else 0
         mixtures = [experts for _, experts in spec.mixtures()]
@@ -224,13 +224,14 @@ class Workspace:
         counts |= dict.fromkeys(ROUTED, num_positions(mixtures, max_tokens, block_tokens))
         counts["convolved"] = max_tokens + max_rows * state_sizes(spec, config.speculative_tokens).most_uncertain
         self.buffers: dict[str, RowBuffer] = {}
-        for name, width in buffer_widths(spec, len(config.hidden_layers)).items():
+        widths = buffer_widths(spec, len(config.hidden_layers)) | ({"ordered": ordered} if ordered else {})
+        for name, width in widths.items():
             tokens = counts.get(name, max_tokens)
             padded = -(-width // GROUP) * GROUP
             stride = padded + _TOKEN_PADDING
             values = aligned_zeros((tokens, stride), np.float32)
             records = RecordBuffer(tokens, padded // GROUP, block_tokens) if name in RECORDED else None
-            terms = RecordBuffer(2 * tokens, padded // GROUP, block_tokens) if name == "normed" else None
+            terms = RecordBuffer(2 * tokens, padded // GROUP, block_tokens) if name in ("normed", "ordered") else None
             self.buffers[name] = RowBuffer(values, records, terms)
         self.zeros = aligned_zeros(max(inputs_width(layer.mixer) for layer in spec.layers), np.float32)
         nets = [mixer for layer in spec.layers if isinstance(mixer := layer.mixer, GatedDeltaNet)]

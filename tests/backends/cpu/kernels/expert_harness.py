@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.cpu.kernels.linear_harness import lanes_of
-from realizar.backends.cpu.bind import ExpertsBinder
+from realizar.backends.cpu.bind_experts import ExpertsBinder
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.normalize import NO_NORM, NORMALIZE, normalize

@@ -69,6 +69,16 @@ def test_a_whole_model_of_stored_tensors(stored: Stored, tmp_path: Path) -> None
     check_whole_model(tmp_path, write_model(tmp_path, stored))
 
 
+def test_columns_in_an_order_of_their_own_take_as_many_bytes(tmp_path: Path) -> None:
+    found = []
+    for ordered in (False, True):
+        write_model(tmp_path, Stored("gptq", group=32, ordered=ordered))
+        checkpoint = open_checkpoint(tmp_path)
+        spec = build_spec(checkpoint)
+        found.append(plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cpu")).weight_bytes)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("stored", "changes"), [(Stored("gptq", group=32), {"lm_head": True}), (Stored("fp8"), {})], ids=str
 )

@@ -58,6 +58,18 @@ def copy_record(source: int, target: int) -> None:
         copied[i] = words[i]
 
 
+@njit
+def write_group(values: int, token: int, group: int, records: int, terms: int, groups: int, lanes: int) -> None:
+    """The record of a group of a token's float32 at `values`, and where `terms` is not 0 its two terms."""
+    values += group * GROUP * 4
+    record = records + offset_of(token, group, groups, lanes)
+    quantize_group(values, record)
+    if terms != 0:
+        first = terms + offset_of(2 * token, group, groups, lanes)
+        copy_record(record, first)
+        quantize_residual(values, first, terms + offset_of(2 * token + 1, group, groups, lanes))
+
+
 @kernel()
 def normalize(address: int, thread: int, threads: int) -> None:
     """Tokens are divided among threads."""
@@ -85,13 +97,7 @@ def normalize(address: int, thread: int, threads: int) -> None:
                 total[i] += scale * y[i]
         if records != 0:
             for group in range((width + GROUP - 1) // GROUP):
-                values = target + group * GROUP * 4
-                record = records + offset_of(token, group, groups, lanes)
-                quantize_group(values, record)
-                if terms != 0:
-                    first = terms + offset_of(2 * token, group, groups, lanes)
-                    copy_record(record, first)
-                    quantize_residual(values, first, terms + offset_of(2 * token + 1, group, groups, lanes))
+                write_group(target, token, group, records, terms, groups, lanes)
 
 
 # `out` and `records` as those of NORMALIZE; `out` may be `input`.
@@ -118,6 +124,29 @@ def clip(address: int, thread: int, threads: int) -> None:
             for group in range(count):
                 place = arguments.records + offset_of(token, group, arguments.records_groups, arguments.records_width)
                 quantize_group(target + group * GROUP * 4, place)
+
+
+# `out`, `records` and `terms` as those of NORMALIZE; `order` is int32 [width].
+REORDER = Record(
+    "step count_field input input_stride width order out out_stride records records_groups records_width terms"
+)
+
+
+@kernel()
+def reorder(address: int, thread: int, threads: int) -> None:
+    """Each token's columns `order`, float32 and in records, of a whole number of groups of 32."""
+    arguments = REORDER(address)
+    tokens, width = read_i64(arguments.step, arguments.count_field), arguments.width
+    order, terms = view(arguments.order, width, np.int32), arguments.terms
+    records, groups, lanes = arguments.records, arguments.records_groups, arguments.records_width
+    for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
+        target = arguments.out + token * arguments.out_stride
+        x = view(arguments.input + token * arguments.input_stride, width, np.float32)
+        y = view(target, width, np.float32)
+        for i in range(width):
+            y[i] = x[order[i]]
+        for group in range(width // GROUP):
+            write_group(target, token, group, records, terms, groups, lanes)
 
 
 SELECT = Record("step count_field indices input input_stride out out_stride width")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
 from typing import Any, get_args
@@ -67,11 +68,16 @@ class Weights:
                 continue
             with naming_refusals(each.weight):
                 layout, count = self._tensors.layout(each.weight), 1
+                ordered = None if isinstance(each, ExpertLinear) else self._tensors.ordered(each)
                 if isinstance(each, ExpertLinear):
                     count = each.num_experts
                 elif each.weight in self._routers and not layout.is_float:
                     layout = FLOAT32_LAYOUT
+                elif ordered is not None:
+                    layout = ordered[0].layout
                 made = allocate(layout, each.out_features, each.in_features, self._lanes, count, zeros)
+                if ordered is not None and isinstance(made, PackedMatrix):
+                    made = replace(made, order=ordered[1])
                 self.matrices[each.weight] = made
 
     def _taken(self, matrix: Linear | ExpertLinear) -> Matrix | None:
@@ -108,9 +114,11 @@ class Weights:
                     self._check_rows(name, pool)
 
     def _fill(self, linear: Linear, pool: Executor) -> int:
-        stored = self._tensors.matrix(linear.weight)
+        stored, matrix = self._tensors.matrix(linear.weight), self.matrices[linear.weight]
         source = float32_source(stored) if linear.weight in self._routers else stored
-        fill(self.matrices[linear.weight], source, self._lanes, pool, _checked(source))
+        if stored.ordered is not None and isinstance(matrix, PackedMatrix):
+            source, _ = stored.ordered
+        fill(matrix, source, self._lanes, pool, _checked(source))
         stored.release(0, stored.out_features)
         return stored.size_bytes
 
@@ -173,9 +181,14 @@ class Weights:
         """The address of a norm's weights, as `vector_at`; its offset is added, times its scale."""
         return 0 if norm is None else address(self.vector(norm.weight, norm.weight_offset, norm.weight_scale))
 
-    def is_packed(self, linear: Linear | ExpertLinear) -> bool:
-        """True for a matrix that multiplies quantised activations."""
+    def has_codes(self, linear: Linear) -> bool:
+        """True for a matrix that multiplies quantised activations, in whatever order."""
         return isinstance(self.matrices[linear.weight], PackedMatrix)
+
+    def is_packed(self, linear: Linear | ExpertLinear) -> bool:
+        """True for a matrix that multiplies quantised activations as they were written, and so needs no floats."""
+        matrix = self.matrices[linear.weight]
+        return isinstance(matrix, PackedMatrix) and matrix.order is None
 
     @property
     def size_bytes(self) -> int:

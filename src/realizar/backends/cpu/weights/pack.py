@@ -47,6 +47,7 @@ class PackedMatrix:
         tiles: of one matrix.
         codes, scales, supers: uint8, 64-byte aligned; their sizes per tile follow from `weight_format`.
         table: uint8, the table that codes index, or None.
+        order: the column of the input that each column takes, int32 [in_features]; None where they are in place.
     """
 
     weight_format: WeightFormat
@@ -58,6 +59,7 @@ class PackedMatrix:
     supers: NDArray[np.uint8]
     table: NDArray[np.uint8] | None
     count: int = 1
+    order: NDArray[np.int32] | None = None
 
     @property
     def size_bytes(self) -> int:
