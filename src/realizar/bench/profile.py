@@ -178,6 +178,9 @@ def _loaded(
     needed = replace(config, context_length=length, max_running=work.batch, max_step_tokens=most)
     if config.layers_on is not None:
         raise InvalidRequestError("a step is taken apart on one device, and with no layers_on", "layers_on")
+    if config.tensor_parallel > 1:
+        message = f"a step is taken apart in one process, and tensor_parallel is {config.tensor_parallel}"
+        raise InvalidRequestError(message, "tensor_parallel")
     spec, resolved = resolve_model(checkpoint, needed)
     backend = make_inspected_backend(resolved.chosen, progress, (spec, checkpoint) if config.device_check else None)
     try:

@@ -127,6 +127,16 @@ def test_work_may_fill_the_context(weights_only: Path) -> None:
     assert result.decode_tokens_per_s.median > 0
 
 
+def test_several_processes_are_measured_as_one(realizar: Callable[..., Any], tiny_path: Path) -> None:
+    """Drafts that are drawn go with them."""
+    words = ("--threads", "2", "--tensor-parallel", "2", "--acceptance", "0.9", "--gen-tokens", "30", "--device", "cpu")
+    result = realizar("bench", tiny_path, *words, "--prompt-tokens", "9", "--repeats", "1", "--json")
+    assert result.status == 0, result.stderr
+    (found,) = json.loads(result.stdout)["results"]
+    assert found["tokens_per_step"] > 1.5
+    assert found["decode_tokens_per_s"]["median"] > 0
+
+
 def test_a_vocabulary_alone_is_refused(realizar: Callable[..., Any], vocabulary_only: Path) -> None:
     result = realizar("bench", vocabulary_only)
     assert result.status == 1

@@ -50,6 +50,7 @@ def test_drafts_are_counted_where_they_are_asked_for(realizar: Callable[..., Any
         (("--repeats", "0"), "--repeats must be at least 1"),
         (("--context", "99999"), "2048"),
         (("--batch", "65"), "64 rows"),
+        (("--tensor-parallel", "2"), "a step is taken apart in one process, and tensor_parallel is 2"),
         (("--svg", "nonesuch/a.svg"), "nonesuch/a.svg can't be written: the folder nonesuch does not exist"),
     ],
 )

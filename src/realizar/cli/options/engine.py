@@ -34,6 +34,7 @@ class BackendOptions:
 
     Attributes:
         device: device to run on: cpu, cuda, or cuda:1 for the second GPU; auto is a GPU that can run it, else the CPU.
+        tensor_parallel: processes that compute the model together, each with a GPU or its part of the threads.
         layers_on: devices with some of the layers each, in order: cuda:0=20,cpu=rest has 20 on the GPU.
         batch_invariant: on a GPU, the same bits of logits in every batch and chunk, as a CPU always gives; slower.
         prompt_dtype: what prompts are multiplied in; fp8, on Hopper (9.0), is faster at a KL of 0.01 to 0.02 nats.
@@ -47,6 +48,7 @@ class BackendOptions:
     """
 
     device: DeviceName = _DEFAULTS.device
+    tensor_parallel: Annotated[Integer, Parameter(name=("--tensor-parallel", "--tensor-parallel-size", "-tp"))] = 1
     layers_on: str | None = None
     batch_invariant: bool = False
     prompt_dtype: Annotated[PromptDType, Parameter(name="--prompt-dtype")] = _DEFAULTS.prompt_dtype
@@ -70,7 +72,6 @@ class EngineOptions(BackendOptions):
 
     Attributes:
         context_length: maximum of prompt and answer tokens together; default the model's.
-        tensor_parallel: processes that compute the model together, each with a GPU or its part of the threads.
         mmproj: GGUF file of an encoder of images; none reads no images; auto takes what lies beside the model.
         image_max_tokens: maximum of tokens for an image's pixels; larger ones are reduced; default the model's.
     """
@@ -78,7 +79,6 @@ class EngineOptions(BackendOptions):
     context_length: Annotated[
         MaybeInteger, Parameter(name=("--context-length", "--ctx-size", "--max-model-len", "-c"))
     ] = None
-    tensor_parallel: Annotated[Integer, Parameter(name=("--tensor-parallel", "--tensor-parallel-size", "-tp"))] = 1
     mmproj: Annotated[str, Parameter(name=("--mmproj", "-mm"))] = _DEFAULTS.mmproj
     image_max_tokens: MaybeInteger = None
 
