@@ -11,7 +11,7 @@ import pytest
 from realizar.backends.devices import THE_CPU, ChosenDevice
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.engine.planned_cards import PlannedCards, advise
-from realizar.engine.step_cost import H200, CardRates, StepCost, largest_share, rates_of
+from realizar.engine.step_cost import H200, CardRates, ExpertParts, StepCost, expert_parts, rates_of
 from realizar.models.generated.generate import generated_header
 from realizar.models.registry import build_spec
 
@@ -22,7 +22,7 @@ _PLAN = MemoryPlan("cuda", 8_000_000, 0, 0, "bf16", 512.0, 0, 0, ())
 def cost(rates: CardRates, shape: str = "tiny", ranks: int = 1, plan: MemoryPlan = _PLAN) -> StepCost:
     header = generated_header(shape)
     spec = build_spec(header, None, None)
-    return StepCost(spec, plan, rates, ranks, largest_share(spec, header, ranks))
+    return StepCost(spec, plan, rates, ranks, expert_parts(spec, header, ranks))
 
 
 def test_weights_keys_and_states_are_read() -> None:
@@ -48,8 +48,10 @@ def test_experts_are_read_as_chance_has_it_and_by_parts_of_ranks() -> None:
     assert cost(reads, "tiny-moe", plan=plan).decode_s(1, 0) == pytest.approx(5)
     assert cost(reads, "tiny-moe", plan=plan).decode_s(2, 0) == pytest.approx(4 + 4 * 7 / 16)
     assert cost(reads, "tiny-moe", plan=plan).prompt_s(1000) == pytest.approx(8)
-    uneven = replace(cost(reads, "tiny-moe", 2, plan), expert_share=0.75)
+    uneven = replace(cost(reads, "tiny-moe", 2, plan), experts=ExpertParts(0.75))
     assert uneven.prompt_s(1000) == pytest.approx(4 / 2 + 4 * 0.75)
+    copied = replace(uneven, experts=ExpertParts(0.75, 1.25))
+    assert copied.prompt_s(1000) == pytest.approx(4 / 2 + 4 / 1.25 * 0.75)
 
 
 def test_matmuls_are_of_what_a_token_is_multiplied_with() -> None:
@@ -107,7 +109,8 @@ def test_measured_steps_are_within_a_fifth(
 
 def test_small_experts_in_uneven_parts_are_slower_on_two_gpus_at_one_row() -> None:
     alone, together = (cost(H200, "qwen3-30b-a3b", ranks, _30B) for ranks in (1, 2))
-    assert together.expert_share == pytest.approx(2 / 3)
+    assert together.experts == ExpertParts(2 / 3, 1)
+    assert cost(H200, "qwen3-30b-a3b", 4, _30B).experts == ExpertParts(1 / 3, 4 / 3)
     assert together.decode_s(1, 192) > alone.decode_s(1, 192)
     assert together.decode_s(64, 192) < alone.decode_s(64, 192)
 

@@ -10,7 +10,7 @@ from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.select import plan_memory, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.step_cost import StepCost, largest_share, rates_of
+from realizar.engine.step_cost import StepCost, expert_parts, rates_of
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 
 _COUNTS = (1, 2, 4)  # of GPUs, beside what is configured
@@ -78,11 +78,11 @@ def _planned(
     try:
         spec, resolved = resolve_model(checkpoint, replace(config, tensor_parallel=gpus), chosen, memory_bytes)
         plan = plan_memory(spec, checkpoint, resolved, memory_bytes)
-        share = largest_share(spec, checkpoint, gpus)
+        parts = expert_parts(spec, checkpoint, gpus)
     except (InvalidRequestError, UnsupportedModelError) as error:
         return PlannedCards(gpus, str(error))
     rates, found = rates_of(chosen), PlannedCards(gpus, None, *_longest(plan))
-    cost = None if rates is None else StepCost(spec, plan, rates, gpus, share)
+    cost = None if rates is None else StepCost(spec, plan, rates, gpus, parts)
     if cost is None or not (cost.is_reckoned and found.fits):
         return found
     length = resolved.context_length

@@ -55,13 +55,27 @@ def rates_of(device: ChosenDevice) -> CardRates | None:
     return H200 if is_known else None
 
 
-def largest_share(spec: ModelSpec, checkpoint: Checkpoint, ranks: int) -> float:
-    """The part of each expert that one of so many ranks has in a layer, the one with most of it; raises as `shard`."""
+@dataclass(frozen=True, slots=True)
+class ExpertParts:
+    """What ranks have of each expert in a layer, as parts of it.
+
+    Attributes:
+        most: of the rank with most of it, for which the others wait.
+        all: of all ranks together: more than one where some have copies.
+    """
+
+    most: float = 1.0
+    all: float = 1.0
+
+
+def expert_parts(spec: ModelSpec, checkpoint: Checkpoint, ranks: int) -> ExpertParts:
+    """Those of so many ranks, of the first mixture; raises as `shard`."""
     if not spec.mixtures():
-        return 1 / ranks
+        return ExpertParts()
     parts = (shard(spec, rank, ranks, checkpoint) for rank in range(ranks))
     widths = [part.mixtures()[0][1].up.out_features for part in parts]
-    return max(widths) / spec.mixtures()[0][1].up.out_features
+    whole = spec.mixtures()[0][1].up.out_features
+    return ExpertParts(max(widths) / whole, sum(widths) / whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +84,13 @@ class StepCost:
 
     Args:
         plan: of one GPU or of all ranks.
-        expert_share: of each expert, the most that a rank has in a layer, for which the others wait.
     """
 
     spec: ModelSpec
     plan: MemoryPlan
     rates: CardRates
     ranks: int = 1
-    expert_share: float = 1.0
+    experts: ExpertParts = ExpertParts()
 
     @property
     def is_reckoned(self) -> bool:
@@ -108,7 +121,7 @@ class StepCost:
         operations = 2 * (tokens * (multiplied - head) + selected * head)
         dense_s = dense / rates.read + operations / rates.matmuls
         experts_s = experts / rates.read + 2 * tokens * of_experts / rates.expert_matmuls
-        return dense_s / self.ranks + experts_s * self.expert_share
+        return dense_s / self.ranks + experts_s * self.experts.most
 
     def _parameters(self) -> tuple[int, int]:
         """Numbers that a token is multiplied with: of dense matrices, and of the experts that it goes through."""
@@ -123,14 +136,14 @@ class StepCost:
         return dense, experts
 
     def _weight_bytes(self, tokens: int) -> tuple[float, float]:
-        """What so many tokens read of all ranks' weights: dense ones, and experts, which they choose by chance."""
+        """What so many tokens read: all ranks' dense weights, and once the experts that they choose by chance."""
         plan, whole = self.plan, float(self.plan.weight_bytes)
         mixture = next((part for _, part in self.spec.mixtures()), None)
         if mixture is None or plan.token_weight_bytes is None:
             return whole, 0.0
         unread = 1 - mixture.experts_per_token / mixture.num_experts  # of the experts, by one token
         experts = (whole - plan.token_weight_bytes) / unread if unread else 0.0
-        return whole - experts, experts * (1 - unread**tokens)
+        return whole - experts, experts / self.experts.all * (1 - unread**tokens)
 
     def _share_seen(self, context: int) -> float:
         """Of so many tokens' keys and values, what attention reads where some of it has windows."""

@@ -7,7 +7,9 @@ of all ranks added up are the branch's. `backends.program` says where they are a
 Experts are cut like a dense feed-forward, so that each rank has a part of every expert: whatever a token chooses, all
 ranks have the same work, and the router, which all have whole, needs no word about where an expert lives. Where equal
 parts are not whole blocks of the down projection's weights, some ranks have a block more than others, in every second
-layer the other ones. Parts of small experts may be narrower than a block, which loading then refuses by name.
+layer the other ones. Where experts have fewer blocks than there are ranks, those that are left over have a copy of one,
+by which their sums are zeros: the others would not end sooner. Parts of other feed-forwards may be narrower than a
+block, which loading then refuses by name.
 
 All ranks have norms, routers, the shared expert's gate, and further inputs of layers with their gates whole.
 """
@@ -149,7 +151,8 @@ class _Cutter:
 
     def _feed_forward(self, part: AnyFeedForward | None) -> AnyFeedForward | None:
         if isinstance(part, Experts):
-            width = [self._features(part.up.out_features, part.down.weight, "features of an expert")]
+            run, scale = self._expert_features(part)
+            width, part = [run], replace(part, scale=scale)
             gate = None if part.gate is None else self._rows(part.gate, width)
             shared = None if part.shared is None else self._dense(part.shared)
             up, down = self._rows(part.up, width), self._columns(part.down, width)
@@ -161,14 +164,27 @@ class _Cutter:
         gate = None if part.gate is None else self._rows(part.gate, width)
         return replace(part, gate=gate, up=self._rows(part.up, width), down=self._columns(part.down, width))
 
+    def _expert_features(self, part: Experts) -> tuple[Run, float]:
+        """A rank's features of each expert, and the scale of what it makes of them."""
+        count, down = part.up.out_features, part.down
+        blocks, block = self._blocks(count, down.weight)
+        if not 0 < blocks < self._ranks or down.bias is not None:
+            return self._features(count, down.weight, "features of an expert"), part.scale
+        place = self._rank % blocks
+        return _times((place, place + 1), block), part.scale if place == self._rank else 0.0
+
     def _features(self, count: int, down: TensorName, what: str) -> Run:
         """Whole blocks of the down projection's columns, as evenly as they go."""
-        block = 1 if self._checkpoint is None else _block_size(self._checkpoint, self._spec.tensors[down])
-        blocks, rest = divmod(count, block)
-        if block == 1 or rest or blocks < self._ranks or not count % (self._ranks * block):
+        blocks, block = self._blocks(count, down)
+        if blocks < self._ranks or not blocks % self._ranks:
             return self._even(count, what)
         place = self._ranks - 1 - self._rank if self._index % 2 else self._rank
         return _times((place * blocks // self._ranks, (place + 1) * blocks // self._ranks), block)
+
+    def _blocks(self, count: int, down: TensorName) -> tuple[int, int]:
+        """The blocks of so many columns, and a block's columns; none where they are single weights, or not whole."""
+        block = 1 if self._checkpoint is None else _block_size(self._checkpoint, self._spec.tensors[down])
+        return (0 if block == 1 or count % block else count // block), block
 
     def _rows(self, matrix: _Matrix, runs: Sequence[Run]) -> _Matrix:
         self._keep(matrix.weight, rows=runs)

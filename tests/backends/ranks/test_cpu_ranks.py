@@ -40,6 +40,11 @@ _CASES = [  # key heads of 16, as a rank's fill whole vectors here
         replace(_PACKED, experts=4, parts=(*_PACKED.parts, "shared", "shared_gate", "expert_biases")),
         2,
     ),
+    (
+        "fewer blocks than ranks",
+        Recipe(64, 4, 2, windows=(None,), experts=4, hidden_size=256, feed_forward_size=32, weights="Q8_0"),
+        2,
+    ),
 ]
 
 

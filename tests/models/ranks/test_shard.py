@@ -204,6 +204,25 @@ def test_parts_are_whole_blocks_and_not_always_of_one_size(size: int, ranks: int
     np.testing.assert_allclose(found, whole, rtol=0, atol=1e-12 * np.abs(whole).max())
 
 
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_ranks_beyond_the_blocks_of_experts_have_copies_that_weigh_nothing(ranks: int) -> None:
+    """But where one rank alone adds biases, which then might be one of those."""
+    recipe = replace(_PLAIN, head_size=32, num_heads=8, num_kv_heads=8, hidden_size=256, weights="Q8_0", experts=4)
+    recipe = replace(recipe, feed_forward_size=96, windows=(None,), parts=("expert_scales",))
+    spec, checkpoint = random_model(recipe)
+    parts = [shard(spec, rank, ranks, checkpoint).mixtures()[0][1] for rank in range(ranks)]
+    assert [part.up.out_features for part in parts] == [32] * ranks
+    assert [part.scale for part in parts] == [spec.mixtures()[0][1].scale] * 3 + [0.0] * (ranks - 3)
+    check_tensors(shard(spec, ranks - 1, ranks, checkpoint), checkpoint)
+    ids = random_tokens(recipe, 4)
+    whole = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64).logits(ids)
+    found = sharded_logits(spec, checkpoint, ranks, ids, np.float64)
+    np.testing.assert_allclose(found, whole, rtol=0, atol=1e-12 * np.abs(whole).max())
+    biased, checkpoint = random_model(replace(recipe, parts=("expert_biases",)))
+    with pytest.raises(UnsupportedModelError, match=r"layers\.\d\.\S+ can't be shared so by ranks: columns 0 to 24 "):
+        check_tensors(shard(biased, 0, 4, checkpoint), checkpoint)
+
+
 def test_no_rank_beyond_the_last_and_no_part_of_a_part() -> None:
     spec = hybrid_spec()
     assert shard(spec, 0, 1) is spec
