@@ -56,6 +56,25 @@ def test_the_bits_of_one_device(shape: str, layers_on: str, tmp_path: Path) -> N
             assert core.scheduler.counts.prefix_cache_hits > 0
 
 
+def test_three_devices_have_the_bits_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs are refused until they have shown it; what hands streams on takes any number."""
+
+    def read(text: str) -> tuple[tuple[str, int | None], ...]:
+        parts = (part.partition("=") for part in text.split(","))
+        return tuple((device, None if count == "rest" else int(count)) for device, _, count in parts)
+
+    for module in ("realizar.config", "realizar.backends.spans.resolve"):
+        monkeypatch.setattr(f"{module}.read_layers_on", read)
+    monkeypatch.setitem(SHAPES, "three", replace(SHAPES["tiny-moe"], num_layers=3))
+    path = tmp_path / "model.gguf"
+    write_tiny_model(path, shape="three")
+    with loaded(_ALONE, path) as core:
+        alone = texts_of(run_all(core, mixed_requests()))
+    with loaded(replace(_CONFIG, layers_on="cuda:0=1,cuda:1=1,cpu=rest"), path) as core:
+        assert [(span.first, span.stop) for span in core.config.spans] == [(0, 1), (1, 2), (2, 3)]
+        assert texts_of(run_all(core, mixed_requests())) == alone
+
+
 def test_pooled_states_and_scores_are_the_last_devices(path: Path) -> None:
     prompt, greedy = tuple(range(3, 90)), SamplingParams(temperature=0.0, prompt_logprobs=2)
     requests = [Request("score", prompt, greedy, 2), Request("mean", prompt, greedy, 0, pooling="mean")]

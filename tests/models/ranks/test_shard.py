@@ -25,7 +25,7 @@ _PLAIN = Recipe(
     16, 24, 24, hidden_size=64, feed_forward_size=48, vocab_size=101, weights="F32", key_size=8, value_size=16
 )
 RECIPES = {
-    "dense": (replace(_PLAIN, parts=("biases", "layer_norm", "sinks", "soft_cap", "post_norms", "qk_norm")), (2, 3, 8)),
+    "dense": (replace(_PLAIN, parts=("biases", "layer_norm", "sinks", "soft_cap", "post_norms", "qk_norm")), (2, 3, 6)),
     "few-kv-heads": (replace(_PLAIN, num_kv_heads=2, parts=("output_gate", "growth", "ungated")), (2, 4, 8)),
     "norms-of-tokens": (replace(_PLAIN, num_kv_heads=3, parts=("token_norm", "biases")), (3,)),
     "copied-norms-of-tokens": (replace(_PLAIN, num_kv_heads=1, parts=("token_norm",)), (3, 4)),
@@ -50,7 +50,7 @@ RECIPES = {
             _PLAIN, windows=(None,) * 3, recurrent=("delta", "convolution"), parts=("biases",), hidden_size=72,
             key_heads=6, value_heads=12,
         ),
-        (2, 3),
+        (2, 3, 6),
     ),
     "tiled-delta-nets": (
         replace(_PLAIN, windows=(None,) * 2, recurrent=("delta",), parts=("tiled",), key_heads=4, value_heads=12),
