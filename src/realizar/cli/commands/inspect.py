@@ -108,7 +108,12 @@ def known_weights(checkpoint: Checkpoint) -> KnownWeights | None:
         check_tensors(spec, checkpoint)
         tensors = WeightTensors(spec, checkpoint)
         sizes = {matrix.weight: tensors.size_bytes(matrix.weight) for matrix in spec.matrices()}
-        layouts = Counter(tensors.layout(matrix.weight).name for matrix in spec.matrices())
+        names = {matrix.weight: tensors.layout(matrix.weight).name for matrix in spec.matrices()}
+        for linear in spec.linears():
+            if (ordered := tensors.ordered(linear)) is not None:
+                sizes[linear.weight] = ordered[0].size_bytes
+                names[linear.weight] = f"{ordered[0].layout.name} in act-order"
+        layouts = Counter(names.values())
         stored = matrix_format(checkpoint)
     except (CheckpointError, UnsupportedModelError):
         return None

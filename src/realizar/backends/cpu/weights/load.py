@@ -68,7 +68,9 @@ class Weights:
                 continue
             with naming_refusals(each.weight):
                 layout, count = self._tensors.layout(each.weight), 1
-                ordered = None if isinstance(each, ExpertLinear) else self._tensors.ordered(each)
+                ordered = None
+                if isinstance(each, Linear) and each.weight not in self._routers:
+                    ordered = self._tensors.ordered(each)
                 if isinstance(each, ExpertLinear):
                     count = each.num_experts
                 elif each.weight in self._routers and not layout.is_float:
