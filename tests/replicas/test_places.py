@@ -14,6 +14,7 @@ from realizar.replicas.places import (
     Gpu,
     Place,
     cpu_list,
+    gpu_groups,
     gpu_node,
     parse_cpu_list,
     places_on_cores,
@@ -65,29 +66,59 @@ def test_hardware_threads_go_with_their_core() -> None:
 
 def test_each_replica_gets_a_gpu_and_the_cores_at_its_side() -> None:
     gpus = [Gpu(0, 1), Gpu(2, 0), Gpu(3, 1), Gpu(5, None)]
-    places = places_on_gpus(gpus, _cores(4, 4), 4)
-    assert [place.gpu for place in places] == gpus
+    places = places_on_gpus(gpu_groups(gpus, 1, 4), _cores(4, 4))
+    assert [place.gpus for place in places] == [(gpu,) for gpu in gpus]
     assert [[core.node for core in place.cores] for place in places] == [[1, 1], [0] * 4, [1, 1], []]
     assert not set(places[0].cores) & set(places[2].cores)
     assert places[0].label == "cuda:0, 2 cores on node 1 (CPUs 4-5,12-13)"
     assert places[3].label == "cuda:5"
-    assert [place.gpu for place in places_on_gpus(gpus, _cores(4, 4), 2)] == gpus[:2]
+    assert gpu_groups(gpus, 1, 2) == [(gpu,) for gpu in gpus[:2]]
+
+
+def test_groups_are_of_one_kind_and_on_one_side_where_that_is_possible() -> None:
+    near, far = [Gpu(0, 0), Gpu(1, 1), Gpu(2, 0)], [Gpu(3, 1), Gpu(4, 1)]
+    assert gpu_groups([*near, *far], 2, 2) == [(near[0], near[2]), (near[1], far[0])]
+    assert gpu_groups([Gpu(0, 0), Gpu(1, 0), Gpu(2, 0), Gpu(3, 1)], 2, 2) == [
+        (Gpu(0, 0), Gpu(1, 0)), (Gpu(2, 0), Gpu(3, 1))]  # fmt: skip
+    assert gpu_groups([Gpu(0, 0, "a"), Gpu(1, 0, "b"), Gpu(2, 0, "a"), Gpu(3, 0, "b"), Gpu(4, 0, "b")], 2, 3) == [
+        (Gpu(0, 0, "a"), Gpu(2, 0, "a")), (Gpu(1, 0, "b"), Gpu(3, 0, "b"))]  # fmt: skip
+    one_side, across = places_on_gpus([(near[0], near[2]), (near[1], Gpu(5, 0))], _cores(2, 2))
+    assert one_side.label == "cuda:0 and cuda:2, 2 cores on node 0 (CPUs 0-1,4-5)"
+    assert across.label == "cuda:1 and cuda:5", "it may run on all cores"
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab")), max_size=9), st.integers(1, 3), st.integers(1, 4))
+def test_no_gpu_is_in_two_groups(found: list[tuple[int, str]], size: int, count: int) -> None:
+    gpus = [Gpu(index, *each) for index, each in enumerate(found)]
+    groups = gpu_groups(gpus, size, count)
+    taken = [gpu for group in groups for gpu in group]
+    assert len(set(taken)) == len(taken) == size * len(groups)
+    assert all(len({gpu.kind for gpu in group}) == 1 for group in groups)
+    possible = sum(sum(gpu.kind == kind for gpu in gpus) // size for kind in "ab")
+    assert len(groups) == min(count, possible)
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(None, "2"), ("", "2"), ("4,5,6,7", "6"), ("GPU-a, GPU-b, GPU-c", "GPU-c"), ("7", "2")]
 )
 def test_a_replica_sees_its_gpu_by_the_name_that_the_server_sees_it_by(ours: str | None, theirs: str) -> None:
-    assert visible_gpus(Place((), gpu=Gpu(2)), ours) == theirs
+    assert visible_gpus(Place((), gpus=(Gpu(2),)), ours) == theirs
+    group = visible_gpus(Place((), gpus=(Gpu(2), Gpu(0))), ours)
+    assert group == f"{theirs},{(ours or '0').split(',')[0]}"
     assert visible_gpus(Place(()), ours) is None
 
 
 def test_gpus_with_a_fault_get_no_replica() -> None:
     facts = [
-        {"device": "cuda:0", "fault": "compute capability 8.0 is needed, and it has 7.5", "bus_id": None},
-        {"device": "cuda:1", "fault": None, "bus_id": None},
+        {
+            "device": "cuda:0",
+            "fault": "compute capability 8.0 is needed, and it has 7.5",
+            "bus_id": None,
+            "name": "old",
+        },
+        {"device": "cuda:1", "fault": None, "bus_id": None, "name": "card"},
     ]
-    assert usable_gpus(facts) == [Gpu(1)]
+    assert usable_gpus(facts) == [Gpu(1, None, "card")]
 
 
 @given(st.sets(st.integers(0, 300)))

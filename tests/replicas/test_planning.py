@@ -16,12 +16,13 @@ from realizar.config import EngineConfig
 from realizar.engine.planned_load import plan_within
 from realizar.errors import CapacityError, InvalidRequestError
 from realizar.replicas import planning
+from realizar.replicas.link import visible_gpus
 from realizar.replicas.places import Core
 from realizar.replicas.planning import PlannedReplica, ReplicaQuestion, divide, plan_replicas
 from tiny_model import write_tiny_model
 
 GB = 10**9
-CARD = {"fault": None, "bus_id": None, "free_bytes": 70 * GB}
+CARD = {"name": "card", "fault": None, "bus_id": None, "free_bytes": 70 * GB}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tin
     monkeypatch.setattr(planning, "choose_device", lambda wanted: ChosenDevice("cuda", 0, "card"))
     monkeypatch.setattr(planning, "gpu_facts", lambda: ([{"device": f"cuda:{at}", **CARD} for at in range(4)], None))
     planned = divide(ReplicaQuestion(str(tiny), EngineConfig(), 3))
-    assert [each.place.gpu and each.place.gpu.index for each in planned] == [0, 1, 2]
+    assert [each.place.devices for each in planned] == [("cuda:0",), ("cuda:1",), ("cuda:2",)]
     assert {(each.config.device, each.fit_context, each.place.cpus) for each in planned} == {("cuda", True, ())}
     assert planned[2].label == "cuda:2, 70.00 GB free"
     assert {each.config.host_sharers for each in planned} == {3}
@@ -97,6 +98,41 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tin
         divide(ReplicaQuestion(str(tiny), EngineConfig(), 5))
     with pytest.raises(InvalidRequestError, match="each replica has its own"):
         divide(ReplicaQuestion(str(tiny), EngineConfig(device="cuda:1"), 2))
+
+
+def test_each_replica_gets_a_group_of_gpus(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    machine(monkeypatch, 8, 4 * GB)
+    monkeypatch.setattr(planning, "choose_device", lambda wanted: ChosenDevice("cuda", 0, "card"))
+    cards = [{"device": f"cuda:{at}", **CARD, "free_bytes": (70 - at) * GB} for at in range(5)]
+    monkeypatch.setattr(planning, "gpu_facts", lambda: (cards, None))
+    config = EngineConfig(tensor_parallel=2)
+    planned = divide(ReplicaQuestion(str(tiny), config, 2))
+    assert [visible_gpus(each.place, None) for each in planned] == ["0,1", "2,3"]
+    assert planned[1].label == "cuda:2 and cuda:3, 2 processes, 67.00 GB free on each GPU"
+    assert {(each.config.device, each.config.tensor_parallel, each.config.host_sharers) for each in planned} == {
+        ("cuda", 2, 2)
+    }
+    needed = "--replicas 3 with --tensor-parallel 2 needs 6 GPUs, those of each replica of one kind, and 5 can run"
+    with pytest.raises(CapacityError, match=needed):
+        divide(ReplicaQuestion(str(tiny), config, 3))
+    cards[3]["name"] = "other"
+    assert [each.place.devices for each in divide(ReplicaQuestion(str(tiny), config, 2))] == [
+        ("cuda:0", "cuda:1"), ("cuda:2", "cuda:4")]  # fmt: skip
+
+
+def test_processes_of_a_replica_share_its_threads_and_each_takes_memory(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    machine(monkeypatch, 4, 4 * GB)
+    alone = on_cpu(tiny, 2, kv_cache_bytes=10**8)
+    planned = on_cpu(tiny, 2, kv_cache_bytes=10**8, tensor_parallel=2)
+    assert [(each.place.cpus, each.config.threads) for each in planned] == [((0, 1), 2), ((2, 3), 2)]
+    assert (planned[0].needed_bytes or 0) > (alone[0].needed_bytes or 0) + 100_000_000, "of another process"
+    assert planned[0].label.startswith("2 cores on node 0 (CPUs 0-1), 2 processes, ")
+    with pytest.raises(
+        InvalidRequestError, match="tensor_parallel 2 needs as many threads, and each of 4 replicas has 1; --threads"
+    ):
+        on_cpu(tiny, 4, tensor_parallel=2)
 
 
 def test_memory_may_be_given(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:

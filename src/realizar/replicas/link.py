@@ -440,8 +440,8 @@ def _load_of(load: Load, planned: PlannedReplica) -> Load:
 
 
 def visible_gpus(place: Place, ours: str | None) -> str | None:
-    """CUDA_VISIBLE_DEVICES of a replica: its GPU, by the name that it has where this process sees `ours` alone."""
-    if place.gpu is None:
+    """CUDA_VISIBLE_DEVICES of a replica: its GPUs, by the names that they have where this process sees `ours` alone."""
+    if not place.gpus:
         return None
     names = [each.strip() for each in (ours or "").split(",") if each.strip()]
-    return names[place.gpu.index] if place.gpu.index < len(names) else str(place.gpu.index)
+    return ",".join(names[gpu.index] if gpu.index < len(names) else str(gpu.index) for gpu in place.gpus)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from pathlib import Path
@@ -24,10 +24,16 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU by its index in `cuda:N`, and the side of the machine that it is on; None if not known."""
+    """A GPU by its index in `cuda:N`.
+
+    Attributes:
+        node: the side of the machine that it is on; None if not known.
+        kind: its name, as the driver gives it.
+    """
 
     index: int
     node: int | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +43,26 @@ class Place:
     Attributes:
         cores: that it runs on; none where it may run on all.
         is_shared: other replicas run on these cores too.
-        gpu: that it has; None on the CPU.
+        gpus: that it has, one for each of its processes; none on the CPU.
     """
 
     cores: tuple[Core, ...]
     is_shared: bool = False
-    gpu: Gpu | None = None
+    gpus: tuple[Gpu, ...] = ()
 
     @property
     def label(self) -> str:
-        parts = [] if self.gpu is None else [f"cuda:{self.gpu.index}"]
+        parts = [" and ".join(self.devices)] if self.gpus else []
         if self.cores:
             nodes = ", ".join(str(node) for node in dict.fromkeys(core.node for core in self.cores))
             shared = ", shared with other replicas" if self.is_shared else ""
             cores = "1 core" if len(self.cores) == 1 else f"{len(self.cores)} cores"
             parts.append(f"{cores} on node {nodes} (CPUs {cpu_list(self.cpus)}){shared}")
         return ", ".join(parts)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(f"cuda:{gpu.index}" for gpu in self.gpus)
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -93,22 +103,43 @@ def _spread(rooms: Sequence[Sequence[Core]], count: int) -> list[Sequence[Core]]
     return sorted(taken[:count], key=lambda room: (room[0].node, room[0].cpus))
 
 
-def places_on_gpus(gpus: Sequence[Gpu], cores: Sequence[Core], num_replicas: int) -> tuple[Place, ...]:
-    """Give each replica a GPU, and the cores at that GPU's side, divided between the replicas that are there.
+def gpu_groups(gpus: Sequence[Gpu], size: int, count: int) -> list[tuple[Gpu, ...]]:
+    """The first `count` groups of `size` GPUs of one kind, or fewer where there are no more; no GPU is in two.
 
-    There are as many `gpus`, all able to run a model, as replicas at least, and one core at least.
+    Each lies on one side of the machine if there are enough such groups.
     """
-    chosen = gpus[:num_replicas]
-    places: dict[int, Place] = {}
-    for node in dict.fromkeys(gpu.node for gpu in chosen):
-        there = [gpu for gpu in chosen if gpu.node == node]
+    near = _groups_alike(gpus, size, lambda gpu: (gpu.kind, gpu.node))
+    return (near if len(near) >= count else _groups_alike(gpus, size, lambda gpu: gpu.kind))[:count]
+
+
+def _groups_alike(gpus: Sequence[Gpu], size: int, key: Callable[[Gpu], object]) -> list[tuple[Gpu, ...]]:
+    groups: list[tuple[Gpu, ...]] = []
+    for value in dict.fromkeys(map(key, gpus)):
+        alike = [gpu for gpu in gpus if key(gpu) == value]
+        groups += [tuple(alike[start : start + size]) for start in range(0, len(alike) - size + 1, size)]
+    return sorted(groups, key=lambda group: group[0].index)
+
+
+def places_on_gpus(groups: Sequence[tuple[Gpu, ...]], cores: Sequence[Core]) -> tuple[Place, ...]:
+    """Give each replica a group of GPUs, and the cores at their side, divided between the replicas that are there.
+
+    One whose GPUs are on several sides, or on one that is not known, may run on all cores. There is one core at least.
+    """
+    places: dict[tuple[Gpu, ...], Place] = {}
+    for node in dict.fromkeys(map(_node_of, groups)):
+        there = [group for group in groups if _node_of(group) == node]
         near = [core for core in cores if core.node == node]
         if node is None or not near:
-            places |= {gpu.index: Place((), gpu=gpu) for gpu in there}  # its side is not known
+            places |= {group: Place((), gpus=group) for group in there}
             continue
-        for gpu, place in zip(there, places_on_cores(near, len(there)), strict=True):
-            places[gpu.index] = Place(place.cores, place.is_shared, gpu)
-    return tuple(places[gpu.index] for gpu in chosen)
+        for group, place in zip(there, places_on_cores(near, len(there)), strict=True):
+            places[group] = Place(place.cores, place.is_shared, group)
+    return tuple(places[group] for group in groups)
+
+
+def _node_of(group: Sequence[Gpu]) -> int | None:
+    nodes = {gpu.node for gpu in group}
+    return nodes.pop() if len(nodes) == 1 else None
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from realizar.replicas.places import (
     Core,
     Gpu,
     Place,
+    gpu_groups,
     gpu_node,
     places_on_cores,
     places_on_gpus,
@@ -42,7 +43,7 @@ class PlannedReplica(msgspec.Struct, frozen=True):
     Attributes:
         config: of its engine.
         fit_context: the engine has to find a context that fits by itself.
-        memory_bytes: its share of the host's memory, or what is free on its GPU.
+        memory_bytes: its share of the host's memory, or what is free on its GPU, or on that of its GPUs with least.
         needed_bytes: what it takes of that; None where the engine finds out when it loads.
     """
 
@@ -54,9 +55,11 @@ class PlannedReplica(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
+        ranks = self.config.tensor_parallel
+        where = self.place.label if ranks == 1 else f"{self.place.label}, {ranks} processes"
         if self.needed_bytes is None:
-            return f"{self.place.label}, {format_bytes(self.memory_bytes)} free"
-        return f"{self.place.label}, {format_bytes(self.needed_bytes)} of {format_bytes(self.memory_bytes)}"
+            return f"{where}, {format_bytes(self.memory_bytes)} free{'' if ranks == 1 else ' on each GPU'}"
+        return f"{where}, {format_bytes(self.needed_bytes)} of {format_bytes(self.memory_bytes)}"
 
 
 class ReplicaQuestion(msgspec.Struct, frozen=True):
@@ -90,7 +93,7 @@ def divide(question: ReplicaQuestion) -> tuple[PlannedReplica, ...]:
         raise InvalidRequestError("each replica has one device, and no layers_on", "layers_on")
     if config.device.startswith("cuda:"):
         raise InvalidRequestError(
-            f"--device {config.device} names one GPU, and each replica has its own: use --device cuda", "device"
+            f"--device {config.device} names a GPU, and each replica has its own: use --device cuda", "device"
         )
     checkpoint, cores = find_checkpoint(question.path), read_cores(allowed_cpus())
     _, resolved = resolve_model(checkpoint, config, choose_device(config.device), question.memory_bytes)
@@ -101,27 +104,33 @@ def divide(question: ReplicaQuestion) -> tuple[PlannedReplica, ...]:
 
 def usable_gpus(facts: Sequence[dict[str, object]]) -> list[Gpu]:
     """The GPUs that can run a model, by the facts of `gpu_facts`."""
-    usable = [(str(each["device"]), each["bus_id"]) for each in facts if each["fault"] is None]
     return [
-        Gpu(int(device.partition(":")[2]), None if bus_id is None else gpu_node(str(bus_id)))
-        for device, bus_id in usable
+        Gpu(
+            int(str(each["device"]).partition(":")[2]),
+            None if each["bus_id"] is None else gpu_node(str(each["bus_id"])),
+            str(each["name"]),
+        )
+        for each in facts
+        if each["fault"] is None
     ]
 
 
 def _on_gpus(
     question: ReplicaQuestion, facts: Sequence[dict[str, Any]], cores: Sequence[Core]
 ) -> tuple[PlannedReplica, ...]:
-    if question.config.tensor_parallel > 1:
-        message = f"a replica has one GPU, and tensor_parallel is {question.config.tensor_parallel}"
-        raise InvalidRequestError(message, "tensor_parallel")
-    gpus, count = usable_gpus(facts), question.num_replicas
-    if len(gpus) < count:
-        raise CapacityError(f"--replicas {count} needs as many GPUs, and {len(gpus)} can run a model here")
+    gpus, count, ranks = usable_gpus(facts), question.num_replicas, question.config.tensor_parallel
+    groups = gpu_groups(gpus, ranks, count)
+    if len(groups) < count:
+        needed = f"--replicas {count} needs as many GPUs"
+        if ranks > 1:
+            needed = f"--replicas {count} with --tensor-parallel {ranks} needs {count * ranks} GPUs"
+            needed += ", those of each replica of one kind"
+        raise CapacityError(f"{needed}, and {len(gpus)} can run a model here")
     config, memory = replace(question.config, device="cuda", host_sharers=count), question.memory_bytes
     free = {each["device"]: each["free_bytes"] for each in facts}
     return tuple(
-        PlannedReplica(place, config, True, free[f"cuda:{gpu.index}"] if memory is None else memory)
-        for gpu, place in zip(gpus[:count], places_on_gpus(gpus, cores, count), strict=True)
+        PlannedReplica(place, config, True, min(map(free.__getitem__, place.devices)) if memory is None else memory)
+        for place in places_on_gpus(groups, cores)
     )
 
 
@@ -135,6 +144,10 @@ def _on_cores(checkpoint: Checkpoint, question: ReplicaQuestion, cores: Sequence
     planned: list[PlannedReplica] = []
     for place in places_on_cores(cores, count):
         threads = config.threads or max(1, min(len(place.cores), len(cores) if quota is None else int(quota / count)))
+        if threads < config.tensor_parallel:
+            needed = f"tensor_parallel {config.tensor_parallel} needs as many threads"
+            has = f"each of {count} replicas has {threads}; --threads gives it more"
+            raise InvalidRequestError(f"{needed}, and {has}", "tensor_parallel")
         try:
             load, _ = plan_within(checkpoint, replace(config, device="cpu", threads=threads), memory_bytes)
         except CapacityError as error:

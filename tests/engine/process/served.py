@@ -179,6 +179,19 @@ def figure(url: str, name: str) -> float:
     return float(match.group(1))
 
 
+def of_replicas(url: str, name: str) -> dict[str, float]:
+    """A figure of each replica."""
+    text = httpx.get(f"{url}/metrics", timeout=HANG_S).text
+    found = re.findall(rf'^realizar:replica_{name}{{model_name="tiny",replica="(\d)"}} (\S+)$', text, re.MULTILINE)
+    return {replica: float(value) for replica, value in found}
+
+
+def num_ready(url: str) -> int:
+    """Replicas that are ready."""
+    text = httpx.get(f"{url}/metrics", timeout=HANG_S).text
+    return len(re.findall(r'^realizar:replica_state{.*state="ready"} 1.0$', text, re.MULTILINE))
+
+
 def is_ready(url: str) -> bool:
     return httpx.get(f"{url}/ready", timeout=HANG_S).status_code == 200
 

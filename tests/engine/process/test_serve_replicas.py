@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +17,8 @@ from engine.process.served import (
     Served,
     Stream,
     figure,
+    num_ready,
+    of_replicas,
     serving,
     short_text,
 )
@@ -46,18 +47,6 @@ def server(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.
 def engine_pids(served: Served) -> set[int]:
     children = child_commands(served.process.pid)
     return {pid for pid, command in children.items() if b"api_process" not in command}
-
-
-def of_replicas(url: str, name: str) -> dict[str, float]:
-    """A figure of each replica."""
-    text = httpx.get(f"{url}/metrics", timeout=HANG_S).text
-    found = re.findall(rf'^realizar:replica_{name}{{model_name="tiny",replica="(\d)"}} (\S+)$', text, re.MULTILINE)
-    return {replica: float(value) for replica, value in found}
-
-
-def num_ready(url: str) -> int:
-    text = httpx.get(f"{url}/metrics", timeout=HANG_S).text
-    return len(re.findall(r'^realizar:replica_state{.*state="ready"} 1.0$', text, re.MULTILINE))
 
 
 def prompt_of(family: int, last: int) -> list[int]:

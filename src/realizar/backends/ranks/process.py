@@ -61,6 +61,7 @@ def run_rank(connection: socket.socket, memory_descriptor: int) -> int:
     try:
         join = channel.receive()
         assert isinstance(join, Join)
+        _name_lines(f"rank {join.rank} of {join.ranks}")
         memory = RankMemory(join.ranks, join.floats, memory_descriptor)
         try:
             backend = _load(join, RankPlace(join.rank, join.ranks, memory, partial(_exchange, channel)))
@@ -73,6 +74,11 @@ def run_rank(connection: socket.socket, memory_descriptor: int) -> int:
         return 0  # the first rank has closed
     except DeviceLostError:
         return 1  # another one is gone, which the first one says
+
+
+def _name_lines(name: str) -> None:
+    """Have each line of the log say whose it is, in the form that the engine's own have."""
+    logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s %(name)s: {name}: %(message)s")
 
 
 def _end_with_first(descriptor: int) -> None:
@@ -153,7 +159,6 @@ def _of_step(call: Call, step: Step) -> None:
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     return run_rank(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
 
 

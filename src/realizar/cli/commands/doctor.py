@@ -156,14 +156,14 @@ def _facts(replicas: int | None) -> dict[str, Any]:
 def _sides(gpus: list[dict[str, Any]], replicas: int | None) -> dict[str, Any]:
     """The sides of the machine, and the places that replicas would get: on its GPUs if there are several."""
     from realizar.backends.machine import allowed_cpus
-    from realizar.replicas.places import cpu_list, places_on_cores, places_on_gpus, read_cores
+    from realizar.replicas.places import cpu_list, gpu_groups, places_on_cores, places_on_gpus, read_cores
     from realizar.replicas.planning import usable_gpus
 
     cores, usable = read_cores(allowed_cpus()), usable_gpus(gpus)
     nodes = sorted({core.node for core in cores})
     count = replicas or max(len(usable), len(nodes), 2)
     on_gpus = 0 < count <= len(usable)
-    places = places_on_gpus(usable, cores, count) if on_gpus else places_on_cores(cores, count)
+    places = places_on_gpus(gpu_groups(usable, 1, count), cores) if on_gpus else places_on_cores(cores, count)
     return {
         "sockets": len({core.socket for core in cores}),
         "nodes": {

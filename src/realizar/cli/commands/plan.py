@@ -246,7 +246,7 @@ def _report(
     short = "" if plan.needed_bytes <= plan.free_bytes else f": {format_bytes(plan.needed_bytes)} do not fit"
     of_several = " for each replica" if beside else ""
     if on_gpu and config.tensor_parallel > 1:
-        of_several = f" on {config.tensor_parallel} GPUs, and all figures are of all of them"
+        of_several = f" on {config.tensor_parallel} GPUs{of_several}, and all figures are of all of them"
     reserved = ""
     if plan.reserved_bytes:
         sampling = format_bytes(plan.reserved_bytes - plan.graph_bytes)
@@ -351,9 +351,9 @@ def _least_of(planned: Sequence[PlannedReplica]) -> PlannedReplica:
 
 
 def _replica_facts(planned: PlannedReplica) -> dict[str, object]:
-    gpu = planned.place.gpu
     return {
-        "device": "cpu" if gpu is None else f"cuda:{gpu.index}",
+        "device": ", ".join(planned.place.devices) or "cpu",
+        "processes": planned.config.tensor_parallel,
         "cpus": planned.place.cpus,
         "cores_are_shared": planned.place.is_shared,
         "threads": planned.config.threads,

@@ -65,7 +65,7 @@ class ServerOptions:
         stored_response_memory: memory of kept responses; the least recently used of who has the most are dropped.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
         api_processes: processes that answer requests; default 1, or one for four cores beside a GPU, up to 3 a replica.
-        replicas: engines of the model, each with its GPU or its share of the cores; requests go where their prefix is.
+        replicas: engines of the model, each with its GPUs or its share of the cores; requests go where their prefix is.
         tls_cert: PEM file of a certificate and its chain, for HTTPS; read again when it has changed.
         tls_key: PEM file of the certificate's key; default the file of --tls-cert.
         log_level: lowest level of log lines; info has a line for each request.
