@@ -9,7 +9,7 @@ ranks have the same work, and the router, which all have whole, needs no word ab
 parts are not whole blocks of the down projection's weights, some ranks have a block more than others, in every second
 layer the other ones. Where experts have fewer blocks than there are ranks, those that are left over have a copy of one,
 by which their sums are zeros: the others would not end sooner. Parts of other feed-forwards may be narrower than a
-block, which loading then refuses by name.
+block, which loading then refuses by name; of what experts share the first ranks have a block each then.
 
 All ranks have norms, routers, the shared expert's gate, and further inputs of layers with their gates whole.
 """
@@ -152,17 +152,32 @@ class _Cutter:
     def _feed_forward(self, part: AnyFeedForward | None) -> AnyFeedForward | None:
         if isinstance(part, Experts):
             run, scale = self._expert_features(part)
-            width, part = [run], replace(part, scale=scale)
+            width, part = [run], self._with_shared(replace(part, scale=scale))
             gate = None if part.gate is None else self._rows(part.gate, width)
-            shared = None if part.shared is None else self._dense(part.shared)
-            up, down = self._rows(part.up, width), self._columns(part.down, width)
-            return replace(part, gate=gate, up=up, down=down, shared=shared)
-        return None if part is None else self._dense(part)
+            return replace(part, gate=gate, up=self._rows(part.up, width), down=self._columns(part.down, width))
+        if part is None:
+            return None
+        return self._dense(part, self._features(part.up.out_features, part.down.weight, "features of a feed-forward"))
 
-    def _dense(self, part: FeedForward) -> FeedForward:
-        width = [self._features(part.up.out_features, part.down.weight, "features of a feed-forward")]
-        gate = None if part.gate is None else self._rows(part.gate, width)
-        return replace(part, gate=gate, up=self._rows(part.up, width), down=self._columns(part.down, width))
+    def _dense(self, part: FeedForward, run: Run) -> FeedForward:
+        gate = None if part.gate is None else self._rows(part.gate, [run])
+        return replace(part, gate=gate, up=self._rows(part.up, [run]), down=self._columns(part.down, [run]))
+
+    def _with_shared(self, part: Experts) -> Experts:
+        """With a rank's part of the feed-forward that experts share; of fewer blocks than ranks the first ones have."""
+        shared = part.shared
+        if shared is None:
+            return part
+        blocks, block = self._blocks(shared.up.out_features, shared.down.weight)
+        if not 0 < blocks < self._ranks or part.norms is not None:
+            run = self._features(shared.up.out_features, shared.down.weight, "features of a feed-forward")
+            return replace(part, shared=self._dense(shared, run))
+        if self._rank < blocks:
+            return replace(part, shared=self._dense(shared, _times((self._rank, self._rank + 1), block)))
+        for linear in (*shared.linears(), *(() if part.shared_gate is None else (part.shared_gate,))):
+            self._drop(linear.weight)
+            self._drop(linear.bias)
+        return replace(part, shared=None, shared_gate=None)
 
     def _expert_features(self, part: Experts) -> tuple[Run, float]:
         """A rank's features of each expert, and the scale of what it makes of them."""
@@ -195,11 +210,16 @@ class _Cutter:
         """The matrix with some of its columns. One rank alone adds the bias, and no other has it."""
         self._keep(matrix.weight, columns=runs)
         bias = matrix.bias
-        if bias is not None and self._rank:
-            self._tensors.pop(bias, None)
-            self._ignored.update(self._spec.tensors[bias].names)
+        if self._rank:
+            self._drop(bias)
             bias = None
         return replace(matrix, in_features=sum(map(_length, runs)), bias=bias)
+
+    def _drop(self, name: TensorName | None) -> None:
+        """Leave a tensor to other ranks."""
+        if name is not None:
+            self._tensors.pop(name, None)
+            self._ignored.update(self._spec.tensors[name].names)
 
     def _norm(self, norm: Norm | None, runs: Sequence[Run]) -> None:
         if norm is not None:

@@ -29,6 +29,10 @@ _PACKED = Recipe(
     windows=(None, None, 40), recurrent=("delta",), key_heads=2, value_heads=4, feed_forward_size=512,
     parts=("tiled", "biases", "sinks"), weights="Q8_0",
 )  # fmt: skip
+_SMALL = Recipe(
+    64, 4, 2, windows=(None,), experts=4, hidden_size=256, feed_forward_size=32, parts=("shared", "shared_gate"),
+    weights="Q8_0",
+)  # fmt: skip
 _CASES = [  # key heads of 16, as a rank's fill whole vectors here
     *(
         (name, replace(recipe, key_size=16, input_size=recipe.input_size and 32), counts[0])
@@ -40,11 +44,7 @@ _CASES = [  # key heads of 16, as a rank's fill whole vectors here
         replace(_PACKED, experts=4, parts=(*_PACKED.parts, "shared", "shared_gate", "expert_biases")),
         2,
     ),
-    (
-        "fewer blocks than ranks",
-        Recipe(64, 4, 2, windows=(None,), experts=4, hidden_size=256, feed_forward_size=32, weights="Q8_0"),
-        2,
-    ),
+    ("fewer blocks than ranks", _SMALL, 2),
 ]
 
 

@@ -206,12 +206,14 @@ def test_parts_are_whole_blocks_and_not_always_of_one_size(size: int, ranks: int
 
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_ranks_beyond_the_blocks_of_experts_have_copies_that_weigh_nothing(ranks: int) -> None:
-    """But where one rank alone adds biases, which then might be one of those."""
+    """And nothing of what experts share. But where one rank alone adds biases, which then might be one of those."""
     recipe = replace(_PLAIN, head_size=32, num_heads=8, num_kv_heads=8, hidden_size=256, weights="Q8_0", experts=4)
-    recipe = replace(recipe, feed_forward_size=96, windows=(None,), parts=("expert_scales",))
+    recipe = replace(recipe, feed_forward_size=96, windows=(None,), parts=("expert_scales", "shared", "shared_gate"))
     spec, checkpoint = random_model(recipe)
     parts = [shard(spec, rank, ranks, checkpoint).mixtures()[0][1] for rank in range(ranks)]
     assert [part.up.out_features for part in parts] == [32] * ranks
+    shared = [part.shared for part in parts]
+    assert [part and part.up.out_features for part in shared] == [32] * 3 + [None] * (ranks - 3)
     assert [part.scale for part in parts] == [spec.mixtures()[0][1].scale] * 3 + [0.0] * (ranks - 3)
     check_tensors(shard(spec, ranks - 1, ranks, checkpoint), checkpoint)
     ids = random_tokens(recipe, 4)
