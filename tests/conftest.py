@@ -16,23 +16,28 @@ from typing import Any
 
 import pytest
 from httpx._transports import default as httpx_transports
+from httpx2._transports import default as httpx2_transports
 from hypothesis import HealthCheck, settings
 
 # Threads of torch and BLAS spin while they wait: with as many workers as cores they take the others' time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-_new_context = httpx_transports.create_ssl_context
-_shared_context = cache(_new_context)
 
-
-def _context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+def _share_context(transports: Any) -> None:
     """One for all clients that ask for nothing else: to read all certificates takes 22 ms of processor, and tests ask
     servers thousands of times whether they are ready.
     """
-    return _shared_context() if verify is True and cert is None else _new_context(verify, cert, trust_env)
+    new_context = transports.create_ssl_context
+    shared_context = cache(new_context)
+
+    def context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        return shared_context() if verify is True and cert is None else new_context(verify, cert, trust_env)
+
+    transports.create_ssl_context = context
 
 
-httpx_transports.create_ssl_context = _context
+_share_context(httpx_transports)
+_share_context(httpx2_transports)  # of OpenAI's client
 
 # Hypothesis counts seconds, and a busy machine has few of them.
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -99,6 +104,7 @@ def pytest_collection() -> Iterator[Any]:
     found = yield
     gc.enable()
     gc.freeze()
+    gc.set_threshold(5000, 10, 10)  # they took a twentieth of the processor time of the server's tests
     if ahead := sys.modules.get("realizar.backends.cpu.compile_ahead"):
         ahead._MOST_PROCESSES = 0  # type: ignore[attr-defined] # one takes longer to start than most kernels to compile
     return found

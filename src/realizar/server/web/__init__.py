@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from functools import cache
 from pathlib import Path
 
 from starlette.requests import Request
@@ -45,15 +46,19 @@ _HEADERS = {
 }
 
 
-def web_routes() -> list[Route]:
-    """Routes of the page at `/` and of its files below `/static/`: one for each file, so that no other path exists."""
+@cache
+def web_routes() -> tuple[Route, ...]:
+    """Routes of the page at `/` and of its files below `/static/`: one for each file, so that no other path exists.
+
+    The files are read once.
+    """
     found = (*sorted(_FOLDER.iterdir()), *sorted((_FOLDER / _VENDOR).iterdir()))
     files = [path for path in found if path.suffix in _CONTENT_TYPES and path.name != _PAGE]
     names = [(path.relative_to(_FOLDER).as_posix(), path) for path in files]
-    return [
+    return (
         Route("/", _serve(_FOLDER / _PAGE), methods=["GET"], name="page"),
         *(Route(f"/static/{name}", _serve(path), methods=["GET"], name=f"page:{name}") for name, path in names),
-    ]
+    )
 
 
 def _serve(path: Path) -> Callable[[Request], Awaitable[Response]]:
