@@ -67,6 +67,15 @@ def test_cores_and_memory_are_divided(monkeypatch: pytest.MonkeyPatch, tiny: Pat
     assert on_cpu(tiny, 4)[1].label.startswith("2 cores on node 0 (CPUs 2-3), ")
 
 
+def test_each_replica_has_a_drafter_of_its_own(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    machine(monkeypatch, 4, 4 * GB)
+    fields: dict[str, Any] = {"context_length": 256, "kv_cache_bytes": 4 << 20}
+    alone, drafted = on_cpu(tiny, 2, **fields), on_cpu(tiny, 2, **fields, drafter=str(tiny))
+    assert {each.config.drafter for each in drafted} == {str(tiny)}
+    for one, other in zip(alone, drafted, strict=True):
+        assert (other.needed_bytes or 0) - (one.needed_bytes or 0) > tiny.stat().st_size / 2
+
+
 def test_a_limit_of_processor_time_is_divided_and_configured_threads_stay(
     monkeypatch: pytest.MonkeyPatch, tiny: Path
 ) -> None:

@@ -33,8 +33,10 @@ CONFIG = EngineConfig(
     prompt_lookup_min=100, prompt_lookup_max=100,
 )  # fmt: skip
 DEEP = replace(RECIPE, windows=(None, None, None))
+HYBRID = replace(RECIPE, windows=(None, None), recurrent=("delta",), value_size=16, lacking=("feed_forward",))
 HEADS = {
     "block": (RECIPE, next_token_block(RECIPE, of_state=0.5)),
+    "block of a hybrid": (HYBRID, next_token_block(HYBRID, of_state=0.5)),
     "eagle3": (DEEP, eagle3_head(DEEP, None, normed=False)),
     "eagle3 with more norms": (DEEP, eagle3_head(DEEP, None)),
 }
@@ -93,6 +95,7 @@ def test_logits_are_those_of_the_twin_in_chunks_and_after_a_prefix(
         assert max(errors) <= 1e-4
     counts = core.scheduler.counts
     assert (counts.prefix_cache_hits > 0) is (length == 600)
+    assert (core.cache.snapshots.counts.restored > 0) is (recipe == HYBRID and length == 600)
     assert counts.draft_tokens > counts.accepted_tokens
     core.close()
 
@@ -101,7 +104,7 @@ def test_logits_are_those_of_the_twin_in_chunks_and_after_a_prefix(
 def test_logits_are_those_of_the_twin_after_preemption(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, drafter = HEADS[name]
     prompts = {str(length): tuple(random_tokens(recipe, length, length)) for length in (90, 120, 40)}
-    size = 90_000 * (1 + len(recipe.windows))
+    size = 90_000 * (1 + len(recipe.windows) - len(recipe.recurrent))
     core, backend = core_with(recipe, drafter, kv_cache_bytes=size, max_step_tokens=24, context_length=256)
     reads = reads_of(backend, monkeypatch)
     texts = answered(core, prompts, 60)
