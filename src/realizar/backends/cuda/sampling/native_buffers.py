@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.cuda.capture import GraphRecorder, failure_of
 from realizar.backends.cuda.device import stream_of
-from realizar.backends.cuda.kernels.fetch import fetch
 from realizar.backends.cuda.native.launcher import checked, driver_module
 from realizar.backends.cuda.native.sampling.source import BINS, ROOM, SPAN, TILE
 from realizar.backends.cuda.sampling.native_rows import NativeRows, table_places
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
-
-_LOG = logging.getLogger(__name__)
 
 _SAMPLED, _DRAFTED, _QUERY, _NEAR = 8, 4, 4, 8  # integers of a record
 NO_MASK, DEFERRED = -1, -2  # in place of a mask
@@ -26,7 +20,6 @@ SHARED = 1 << 24  # from this number of a mask on: a line of the table that `rea
 MOST_IN_GRAPH = 20  # most probable ids that a query of a graph can list, as many as OpenAI's API
 _MOST_DRY = 192 << 20
 _RING = 4  # host copies of indices of masks: more than there are steps whose results were not read
-_FETCHED = 256  # indices that a program fetches
 MOST_KEPT = 1024  # masks of known states that the device keeps
 _BIN_BYTES = (8 + 4) * BINS  # of a place whose logits are kept
 _TILE_BYTES = 8 + 3 * 8 + 8 + 12  # sums and moments of a tile, its top, its share of a span
@@ -64,14 +57,11 @@ class NativeBuffers:
         self.drafted = zeros((sizes.rows, _DRAFTED), torch.int32)
         self.draft_table = zeros((count,), torch.int32)
         self.queries.fill_(-1)
-        room = -(-count // _FETCHED) * _FETCHED
-        self._indices = zeros((room,), torch.int32).fill_(NO_MASK)
-        self.mask_indices = self._indices[:count]
+        self.mask_indices = zeros((count,), torch.int32).fill_(NO_MASK)
         self._host_indices = [
-            torch.zeros(room, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(_RING)
+            torch.zeros(count, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(_RING)
         ]
         self._next_indices = 0
-        self._fetches: list[torch.cuda.CUDAGraph] = []  # of each host copy; empty: they are copied
         self._shared_masks = 0
         self.lines = zeros((count, _LINE), torch.float64)
         self._next_mu = zeros((count,), torch.float64)
@@ -123,33 +113,11 @@ class NativeBuffers:
 
     def send_mask_indices(self, indices: NDArray[np.integer[Any]]) -> None:
         """Send the index of the mask of each of a step's sampled tokens: [tokens]. The host need not wait."""
-        place, self._next_indices = self._next_indices, (self._next_indices + 1) % _RING
-        host = self._host_indices[place]
+        host = self._host_indices[self._next_indices]
+        self._next_indices = (self._next_indices + 1) % _RING
         values = host.numpy()
         values[: len(indices)], values[len(indices) :] = indices, NO_MASK
-        if self._fetches:
-            self._fetches[place].replay()
-        else:
-            copy_pinned(self._indices, host, self._device)
-
-    def capture(self) -> None:
-        """Fetch indices of masks by graphs from now on: the driver's copy takes the host longer.
-
-        A warning says where that fails; DeviceLostError where the device failed, not the capture.
-        """
-        recorder = GraphRecorder(self._device)
-        self._fetch(self._host_indices[0])  # compiles it
-        try:
-            self._fetches = [recorder.record(partial(self._fetch, host)) for host in self._host_indices]
-        except Exception as error:  # noqa: BLE001 - raised again where the device failed
-            _LOG.warning("indices of masks are copied without graphs: %s", failure_of(error))
-
-    def release(self) -> None:
-        self._fetches.clear()
-
-    def _fetch(self, host: torch.Tensor) -> None:
-        whole = len(host) // _FETCHED
-        fetch[(whole,)](host, self._indices, COUNT=0, WHOLE=whole, BLOCK=_FETCHED)
+        copy_pinned(self.mask_indices, host, self._device)
 
     def _write_tables(self) -> None:
         space = self._space

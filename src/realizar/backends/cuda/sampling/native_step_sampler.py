@@ -92,13 +92,11 @@ class NativeStepSampler:
         self._free: list[HostCopies] = []  # as many steps have one as are in flight
 
     def capture(self) -> None:
-        self._buffers.capture()
         self._graphs.capture(self._launch, self._space.logits.device)
         self._logprob_graphs.capture(self._launch_logprobs, self._space.logits.device)
 
     def release(self) -> None:
         self._graphs.free()
-        self._buffers.release()
         self._shared.release()
         self._logprob_graphs.free()
         self._replayed = None
