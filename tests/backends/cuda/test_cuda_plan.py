@@ -161,7 +161,8 @@ def test_command_without_a_gpu(smollm2_path: Path, capsys: pytest.CaptureFixture
     assert ", and 64.0 MB are free" in captured.err
     lines = captured.out.splitlines()
     assert "do not fit" in lines[4]
-    assert lines[-1].endswith("none")
+    assert lines[lines.index("") + 2].endswith("none")
+    assert "does not fit" in captured.out[captured.out.index("GPUs that compute") :]
     if not torch.cuda.is_available():
         assert run_app(app, arguments) == 1
         assert "no GPU can be used" in capsys.readouterr().err
