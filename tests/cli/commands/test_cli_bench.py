@@ -104,6 +104,7 @@ def test_table_for_people(realizar: Callable[..., Any], weights_only: Path) -> N
         (("--batch", "0"), "at least 1"),
         (("--acceptance", "0.8,x"), "--acceptance must be shares"),
         (("--acceptance", "0.5,0.8"), "shares that fall"),
+        (("--drafter", "nonesuch.gguf"), "nonesuch.gguf does not exist"),
         (("--prompt-tokens", "0"), "at least 1"),
         (("--gen-tokens", "-1"), "at least 1"),
         (("--prompt-tokens", "99999"), "2048"),

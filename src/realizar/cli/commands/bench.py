@@ -61,6 +61,7 @@ def bench_command(
     verbose: Verbose = False,
     as_json: Json = False,
     backend: BackendOptions | None = None,
+    drafts: DraftOptions | None = None,
 ) -> None:
     """Measure prefill and decode in tokens per second."""
     show_log(verbose)
@@ -75,6 +76,7 @@ def bench_command(
         model = str(_generated(model, config, skew))
     elif skew:
         raise InvalidRequestError("--skew is of weights that --generate makes", "skew")
+    config = with_drafter((drafts or DraftOptions()).config(config))
     checkpoint = fetch_model(model)
     with load_progress() as loading:
         results = measure_throughput(checkpoint, config, work, log=report, progress=loading)
