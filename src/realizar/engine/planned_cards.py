@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.memory_plan import MemoryPlan
-from realizar.backends.select import plan_memory, resolve_model
+from realizar.backends.select import plan_memory
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
+from realizar.engine.draft_models import resolve_drafted
 from realizar.engine.step_cost import StepCost, expert_parts, rates_of
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 
@@ -76,8 +77,9 @@ def _planned(
     checkpoint: Checkpoint, config: EngineConfig, chosen: ChosenDevice, memory_bytes: int, gpus: int
 ) -> PlannedCards:
     try:
-        spec, resolved = resolve_model(checkpoint, replace(config, tensor_parallel=gpus), chosen, memory_bytes)
-        plan = plan_memory(spec, checkpoint, resolved, memory_bytes)
+        drafted = resolve_drafted(checkpoint, replace(config, tensor_parallel=gpus), chosen, memory_bytes)
+        spec, resolved, others, _ = drafted
+        plan = plan_memory(spec, checkpoint, resolved, memory_bytes, others)
         parts = expert_parts(spec, checkpoint, gpus)
     except (InvalidRequestError, UnsupportedModelError) as error:
         return PlannedCards(gpus, str(error))

@@ -248,7 +248,9 @@ def test_what_several_gpus_have_room_for(tmp_path: Path, capsys: pytest.CaptureF
     assert table[:1] == ["GPUs that compute the model together"]
     assert table[2].split() == ["1", "2048", "364", "-", "-", "-"], "steps of small models are not reckoned"
     assert [line.split()[:2] for line in table[3:]] == [["2", "2048"], ["4", "2048"]]
-    planned = plan(capsys, *words[1:], "--drafter", str(path), "--tensor-parallel", "1")["gpus"]
+    drafted = plan(capsys, *words[1:], "--drafter", str(path), "--tensor-parallel", "1")
+    planned = drafted["gpus"]
+    assert planned[0]["num_requests"] == drafted["contexts"][-1]["num_requests"] < 364, "with the drafter's memory"
     assert [each["reason"] is None for each in planned] == [True, False, False]
     assert "no drafter but the text" in planned[1]["reason"]
     assert plan(capsys, str(path), "--device", "cpu")["gpus"] == []
