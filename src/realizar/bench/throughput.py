@@ -48,7 +48,7 @@ class BatchResult:
     Attributes:
         prefill_tokens_per_s, decode_tokens_per_s: of all rows together.
         load_s: seconds that packing the weights took.
-        peak_memory_bytes: largest resident size of the process so far.
+        peak_memory_bytes: largest resident size of the process so far, of several the first.
         device_memory_bytes: of a GPU's memory, what all programs used in the end; 0 on the CPU.
         weight_bytes_per_token: packed bytes that one token reads: of experts those that it goes through.
         achieved_gb_per_s: those bytes times decode steps per second, in 10^9 bytes; less than is read where several
