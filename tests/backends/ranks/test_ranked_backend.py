@@ -19,6 +19,7 @@ import pytest
 
 from backends.ranks import stalled_rank
 from engine.core.test_disk_cache import fetch_now, save
+from realizar import LLM
 from realizar.backends.base import ForwardInput, SavesCache
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.devices import ChosenDevice
@@ -219,6 +220,13 @@ def test_a_rank_that_is_gone_ends_the_engine(
     monkeypatch.setattr(ranked, "_LOOK_S", 0.1)
     monkeypatch.setattr(ranked, "_MOST_SILENT", 10 * HANG_S)  # a busy machine may keep either waiting
     check_lost_in_step(_CONFIG, tiny, number)
+
+
+def test_a_new_llm_may_follow_one_whose_rank_is_gone(tiny: Path) -> None:
+    with LLM(tiny, device="cpu", threads=2, tensor_parallel=2, context_length=128) as llm:
+        os.kill(the_rank(), signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match=r"was killed by SIGKILL; close this LLM and make a new one$"):
+            llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=4))
 
 
 def check_stalled(config: EngineConfig, path: Path, monkeypatch: pytest.MonkeyPatch, expected: str) -> None:

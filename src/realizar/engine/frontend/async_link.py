@@ -134,7 +134,8 @@ class InlineLink(EngineLoop):
             work()
         except Exception as error:  # noqa: BLE001 - the waiting clients must learn of any error
             death = death_of(error)
-            anew = _IN_A_NEW_PROCESS if isinstance(death.__cause__, DeviceLostError) else _ANEW
+            is_gpu_lost = isinstance(death.__cause__, DeviceLostError) and self._core.config.chosen.kind == "cuda"
+            anew = _IN_A_NEW_PROCESS if is_gpu_lost else _ANEW
             self._deliver(EngineLost(record_error(EngineDeadError(f"{death}; {anew}")), restarting=False))
         else:
             if self._step_is_due or self._loop is None:
