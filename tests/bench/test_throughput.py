@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from realizar.bench.throughput import DrawnDrafts, Work, measure_throughput
+from realizar.bench.throughput import DraftedSteps, DrawnDrafts, Work, measure_throughput
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
@@ -25,6 +25,12 @@ def test_random_rows_read_experts_by_chance(tmp_path: Path, monkeypatch: pytest.
     assert [result.experts_by_chance for result in results] == pytest.approx([4, 25.8, 55.9], abs=0.05)
     for result in results:
         assert result.experts_read == pytest.approx(result.experts_by_chance, rel=0.05)
+
+
+def test_steps_without_drafts_count_too() -> None:
+    """Of 64 tokens one came beside another; of four rows' 40 tokens each so did 20 of each."""
+    assert DraftedSteps(2, 6, (1,)).steps_of(64, 1) == 63
+    assert DraftedSteps(60, 180, (50, 30)).steps_of(40, 4) == 20
 
 
 def test_drawn_drafts_are_right_as_often_as_asked(tmp_path: Path) -> None:

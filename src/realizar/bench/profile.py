@@ -159,7 +159,7 @@ def profile_drafts(
     finally:
         core.close()
     drafts = run.drafts
-    ms = 1e3 * run.decode_s * drafts.tokens_per_step / _DRAFTED_TOKENS
+    ms = 1e3 * run.decode_s / drafts.steps_of(_DRAFTED_TOKENS, work.batch)
     return DraftProfile(drafts.drafted, drafts.accepted, drafts.acceptance, drafts.tokens_per_step, ms)
 
 

@@ -193,7 +193,7 @@ def measure_batch(
         runs.append(of_work(seed=0 if drafter is not None else repeat))
     drafts = reduce(DraftedSteps.plus, (run.drafts for run in runs))
     decode = _spread([run.decode_tokens_per_s for run in runs])
-    capacity = core.capacity
+    capacity, share = core.capacity, drafts.steps_of(work.gen_tokens, batch * work.repeats) / work.gen_tokens
     return BatchResult(
         batch=batch,
         prefill_tokens_per_s=_spread([run.prefill_tokens_per_s for run in runs]),
@@ -202,7 +202,7 @@ def measure_batch(
         peak_memory_bytes=peak_memory_bytes(),
         device_memory_bytes=0 if core.device_memory is None else core.device_memory.used_bytes,
         weight_bytes_per_token=capacity.weight_bytes_per_token,
-        achieved_gb_per_s=decode.median / batch / drafts.tokens_per_step * capacity.weight_bytes_per_token / 1e9,
+        achieved_gb_per_s=decode.median / batch * share * capacity.weight_bytes_per_token / 1e9,
         experts_read=_mean([run.experts_read for run in runs if run.experts_read is not None]),
         experts_by_chance=_mean([by_chance(experts, batch) for _, experts in core.spec.mixtures()]),
         tokens_per_step=drafts.tokens_per_step if drafts.steps else None,
@@ -258,6 +258,10 @@ class DraftedSteps:
     @property
     def tokens_per_step(self) -> float:
         return 1 + sum(self.acceptance)
+
+    def steps_of(self, tokens: int, rows: int) -> float:
+        """Steps in which so many rows decoded so many tokens each, on average: also those without drafts."""
+        return max(tokens - self.accepted / rows, 1.0)
 
     def plus(self, other: DraftedSteps) -> DraftedSteps:
         places = added_by_place(self.by_place, other.by_place)
