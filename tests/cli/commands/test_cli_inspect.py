@@ -51,7 +51,8 @@ def test_quantised_safetensors_say_their_method(realizar: Callable[..., Any], tm
     record = inspected(realizar, tmp_path)
     assert (record["quantised_by"], record["layouts"]) == ("fp8", {"E4M3 by 128": 14, "F16": 1})
     write_model(tmp_path, Stored("gptq", group=32, ordered=True))
-    assert "matrices 14 of INT4 by 32 with zeros in act-order, 1 of F16\n" in realizar("inspect", tmp_path).stdout
+    ordered = "14 of INT4 by 32 with zeros in act-order (on GPUs 16 bits), 1 of F16"
+    assert f"matrices {ordered}\n" in realizar("inspect", tmp_path).stdout
     write_model(tmp_path, Stored("modelopt"))
     layers = {f"model.layers.{layer}.mlp": {"quant_algo": "W4A16_NVFP4"} for layer in (0, 1)}
     write_model_opt_file(tmp_path, quant_algo="MIXED_PRECISION", quantized_layers=layers)

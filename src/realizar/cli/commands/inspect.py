@@ -112,7 +112,7 @@ def known_weights(checkpoint: Checkpoint) -> KnownWeights | None:
         for linear in spec.linears():
             if (ordered := tensors.ordered(linear)) is not None:
                 sizes[linear.weight] = ordered[0].size_bytes
-                names[linear.weight] = f"{ordered[0].layout.name} in act-order"
+                names[linear.weight] = f"{ordered[0].layout.name} in act-order (on GPUs 16 bits)"
         layouts = Counter(names.values())
         stored = matrix_format(checkpoint)
     except (CheckpointError, UnsupportedModelError):
