@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realizar.errors import CapacityError
+from realizar.errors import InvalidRequestError
 from realizar.kv_cache import block_files
 from realizar.kv_cache.block_files import BlockFiles, sampled_digest
 
@@ -169,10 +169,10 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
 def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     (tmp_path / "realizar-blocks").mkdir()
     (tmp_path / "realizar-blocks").chmod(0o777)
-    with pytest.raises(CapacityError, match="it must belong to this user, and no one else may write there"):
+    with pytest.raises(InvalidRequestError, match="it must belong to this user, and no one else may write there"):
         BlockFiles(tmp_path, "model")
     (tmp_path / "file").write_text("")
-    with pytest.raises(CapacityError, match=r"cache_dir .*file can't be used"):
+    with pytest.raises(InvalidRequestError, match=r"cache_dir .*file can't be used"):
         BlockFiles(tmp_path / "file", "model")
     made = BlockFiles(tmp_path / "new", "model")
     made.write(key_of(1), 0, contents_of(1))

@@ -96,7 +96,8 @@ def load_core(
     Raises:
         UnsupportedModelError: the model can't run here.
         CheckpointError: a tensor is missing, unknown or of the wrong shape.
-        CapacityError: the model does not fit into memory, or `cache_dir` can't be used.
+        CapacityError: the model does not fit into memory.
+        InvalidRequestError: `cache_dir` can't be used.
         KernelError, DeviceLostError: the GPU's kernels fail or compute something else than the CPU, and nothing takes
             their place.
     """

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.errors import CapacityError
+from realizar.errors import InvalidRequestError
 from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class BlockFiles:
     Attributes:
         generation: of what is found; each `clear` begins another.
 
-    Raises CapacityError where the folder can't be made or belongs to somebody else.
+    Raises InvalidRequestError where the folder can't be made or belongs to somebody else.
     """
 
     def __init__(self, folder: Path, name: str, limit_bytes: int | None = None) -> None:
@@ -66,7 +66,8 @@ class BlockFiles:
             if limit_bytes is None:
                 limit_bytes = min(shutil.disk_usage(self._own).free // _FREE_SHARE + self._taken(), _MOST_BYTES)
         except OSError as error:
-            raise CapacityError(f"cache_dir {folder} can't be used: {error.strerror or error}") from error
+            message = f"cache_dir {folder} can't be used: {error.strerror or error}"
+            raise InvalidRequestError(message, "cache_dir") from error
         self.limit_bytes, self.generation = limit_bytes, 0
         self._lock = threading.Lock()
         self._written_bytes = 0  # since the folder was looked at
