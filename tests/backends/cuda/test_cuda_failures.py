@@ -27,6 +27,7 @@ from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.sampling.host_step_sampler import FinishedStep  # noqa: E402
 from realizar.backends.cuda.sampling.results import PendingResult  # noqa: E402
 from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
+from realizar.backends.devices import ChosenDevice  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, KernelError  # noqa: E402
 from realizar.request import Request  # noqa: E402
@@ -238,7 +239,7 @@ def test_a_lost_context_ends_the_engine_and_its_end_raises_nothing(
     spec, checkpoint = random_model(RECIPE)
     backend = CUDABackend(device=interpreter_device())
     backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"))
-    core = new_core(backend, spec, CONFIG, steps_in_flight=2)
+    core = new_core(backend, spec, CONFIG, steps_in_flight=2, device=ChosenDevice("cuda"))
 
     def lost(*_arguments: object) -> None:
         raise LOST
