@@ -21,7 +21,7 @@ from realizar.backends.select import make_inspected_backend, resolve_model
 from realizar.backends.step_values import StageValues
 from realizar.batch import OpenedRow, StepRows
 from realizar.bench.picture import bar, legend, svg, text
-from realizar.bench.throughput import measure
+from realizar.bench.throughput import measure, right_drafts
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.engine.loading import load_core
@@ -161,12 +161,6 @@ def profile_drafts(
     drafts = run.drafts
     ms = 1e3 * run.decode_s / drafts.steps_of(_DRAFTED_TOKENS, work.batch)
     return DraftProfile(drafts.drafted, drafts.accepted, drafts.acceptance, drafts.tokens_per_step, ms)
-
-
-def right_drafts(drafted: int, accepted: int, acceptance: Sequence[float]) -> str:
-    """How many drafts were right, and the shares of steps in which so many were."""
-    places = ", ".join(f"{share:.2f}" for share in acceptance)
-    return f"{accepted} of {drafted} drafts right" + (f" (by place {places})" if places else "")
 
 
 @contextmanager

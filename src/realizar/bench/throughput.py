@@ -274,6 +274,12 @@ class DraftedSteps:
         return DraftedSteps(self.steps - earlier.steps, self.drafted - earlier.drafted, places)
 
 
+def right_drafts(drafted: int, accepted: int, acceptance: ListOf[float]) -> str:
+    """How many drafts were right, and the shares of steps in which so many were."""
+    places = ", ".join(f"{share:.2f}" for share in acceptance)
+    return f"{accepted} of {drafted} drafts right" + (f" (by place {places})" if places else "")
+
+
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
     """One run: `batch` rows read `prompt_tokens` each from nothing, then decode `gen_tokens` each after them.

@@ -77,8 +77,8 @@ def _planned(
     checkpoint: Checkpoint, config: EngineConfig, chosen: ChosenDevice, memory_bytes: int, gpus: int
 ) -> PlannedCards:
     try:
-        drafted = resolve_drafted(checkpoint, replace(config, tensor_parallel=gpus), chosen, memory_bytes)
-        spec, resolved, others, _ = drafted
+        of_so_many = replace(config, tensor_parallel=gpus)
+        spec, resolved, others, _ = resolve_drafted(checkpoint, of_so_many, chosen, memory_bytes)
         plan = plan_memory(spec, checkpoint, resolved, memory_bytes, others)
         parts = expert_parts(spec, checkpoint, gpus)
     except (InvalidRequestError, UnsupportedModelError) as error:

@@ -153,9 +153,7 @@ def load_of(
 ) -> PlannedLoad:
     """It raises CapacityError if the KV cache of one request does not fit, with `beside_bytes` for an encoder."""
     on_gpu = plan.device == "cuda"
-    process = resolved.tensor_parallel * _PROCESS_BYTES + _BYTES_PER_WORD * vocab_size
-    if on_gpu:
-        process = _CONTEXT_BYTES
+    process = _CONTEXT_BYTES if on_gpu else resolved.tensor_parallel * _PROCESS_BYTES + _BYTES_PER_WORD * vocab_size
     fixed = plan.needed_bytes + plan.reserved_bytes + process + beside_bytes
     if not on_gpu:  # the pool of a GPU is its own memory
         fixed += plan.host_snapshot_bytes + (0 if config.cache_dir is None else HOST_BYTES)

@@ -23,8 +23,7 @@ from realizar.request import Pooling
 class Join(msgspec.Struct, frozen=True, tag="join"):
     """The first message to a rank: the paths of the model and of what drafts for it, and its own configuration.
 
-    `drafter` is empty where nothing drafts. `floats` are those of a slot in
-    the memory that the ranks share.
+    `drafter` is empty where nothing drafts. `floats` are those of a slot in the memory that the ranks share.
     """
 
     model: str

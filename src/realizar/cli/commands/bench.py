@@ -122,7 +122,7 @@ def _shares(text: str) -> tuple[float, ...]:
 
 
 def _table(results: list[BatchResult]) -> list[str]:
-    from realizar.bench.profile import right_drafts
+    from realizar.bench.throughput import right_drafts
 
     lines = [f"{'batch':>5}  {'prefill tok/s':>26}  {'decode tok/s':>26}  {'GB/s':>6}"]
     for result in results:
